@@ -1,0 +1,53 @@
+"""One family of errors, each with a message its reader can act on: what, where, what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from importlib import import_module
+from types import ModuleType
+from typing import ClassVar
+
+
+class MerganserError(Exception):
+    """Work that failed. The command line prints the message and exits with `exit_code`."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(MerganserError):
+    """The input is wrong and the user can put it right; raised before any work starts."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class CheckpointError(InputError):
+    """A checkpoint that cannot be opened, trusted, or combined with the others."""
+
+
+class RecipeError(InputError):
+    """A recipe that says something impossible or unknown."""
+
+
+class MissingExtraError(InputError):
+    """An optional dependency is needed and not installed."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'density'?"` for a near miss, else the known words, else nothing."""
+    options = sorted(known)
+    if near := difflib.get_close_matches(word, options, n=1, cutoff=0.6):
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(options)}" if 0 < len(options) <= 40 else ""
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional module on use, or say which extra brings it."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name.split(".")[0]):
+            raise
+        raise MissingExtraError(
+            f"this needs {module!r}, which is not installed: pip install 'merganser[{extra}]'"
+        ) from error

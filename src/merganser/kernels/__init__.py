@@ -1,0 +1,1 @@
+"""Numerics on bare tensors. Nothing here knows of models, names or files."""
