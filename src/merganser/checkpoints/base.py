@@ -1,0 +1,128 @@
+"""The one protocol behind which every source of weights stands."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merganser.errors import CheckpointError, did_you_mean
+
+Rows = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What is known of a tensor before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+class Checkpoint(ABC):
+    """A lazy mapping from names to tensors: opening costs headers only.
+
+    Whatever changes weights without merging them (an adapter over its base, a permutation, a slice of layers) is
+    a checkpoint too, made from another one.
+    """
+
+    #: How messages call this checkpoint.
+    label: str
+    #: Where its sidecars (config, tokenizer) live, if on disk.
+    directory: Path | None = None
+
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """Every stored tensor once, in the order of the source; tied names are in `aliases`."""
+
+    @abstractmethod
+    def spec(self, name: str) -> TensorSpec:
+        """Shape and dtype, from the header alone. Accepts tied names."""
+
+    @abstractmethod
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        """The tensor, or its rows `[start, stop)` along the first axis. Never to be written into."""
+
+    def aliases(self) -> Mapping[str, str]:
+        """Tied names: alias -> the stored name it shares its weights with."""
+        return {}
+
+    def fingerprint(self) -> str:
+        """Changes when the weights may have changed; costs no reading of weights where the source can avoid it."""
+        digest = hashlib.sha256()
+        for name in self.names():
+            digest.update(f"{name} {self.spec(name)}\n".encode())
+        return digest.hexdigest()
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        """A hint that these rows will be read soon."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._name_set() or name in self.aliases()
+
+    def _name_set(self) -> frozenset[str]:
+        cached: frozenset[str] | None = self.__dict__.get("_names_cached")
+        if cached is None:
+            cached = self.__dict__["_names_cached"] = frozenset(self.names())
+        return cached
+
+    def missing(self, name: str) -> CheckpointError:
+        return CheckpointError(f"{self.label} has no tensor {name!r}{did_you_mean(name, self.names())}")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything in memory, tied names included."""
+        tensors = {name: self.read(name) for name in self.names()}
+        return tensors | {alias: tensors[name] for alias, name in self.aliases().items()}
+
+
+class View(Checkpoint):
+    """A checkpoint made from another one; passes on whatever a subclass does not change."""
+
+    def __init__(self, source: Checkpoint, label: str) -> None:
+        self.source = source
+        self.label = label
+        self.directory = source.directory
+
+    def names(self) -> Sequence[str]:
+        return self.source.names()
+
+    def spec(self, name: str) -> TensorSpec:
+        return self.source.spec(name)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        return self.source.read(name, rows)
+
+    def aliases(self) -> Mapping[str, str]:
+        return self.source.aliases()
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.label} {self.source.fingerprint()}".encode()).hexdigest()
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        self.source.prefetch(name, rows)
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """Integer and boolean tensors (counters, position ids) are copied, never averaged."""
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def select_rows(tensor: Tensor, rows: Rows | None) -> Tensor:
+    return tensor if rows is None or tensor.dim() == 0 else tensor[rows[0] : rows[1]]
