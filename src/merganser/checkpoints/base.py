@@ -39,7 +39,7 @@ class TensorSpec:
 class Checkpoint(ABC):
     """A lazy mapping from names to tensors: opening costs headers only.
 
-    Whatever changes weights without merging them (an adapter over its base, a permutation, a slice of layers) is
+    Whatever changes weights without merging them (an adapter over its base, a permutation, a slice) is
     a checkpoint too, made from another one.
     """
 
@@ -65,13 +65,13 @@ class Checkpoint(ABC):
         return {}
 
     def fingerprint(self) -> str:
-        """Changes when the weights may have changed; costs no reading of weights where the source can avoid it."""
+        """Changes when the weights may have changed; reads headers only where the source allows."""
         digest = hashlib.sha256()
         for name in self.names():
             digest.update(f"{name} {self.spec(name)}\n".encode())
         return digest.hexdigest()
 
-    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:  # noqa: B027
         """A hint that these rows will be read soon."""
 
     def __contains__(self, name: object) -> bool:
@@ -115,7 +115,7 @@ class View(Checkpoint):
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.label} {self.source.fingerprint()}".encode()).hexdigest()
 
-    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:  # noqa: B027
         self.source.prefetch(name, rows)
 
 

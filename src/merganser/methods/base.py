@@ -1,4 +1,4 @@
-"""What a merging rule is: a frozen record of its hyper-parameters and one function from tensors to a tensor."""
+"""What a merging rule is: a frozen record of its hyper-parameters and one function to a tensor."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ T = TypeVar("T")
 class Group:
     """One output tensor, or a block of its rows, with everything a rule may look at.
 
-    Tensors are float32 (float64 if a source is) and must not be written into. `offset` is the flat index of the
-    block's first element in the whole tensor and `shape` the whole tensor's shape.
+    Tensors are float32 (float64 if a source is) and must not be written into. `offset` is the flat index of
+    the block's first element in the whole tensor and `shape` the whole tensor's shape.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Group:
     def random_bits(self, model: int) -> Tensor:
         """Uniform 32-bit integers (as int64), one per element of this block.
 
-        The stream is keyed by (seed, tensor name, model label) and addressed by element, so it depends neither
+        The stream is keyed by (seed, tensor name, model label) and addressed by element: it depends neither
         on blocks and threads nor on the order of the models.
         """
         key = f"{self.seed}\0{self.name}\0{self.labels[model]}".encode()
@@ -107,7 +107,7 @@ class Method:
         raise NotImplementedError
 
     def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> State:
-        """A look at every tensor first, for rules with global quantities; JSON-serialisable, kept with the plan."""
+        """A look at every tensor first, for global quantities; a JSON value kept with the plan."""
         return None
 
     def needs_preparation(self) -> bool:
@@ -251,7 +251,7 @@ def aliases(method: type[Method]) -> dict[str, str]:
 
 
 def build(method: type[Method], values: Mapping[str, Any], models: Sequence[str]) -> Method:
-    """The rule for one tensor from resolved values (per-model ones as sequences), defaults filled in, all checked."""
+    """The rule for one tensor from resolved values (per-model ones as sequences), checked, defaults filled in."""
     known = parameters(method)
     for name in values:
         if name not in known:

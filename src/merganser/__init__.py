@@ -1,0 +1,48 @@
+"""Merganser: merge, align, compress, route and evolve neural networks in weight space.
+
+Importing this module is fast; torch and everything behind it load on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "open": "merganser.checkpoints",
+    "merge": "merganser.engine.api",
+    "run": "merganser.engine.api",
+    "MerganserError": "merganser.errors",
+}
+_PACKAGES = (
+    "align",
+    "analysis",
+    "checkpoints",
+    "evaluate",
+    "evolve",
+    "experts",
+    "methods",
+    "recipes",
+    "tuning",
+)
+
+__all__ = [*_NAMES, *_PACKAGES, "__version__"]
+
+if TYPE_CHECKING:
+    from merganser.checkpoints import open
+    from merganser.engine.api import merge, run
+    from merganser.errors import MerganserError
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"merganser.{name}")
+    raise AttributeError(f"module 'merganser' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

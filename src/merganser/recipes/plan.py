@@ -1,0 +1,128 @@
+"""The plan of a merge: data, not code. Every output tensor with its inputs, rule and parameters, known before the
+first weight is read; printable, serialisable, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from merganser.checkpoints.base import TensorSpec
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where the weights of one model come from: a reference for `open`, or another plan (never materialised).
+
+    `remap` asks for a vocabulary view over it (see `merganser.checkpoints.vocabulary`).
+    """
+
+    label: str
+    path: str | None = None
+    plan: Plan | None = None
+    remap: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor of a model of the plan; its name may differ from the output's (slices)."""
+
+    model: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor to be made: `method(parameters)` of `inputs` around `base`, cast to `spec.dtype`.
+
+    `parameters` are plain JSON values; per-model ones are lists as long as `inputs`.
+    """
+
+    name: str
+    spec: TensorSpec
+    method: str
+    inputs: tuple[Source, ...]
+    base: Source | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole merge. `aliases` are tied names of the output (alias -> stored name), `notes` what the user
+    should know, `sidecars` what the writer does besides the weights (config edits, tokenizer, recipe text)."""
+
+    models: tuple[Model, ...]
+    outputs: tuple[Output, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+    shard_size: int = 5_000_000_000
+    sidecars: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bytes_out(self) -> int:
+        return sum(output.spec.nbytes for output in self.outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "models": [
+                {
+                    "label": m.label,
+                    "path": m.path,
+                    "plan": m.plan.to_json() if m.plan else None,
+                    "remap": dict(m.remap) if m.remap else None,
+                }
+                for m in self.models
+            ],
+            "outputs": [
+                {
+                    "name": o.name,
+                    "shape": list(o.spec.shape),
+                    "dtype": str(o.spec.dtype).removeprefix("torch."),
+                    "method": o.method,
+                    "inputs": [[s.model, s.name] for s in o.inputs],
+                    "base": [o.base.model, o.base.name] if o.base else None,
+                    "parameters": dict(o.parameters),
+                }
+                for o in self.outputs
+            ],
+            "aliases": dict(self.aliases),
+            "seed": self.seed,
+            "shard_size": self.shard_size,
+            "sidecars": dict(self.sidecars),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        return cls(
+            models=tuple(
+                Model(m["label"], m["path"], cls.from_json(m["plan"]) if m["plan"] else None, m["remap"])
+                for m in data["models"]
+            ),
+            outputs=tuple(
+                Output(
+                    name=o["name"],
+                    spec=TensorSpec(tuple(o["shape"]), getattr(torch, o["dtype"])),
+                    method=o["method"],
+                    inputs=tuple(Source(*s) for s in o["inputs"]),
+                    base=Source(*o["base"]) if o["base"] else None,
+                    parameters=o["parameters"],
+                )
+                for o in data["outputs"]
+            ),
+            aliases=data["aliases"],
+            seed=data["seed"],
+            shard_size=data["shard_size"],
+            sidecars=data["sidecars"],
+            notes=tuple(data["notes"]),
+        )
+
+    def fingerprint(self, sources: Sequence[str] = ()) -> str:
+        """Identifies the result: the plan with the fingerprints of its sources."""
+        text = json.dumps([replace(self, notes=()).to_json(), list(sources)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
