@@ -31,9 +31,10 @@ _PACKAGES = (
 __all__ = [*_NAMES, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
-    from merganser.checkpoints import open
-    from merganser.engine.api import merge, run
-    from merganser.errors import MerganserError
+    from merganser.checkpoints import open as open
+    from merganser.engine.api import merge as merge
+    from merganser.engine.api import run as run
+    from merganser.errors import MerganserError as MerganserError
 
 
 def __getattr__(name: str) -> Any:

@@ -115,7 +115,7 @@ class View(Checkpoint):
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.label} {self.source.fingerprint()}".encode()).hexdigest()
 
-    def prefetch(self, name: str, rows: Rows | None = None) -> None:  # noqa: B027
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
         self.source.prefetch(name, rows)
 
 

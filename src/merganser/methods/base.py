@@ -154,13 +154,7 @@ class Parameter:
             raise RecipeError(f"{where}: expected a finite number, got {value!r}")
         low, high = self.low, self.high
         if (low is not None and value < low) or (high is not None and value > high):
-            bounds = (
-                f"at least {low}"
-                if high is None
-                else f"at most {high}"
-                if low is None
-                else f"in [{low}, {high}]"
-            )
+            bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"in [{low}, {high}]"
             raise RecipeError(f"{where}: {value!r} is out of bounds, must be {bounds}")
         return self.kind(value)
 
@@ -255,9 +249,7 @@ def build(method: type[Method], values: Mapping[str, Any], models: Sequence[str]
     known = parameters(method)
     for name in values:
         if name not in known:
-            raise RecipeError(
-                f"unknown parameter {name!r} of method {method.name!r}{did_you_mean(name, known)}"
-            )
+            raise RecipeError(f"unknown parameter {name!r} of method {method.name!r}{did_you_mean(name, known)}")
     settings: dict[str, Any] = {}
     for name, parameter in known.items():
         value = values.get(name, parameter.default)
