@@ -58,7 +58,10 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        """The tensor, or its rows `[start, stop)` along the first axis. Never to be written into."""
+        """The tensor, or its rows `[start, stop)` along the first axis. Never to be written into.
+
+        A view that computes may return a wider dtype than `spec` names, so that rounding happens once, at the end.
+        """
 
     def aliases(self) -> Mapping[str, str]:
         """Tied names: alias -> the stored name it shares its weights with."""

@@ -1,0 +1,166 @@
+"""A PEFT LoRA adapter over its base, applied tensor by tensor: W + s·B·A, with no full copy anywhere."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, View, select_rows
+from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.checkpoints.torch_file import TorchFile
+from merganser.errors import CheckpointError, did_you_mean
+
+_PREFIX = "base_model.model."
+_EMBEDDING = ".lora_embedding_A"
+_REFUSED = {"use_dora": "DoRA", "lora_bias": "LoRA biases", "use_qalora": "QALoRA"}
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """One module's update s·B·A, as names in the adapter file."""
+
+    a: str
+    b: str
+    scale: float
+
+
+class AdapterFile:
+    """The factors of a LoRA adapter by the name of the weight they change."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config = _read_config(self.path)
+        self.weights: Checkpoint = _open_weights(self.path)
+        self.updates, self.replaced = self._index()
+
+    def _index(self) -> tuple[dict[str, LowRank], dict[str, str]]:
+        updates: dict[str, LowRank] = {}
+        replaced: dict[str, str] = {}
+        names = set(self.weights.names())
+        for name in sorted(names):
+            bare = name.removeprefix(_PREFIX)
+            for a, b in ((".lora_A.", ".lora_B."), (_EMBEDDING, ".lora_embedding_B")):
+                if a in name:
+                    other = name.replace(a, b)
+                    if other not in names:
+                        raise CheckpointError(f"{self.path}: {name!r} has no partner {other!r}")
+                    module = bare.split(a)[0]
+                    updates[f"{module}.weight"] = LowRank(name, other, self._scale(module, name))
+                    break
+            else:
+                if ".lora_" not in name:
+                    replaced[bare.replace(".modules_to_save", "")] = name
+        if not updates and not replaced:
+            raise CheckpointError(f"{self.path}: no LoRA factors found")
+        return updates, replaced
+
+    def _scale(self, module: str, a: str) -> float:
+        rank = _pattern(self.config.get("rank_pattern"), module, self.config.get("r", 8))
+        alpha = _pattern(self.config.get("alpha_pattern"), module, self.config.get("lora_alpha", rank))
+        stored = self.weights.spec(a).shape[0]
+        if stored != rank:
+            raise CheckpointError(f"{self.path}: {a!r} has rank {stored}, the config says {rank}")
+        return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def factors(self, name: str) -> tuple[Tensor, Tensor]:
+        """(B, A) in float32, oriented so that the update of the weight as stored is s·B·A."""
+        update = self.updates[name]
+        a, b = self.weights.read(update.a).float(), self.weights.read(update.b).float()
+        if _EMBEDDING in update.a or self.config.get("fan_in_fan_out"):
+            return a.T, b.T
+        return b, a
+
+    def delta(self, name: str, rows: Rows | None = None) -> Tensor:
+        """s·B·A in float32 for the weight `name`, or its rows."""
+        b, a = self.factors(name)
+        b = select_rows(b, rows)
+        product = b @ a if a.dim() == 2 else torch.einsum("or,r...->o...", b.flatten(1), a)
+        return product * self.updates[name].scale
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the weight this update fits."""
+        a, b = self.weights.spec(self.updates[name].a).shape, self.weights.spec(self.updates[name].b).shape
+        turned = _EMBEDDING in self.updates[name].a or self.config.get("fan_in_fan_out")
+        return (a[1], b[0]) if turned else (b[0], *a[1:])
+
+
+class Adapted(View):
+    """`base + adapter` as a checkpoint. Changed tensors are read in float32: they are rounded once, when written."""
+
+    def __init__(self, base: Checkpoint, adapter: AdapterFile) -> None:
+        super().__init__(base, f"{base.label}+{adapter.path}")
+        self.adapter = adapter
+        self._updates = {self._target(name): name for name in adapter.updates}
+        self._replaced = {self._target(name): name for name in adapter.replaced}
+        for target, name in self._updates.items():
+            expected, found = self.source.spec(target).shape, adapter.shape(name)
+            if found != expected:
+                raise CheckpointError(f"{adapter.path}: {name!r} fits {list(found)}, the base has {list(expected)}")
+
+    def _target(self, name: str) -> str:
+        """The base's name of a weight: adapters of a `ForCausalLM` class may sit over a bare model and vice versa."""
+        for candidate in (name, name.removeprefix("model."), f"model.{name}"):
+            if candidate in self.source:
+                return self.source.aliases().get(candidate, candidate)
+        raise CheckpointError(
+            f"{self.adapter.path}: changes {name!r}, which {self.source.label} does not have"
+            f"{did_you_mean(name, self.source.names())}"
+        )
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        stored = self.source.aliases().get(name, name)
+        if stored in self._replaced:
+            tensor = self.adapter.weights.read(self.adapter.replaced[self._replaced[stored]], rows)
+        else:
+            tensor = self.source.read(stored, rows)
+        if stored in self._updates:
+            return tensor.float() + self.adapter.delta(self._updates[stored], rows)
+        return tensor
+
+    def fingerprint(self) -> str:
+        own = f"{self.source.fingerprint()} {self.adapter.weights.fingerprint()} {self.adapter.config}"
+        return hashlib.sha256(own.encode()).hexdigest()
+
+
+def is_adapter(path: Path) -> bool:
+    return (path / "adapter_config.json").is_file()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "adapter_config.json"
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from None
+    if config.get("peft_type", "LORA") != "LORA":
+        raise CheckpointError(f"{file}: a {config['peft_type']} adapter; only LoRA can be applied to weights")
+    for key, what in _REFUSED.items():
+        if config.get(key):
+            raise CheckpointError(f"{file}: uses {what}, which is not a plain low-rank update")
+    if config.get("bias", "none") != "none" or config.get("layer_replication"):
+        raise CheckpointError(f"{file}: trains biases or replicates layers; merge it with peft first")
+    return dict(config)
+
+
+def _open_weights(path: Path) -> Checkpoint:
+    if (path / "adapter_model.safetensors").is_file():
+        return SafetensorsFile(path / "adapter_model.safetensors")
+    if (path / "adapter_model.bin").is_file():
+        return TorchFile(path / "adapter_model.bin")
+    raise CheckpointError(f"{path}: has an adapter_config.json but no adapter_model.safetensors")
+
+
+def _pattern(patterns: dict[str, Any] | None, module: str, default: Any) -> Any:
+    for pattern, value in (patterns or {}).items():
+        if module.endswith(pattern) or fnmatch.fnmatch(module, f"*{pattern}"):
+            return value
+    return default

@@ -1,0 +1,102 @@
+"""A Hugging Face directory: one file, or shards named by an index."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
+from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.checkpoints.torch_file import TorchFile
+from merganser.errors import CheckpointError
+
+_INDEXED = ("model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json")
+_SINGLE = ("model.safetensors", "diffusion_pytorch_model.safetensors")
+_TORCH_INDEXED = ("pytorch_model.bin.index.json",)
+_TORCH_SINGLE = ("pytorch_model.bin",)
+
+
+class Directory(Checkpoint):
+    """Several files as one checkpoint."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.directory = Path(path)
+        self.label = str(path)
+        self._owner: dict[str, Checkpoint] = {}
+        self._aliases: dict[str, str] = {}
+        self._shards: dict[str, Checkpoint] = _open_shards(self.directory)
+        for file, shard in self._shards.items():
+            for name in shard.names():
+                if name in self._owner:
+                    raise CheckpointError(f"{path}: {name!r} is in {self._owner[name].label} and again in {file}")
+                self._owner[name] = shard
+            self._aliases |= {k: v for k, v in shard.aliases().items() if k not in self._owner}
+
+    def names(self) -> Sequence[str]:
+        return list(self._owner)
+
+    def spec(self, name: str) -> TensorSpec:
+        return self._shard(name).spec(self._aliases.get(name, name))
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        return self._shard(name).read(self._aliases.get(name, name), rows)
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        self._shard(name).prefetch(self._aliases.get(name, name), rows)
+
+    def aliases(self) -> Mapping[str, str]:
+        return self._aliases
+
+    def fingerprint(self) -> str:
+        parts = sorted(f"{file} {shard.fingerprint()}" for file, shard in self._shards.items())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def _shard(self, name: str) -> Checkpoint:
+        shard = self._owner.get(self._aliases.get(name, name))
+        if shard is None:
+            raise self.missing(name)
+        return shard
+
+
+def _open_shards(directory: Path) -> dict[str, Checkpoint]:
+    readers: tuple[tuple[tuple[str, ...], tuple[str, ...], Callable[[Path], Checkpoint]], ...] = (
+        (_INDEXED, _SINGLE, SafetensorsFile),
+        (_TORCH_INDEXED, _TORCH_SINGLE, TorchFile),
+    )
+    for indexed, single, reader in readers:
+        for name in indexed:
+            if (directory / name).is_file():
+                return _open_indexed(directory, directory / name, reader)
+        for name in single:
+            if (directory / name).is_file():
+                return {name: reader(directory / name)}
+    lone = sorted(p for p in directory.iterdir() if p.suffix == ".safetensors" and not p.name.startswith("adapter"))
+    if len(lone) == 1:
+        return {lone[0].name: SafetensorsFile(lone[0])}
+    found = ", ".join(p.name for p in lone) or ", ".join(sorted(p.name for p in directory.iterdir())[:8]) or "nothing"
+    raise CheckpointError(f"{directory}: no model.safetensors, no index and no pytorch_model.bin; it holds {found}")
+
+
+def _open_indexed(directory: Path, index: Path, reader: Callable[[Path], Checkpoint]) -> dict[str, Checkpoint]:
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        files = sorted(set(weight_map.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: not a weight index: {error}") from None
+    shards: dict[str, Checkpoint] = {}
+    for file in files:
+        if Path(file).name != file or file in ("", ".", ".."):
+            raise CheckpointError(f"{index}: names {file!r}, which is outside the directory")
+        if not (directory / file).is_file():
+            raise CheckpointError(f"{index}: names {file!r}, which does not exist; is the download complete?")
+        shards[file] = reader(directory / file)
+    have = {file: set(shard.names()) | set(shard.aliases()) for file, shard in shards.items()}
+    for name, file in weight_map.items():
+        if name not in have[file]:
+            raise CheckpointError(f"{index}: says {name!r} is in {file}, which has no such tensor")
+    return shards

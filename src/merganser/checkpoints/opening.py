@@ -1,0 +1,96 @@
+"""`open`: from whatever the user names to a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from merganser.checkpoints.adapter import Adapted, AdapterFile, is_adapter
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.directory import Directory
+from merganser.checkpoints.gguf_file import GGUFFile
+from merganser.checkpoints.memory import Module, StateDict
+from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
+from merganser.errors import CheckpointError, require
+
+Reference: TypeAlias = "str | os.PathLike[str] | Checkpoint | Mapping[str, Any] | nn.Module"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
+_HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "pytorch_model*.bin"]
+
+_OPENERS: list[tuple[Callable[[Path], bool], Callable[[Path], Checkpoint]]] = []
+
+
+def register_opener(accepts: Callable[[Path], bool], reader: Callable[[Path], Checkpoint]) -> None:
+    """Teach `open` another kind of path (an expert library, a recipe); asked before the built-in kinds."""
+    _OPENERS.append((accepts, reader))
+
+
+def open(reference: Reference) -> Checkpoint:
+    """Open a checkpoint lazily.
+
+    `reference` is a path (safetensors, torch or GGUF file, Hugging Face directory, PEFT adapter directory), a hub
+    id `owner/name[@revision]`, any of these followed by `+adapter`, a state dict, or a module.
+    """
+    if isinstance(reference, Checkpoint):
+        return reference
+    if isinstance(reference, nn.Module):
+        return Module(reference)
+    if isinstance(reference, Mapping):
+        return StateDict(reference)
+    if not isinstance(reference, (str, os.PathLike)):
+        raise CheckpointError(f"cannot open a {type(reference).__name__} as a checkpoint")
+    text = os.fspath(reference)
+    if "+" in text and not Path(text).exists():
+        base, _, adapter = text.rpartition("+")
+        return Adapted(open(base), AdapterFile(locate(adapter)))
+    return _open_path(locate(text))
+
+
+def locate(reference: str) -> Path:
+    """The local path of a reference: itself if it exists, else the hub's snapshot (offline mode respected)."""
+    path = Path(reference).expanduser()
+    if path.exists():
+        return path
+    if not _HUB_ID.fullmatch(reference):
+        raise CheckpointError(f"{reference}: no such file or directory")
+    hub = require("huggingface_hub", "hf")
+    repository, _, revision = reference.partition("@")
+    try:
+        return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES))
+    except Exception as error:  # the hub client has many ways to say that it could not
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{reference}: no such path here, and not to be had from the hub: {reason}") from None
+
+
+def _open_path(path: Path) -> Checkpoint:
+    for accepts, reader in _OPENERS:
+        if accepts(path):
+            return reader(path)
+    if path.is_dir():
+        if is_adapter(path):
+            return _open_adapter(path)
+        return Directory(path)
+    if path.suffix == ".safetensors":
+        return SafetensorsFile(path)
+    if path.suffix == ".gguf":
+        return GGUFFile(path)
+    if path.suffix in SUFFIXES:
+        return TorchFile(path)
+    if path.name.endswith(".index.json"):
+        return Directory(path.parent)
+    known = ", ".join((".safetensors", ".gguf", *SUFFIXES))
+    raise CheckpointError(f"{path}: unknown kind of file; expected a directory or one of {known}")
+
+
+def _open_adapter(path: Path) -> Checkpoint:
+    base = json.loads((path / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    if not base:
+        raise CheckpointError(f"{path}: an adapter without its base; name it as BASE+{path}")
+    return Adapted(open(str(base)), AdapterFile(path))

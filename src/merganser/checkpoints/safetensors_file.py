@@ -1,0 +1,182 @@
+"""A safetensors file: an 8-byte length, a JSON header, then the weights. Nothing is trusted before it is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.errors import CheckpointError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+MAX_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of the header with its place in the file, counted from the file's start."""
+
+    spec: TensorSpec
+    start: int
+    stop: int
+
+
+def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Entries and metadata of a file whose bounds have been checked against its size."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise CheckpointError(f"{path}: truncated: {size} bytes are too few for a safetensors file")
+        length = int.from_bytes(prefix, "little")
+        if length > MAX_HEADER:
+            raise CheckpointError(
+                f"{path}: the header claims {length} bytes, more than the format's limit of {MAX_HEADER}; "
+                "this is not a safetensors file"
+            )
+        if 8 + length > size:
+            raise CheckpointError(f"{path}: truncated: the header needs {8 + length} bytes, the file has {size}")
+        raw = file.read(length)
+    return parse_header(raw, size, str(path))
+
+
+def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Entry], dict[str, str]]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise CheckpointError(f"{where}: the header names {key!r} twice")
+            found[key] = value
+        return found
+
+    try:
+        header = json.loads(raw, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}: the header is not valid JSON ({error}); the file is damaged") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{where}: the header is not a JSON object; the file is damaged")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise CheckpointError(f"{where}: the header's metadata is not a JSON object")
+    origin = 8 + len(raw)
+    entries = {name: _entry(name, value, origin, size, where) for name, value in header.items()}
+    _check_overlap(entries, where)
+    return entries, {str(key): str(value) for key, value in metadata.items()}
+
+
+def _entry(name: str, value: Any, origin: int, size: int, where: str) -> Entry:
+    try:
+        code, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
+        sane = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{where}: the header entry of {name!r} is malformed") from None
+    if not sane:
+        raise CheckpointError(f"{where}: {name!r} has a negative or fractional shape or offset")
+    if code not in DTYPES:
+        raise CheckpointError(f"{where}: {name!r} has the dtype {code!r}, which cannot be read")
+    spec = TensorSpec(tuple(shape), DTYPES[code])
+    if end - begin != spec.nbytes:
+        raise CheckpointError(f"{where}: {name!r} of {spec} needs {spec.nbytes} bytes, its offsets span {end - begin}")
+    if origin + end > size:
+        raise CheckpointError(
+            f"{where}: truncated or damaged: {name!r} ends at byte {origin + end}, the file at byte {size}"
+        )
+    return Entry(spec, origin + begin, origin + end)
+
+
+def _check_overlap(entries: Mapping[str, Entry], where: str) -> None:
+    reached, owner = 0, ""
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start < reached and entry.stop > entry.start:
+            raise CheckpointError(f"{where}: the data of {owner!r} and {name!r} overlap")
+        if entry.stop > reached:
+            reached, owner = entry.stop, name
+
+
+class SafetensorsFile(Checkpoint):
+    """Memory-mapped: reading costs no copy, and no memory that the system could not take back."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.label = str(path)
+        self.directory = self.path.parent
+        self.entries, self.metadata = read_header(self.path)
+        with self.path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+
+    def names(self) -> Sequence[str]:
+        return list(self.entries)
+
+    def spec(self, name: str) -> TensorSpec:
+        return self._find(name).spec
+
+    def aliases(self) -> Mapping[str, str]:
+        """`safetensors.torch.save_model` notes tied names it left out in the metadata."""
+        return {k: v for k, v in self.metadata.items() if v in self.entries and k not in self.entries}
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        entry = self._find(name)
+        if entry.start == entry.stop:
+            return select_rows(torch.empty(entry.spec.shape, dtype=entry.spec.dtype), rows)
+        raw = self._bytes[entry.start : entry.stop]
+        if entry.start % entry.spec.dtype.itemsize:
+            raw = raw.clone()  # the format promises no alignment
+        return select_rows(raw.view(entry.spec.dtype).view(entry.spec.shape), rows)
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        entry = self._find(name)
+        start, stop = entry.start, entry.stop
+        if rows is not None and entry.spec.shape:
+            row = (stop - start) // max(1, entry.spec.shape[0])
+            start, stop = start + rows[0] * row, start + rows[1] * row
+        start -= start % mmap.PAGESIZE
+        if stop > start and hasattr(mmap, "MADV_WILLNEED"):
+            self._map.madvise(mmap.MADV_WILLNEED, start, stop - start)
+
+    def fingerprint(self) -> str:
+        """Header, size and 64 pages spread over the weights: cheap, and the same wherever the file is copied."""
+        size = len(self._map)
+        digest = hashlib.sha256(f"{size}\n".encode())
+        for name, entry in self.entries.items():
+            digest.update(f"{name} {entry.spec} {entry.start}\n".encode())
+        for start in range(0, size, max(4096, size // 64)):
+            digest.update(self._map[start : start + 4096])
+        digest.update(self._map[max(0, size - 4096) :])
+        return digest.hexdigest()
+
+    def _find(self, name: str) -> Entry:
+        entry = self.entries.get(name) or self.entries.get(self.aliases().get(name, ""))
+        if entry is None:
+            raise self.missing(name)
+        return entry
