@@ -1,0 +1,155 @@
+"""Linear assignment, plain and nested.
+
+A permutation of m units is an index array p with `new[u] = old[p[u]]`. Its profit is linear, Σ_u profit[u, p[u]]:
+rows are the new places, columns the old units, and `assign` maximises it.
+
+Units may come in a tree: heads, and inside every head an order of its dimensions. The permutations of such a tree form
+a wreath product, and maximising a linear profit over it is exact by nesting: for every pair of outer indices solve the
+inner problem, then solve the outer problem on the values of the inner ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from merganser.errors import InputError
+
+Index = NDArray[np.int64]
+Profit = NDArray[np.floating[Any]]
+#: The nodes, from the root down, whose indices together address an axis: ("head",) or ("head", "dim").
+Path = tuple[str, ...]
+Profits = Mapping[Path, Profit]
+#: Node name -> permutation; below the root, one for every *new* place of the parent: (parent.size, size).
+Solution = dict[str, Index]
+Mapper = Callable[..., Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A set of `size` units to be permuted; its children are permuted separately inside each of them."""
+
+    name: str
+    size: int
+    children: tuple[Node, ...] = ()
+
+    def walk(self) -> Iterator[Node]:
+        """This node and everything below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def identity(self) -> Solution:
+        """Every unit in its place."""
+        solution: Solution = {self.name: np.arange(self.size, dtype=np.int64)}
+        for child in self.children:
+            for name, index in child.identity().items():
+                solution[name] = np.broadcast_to(index, (self.size, *index.shape)).copy()
+        return solution
+
+
+def assign(profit: Profit) -> Index:
+    """The permutation p maximising Σ_u profit[u, p[u]], by shortest augmenting paths: O(m³)."""
+    order: Index = linear_sum_assignment(profit, maximize=True)[1]
+    return order.astype(np.int64)
+
+
+def assign_tree(node: Node, profits: Profits, mapper: Mapper = map) -> tuple[Solution, float]:
+    """The permutations of a tree that maximise the summed profits of its paths, and their value.
+
+    `profits[path]` has the sizes of the path's nodes twice: as new places, then as old units. Exact, unless two
+    children of one node stand together on a path: that problem is bilinear, and the two are alternated until its
+    value stops rising.
+    """
+    if not profits:
+        return node.identity(), 0.0
+    below = {path[1:]: profit for path, profit in profits.items() if len(path) > 1}
+    total = np.zeros((node.size, node.size))
+    if (node.name,) in profits:
+        total += profits[(node.name,)]
+    if not below:
+        order = assign(total)
+        return node.identity() | {node.name: order}, _value(total, order)
+    rows = list(mapper(partial(_inner_problems, node, below), range(node.size)))
+    total += np.array([[value for _, value in row] for row in rows])
+    order = assign(total)
+    chosen = [rows[new][old][0] for new, old in enumerate(order)]
+    inner = {name: np.stack([solution[name] for solution in chosen]) for name in chosen[0]}
+    return {node.name: order} | inner, _value(total, order)
+
+
+def assign_all(problems: Sequence[tuple[Node, Profits]], workers: int | None = None) -> list[tuple[Solution, float]]:
+    """Independent problems in threads: the solver releases the interpreter lock, the result does not depend on them."""
+    workers = workers or os.cpu_count() or 1
+    if workers == 1 or not problems or (len(problems) == 1 and not problems[0][0].children):
+        return [assign_tree(node, profits) for node, profits in problems]
+    with ThreadPoolExecutor(workers) as pool:
+        if len(problems) == 1:
+            return [assign_tree(*problems[0], mapper=pool.map)]
+        return list(pool.map(lambda problem: assign_tree(*problem), problems))
+
+
+def _inner_problems(node: Node, below: Profits, new: int) -> list[tuple[Solution, float]]:
+    """What lies below one new place of `node`, solved against every old unit."""
+    return [
+        _forest(node.children, {path: profit[new].take(old, axis=len(path)) for path, profit in below.items()})
+        for old in range(node.size)
+    ]
+
+
+def _forest(nodes: Sequence[Node], profits: Profits) -> tuple[Solution, float]:
+    """Siblings below one pair of outer indices: independent, unless a path runs through two of them."""
+    solution: Solution = {}
+    value, alone = 0.0, 0
+    for node in nodes:
+        names = {below.name for below in node.walk()}
+        own = {path: profit for path, profit in profits.items() if names.issuperset(path)}
+        best, gain = assign_tree(node, own)
+        solution |= best
+        value += gain
+        alone += len(own)
+    return (solution, value) if alone == len(profits) else _alternate(nodes, profits, solution)
+
+
+def _alternate(nodes: Sequence[Node], profits: Profits, solution: Solution) -> tuple[Solution, float]:
+    """Leaves on common paths, one at a time with the others held, from the best each finds alone."""
+    if any(node.children for node in nodes):
+        names = ", ".join(node.name for node in nodes)
+        raise InputError(f"siblings that share an axis must have nothing nested inside them: {names}")
+    best = _joint_value(profits, solution)
+    while True:
+        trial = dict(solution)
+        for node in nodes:
+            touching = [_contract(path, p, node.name, trial) for path, p in profits.items() if node.name in path]
+            if touching:
+                trial[node.name] = assign(np.sum(touching, axis=0))
+        value = _joint_value(profits, trial)
+        if value <= best + 1e-12 * abs(best):
+            return solution, best
+        solution, best = trial, value
+
+
+def _contract(path: Path, profit: Profit, keep: str, solution: Solution) -> Profit:
+    """A path's profit summed over the present assignment of every node but `keep`."""
+    for position in reversed(range(len(path))):
+        if path[position] != keep:
+            order = solution[path[position]]
+            moved = np.moveaxis(profit, (position, position + profit.ndim // 2), (0, 1))
+            profit = moved[np.arange(order.size), order].sum(axis=0)
+    return profit
+
+
+def _joint_value(profits: Profits, solution: Solution) -> float:
+    return sum(_value(_contract(path, p, path[0], solution), solution[path[0]]) for path, p in profits.items())
+
+
+def _value(profit: Profit, order: Index) -> float:
+    return float(profit[np.arange(order.size), order].sum(dtype=np.float64))
