@@ -1,0 +1,36 @@
+"""Permutation symmetries of networks: derive them from a module, match models through them, merge in the universe.
+
+Names are loaded on first use. No module of this package may carry the name of a function exported here (the import
+system would put the module in the function's place): `symmetry` lives in `derivation`, its data in `symmetries`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_EXPORTS = {
+    "Atom": "symmetries",
+    "Axis": "symmetries",
+    "Block": "symmetries",
+    "Factor": "symmetries",
+    "Segment": "symmetries",
+    "Symmetry": "symmetries",
+    "Permutations": "permutations",
+    "scramble": "permutations",
+    "symmetry": "derivation",
+}
+
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,164 @@
+"""Permutations as index arrays: identity, random, inverse, composition, and their action on weights.
+
+A set of permutations holds an int64 array for each atom, of shape (size,), or (sizes of ancestors…, size) when nested.
+Convention: new position i takes the old unit p[i], `W_new[i] = W[p[i]]`; rows of a nested atom's array are indexed by
+the **new** positions of its ancestors. Only gathers happen, so every map has an exact inverse, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from os import PathLike
+from typing import TypeVar, overload
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from merganser.align.symmetries import Axis, Indices, Segment, Symmetry
+from merganser.errors import InputError, did_you_mean
+
+Permutations = dict[str, Indices]
+State = Mapping[str, torch.Tensor]
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+def identity(symmetry: Symmetry) -> Permutations:
+    """The permutations that move nothing."""
+    return {
+        name: np.ascontiguousarray(np.broadcast_to(np.arange(atom.size, dtype=np.int64), symmetry.shape(name)))
+        for name, atom in symmetry.atoms.items()
+    }
+
+
+def random(symmetry: Symmetry, seed: int = 0) -> Permutations:
+    """Uniform permutations, independent for every atom and every index of its ancestors."""
+    generator = np.random.default_rng(seed)
+    return {name: generator.permuted(p, axis=-1) for name, p in identity(symmetry).items()}
+
+
+def inverse(symmetry: Symmetry, permutations: Permutations) -> Permutations:
+    """The permutations that undo `permutations`: apply(inverse(p), apply(p, state)) == state."""
+    check(symmetry, permutations)
+    result: Permutations = {}
+    for name, own in permutations.items():
+        # The row for old parent position π(h) is the argsort of the row that now sits at h.
+        rows = np.argsort(own, axis=-1)
+        undone = np.empty_like(rows)
+        undone[_old_rows(symmetry, name, permutations)] = rows
+        result[name] = undone
+    return result
+
+
+def compose(symmetry: Symmetry, first: Permutations, then: Permutations) -> Permutations:
+    """One set of permutations equal to applying `first`, and `then` to its result."""
+    check(symmetry, first)
+    check(symmetry, then)
+    return {
+        name: np.take_along_axis(first[name][_old_rows(symmetry, name, then)], own, axis=-1)
+        for name, own in then.items()
+    }
+
+
+def _old_rows(symmetry: Symmetry, name: str, permutations: Permutations) -> tuple[Indices, ...]:
+    """For every new position of the ancestors of an atom, their old positions (an index of its array's rows)."""
+    ancestors = symmetry.ancestors(name)
+    new = np.indices([symmetry.atoms[a].size for a in ancestors], dtype=np.int64)
+    return tuple(permutations[a][tuple(new[: depth + 1])] for depth, a in enumerate(ancestors))
+
+
+def axis_index(symmetry: Symmetry, axis: Axis, permutations: Permutations) -> Indices:
+    """The gather of a whole axis: new position i takes old position `axis_index(...)[i]`."""
+    index = np.empty(sum(segment.length for segment in axis), dtype=np.int64)
+    for segment in axis:
+        index[segment.positions] = _segment_index(symmetry, segment, permutations)
+    return index
+
+
+def _segment_index(symmetry: Symmetry, segment: Segment, permutations: Permutations) -> Indices:
+    new = dict(enumerate(np.indices(segment.sizes, dtype=np.int64)))
+    place = {factor.atom: i for i, factor in enumerate(segment.factors)}
+    old = np.full(segment.sizes, segment.offset, dtype=np.int64)
+    for i, factor in enumerate(segment.factors):
+        moved = new[i]
+        if factor.atom is not None:
+            rows = tuple(new[place[a]] for a in symmetry.ancestors(factor.atom))
+            moved = permutations[factor.atom][(*rows, new[i])]
+        old += moved * segment.strides[i]
+    return old
+
+
+def apply(symmetry: Symmetry, permutations: Permutations, state: State) -> dict[str, torch.Tensor]:
+    """`state` with every axis gathered by its permutation: a new dict, any dtype, inputs untouched."""
+    check(symmetry, permutations)
+    cache: dict[Axis, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        if name not in symmetry.axes:
+            raise InputError(f"tensor {name!r} is not part of the symmetry{did_you_mean(name, symmetry.axes)}")
+        if tuple(tensor.shape) != (expected := symmetry.tensor_shape(name)):
+            raise InputError(
+                f"tensor {name!r} has shape {tuple(tensor.shape)}, the symmetry was derived for {expected}"
+            )
+        moved = tensor.detach()
+        for dim, axis in enumerate(symmetry.axes[name]):
+            if any(f.atom is not None for s in axis for f in s.factors):
+                if axis not in cache:
+                    cache[axis] = torch.from_numpy(axis_index(symmetry, axis, permutations))
+                moved = moved.index_select(dim, cache[axis].to(tensor.device))
+        result[name] = moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
+    return result
+
+
+def check(symmetry: Symmetry, permutations: Permutations) -> None:
+    """Every atom has an array of the right shape, and every row of it is a permutation."""
+    if unknown := set(permutations) - set(symmetry.atoms):
+        first = min(unknown)
+        raise InputError(f"permutation of an unknown atom {first!r}{did_you_mean(first, symmetry.atoms)}")
+    for name, atom in symmetry.atoms.items():
+        if name not in permutations:
+            raise InputError(f"no permutation for atom {name!r}")
+        if permutations[name].shape != (shape := symmetry.shape(name)):
+            raise InputError(f"permutation of {name!r} has shape {permutations[name].shape}, expected {shape}")
+        if not np.array_equal(np.sort(permutations[name], axis=-1), np.broadcast_to(np.arange(atom.size), shape)):
+            raise InputError(f"permutation of {name!r} repeats an index or leaves one out")
+
+
+@overload
+def scramble(model: Module, symmetry: Symmetry, seed: int = 0) -> Module: ...
+@overload
+def scramble(model: State, symmetry: Symmetry, seed: int = 0) -> dict[str, torch.Tensor]: ...
+def scramble(
+    model: torch.nn.Module | State, symmetry: Symmetry, seed: int = 0
+) -> torch.nn.Module | dict[str, torch.Tensor]:
+    """A random functionally equal copy of a module or a state dict; the original is untouched."""
+    permutations = random(symmetry, seed)
+    if not isinstance(model, torch.nn.Module):
+        return apply(symmetry, permutations, model)
+    copy = deepcopy(model)
+    copy.load_state_dict(apply(symmetry, permutations, model.state_dict()))
+    return copy
+
+
+def save(path: str | PathLike[str], symmetry: Symmetry, permutations: Permutations) -> None:
+    """Write permutations as safetensors, with the symmetry they belong to in the header."""
+    check(symmetry, permutations)
+    arrays = {name: np.ascontiguousarray(p, dtype=np.int64) for name, p in permutations.items()}
+    save_file(arrays, path, metadata={"symmetry": symmetry.to_json()})
+
+
+def load(path: str | PathLike[str]) -> tuple[Symmetry, Permutations]:
+    """Read what `save` wrote."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            permutations = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot read permutations from {path}: {error}") from error
+    if "symmetry" not in metadata:
+        raise InputError(f"{path} holds no symmetry in its header; was it written by merganser?")
+    symmetry = Symmetry.from_json(metadata["symmetry"])
+    check(symmetry, permutations)
+    return symmetry, permutations

@@ -1,0 +1,291 @@
+"""Permutation symmetries as data: which axis of which tensor moves with which permutation.
+
+An axis is a concatenation of *segments*; a segment is an ordered product of *factors*; a factor is either pinned or
+moved by an *atom*, one free permutation. A plain hidden layer is one segment of one factor. The rows of a value
+projection are one segment (head, d_v); the rows of a fused QKV are three segments; the columns of a layer
+after a concatenation have a segment for each of its inputs; a flatten after a convolution gives (channel, pinned).
+
+An atom with a parent is nested (wreath product): every index of the parent has a permutation of its own, as the
+units inside an attention head do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import product as cartesian
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from merganser.errors import InputError, did_you_mean
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """One free permutation of `size` things; with a `parent`, one for every index of the parent."""
+
+    name: str
+    size: int
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One factor of an axis: moved by `atom`, or pinned when that is None."""
+
+    atom: str | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of an axis: index (i₁, …, i_k) of its factors lies at position `offset + Σ i_j · strides[j]`."""
+
+    factors: tuple[Factor, ...]
+    offset: int
+    strides: tuple[int, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(factor.size for factor in self.factors)
+
+    @property
+    def length(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def contiguous(self) -> bool:
+        return self.strides == contiguous_strides(self.sizes)
+
+    @property
+    def positions(self) -> Indices:
+        """Positions on the axis, in the shape of the factors."""
+        grid = np.full(self.sizes, self.offset, dtype=np.int64)
+        for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
+            steps = np.arange(size, dtype=np.int64) * stride
+            grid += steps.reshape((size,) + (1,) * (len(self.sizes) - axis - 1))
+        return grid
+
+
+Axis = tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The part of tensor `name` at one segment of each axis: a tensor whose axes are plain products."""
+
+    name: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def axes(self) -> tuple[tuple[Factor, ...], ...]:
+        return tuple(segment.factors for segment in self.segments)
+
+    @property
+    def atoms(self) -> frozenset[str]:
+        return frozenset(f.atom for factors in self.axes for f in factors if f.atom is not None)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The block, each axis in the order of its factors (a view where the segments are contiguous)."""
+        for dim, segment in enumerate(self.segments):
+            if segment.contiguous:
+                tensor = tensor.narrow(dim, segment.offset, segment.length)
+            else:
+                index = torch.from_numpy(segment.positions.reshape(-1)).to(tensor.device)
+                tensor = tensor.index_select(dim, index)
+        return tensor
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """Atoms, and for every tensor the atoms on each of its axes.
+
+    `buffers` move with their axes but do not belong to a matching objective (BatchNorm's running statistics);
+    `aliases` maps a tied tensor to the first name of the same storage, which alone counts in an objective.
+    """
+
+    atoms: Mapping[str, Atom]
+    axes: Mapping[str, tuple[Axis, ...]]
+    buffers: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, atom in self.atoms.items():
+            if name != atom.name:
+                raise InputError(f"atom {atom.name!r} is filed under {name!r}")
+            if atom.parent is not None:
+                self._known(atom.parent, f"the parent of atom {name!r}")
+            self.ancestors(name)
+        for name, axes in self.axes.items():
+            for dim, axis in enumerate(axes):
+                self._check_axis(axis, f"axis {dim} of {name!r}")
+
+    def _known(self, atom: str, where: str) -> None:
+        if atom not in self.atoms:
+            raise InputError(f"unknown atom {atom!r} in {where}{did_you_mean(atom, self.atoms)}")
+
+    def _check_axis(self, axis: Axis, where: str) -> None:
+        for segment in axis:
+            here = {f.atom for f in segment.factors}
+            for factor in segment.factors:
+                if factor.atom is None:
+                    continue
+                self._known(factor.atom, where)
+                atom = self.atoms[factor.atom]
+                if atom.size != factor.size:
+                    raise InputError(f"{where}: factor of size {factor.size}, but atom {atom.name!r} has {atom.size}")
+                if atom.parent is not None and atom.parent not in here:
+                    raise InputError(f"{where}: nested atom {atom.name!r} needs its parent {atom.parent!r} beside it")
+        covered = np.concatenate([segment.positions.reshape(-1) for segment in axis])
+        if not np.array_equal(np.sort(covered), np.arange(covered.size)):
+            raise InputError(f"{where}: its segments overlap or leave a gap")
+
+    def ancestors(self, name: str) -> tuple[str, ...]:
+        """The chain of parents of an atom, outermost first."""
+        chain: list[str] = []
+        parent = self.atoms[name].parent
+        while parent is not None:
+            if parent in chain or parent == name:
+                raise InputError(f"atom {name!r} is its own ancestor")
+            chain.append(parent)
+            parent = self.atoms[parent].parent
+        return tuple(reversed(chain))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the permutation array of an atom: sizes of its ancestors, then its own."""
+        return (*(self.atoms[a].size for a in self.ancestors(name)), self.atoms[name].size)
+
+    def tensor_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(sum(segment.length for segment in axis) for axis in self.axes[name])
+
+    def blocks(self, name: str) -> list[Block]:
+        """Tensor `name` cut at its segments: an objective is a sum over blocks, each with plain product axes."""
+        return [Block(name, segments) for segments in cartesian(*self.axes[name])]
+
+    @cached_property
+    def objective(self) -> tuple[str, ...]:
+        """Names that count in a matching objective: no buffers, tied tensors once, something free."""
+        return tuple(
+            name for name in self.axes if name not in self.buffers and name not in self.aliases and self.free(name)
+        )
+
+    def free(self, name: str) -> frozenset[str]:
+        """Atoms that act on tensor `name`."""
+        return frozenset(f.atom for axis in self.axes[name] for s in axis for f in s.factors if f.atom is not None)
+
+    @cached_property
+    def occurrences(self) -> dict[str, tuple[tuple[str, int], ...]]:
+        """For every atom the (tensor, axis) pairs it acts on."""
+        found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.atoms}
+        for name, axes in self.axes.items():
+            for dim, axis in enumerate(axes):
+                for atom in {f.atom for s in axis for f in s.factors if f.atom is not None}:
+                    found[atom].append((name, dim))
+        return {atom: tuple(pairs) for atom, pairs in found.items()}
+
+    def restrict(self, *patterns: str) -> Symmetry:
+        """Only atoms whose names match a pattern (shell globs) stay free, with the ancestors they need."""
+        kept = set(self._select(patterns))
+        kept |= {ancestor for name in kept for ancestor in self.ancestors(name)}
+        return self._keep(kept)
+
+    def pin(self, *patterns: str) -> Symmetry:
+        """The atoms whose names match a pattern, and what is nested in them, no longer move."""
+        pinned = set(self._select(patterns))
+        return self._keep(
+            {name for name in self.atoms if name not in pinned and not pinned & set(self.ancestors(name))}
+        )
+
+    def _select(self, patterns: Sequence[str]) -> Iterator[str]:
+        for pattern in patterns:
+            found = [name for name in self.atoms if name == pattern or fnmatchcase(name, pattern)]
+            if not found:
+                raise InputError(f"no atom matches {pattern!r}{did_you_mean(pattern, self.atoms)}")
+            yield from found
+
+    def _keep(self, kept: set[str]) -> Symmetry:
+        def segment(old: Segment) -> Segment:
+            factors = tuple(f if f.atom in kept else replace(f, atom=None) for f in old.factors)
+            return replace(old, factors=factors)
+
+        atoms = {name: atom for name, atom in self.atoms.items() if name in kept}
+        axes = {name: tuple(tuple(segment(s) for s in axis) for axis in axes) for name, axes in self.axes.items()}
+        return replace(self, atoms=atoms, axes=axes)
+
+    def extend(self, atoms: Iterable[Atom] = (), axes: Mapping[str, Sequence[Axis]] | None = None) -> Symmetry:
+        """More atoms, and axes of tensors given by hand (they replace what was known of those tensors)."""
+        more = {atom.name: atom for atom in atoms}
+        given = {name: tuple(value) for name, value in (axes or {}).items()}
+        return replace(self, atoms={**self.atoms, **more}, axes={**self.axes, **given})
+
+    def to_json(self) -> str:
+        def segment(s: Segment) -> dict[str, object]:
+            return {"factors": [[f.atom, f.size] for f in s.factors], "offset": s.offset, "strides": s.strides}
+
+        return json.dumps(
+            {
+                "atoms": [[atom.name, atom.size, atom.parent] for atom in self.atoms.values()],
+                "axes": {name: [[segment(s) for s in a] for a in axes] for name, axes in self.axes.items()},
+                "buffers": sorted(self.buffers),
+                "aliases": dict(self.aliases),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Symmetry:
+        try:
+            data = json.loads(text)
+            atoms = {name: Atom(name, size, parent) for name, size, parent in data["atoms"]}
+            axes = {
+                name: tuple(tuple(_segment_from_json(s) for s in axis) for axis in axes)
+                for name, axes in data["axes"].items()
+            }
+            buffers, aliases = frozenset(data["buffers"]), dict(data["aliases"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"not the JSON of a symmetry: {error!r}") from error
+        return cls(atoms, axes, buffers, aliases)
+
+    def __str__(self) -> str:
+        """A table: atom, size, and the tensors (with axis) it acts on."""
+        rows = [("atom", "size", "acts on")]
+        for name, atom in self.atoms.items():
+            size = " × ".join(map(str, self.shape(name))) if atom.parent else str(atom.size)
+            places = [f"{tensor}[{dim}]" for tensor, dim in self.occurrences[name]]
+            shown = ", ".join(places[:6]) + (f", … {len(places) - 6} more" if len(places) > 6 else "")
+            rows.append(("  " * len(self.ancestors(name)) + name, size, shown))
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(f"{a:<{widths[0]}}  {s:>{widths[1]}}  {acts}".rstrip() for a, s, acts in rows)
+
+
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(sizes[i + 1 :]) for i in range(len(sizes)))
+
+
+def product(*factors: Factor, offset: int = 0) -> Axis:
+    """The axis that is one contiguous product of factors, outermost first."""
+    return (Segment(factors, offset, contiguous_strides([f.size for f in factors])),)
+
+
+def concatenation(*axes: Axis) -> Axis:
+    """The axis that holds the given axes one after another."""
+    segments: list[Segment] = []
+    offset = 0
+    for axis in axes:
+        segments += [replace(s, offset=s.offset + offset) for s in axis]
+        offset += sum(s.length for s in axis)
+    return tuple(segments)
+
+
+def _segment_from_json(data: Mapping[str, object]) -> Segment:
+    factors, offset, strides = data["factors"], data["offset"], data["strides"]
+    if not (isinstance(factors, list) and isinstance(offset, int) and isinstance(strides, list)):
+        raise ValueError(f"bad segment {data!r}")
+    return Segment(tuple(Factor(atom, size) for atom, size in factors), offset, tuple(strides))
