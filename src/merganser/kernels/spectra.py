@@ -1,0 +1,260 @@
+"""Spectra of task matrices: top-k SVD, filtered polar factors, nuclear norms.
+
+Everything is computed in float64 from the Gram matrix of the short side, which is several times faster than
+an SVD and streams over the rows of the long side, so that a matrix the size of a vocabulary costs no copy of
+itself. A Gram matrix squares the spectrum: singular values below 1e-3·σ₁ would lose their digits, and
+`top_svd` resolves them in further passes over the deflated matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from scipy.linalg import blas, eigh, eigvalsh
+from torch import Tensor
+
+from merganser.errors import MerganserError
+
+Orthogonalization = Literal["polar", "whiten"]
+
+#: One pass over a Gram matrix resolves singular values down to this share of the largest.
+RESOLVED = 1e-3
+#: Components below this share of σ₁ are rounding of float64 and are not returned.
+RANK_FLOOR = 1e-12
+#: Below this side a float64 SVD is as fast and needs no second pass.
+SMALL = 32
+#: Default tolerance of polar factors, relative to the largest singular value.
+TOLERANCE = 1e-4
+_BLOCK_ELEMENTS = 1 << 22
+
+
+class Factors(NamedTuple):
+    """A matrix as u · diag(s) · vᵀ, s descending; u and v have orthonormal columns."""
+
+    u: Tensor
+    s: Tensor
+    v: Tensor
+
+    @property
+    def rank(self) -> int:
+        return self.s.numel()
+
+    @property
+    def T(self) -> Factors:
+        return Factors(self.v, self.s, self.u)
+
+    def truncate(self, k: int) -> Factors:
+        return Factors(self.u[:, :k], self.s[:k], self.v[:, :k])
+
+    def above(self, floor: float) -> Factors:
+        """Without the components below `floor` · σ₁."""
+        return self.truncate(int((self.s > floor * self.s[0]).sum()) if self.rank else 0)
+
+    def matrix(self) -> Tensor:
+        return (self.u * self.s) @ self.v.T
+
+
+def top_svd(matrix: Tensor, k: int) -> Factors:
+    """The k leading singular triplets in float64; fewer where the rank is smaller, none for a zero matrix.
+
+    Equal to `numpy.linalg.svd` of the float64 matrix to a backward error of about 1e-12·σ₁, with factors
+    orthonormal to about 1e-10, and to 1e-15·σ₁/σ_k where that is more. Components below `RANK_FLOOR`·σ₁ are left out: their directions are arbitrary.
+    """
+    if matrix.shape[0] < matrix.shape[1]:
+        return top_svd(matrix.T, k).T
+    k = min(k, matrix.shape[1])
+    if matrix.shape[1] <= SMALL:
+        return _direct(matrix.double().unsqueeze(0), k)[0]
+    return _by_gram(matrix, k)
+
+
+def top_svds(matrices: Sequence[Tensor], k: int) -> list[Factors]:
+    """`top_svd` of each; small matrices of one shape go through one batched call."""
+    first = matrices[0]
+    if min(first.shape) <= SMALL and all(m.shape == first.shape for m in matrices):
+        return _direct(torch.stack([m.double() for m in matrices]), min(k, *first.shape))
+    return [top_svd(matrix, k) for matrix in matrices]
+
+
+def _direct(stack: Tensor, k: int) -> list[Factors]:
+    _assert_finite(stack)
+    u, s, vh = torch.linalg.svd(stack, full_matrices=False)
+    full = (Factors(ui[:, :k], si[:k], vi[:k].T) for ui, si, vi in zip(u, s, vh, strict=True))
+    return [f.above(RANK_FLOOR) for f in full]
+
+
+def _by_gram(matrix: Tensor, k: int) -> Factors:
+    """Gram passes over the tall matrix; each takes the components within `RESOLVED` of what is left."""
+    d, m = matrix.shape
+    u, s, v = (matrix.new_empty(shape, dtype=torch.float64) for shape in ((d, 0), (0,), (m, 0)))
+    while s.numel() < k:
+        values, w = _leading_eigenpairs(gram(matrix, without=v), k - s.numel())
+        scale = values.clamp(min=0).sqrt()
+        if scale[0] <= RANK_FLOOR * (s[0] if s.numel() else 0.0):
+            break
+        w = w[:, scale > RESOLVED * scale[0]]
+        w = w - v @ (v.T @ w)
+        image = _times(matrix, w)
+        image = image - u @ (u.T @ image)
+        sigma = torch.linalg.vector_norm(image, dim=0)
+        order = sigma.argsort(descending=True)
+        u = torch.cat([u, (image / sigma)[:, order]], dim=1)
+        v = torch.cat([v, w[:, order]], dim=1)
+        s = torch.cat([s, sigma[order]])
+    return Factors(u, s, v).above(RANK_FLOOR)
+
+
+def gram(matrix: Tensor, without: Tensor | None = None) -> Tensor:
+    """AᵀA in float64, streamed over rows; the lower triangle is filled.
+
+    `without` holds orthonormal columns: the Gram matrix is then that of A (I − W Wᵀ).
+    """
+    m = matrix.shape[1]
+    total = torch.zeros(m, m, dtype=torch.float64, device=matrix.device)
+    for _, rows in _row_blocks(matrix):
+        if without is not None and without.shape[1]:
+            rows = rows - (rows @ without) @ without.T
+        if matrix.device.type == "cpu":
+            # Row-major A is column-major Aᵀ, and the upper triangle of a column-major total the lower one of
+            # the row-major: no copy on the way, and half the work of a general product.
+            blas.dsyrk(1.0, rows.numpy().T, beta=1.0, c=total.numpy().T, lower=0, overwrite_c=1)
+        else:
+            total.addmm_(rows.T, rows)
+    _assert_finite(total)
+    return total
+
+
+def spectrum(matrix: Tensor) -> Tensor:
+    """All singular values, descending, to an absolute accuracy of 1e-8·σ₁."""
+    if matrix.shape[0] < matrix.shape[1]:
+        matrix = matrix.T
+    if matrix.shape[1] <= SMALL:
+        _assert_finite(matrix)
+        values: Tensor = torch.linalg.svdvals(matrix.double())
+        return values
+    squares = eigvalsh(gram(matrix).cpu().numpy(), lower=True, check_finite=False, overwrite_a=True)
+    return torch.from_numpy(squares).flip(0).clamp(min=0).sqrt().to(matrix.device)
+
+
+def nuclear_norm(matrix: Tensor) -> float:
+    """Σσ."""
+    return float(spectrum(matrix).sum())
+
+
+def effective_rank(s: Tensor) -> float:
+    """exp of the entropy of σ / Σσ: n for a flat spectrum, 1 for a single direction, 0 for a zero matrix."""
+    if s.numel() == 0 or not s[0] > 0:
+        return 0.0
+    p = s[s > 0] / s.sum()
+    return float(torch.exp(-(p * p.log()).sum()))
+
+
+def polar(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> Tensor:
+    """The polar factor of A = U Σ Vᵀ as a filtered partial isometry, U f(Σ) Vᵀ, in float64.
+
+    The orthogonal Procrustes solution U Vᵀ is not continuous where A loses rank: directions with σ → 0 enter
+    with weight one although they are arbitrary. With x = σ/σ₁ and τ = `tolerance`:
+
+    - `polar`: f = 1 for x ≥ τ, f = 0 for x ≤ τ/10, and a smooth step in log x between them (a hard cut would
+      jump). Above τ it is the Procrustes solution, below τ/10 the partial isometry.
+    - `whiten`: f = x / √(x² + τ²), the ridge-whitened matrix A (AᵀA + τ²σ₁²)^(−½): smooth everywhere, exact
+      nowhere.
+
+    Since τ/10 ≥ 1e-6 is within what a float64 Gram matrix resolves, no SVD is needed.
+    """
+    if matrix.shape[0] < matrix.shape[1]:
+        return polar(matrix.T, tolerance, kind).T
+    return _times(matrix, inverse_root(gram(matrix), tolerance, kind))
+
+
+def inverse_root(symmetric: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> Tensor:
+    """The filtered G^(−½) of a Gram matrix (lower triangle read), see `polar`."""
+    values, w = _leading_eigenpairs(symmetric, symmetric.shape[0])
+    s = values.clamp(min=0).sqrt()
+    if s.numel() == 0 or not s[0] > 0:
+        return torch.zeros_like(symmetric)
+    kept = passband(s / s[0], tolerance, kind)
+    weights = torch.where(kept > 0, kept / s.clamp(min=torch.finfo(s.dtype).tiny), 0.0)
+    active = weights > 0
+    w, weights = w[:, active], weights[active]
+    return (w * weights) @ w.T
+
+
+def passband(x: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> Tensor:
+    """The filter f of `polar`, of singular values relative to the largest."""
+    if kind == "whiten":
+        return x / torch.sqrt(x.square() + tolerance**2)
+    if tolerance == 0:
+        return (x > 0).to(x.dtype)
+    t = (torch.log10(x.clamp(min=1e-300) / tolerance) + 1).clamp(0, 1)
+    return t * t * (3 - 2 * t)
+
+
+def randomized_svd(matrix: Tensor, k: int, *, seed: int = 0, oversample: int = 16, passes: int = 2) -> Factors:
+    """About the k leading triplets by subspace iteration; for compression only.
+
+    The energy kept is within a percent of the optimum, but the factors are not those of `top_svd`: where
+    factors of several matrices are orthogonalised together the difference is amplified to tens of percent.
+    """
+    if matrix.shape[0] < matrix.shape[1]:
+        return randomized_svd(matrix.T, k, seed=seed, oversample=oversample, passes=passes).T
+    width = min(k + oversample, matrix.shape[1])
+    sample = np.random.Generator(np.random.PCG64(seed)).standard_normal((matrix.shape[1], width))
+    basis = torch.from_numpy(sample).to(matrix.device)
+    for _ in range(passes):
+        basis = torch.linalg.qr(_transpose_times(matrix, _times(matrix, basis))).Q
+    left = torch.linalg.qr(_times(matrix, basis)).Q
+    small = top_svd(_transpose_times(matrix, left).T, k)
+    return Factors(left @ small.u, small.s, small.v)
+
+
+def _leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest eigenvalues, descending, with their vectors, from the lower triangle."""
+    n = symmetric.shape[0]
+    if n == 0:
+        return symmetric.new_empty(0), symmetric
+    if symmetric.device.type != "cpu":
+        values, vectors = torch.linalg.eigh(symmetric)
+        return values.flip(0)[:k], vectors.flip(1)[:, :k]
+    columns = symmetric.numpy().T  # column-major as LAPACK wants it, hence the other triangle
+    try:
+        if 2 * k < n:
+            found = eigh(columns, lower=False, driver="evr", subset_by_index=(n - k, n - 1), check_finite=False)
+        else:
+            found = eigh(columns, lower=False, driver="evd", check_finite=False)
+    except np.linalg.LinAlgError as error:
+        raise MerganserError(f"the eigenvalues of a {n}×{n} Gram matrix did not converge: {error}") from error
+    values, vectors = (torch.from_numpy(part) for part in found)
+    return values.flip(0)[:k], vectors.flip(1)[:, :k]
+
+
+def _row_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows as contiguous float64."""
+    step = max(1, _BLOCK_ELEMENTS // max(1, matrix.shape[1]))
+    for start in range(0, matrix.shape[0], step):
+        rows = slice(start, min(start + step, matrix.shape[0]))
+        yield rows, matrix[rows].to(torch.float64).contiguous()
+
+
+def _times(matrix: Tensor, right: Tensor) -> Tensor:
+    """A · B in float64, streamed over the rows of A."""
+    out = torch.empty(matrix.shape[0], right.shape[1], dtype=torch.float64, device=matrix.device)
+    for rows, block in _row_blocks(matrix):
+        torch.matmul(block, right, out=out[rows])
+    return out
+
+
+def _transpose_times(matrix: Tensor, left: Tensor) -> Tensor:
+    """Aᵀ · B in float64, streamed over the rows of A."""
+    out = torch.zeros(matrix.shape[1], left.shape[1], dtype=torch.float64, device=matrix.device)
+    for rows, block in _row_blocks(matrix):
+        out.addmm_(block.T, left[rows])
+    return out
+
+
+def _assert_finite(tensor: Tensor) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        raise MerganserError("cannot decompose a matrix with infinite or undefined entries")
