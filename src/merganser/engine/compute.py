@@ -1,0 +1,163 @@
+"""One output of a plan, bound to its open sources: everything needed to compute any part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.engine.blocks import Piece, bounds, spans, take
+from merganser.errors import InputError, MerganserError
+from merganser.methods.base import Group, Method, build, lookup
+from merganser.recipes.plan import Output, Plan, Source
+
+T = TypeVar("T")
+NARROW = (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class Mapper(Protocol):
+    """`map`, in order, wherever the work is done."""
+
+    def __call__(self, function: Callable[[Any], T], items: Sequence[Any], /) -> list[T]: ...
+
+
+def serial(function: Callable[[Any], T], items: Sequence[Any], /) -> list[T]:
+    return [function(item) for item in items]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to compute, as opposed to what: nothing here changes a bit of a finite result on one device."""
+
+    device: str = "cpu"
+    allow_nan: bool = False
+
+
+class Computation:
+    """An output of a plan over open sources.
+
+    `copies` is true where the weights pass unchanged (integer buffers, plain passthrough): no arithmetic is done.
+    """
+
+    def __init__(
+        self, plan: Plan, output: Output, sources: Sequence[Checkpoint], settings: Settings, prepared: Any = None
+    ) -> None:
+        self.plan = plan
+        self.output = output
+        self.sources = sources
+        self.settings = settings
+        self.prepared = prepared
+        self.shape = output.spec.shape
+        self.labels = tuple(plan.models[source.model].label for source in output.inputs)
+
+    @cached_property
+    def method(self) -> Method:
+        return build(lookup(self.output.method), self.output.parameters, self.labels)
+
+    @cached_property
+    def copies(self) -> bool:
+        return self.output.method == "passthrough" and self.output.parameters.get("scale") in (None, [None])
+
+    @cached_property
+    def spans(self) -> list[list[Piece]]:
+        if self.copies or self.method.reach != "whole":
+            return spans(self.shape)
+        numel = self.output.spec.numel
+        return [[Piece(0, self.shape[0] if self.shape else 1, 0, numel)]]
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """Arithmetic is float32, or float64 where a source is."""
+        specs = [self.sources[s.model].spec(s.name) for s in self._reads()]
+        return torch.float64 if any(spec.dtype == torch.float64 for spec in specs) else torch.float32
+
+    def state(self, mapper: Mapper = serial) -> Any:
+        """What the rule must know of the whole tensor before any part of it can be merged."""
+        if self.copies or self.method.reach != "reduce_map":
+            return None
+        return self.method.reduce(TensorBlocks(self, mapper))
+
+    def merge(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
+        """The blocks of a span as they come out of the arithmetic, not yet in the output's dtype."""
+        if self.copies:
+            source = self.output.inputs[0]
+            first, last = bounds(span)
+            tensor = self.sources[source.model].read(source.name, (first, last))
+            for block in span:
+                yield block, take(tensor, block, first)
+            return
+        for block, group in self.groups(span):
+            yield block, self.method.merge(group, state)
+
+    def finish(self, tensor: Tensor) -> Tensor:
+        """Cast once, at the end, to what is written."""
+        dtype = self.output.spec.dtype
+        narrow = tensor.to(dtype)
+        if dtype in NARROW and tensor.dtype != dtype and not self.settings.allow_nan:
+            lost = ~torch.isfinite(narrow.float()) & torch.isfinite(tensor)
+            if bool(lost.any()):
+                raise MerganserError(
+                    f"{self.output.name!r}: {int(lost.sum())} values do not fit {str(dtype).removeprefix('torch.')}; "
+                    "choose bfloat16 or float32 as the output dtype"
+                )
+        return narrow.cpu()
+
+    def groups(self, span: list[Piece]) -> Iterator[tuple[Piece, Group]]:
+        first, last = bounds(span)
+        rows = (first, last) if self.shape else None
+        tensors = [self.sources[s.model].read(s.name, rows) for s in self._reads()]
+        for block in span:
+            parts = [self._widen(take(t, block, first), s) for t, s in zip(tensors, self._reads(), strict=True)]
+            base = parts.pop() if self.output.base else None
+            yield (
+                block,
+                Group(
+                    name=self.output.name,
+                    models=tuple(parts),
+                    base=base,
+                    labels=self.labels,
+                    shape=self.shape,
+                    offset=block.offset,
+                    seed=self.plan.seed,
+                    prepared=self.prepared,
+                ),
+            )
+
+    def _reads(self) -> tuple[Source, ...]:
+        return (*self.output.inputs, self.output.base) if self.output.base else self.output.inputs
+
+    def _widen(self, tensor: Tensor, source: Source) -> Tensor:
+        wide = tensor.to(device=self.settings.device, dtype=self.dtype)
+        # A sum is the cheapest sieve: only a suspicious one is looked at twice.
+        if not self.settings.allow_nan and not torch.isfinite(wide.sum()) and bool(wide.isnan().any()):
+            label = self.plan.models[source.model].label
+            raise InputError(
+                f"{label}: tensor {source.name!r} contains NaN; a merge would spread it. "
+                "Use a sound checkpoint, or --allow-nan to go on"
+            )
+        return wide
+
+
+class TensorBlocks:
+    """The blocks of one output, streamed from its sources as often as the rule asks (`methods.base.Blocks`)."""
+
+    def __init__(self, computation: Computation, mapper: Mapper = serial) -> None:
+        self.shape = computation.shape
+        self._computation = computation
+        self._mapper = mapper
+
+    def __iter__(self) -> Iterator[Group]:
+        for span in self._computation.spans:
+            for _, group in self._computation.groups(span):
+                yield group
+
+    def map(self, function: Callable[[Group], T]) -> list[T]:
+        def over(span: list[Piece]) -> list[T]:
+            return [function(group) for _, group in self._computation.groups(span)]
+
+        return [result for part in self._mapper(over, self._computation.spans) for result in part]

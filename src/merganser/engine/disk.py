@@ -1,0 +1,92 @@
+"""Every operation that touches the disk, in one place: the points at which the world can end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from merganser.errors import MerganserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Disk:
+    """Plain POSIX calls. `before` is called ahead of each of them, for tests that make one fail."""
+
+    def before(self, operation: str, path: Path) -> None:
+        pass
+
+    def make_directory(self, path: Path) -> None:
+        self.before("mkdir", path)
+        path.mkdir(parents=True, exist_ok=True)
+
+    def create(self, path: Path, size: int) -> int:
+        """A file of this size with its room reserved, open for writing."""
+        self.before("create", path)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if size and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(handle, 0, size)
+            os.ftruncate(handle, size)
+        except OSError:
+            os.close(handle)
+            raise
+        return handle
+
+    def write_at(self, handle: int, data: memoryview, offset: int, path: Path) -> None:
+        self.before("write", path)
+        while data:
+            written = os.pwrite(handle, data, offset)
+            data, offset = data[written:], offset + written
+
+    def append(self, handle: int, line: bytes, path: Path) -> None:
+        self.before("append", path)
+        os.write(handle, line)
+        self.before("sync", path)
+        os.fsync(handle)
+
+    def sync(self, handle: int, path: Path) -> None:
+        self.before("sync", path)
+        (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(handle)
+
+    def write_file(self, path: Path, content: bytes) -> None:
+        self.before("write", path)
+        path.write_bytes(content)
+
+    def sync_tree(self, directory: Path) -> None:
+        """Every file of a directory and the directory itself."""
+        for path in (*sorted(p for p in directory.rglob("*") if p.is_file()), directory):
+            self.before("sync", path)
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.before("rename", target)
+        source.rename(target)
+        self.sync_directory(target.parent)
+
+    def sync_directory(self, directory: Path) -> None:
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def remove(self, path: Path) -> None:
+        self.before("remove", path)
+        shutil.rmtree(path)
+
+
+def explain(error: OSError, staging: Path) -> MerganserError:
+    """A message for whoever ran the merge; everything finished so far is kept."""
+    if error.errno in _FULL:
+        return MerganserError(
+            f"no room left on the disk of {staging}: finished tensors are kept there; "
+            "free some space and run the same command with --resume"
+        )
+    return MerganserError(f"writing {staging} failed: {error}; run the same command with --resume to go on")

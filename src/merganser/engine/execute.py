@@ -1,0 +1,205 @@
+"""`execute(plan, sources, sink)`: the one way a plan becomes tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.engine.blocks import BLOCK, SPAN, Piece
+from merganser.engine.compute import Computation, Settings
+from merganser.engine.sinks import Sink
+from merganser.recipes.plan import Output, Plan
+
+T = TypeVar("T")
+DEFAULT_MEMORY = 2 << 30
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Bytes of output finished, of all, and the tensor that was finished last."""
+
+    done: int
+    total: int
+    name: str
+
+
+def execute(
+    plan: Plan,
+    sources: Sequence[Checkpoint],
+    sink: Sink,
+    *,
+    workers: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    settings: Settings | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> None:
+    """Compute every output of `plan` that `sink` does not have and hand it over, in pieces, from `workers` threads.
+
+    `memory` bounds the tensors in flight; a single tensor that needs more is computed alone. The result does not
+    depend on either.
+    """
+    workers = workers or os.cpu_count() or 1
+    settings = settings or Settings()
+    have = sink.done()
+    prepared = prepare(plan, sources, settings)
+    todo = [
+        Computation(plan, output, sources, settings, prepared.get(output.method))
+        for output in plan.outputs
+        if output.name not in have
+    ]
+    total = plan.bytes_out
+    counter = _Counter(total - sum(c.output.spec.nbytes for c in todo), total, on_progress)
+    with _torch_threads(max(1, (os.cpu_count() or 1) // workers)), _Pool(workers, memory) as pool:
+        for batch in _batches(todo):
+            if len(batch) == 1 and len(batch[0].spans) > 1:
+                _submit_large(pool, batch[0], sink, counter)
+            else:
+                pool.submit(max(map(footprint, batch)), _run_small, batch, sink, counter)
+
+
+def prepare(plan: Plan, sources: Sequence[Checkpoint], settings: Settings) -> dict[str, Any]:
+    """The look at everything that some rules take first, by method name."""
+    return {}
+
+
+def footprint(computation: Computation) -> int:
+    """Bytes of working memory one task of this computation may hold."""
+    inputs = len(computation.output.inputs) + (computation.output.base is not None)
+    spec = computation.output.spec
+    if computation.copies:
+        return min(spec.nbytes, SPAN * spec.dtype.itemsize)
+    if computation.method.reach == "whole":
+        return 4 * spec.numel * (inputs + 1) + computation.method.scratch(spec, len(computation.output.inputs))
+    return 4 * (min(spec.numel, SPAN) * inputs + min(spec.numel, BLOCK) * (2 * inputs + 2))
+
+
+def memory_bound(plan: Plan, sources: Sequence[Checkpoint], workers: int, memory: int) -> int:
+    """What `execute` will hold at most besides memory-mapped files: `memory`, unless one tensor alone needs more."""
+    sizes = sorted((footprint(Computation(plan, o, sources, Settings())) for o in plan.outputs), reverse=True)
+    return max(sizes[0], min(memory, sum(sizes[:workers]))) if sizes else 0
+
+
+def _run_small(batch: Sequence[Computation], sink: Sink, counter: _Counter) -> None:
+    for computation in batch:
+        state = computation.state()
+        for span in computation.spans:
+            _run_span(computation, span, state, sink)
+        sink.finished(computation.output)
+        counter.add(computation.output)
+
+
+def _run_span(computation: Computation, span: list[Piece], state: Any, sink: Sink) -> None:
+    for block, tensor in computation.merge(span, state):
+        sink.write(computation.output, block, computation.finish(tensor))
+
+
+def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: _Counter) -> None:
+    """All workers on one tensor: its reduction first, then its spans in any order."""
+    need = footprint(computation)
+    state = computation.state(lambda function, items: pool.map(need, function, items))
+    left = itertools.count(len(computation.spans) - 1, -1)
+
+    def run(span: list[Piece]) -> None:
+        _run_span(computation, span, state, sink)
+        if next(left) == 0:
+            sink.finished(computation.output)
+            counter.add(computation.output)
+
+    for span in computation.spans:
+        pool.submit(need, run, span)
+
+
+def _batches(computations: Sequence[Computation]) -> Iterator[list[Computation]]:
+    """Small tensors in one task, so that ten thousand of them cost no ten thousand round trips."""
+    batch: list[Computation] = []
+    held = 0
+    for computation in computations:
+        size = computation.output.spec.numel
+        if batch and held + size > SPAN:
+            yield batch
+            batch, held = [], 0
+        batch.append(computation)
+        held += size
+    if batch:
+        yield batch
+
+
+class _Counter:
+    def __init__(self, done: int, total: int, listener: Callable[[Progress], None] | None) -> None:
+        self._done = done
+        self._total = total
+        self._listener = listener
+        self._lock = threading.Lock()
+
+    def add(self, output: Output) -> None:
+        with self._lock:
+            self._done += output.spec.nbytes
+            if self._listener is not None:
+                self._listener(Progress(self._done, self._total, output.name))
+
+
+class _Pool:
+    """Threads behind a gate that admits work while it fits the memory; the first failure stops everything."""
+
+    def __init__(self, workers: int, memory: int) -> None:
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="merganser")
+        self._pending: deque[Future[Any]] = deque()
+        self._backlog = 8 * workers
+        self._memory = memory
+        self._used = 0
+        self._gate = threading.Condition()
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            while self._pending and error is None:
+                self._pending.popleft().result()
+        finally:
+            self._stopped.set()
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, need: int, function: Callable[..., None], *args: Any) -> None:
+        while len(self._pending) >= self._backlog:
+            self._pending.popleft().result()
+        self._pending.append(self._executor.submit(self._run, need, function, *args))
+
+    def map(self, need: int, function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+        futures = [self._executor.submit(self._run, need, function, item) for item in items]
+        return [future.result() for future in futures]
+
+    def _run(self, need: int, function: Callable[..., T], *args: Any) -> T:
+        with self._gate:
+            self._gate.wait_for(lambda: self._used == 0 or self._used + need <= self._memory)
+            self._used += need
+        try:
+            if self._stopped.is_set():
+                raise RuntimeError("stopped")
+            return function(*args)
+        finally:
+            with self._gate:
+                self._used -= need
+                self._gate.notify_all()
+
+
+@contextlib.contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Workers share the cores; torch's own threads inside each of them would only be in the way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

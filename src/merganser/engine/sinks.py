@@ -1,0 +1,66 @@
+"""Where results go: a dict, a live module, or (in `writer`) files on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from merganser.engine.blocks import Piece
+from merganser.recipes.plan import Output, Plan
+
+
+class Sink(Protocol):
+    """Takes the pieces of every output, in any order, from any thread."""
+
+    def done(self) -> Collection[str]:
+        """Outputs that are there already and need not be computed."""
+        ...
+
+    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None: ...
+
+    def finished(self, output: Output) -> None:
+        """Called once, after the last piece of an output."""
+        ...
+
+
+class DictSink:
+    """Results in memory, tied names sharing one tensor."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.tensors: dict[str, Tensor] = {
+            output.name: torch.empty(output.spec.shape, dtype=output.spec.dtype) for output in plan.outputs
+        }
+        self._aliases = plan.aliases
+
+    def done(self) -> Collection[str]:
+        return ()
+
+    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+        target = self.tensors[output.name].view(-1)
+        target[piece.offset : piece.offset + piece.numel].copy_(tensor.reshape(-1))
+
+    def finished(self, output: Output) -> None:
+        pass
+
+    def result(self) -> dict[str, Tensor]:
+        return self.tensors | {alias: self.tensors[name] for alias, name in self._aliases.items()}
+
+
+class ModuleSink:
+    """Results copied straight into the parameters and buffers of a live module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._targets = {name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()}
+
+    def done(self) -> Collection[str]:
+        return ()
+
+    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+        target = self._targets[output.name].view(-1)
+        target[piece.offset : piece.offset + piece.numel].copy_(tensor.reshape(-1))
+
+    def finished(self, output: Output) -> None:
+        pass

@@ -1,0 +1,90 @@
+"""A plan's result as a checkpoint: nested merges are computed as they are read, never written anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.vocabulary import remapped
+from merganser.engine.blocks import BLOCK, cut
+from merganser.engine.compute import Computation, Settings
+from merganser.recipes.plan import Plan
+
+
+def open_sources(plan: Plan) -> list[Checkpoint]:
+    """The checkpoints a plan names, in order; those with a vocabulary of their own behind a view that maps it."""
+    plain: list[Checkpoint] = [
+        Merged(model.plan, open_sources(model.plan), model.label) if model.plan else open_checkpoint(str(model.path))
+        for model in plan.models
+    ]
+    return [
+        remapped(source, model.remap, plain) if model.remap else source
+        for source, model in zip(plain, plan.models, strict=True)
+    ]
+
+
+class Merged(Checkpoint):
+    """The output of `plan` over `sources`. The last tensor of a decomposition is kept, since it cannot be cut."""
+
+    def __init__(self, plan: Plan, sources: Sequence[Checkpoint], label: str = "merge") -> None:
+        self.plan = plan
+        self.sources = sources
+        self.label = label
+        self.directory = next((s.directory for s in sources if s.directory), None)
+        self._outputs = {output.name: output for output in plan.outputs}
+        self._settings = Settings(allow_nan=True)  # whoever reads the result looks for NaN
+        self._lock = threading.RLock()
+        self._states: dict[str, Any] = {}
+        self._whole: tuple[str, Tensor] | None = None
+
+    def names(self) -> Sequence[str]:
+        return list(self._outputs)
+
+    def spec(self, name: str) -> TensorSpec:
+        name = self.plan.aliases.get(name, name)
+        if name not in self._outputs:
+            raise self.missing(name)
+        return self._outputs[name].spec
+
+    def aliases(self) -> Mapping[str, str]:
+        return self.plan.aliases
+
+    def fingerprint(self) -> str:
+        parts = [self.plan.fingerprint(), *(source.fingerprint() for source in self.sources)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        name = self.plan.aliases.get(name, name)
+        if name not in self._outputs:
+            raise self.missing(name)
+        computation = Computation(self.plan, self._outputs[name], self.sources, self._settings)
+        if not computation.copies and computation.method.reach == "whole":
+            return select_rows(self._read_whole(computation), rows)
+        first, last = rows if rows and computation.shape else (0, computation.shape[0] if computation.shape else 1)
+        state = self._state(computation)
+        blocks = cut(computation.shape, BLOCK, (first, last))
+        parts = [part.reshape(-1) for _, part in computation.merge(blocks, state)]
+        shape = (last - first, *computation.shape[1:]) if computation.shape else ()
+        return torch.cat(parts).view(shape)
+
+    def _state(self, computation: Computation) -> Any:
+        name = computation.output.name
+        with self._lock:
+            if name not in self._states:
+                self._states[name] = computation.state()
+            return self._states[name]
+
+    def _read_whole(self, computation: Computation) -> Tensor:
+        name = computation.output.name
+        with self._lock:
+            if self._whole is None or self._whole[0] != name:
+                ((_, tensor),) = computation.merge(computation.spans[0], None)
+                self._whole = (name, tensor)
+            return self._whole[1]

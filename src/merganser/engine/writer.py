@@ -1,0 +1,218 @@
+"""The planned writer: files preallocated, tensors written in place by anyone in any order, and a directory that gets
+its name only when it is complete and on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merganser.engine.blocks import Piece
+from merganser.engine.disk import Disk, explain
+from merganser.engine.journal import Journal
+from merganser.engine.layout import Shard, index_json, lay_out
+from merganser.errors import InputError, MerganserError
+from merganser.recipes.plan import Output, Plan
+
+
+class ShardFiles:
+    """The open files of a layout and positional writes into them."""
+
+    def __init__(self, directory: Path, shards: list[Shard], disk: Disk) -> None:
+        self._disk = disk
+        self._paths = [directory / shard.file for shard in shards]
+        self._handles: list[int] = []
+        for path, shard in zip(self._paths, shards, strict=True):
+            self._handles.append(disk.create(path, shard.size))
+            disk.write_at(self._handles[-1], memoryview(shard.header), 0, path)
+        self._places = {
+            name: (number, offset) for number, shard in enumerate(shards) for name, offset in shard.offsets.items()
+        }
+
+    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+        if not piece.numel:
+            return
+        number, offset = self._places[output.name]
+        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        at = offset + piece.offset * output.spec.dtype.itemsize
+        self._disk.write_at(self._handles[number], data, at, self._paths[number])
+
+    def shard_of(self, name: str) -> int:
+        return self._places[name][0]
+
+    def sync(self, numbers: Collection[int]) -> None:
+        for number in sorted(numbers):
+            self._disk.sync(self._handles[number], self._paths[number])
+
+    def close(self) -> None:
+        while self._handles:
+            os.close(self._handles.pop())
+
+
+class CheckpointWriter:
+    """A sink that survives kill -9, power loss and a full disk.
+
+    Work happens in `OUT.partial/`: the checkpoint to be in `model/`, the journal beside it. An output counts as done
+    once its bytes are synced and the journal says so. `publish` renames `model/` to `OUT`.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        plan: Plan,
+        fingerprint: str,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        disk: Disk | None = None,
+        sync_seconds: float = 5.0,
+    ) -> None:
+        self.out = out
+        self.staging = out.with_name(f"{out.name}.partial")
+        self._model = self.staging / "model"
+        self._plan = plan
+        self._disk = disk or Disk()
+        self._shards = lay_out(plan)
+        self._lock = threading.Lock()
+        self._committing = threading.Lock()
+        self._unsynced: list[str] = []
+        self._failure: Exception | None = None
+        self._sync_seconds = sync_seconds
+        self._closing = threading.Event()
+        self._syncer = threading.Thread(target=self._sync_now_and_then, name="merganser-sync", daemon=True)
+        self._check_room(resume, overwrite)
+        try:
+            self._begin(fingerprint, overwrite)
+        except OSError as error:
+            raise explain(error, self.staging) from error
+        if sync_seconds:
+            self._syncer.start()
+
+    def _check_room(self, resume: bool, overwrite: bool) -> None:
+        """Whatever speaks against writing here, said before anything is touched."""
+        if self.staging.exists():
+            if strange := {p.name for p in self.staging.iterdir()} - {"journal", "model", "replaced"}:
+                raise InputError(f"{self.staging} is in the way and not ours: it holds {sorted(strange)[0]!r}")
+            if not resume and not overwrite:
+                raise InputError(
+                    f"{self.staging} holds an unfinished merge; --resume continues it, --overwrite starts again"
+                )
+            if not resume:
+                Journal(self.staging / "journal", self._disk).close()  # refuses while another process writes
+                self._disk.remove(self.staging)
+        elif self.out.exists() and not overwrite:
+            raise InputError(f"{self.out} exists already; choose another name or use --overwrite")
+        if not self.out.absolute().parent.is_dir():
+            raise InputError(f"{self.out.parent}: no such directory to write into")
+        held = sum(f.stat().st_blocks * 512 for f in self._model.iterdir()) if self._model.is_dir() else 0
+        free = shutil.disk_usage(self.out.absolute().parent).free
+        if free + held < self._plan.bytes_out:
+            raise InputError(f"{self.out.parent}: the result needs {self._plan.bytes_out:,} bytes, {free:,} are free")
+
+    def _begin(self, fingerprint: str, overwrite: bool) -> None:
+        """Take up the journal where it ends, or begin one."""
+        self._disk.make_directory(self.staging)
+        self._journal = Journal(self.staging / "journal", self._disk)
+        records = self._journal.records
+        if not records:
+            self._journal.append({"plan": fingerprint, "overwrite": overwrite})
+        elif records[0].get("plan") != fingerprint:
+            raise InputError(
+                f"{self.staging} was begun with another recipe, other sources or another version; "
+                "--overwrite starts again"
+            )
+        elif self.out.exists() and self._model.exists() and not (records[0]["overwrite"] or overwrite):
+            raise InputError(f"{self.out} has appeared since {self.staging} was begun; use --overwrite to replace it")
+        self._done = {name for record in records for name in record.get("done", ())}
+        self.published = not self._model.exists() and records[-1].get("publishing", False)
+        if self.published:
+            return
+        self._disk.make_directory(self._model)
+        for shard in self._shards:
+            path = self._model / shard.file
+            if not self._done.isdisjoint(shard.offsets) and (not path.exists() or path.stat().st_size != shard.size):
+                raise InputError(f"{path} was changed since it was written; --overwrite starts again")
+        self._files = ShardFiles(self._model, self._shards, self._disk)
+
+    def done(self) -> Collection[str]:
+        return frozenset(self._done)
+
+    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+        self._raise_failure()
+        try:
+            self._files.write(output, piece, tensor)
+        except OSError as error:
+            raise explain(error, self.staging) from error
+
+    def finished(self, output: Output) -> None:
+        with self._lock:
+            self._unsynced.append(output.name)
+        if not self._sync_seconds:
+            self.commit()
+
+    def commit(self) -> None:
+        """Sync what is finished, then journal it."""
+        with self._committing:
+            with self._lock:
+                names, self._unsynced = self._unsynced, []
+            if not names:
+                return
+            try:
+                self._files.sync({self._files.shard_of(name) for name in names})
+                self._journal.append({"done": names})
+            except OSError as error:
+                raise explain(error, self.staging) from error
+
+    def publish(self, add_sidecars: Callable[[Path], None]) -> Path:
+        """Sidecars and index beside the weights, everything synced, then the name."""
+        try:
+            if not self.published:
+                self._raise_failure()
+                self._stop_syncing()
+                self.commit()
+                self._files.close()
+                add_sidecars(self._model)
+                if len(self._shards) > 1:
+                    index = self._model / "model.safetensors.index.json"
+                    self._disk.write_file(index, index_json(self._shards, self._plan))
+                self._disk.sync_tree(self._model)
+                self._journal.append({"publishing": True})
+                if self.out.exists():
+                    self._disk.rename(self.out, self.staging / "replaced")
+                self._disk.rename(self._model, self.out)
+            self._journal.close()
+            self._disk.remove(self.staging)
+        except OSError as error:
+            raise explain(error, self.staging) from error
+        return self.out
+
+    def abandon(self) -> None:
+        """Keep what is finished for `--resume`, as far as possible; called when the work has failed already."""
+        self._stop_syncing()
+        with contextlib.suppress(MerganserError):
+            self.commit()
+        self._files.close()
+        self._journal.close()
+
+    def _sync_now_and_then(self) -> None:
+        while not self._closing.wait(self._sync_seconds):
+            try:
+                self.commit()
+            except Exception as error:
+                self._failure = error
+                return
+
+    def _stop_syncing(self) -> None:
+        self._closing.set()
+        if self._syncer.is_alive():
+            self._syncer.join()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
