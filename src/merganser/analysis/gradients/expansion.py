@@ -1,0 +1,161 @@
+"""Task arithmetic against joint training: equal after one epoch of gradient descent, then apart by −αη²C + O(η³)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merganser.analysis.gradients.losses import TaskLosses
+from merganser.errors import InputError
+from merganser.tuning.result import Result
+
+HessianAt: TypeAlias = Literal["printed", "expansion"]
+
+
+def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, epochs: int) -> list[Tensor]:
+    """θ⁽⁰⁾ … θ⁽ᵏ⁾ of full-batch gradient descent θ ← θ − step · ∇L(θ)."""
+    path = [start]
+    for _ in range(epochs):
+        path.append(path[-1] - step * gradient(path[-1]))
+    return path
+
+
+def expert_paths(losses: TaskLosses, eta: float, epochs: int) -> dict[str, list[Tensor]]:
+    """Each task's descent on its own loss with step η."""
+    return {
+        task: descend(lambda theta, task=task: losses.gradient(task, theta), losses.start, eta, epochs)  # type: ignore[misc]
+        for task in losses.tasks
+    }
+
+
+def joint_path(losses: TaskLosses, eta: float, alpha: float, epochs: int) -> list[Tensor]:
+    """Descent on Σ_t L̄_t with the matched step αη."""
+    return descend(losses.joint_gradient, losses.start, alpha * eta, epochs)
+
+
+def task_arithmetic(base: Tensor, experts: Sequence[Tensor], alpha: float) -> Tensor:
+    """θ_TA = θ0 + α Σ_t (θ_t − θ0)."""
+    return base + alpha * torch.stack([expert - base for expert in experts]).sum(0)
+
+
+def mismatch(losses: TaskLosses, theta: Tensor, alpha: float) -> dict[str, Tensor]:
+    """r_t(θ) = α Σ_t' ∇L̄_t'(θ) − ∇L̄_t(θ) for every task: how one joint step differs from one step on t alone."""
+    gradients = {task: losses.gradient(task, theta) for task in losses.tasks}
+    joint = alpha * torch.stack(list(gradients.values())).sum(0)
+    return {task: joint - gradient for task, gradient in gradients.items()}
+
+
+def curvature_term(
+    losses: TaskLosses, joint: Sequence[Tensor], alpha: float, *, hessian_at: HessianAt = "printed"
+) -> Tensor:
+    """C = Σ_t Σ_{e=0}^{k−2} ∇²L̄_t(θ_e) Σ_{m≤e} r_t(θ_MT⁽ᵐ⁾) along a joint path of k epochs, k = len(joint) − 1.
+
+    `printed` takes the Hessian at θ_e = θ_MT⁽ᵉ⁾ as the thesis does; `expansion` at θ_MT⁽ᵉ⁺¹⁾, where the Taylor
+    expansion puts it. They differ by O(η), so either leaves an O(η³) remainder. Zero for k = 1. One Hessian-vector
+    product per task and epoch.
+    """
+    total = torch.zeros_like(joint[0])
+    drift = {task: torch.zeros_like(joint[0]) for task in losses.tasks}
+    for epoch in range(len(joint) - 2):
+        at = joint[epoch if hessian_at == "printed" else epoch + 1]
+        for task, residual in mismatch(losses, joint[epoch], alpha).items():
+            drift[task] = drift[task] + residual
+            total = total + losses.hvp(task, at, drift[task])
+    return total
+
+
+@dataclass(frozen=True)
+class Gap(Result):
+    """θ_TA⁽ᵏ⁾ − θ_MT⁽ᵏ⁾ at one step size, and what is left of it after each predicted term (Euclidean norms)."""
+
+    eta: float
+    alpha: float
+    epochs: int
+    tasks: int
+    gap: float
+    travelled: float
+    """‖θ_MT⁽ᵏ⁾ − θ0‖, the scale against which the gap is small or not."""
+    curvature: float
+    """‖C‖."""
+    residual_printed: float
+    """‖gap − η²C‖: the thesis' statement."""
+    residual: float
+    """‖gap + αη²C‖: the corrected statement."""
+
+    @property
+    def relative(self) -> float:
+        """Gap over distance travelled."""
+        return self.gap / self.travelled if self.travelled else 0.0
+
+
+def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int, hessian_at: HessianAt = "printed") -> Gap:
+    """Run the experts and the joint model, and compare their gap with the second-order term."""
+    if epochs < 1:
+        raise InputError(f"epochs must be at least 1, got {epochs}")
+    experts = [path[-1] for path in expert_paths(losses, eta, epochs).values()]
+    joint = joint_path(losses, eta, alpha, epochs)
+    difference = task_arithmetic(losses.start, experts, alpha) - joint[-1]
+    curvature = curvature_term(losses, joint, alpha, hessian_at=hessian_at)
+    return Gap(
+        eta=eta,
+        alpha=alpha,
+        epochs=epochs,
+        tasks=len(losses.tasks),
+        gap=_norm(difference),
+        travelled=_norm(joint[-1] - losses.start),
+        curvature=_norm(curvature),
+        residual_printed=_norm(difference - eta**2 * curvature),
+        residual=_norm(difference + alpha * eta**2 * curvature),
+    )
+
+
+@dataclass(frozen=True)
+class Order(Result):
+    """Observed orders in η: slopes of log ‖·‖ against log η over `gaps`.
+
+    Theory for k > 1: 2 for the gap, 3 for `residual`; the printed term leaves 2 (and a larger remainder than none
+    at all when it points the wrong way).
+    """
+
+    gaps: tuple[Gap, ...]
+    gap_slope: float
+    printed_slope: float
+    corrected_slope: float
+
+
+def observed_order(
+    losses: TaskLosses,
+    etas: Sequence[float],
+    *,
+    alpha: float,
+    epochs: int,
+    hessian_at: HessianAt = "printed",
+) -> Order:
+    """Measure the orders at the given step sizes (at least two, all positive), for more than one epoch."""
+    if len(set(etas)) < 2 or min(etas) <= 0:
+        raise InputError(f"an order needs two or more different positive step sizes, got {list(etas)}")
+    if epochs < 2:
+        raise InputError("after one epoch the gap is rounding only: an order needs epochs >= 2")
+    gaps = tuple(gap(losses, eta=eta, alpha=alpha, epochs=epochs, hessian_at=hessian_at) for eta in etas)
+    return Order(
+        gaps=gaps,
+        gap_slope=_slope(etas, [g.gap for g in gaps]),
+        printed_slope=_slope(etas, [g.residual_printed for g in gaps]),
+        corrected_slope=_slope(etas, [g.residual for g in gaps]),
+    )
+
+
+def _norm(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))
+
+
+def _slope(etas: Sequence[float], norms: Sequence[float]) -> float:
+    """Least-squares slope on log-log axes; NaN when a norm is zero and the logarithm with it."""
+    if min(norms) <= 0:
+        return float("nan")
+    return float(np.polyfit(np.log(etas), np.log(norms), 1)[0])

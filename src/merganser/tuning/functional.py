@@ -1,0 +1,121 @@
+"""Modules as functions of their weights: calls are functional and the caller's module is never written to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from merganser.errors import InputError, did_you_mean
+
+Weights: TypeAlias = Mapping[str, Tensor]
+Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
+"""What a module is called with: `module(x)`, `module(*xs)` or `module(**xs)`."""
+Batch: TypeAlias = tuple[Inputs, Tensor]
+"""Inputs and targets."""
+
+
+def evaluation_copy(module: nn.Module) -> nn.Module:
+    """A private copy in evaluation mode: no dropout, no moving statistics, so the loss is a function of the weights."""
+    return copy.deepcopy(module).eval()
+
+
+def call(module: nn.Module, weights: Weights, inputs: Inputs) -> Tensor:
+    """f(inputs; weights), its `.logits` if structured; what `weights` does not name comes from `module`."""
+    args, kwargs = _arguments(inputs)
+    return tensor_output(functional_call(module, dict(weights), args, kwargs))
+
+
+def run(module: nn.Module, inputs: Inputs) -> Tensor:
+    """`module` on `inputs` with its own weights, as one tensor."""
+    args, kwargs = _arguments(inputs)
+    return tensor_output(module(*args, **kwargs))
+
+
+def tensor_output(output: Any) -> Tensor:
+    """The tensor a loss is computed from: the output itself, or its `logits`."""
+    if isinstance(output, Tensor):
+        return output
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise InputError(
+        f"the module returned {type(output).__name__}: expected a tensor or an object with a tensor `logits`; "
+        "wrap the module so that it returns what the loss needs"
+    )
+
+
+def first_tensor(inputs: Inputs) -> Tensor:
+    """The first tensor among the inputs; its leading axis is the batch."""
+    if isinstance(inputs, Tensor):
+        return inputs
+    candidates: Iterable[Any] = inputs.values() if isinstance(inputs, Mapping) else inputs
+    for candidate in candidates:
+        if isinstance(candidate, Tensor):
+            return candidate
+    raise InputError("a batch holds no tensor: expected a tensor, a sequence or a mapping with one")
+
+
+def check_weights(module: nn.Module, weights: Weights, label: str = "weights") -> None:
+    """Raise before any work if `weights` names what `module` lacks or has another shape."""
+    expected = module.state_dict(keep_vars=True)
+    for name, value in weights.items():
+        if name not in expected:
+            raise InputError(f"{label}: {name!r} is no tensor of the module{did_you_mean(name, expected)}")
+        if value.shape != expected[name].shape:
+            raise InputError(
+                f"{label}: {name!r} has shape {tuple(value.shape)}, the module has {tuple(expected[name].shape)}"
+            )
+
+
+def check_state(module: nn.Module, state: Weights, label: str = "state") -> None:
+    """As `check_weights`, and every parameter of `module` must be there."""
+    check_weights(module, state, label)
+    if missing := [name for name, _ in module.named_parameters() if name not in state]:
+        raise InputError(f"{label}: misses {len(missing)} parameters of the module, first {missing[0]!r}")
+
+
+@dataclass(frozen=True)
+class FlatWeights:
+    """The trainable parameters of a module as one vector, and back as differentiable views of it."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> FlatWeights:
+        """Layout of the parameters of `module` with `requires_grad`, tied ones once."""
+        trainable = [(name, p.shape) for name, p in module.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise InputError("the module has no trainable parameter")
+        names, shapes = zip(*trainable, strict=True)
+        return cls(names, shapes)
+
+    @property
+    def size(self) -> int:
+        """Number of scalars."""
+        return sum(shape.numel() for shape in self.shapes)
+
+    def pack(self, weights: Weights) -> Tensor:
+        """A new vector holding `weights` in the order of `names`."""
+        if missing := [name for name in self.names if name not in weights]:
+            raise InputError(f"weights miss {missing[0]!r} ({len(missing)} in all)")
+        return torch.cat([weights[name].detach().reshape(-1) for name in self.names])
+
+    def unpack(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of `vector` under the parameters' names."""
+        parts = torch.split(vector, [shape.numel() for shape in self.shapes])
+        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+
+
+def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return tuple(inputs), {}

@@ -1,0 +1,296 @@
+"""The expansion, the bounds and the descent condition: what holds, and where the printed statements fail."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from merganser.analysis import gradients as gr
+from merganser.analysis.gradients.bounds import _ACTIVATIONS
+from merganser.errors import InputError
+
+
+def network(activation=nn.Tanh, sizes=(5, 7, 3), bias=True, seed=0, scale=None):
+    torch.manual_seed(seed)
+    layers = []
+    for i, (a, b) in enumerate(itertools.pairwise(sizes)):
+        layers += [nn.Linear(a, b, bias=bias)] + ([activation()] if i < len(sizes) - 2 else [])
+    module = nn.Sequential(*layers).double()
+    if scale is not None:
+        with torch.no_grad():
+            for p in module.parameters():
+                p.mul_(scale)
+    return module
+
+
+def tasks(count=3, n=16, width=5, classes=3, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return {
+        f"t{t}": (
+            torch.randn(n, width, generator=g, dtype=torch.float64) + 0.7 * t,
+            torch.randint(0, classes, (n,), generator=g),
+        )
+        for t in range(count)
+    }
+
+
+def losses(module=None, data=None, **kwargs):
+    return gr.TaskLosses.of(module or network(), F.cross_entropy, data or tasks(), **kwargs)
+
+
+class Convolutional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(9, 2)
+
+    def forward(self, x):
+        return self.head(F.gelu(self.norm(self.conv(x[:, None]))).flatten(1))
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1 / 3, 1.0, 1.7])
+@pytest.mark.parametrize("kind", ["mlp", "relu", "conv"])
+def test_one_epoch_of_task_arithmetic_is_one_joint_step(alpha, kind):
+    torch.manual_seed(3)
+    module = {"mlp": network, "relu": lambda: network(nn.ReLU), "conv": lambda: Convolutional().double()}[kind]()
+    data = tasks(classes=2 if kind == "conv" else 3)
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    report = gr.gap(losses(module, data), eta=0.3, alpha=alpha, epochs=1)
+    assert report.gap <= 1e-15 * max(1.0, report.travelled) * 10
+    assert report.travelled > 1e-3
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    assert module.training
+
+
+def test_single_task_with_alpha_one_never_parts():
+    one = losses(data={"only": tasks()["t0"]})
+    report = gr.gap(one, eta=0.2, alpha=1.0, epochs=6)
+    assert report.gap < 1e-14
+    assert report.curvature < 1e-14
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1 / 3, 1.0])
+@pytest.mark.parametrize("epochs", [2, 4])
+@pytest.mark.parametrize("hessian_at", ["printed", "expansion"])
+def test_orders_in_the_step_size(alpha, epochs, hessian_at):
+    order = gr.observed_order(
+        losses(), [0.01, 0.005, 0.0025, 0.00125], alpha=alpha, epochs=epochs, hessian_at=hessian_at
+    )
+    assert abs(order.gap_slope - 2) < 0.1
+    assert abs(order.corrected_slope - 3) < 0.1
+    assert abs(order.printed_slope - 2) < 0.1, "the printed +η²C leaves a second-order remainder"
+    assert all(g.residual_printed > g.gap for g in order.gaps), "it even points the wrong way"
+
+
+def test_orders_hold_for_another_loss_and_architecture():
+    torch.manual_seed(0)
+    module = Convolutional().double()
+    g = torch.Generator().manual_seed(5)
+    data = {t: (torch.randn(12, 5, generator=g).double(), torch.randn(12, 2, generator=g).double()) for t in "ab"}
+    order = gr.observed_order(
+        gr.TaskLosses.of(module, F.mse_loss, data), [0.008, 0.004, 0.002, 0.001], alpha=0.5, epochs=3
+    )
+    assert abs(order.gap_slope - 2) < 0.1
+    assert abs(order.corrected_slope - 3) < 0.1
+
+
+def test_curvature_term_against_finite_differences_of_the_gap():
+    subject, alpha, epochs = losses(), 0.4, 3
+
+    def gap_vector(eta):
+        experts = [p[-1] for p in gr.expert_paths(subject, eta, epochs).values()]
+        return gr.task_arithmetic(subject.start, experts, alpha) - gr.joint_path(subject, eta, alpha, epochs)[-1]
+
+    h = 1e-3
+    second = (gap_vector(h) - 2 * gap_vector(0.0) + gap_vector(-h)) / (2 * h**2)
+    at_base = gr.curvature_term(subject, [subject.start] * (epochs + 1), alpha)
+    torch.testing.assert_close(second, -alpha * at_base, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("mode", ["forward_over_reverse", "reverse_over_reverse"])
+def test_curvature_term_against_the_materialised_hessian(mode):
+    subject, alpha = losses(hvp_mode=mode), 0.7
+    joint = gr.joint_path(subject, 0.05, alpha, 4)
+
+    def value(task, theta):
+        x, y = subject.data[task][0]
+        return F.cross_entropy(torch.func.functional_call(subject.module, subject.layout.unpack(theta), x), y)
+
+    expected = torch.zeros_like(subject.start)
+    for task in subject.tasks:
+        for e in range(3):
+            hessian = torch.func.hessian(lambda theta, task=task: value(task, theta))(joint[e])
+            expected += hessian @ sum(gr.mismatch(subject, joint[m], alpha)[task] for m in range(e + 1))
+    torch.testing.assert_close(gr.curvature_term(subject, joint, alpha), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_at_alpha_one_over_t_the_gap_is_a_covariance():
+    """C at θ0 is −T (k choose 2) Cov_t(H_t, g_t): not zero, although |αT − 1| is."""
+    subject, epochs = losses(), 3
+    theta, count = subject.start, len(subject.tasks)
+    grads = {t: subject.gradient(t, theta) for t in subject.tasks}
+    mean = sum(grads.values()) / count
+    covariance = sum(subject.hvp(t, theta, grads[t] - mean) for t in subject.tasks) / count
+    term = gr.curvature_term(subject, [theta] * (epochs + 1), 1 / count)
+    torch.testing.assert_close(term, -count * math.comb(epochs, 2) * covariance, rtol=1e-9, atol=1e-12)
+    assert term.norm() > 1e-3
+
+
+def test_batches_are_weighted_by_their_size():
+    whole = tasks(count=1, n=17)
+    x, y = whole["t0"]
+    split = {"t0": [(x[:3], y[:3]), (x[3:10], y[3:10]), (x[10:], y[10:])]}
+    a, b = losses(data=whole), losses(data=split)
+    assert a.value("t0", a.start) == pytest.approx(b.value("t0", b.start), rel=1e-12)
+    torch.testing.assert_close(a.gradient("t0", a.start), b.gradient("t0", b.start))
+    v = torch.randn(a.start.shape, dtype=torch.float64)
+    torch.testing.assert_close(a.hvp("t0", a.start, v), b.hvp("t0", b.start, v))
+
+
+def dense_hessian(subject, task, theta):
+    return torch.stack([subject.hvp(task, theta, e) for e in torch.eye(theta.numel(), dtype=theta.dtype)])
+
+
+def test_hessian_norm_is_the_spectral_norm():
+    subject = losses()
+    dense = dense_hessian(subject, "t1", subject.start)
+    torch.testing.assert_close(dense, dense.T, rtol=1e-9, atol=1e-12)
+    assert gr.hessian_norm(subject, "t1", subject.start) == pytest.approx(
+        float(torch.linalg.matrix_norm(dense, 2)), rel=1e-8
+    )
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.Sigmoid, nn.ReLU, nn.Identity, nn.Softplus, nn.GELU])
+@pytest.mark.parametrize(
+    ("sizes", "bias", "scale"), [((5, 6, 3), False, 0.1), ((5, 4, 4, 3), True, 1.0), ((5, 6, 3), True, 3.0)]
+)
+def test_corrected_bound_holds(activation, sizes, bias, scale):
+    subject = losses(network(activation, sizes, bias, scale=scale), tasks(count=2, n=6))
+    check = gr.check_bound(subject, eta=0.01, alpha=0.5, epochs=3)
+    assert check.corrected_holds
+    assert check.measured_gradient <= check.corrected.gradient
+    assert check.measured_hessian <= check.corrected.hessian
+
+
+@given(
+    scale=st.floats(0.05, 4),
+    alpha=st.floats(-1, 2),
+    seed=st.integers(0, 1000),
+    activation=st.sampled_from([nn.Tanh, nn.Sigmoid, nn.ReLU]),
+)
+@settings(max_examples=15, deadline=None)
+def test_corrected_bound_holds_anywhere(scale, alpha, seed, activation):
+    subject = losses(network(activation, (5, 4, 3), seed=seed, scale=scale), tasks(count=2, n=4, seed=seed))
+    assert gr.check_bound(subject, eta=0.02, alpha=alpha, epochs=2).corrected_holds
+
+
+def test_printed_bound_vanishes_at_alpha_one_over_t_while_c_does_not():
+    check = gr.check_bound(losses(network(bias=False)), eta=0.01, alpha=1 / 3, epochs=3)
+    assert check.printed.total == pytest.approx(0, abs=1e-12)
+    assert check.measured > 1e-3
+    assert not check.printed_holds
+
+
+def test_printed_hessian_bound_misses_the_gauss_newton_term():
+    """γ = 0 (a linear network) makes the general H_max zero; the Hessian of the loss is not."""
+    check = gr.check_bound(losses(network(nn.Identity, bias=False)), eta=0.01, alpha=1.0, epochs=2)
+    assert check.printed.hessian == 0
+    assert check.measured_hessian > 0.1
+
+
+def test_printed_relu_hessian_bound_misses_the_cross_layer_derivatives():
+    """A ReLU network is piecewise multilinear in its weights, not piecewise linear: ∂²f/∂W₁∂W₂ ≠ 0."""
+    check = gr.check_bound(losses(network(nn.ReLU, bias=False, scale=0.1)), eta=0.01, alpha=1.0, epochs=2)
+    assert check.measured_hessian > check.printed.hessian
+    assert not check.printed_holds
+
+
+def test_printed_gradient_bound_fails_for_small_weights():
+    """∂f/∂W_ℓ has Π/s_ℓ where the printed Jacobian has Π, and there are L such blocks."""
+    check = gr.check_bound(losses(network(bias=False, scale=0.03)), eta=0.01, alpha=1.0, epochs=2)
+    assert check.measured_gradient > check.printed.gradient
+
+
+def test_printed_relu_statements_disagree():
+    constants = gr.NetworkConstants(spectral_norms=(2.0, 1.5), input_norm=3.0, slope=1.0, curvature=0.0)
+    text = gr.printed_bound(constants, tasks=3, alpha=1.0, epochs=3, statement="relu_text").total
+    appendix = gr.printed_bound(constants, tasks=3, alpha=1.0, epochs=3, statement="relu_appendix").total
+    assert appendix == pytest.approx(3 * 3 * 2 * 0.5 * math.sqrt(2) * 9.0**3)
+    assert text == pytest.approx(appendix / 2 * math.sqrt(2) * 9.0)
+
+
+@pytest.mark.parametrize("kind", list(_ACTIVATIONS))
+def test_activation_constants_cover_a_grid(kind):
+    slope, curvature, at_zero = _ACTIVATIONS[kind]
+    phi = kind()
+    z = torch.linspace(-8, 8, 4001, dtype=torch.float64)[1::2]
+    first = torch.func.vmap(torch.func.grad(phi))(z).abs().max()
+    assert first <= slope * (1 + 1e-9)
+    assert first >= slope * 0.999
+    assert abs(float(phi(torch.zeros(1, dtype=torch.float64)))) == pytest.approx(at_zero, abs=1e-12)
+    if kind not in (nn.ReLU, nn.Identity):
+        second = torch.func.vmap(torch.func.grad(torch.func.grad(phi)))(z).abs().max()
+        assert second <= curvature * (1 + 1e-9)
+        assert second >= curvature * 0.999
+
+
+steps = st.lists(st.tuples(st.integers(1, 1000), st.floats(-1, 1, allow_subnormal=False)), min_size=1, max_size=6)
+
+
+@given(steps)
+@settings(max_examples=300)
+def test_corrected_descent_condition_is_sufficient(step):
+    decreases = {str(i): d for i, (_, d) in enumerate(step)}
+    check = gr.descent_check(decreases, {str(i): n for i, (n, _) in enumerate(step)})
+    if check.atm_decrease > check.threshold + 1e-12:
+        assert check.target_decrease > 0
+
+
+def test_printed_descent_condition_is_not_sufficient():
+    check = gr.descent_check({"large": 0.001, "small": 1.0, "medium": -0.5}, {"large": 100, "small": 1, "medium": 50})
+    assert check.printed_guarantee
+    assert check.target_decrease < 0
+    assert check.printed_fails
+    assert not check.guaranteed
+
+
+def test_printed_descent_condition_fails_often_at_random():
+    rng = np.random.default_rng(0)
+    failures = 0
+    for _ in range(2000):
+        step = {str(i): float(d) for i, d in enumerate(rng.normal(size=3))}
+        check = gr.descent_check(step, {str(i): int(n) for i, n in enumerate(rng.integers(1, 1000, 3))})
+        failures += check.printed_fails
+        assert check.target_decrease > 0 or not check.guaranteed
+    assert failures > 20
+
+
+def test_descent_edges():
+    assert gr.descent_check({"a": 0.1}, {"a": 5}).guaranteed
+    nothing = gr.descent_check({"a": 0.0, "b": -0.1}, {"a": 5, "b": 5})
+    assert not nothing.guaranteed
+    assert nothing.to_dict()["threshold"] is None
+    with pytest.raises(InputError, match="sample counts"):
+        gr.descent_check({"a": 0.1}, {"b": 1})
+
+
+def test_results_are_json_and_mistakes_are_named():
+    subject = losses()
+    json.dumps(gr.observed_order(subject, [0.02, 0.01], alpha=0.5, epochs=2).to_dict(), allow_nan=False)
+    json.dumps(gr.check_bound(subject, eta=0.01, alpha=0.5, epochs=2).to_dict(), allow_nan=False)
+    with pytest.raises(InputError, match="did you mean 't0'"):
+        subject.gradient("t00", subject.start)
+    with pytest.raises(InputError, match="epochs >= 2"):
+        gr.observed_order(subject, [0.02, 0.01], alpha=0.5, epochs=1)
+    with pytest.raises(InputError, match="Sequential"):
+        gr.check_bound(losses(Convolutional().double(), tasks(classes=2)), eta=0.1, alpha=1, epochs=2)
+    with pytest.raises(InputError, match="no task"):
+        gr.TaskLosses.of(network(), F.cross_entropy, {})
