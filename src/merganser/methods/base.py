@@ -51,7 +51,7 @@ class Group:
         return [model - self.anchor for model in self.models]
 
     def random_bits(self, model: int) -> Tensor:
-        """Uniform 32-bit integers (as int64), one per element of this block.
+        """Uniform signed 32-bit integers, one per element of this block; `bits < threshold(p)` has probability p.
 
         The stream is keyed by (seed, tensor name, model label) and addressed by element: it depends neither
         on blocks and threads nor on the order of the models.
@@ -60,14 +60,31 @@ class Group:
         stream = np.random.PCG64DXSM(int.from_bytes(hashlib.blake2b(key, digest_size=16).digest(), "little"))
         stream.advance(self.offset // 2)
         skip, count = self.offset % 2, self.models[model].numel()
-        words = stream.random_raw((skip + count + 1) // 2).view(np.uint32)
-        return torch.from_numpy(words[skip : skip + count].astype(np.int64)).view(self.models[model].shape)
+        words = stream.random_raw((skip + count + 1) // 2)
+        bits = torch.from_numpy(words.view(np.int32)[skip : skip + count]).view(self.models[model].shape)
+        return bits.to(self.models[model].device)
+
+
+def threshold(probability: float) -> int:
+    """The integer that uniform signed 32-bit integers stay below with this probability (2³¹ for 1: always)."""
+    return round(probability * 2**32) - 2**31
 
 
 class Blocks(Protocol):
-    """The blocks of one output tensor, readable any number of times."""
+    """The blocks of one output tensor, readable any number of times, in the order of their elements.
 
-    shape: tuple[int, ...]
+    How a tensor is cut is a function of its shape alone. Matrices are cut between rows, larger tensors between
+    rows of the first axis too, unless such a row has more than 2¹⁶ elements; vectors anywhere.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Group:
+        """One block alone: a sample, or a second look, without a pass over the others."""
+        ...
 
     def __iter__(self) -> Iterator[Group]: ...
 
@@ -97,13 +114,29 @@ class Method:
     models: ClassVar[tuple[int, float]] = (1, math.inf)
     #: Side checkpoints a rule wants per model, e.g. ("fisher",).
     statistics: ClassVar[tuple[str, ...]] = ()
+    #: Other names under which recipes may ask for this rule.
+    also: ClassVar[tuple[str, ...]] = ()
+    #: Other tools' parameters that have nothing to act on here: accepted in their recipes, without effect.
+    ignored: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def check_inputs(cls, models: int, base: bool, where: str = "") -> None:
+        """An error if this rule cannot merge so many models, with or without a base; for the planner."""
+        where = where or f"method {cls.name!r}"
+        low, high = cls.models
+        if cls.base == "required" and not base:
+            raise RecipeError(f"{where}: a base model is needed (the task vectors are differences from it)")
+        if not low <= models <= high:
+            wanted = f"{low}" if low == high else f"at least {low}" if high == math.inf else f"{low} to {high:g}"
+            besides = " besides the base" if base and cls.base != "none" else ""
+            raise RecipeError(f"{where}: expected {wanted} model(s){besides}, got {models}")
 
     def reduce(self, blocks: Blocks) -> State:
         """What `merge` must know of the whole tensor (reduce_map only)."""
         return None
 
     def merge(self, group: Group, state: State = None) -> Tensor:
-        """The output for this block (or whole tensor), in the dtype of the inputs."""
+        """The output for this block (or whole tensor), in the dtype of the inputs; may be an input itself."""
         raise NotImplementedError
 
     def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> State:
@@ -131,6 +164,8 @@ class Parameter:
     high: float | None
     choices: tuple[str, ...] | None
     required: bool
+    #: What a mergekit recipe means that leaves the parameter out.
+    mergekit: Any = None
 
     def check(self, value: Any, where: str) -> Any:
         """The value in its own type, or an error that names the place."""
@@ -167,26 +202,48 @@ def param(
     high: float | None = None,
     choices: tuple[str, ...] | None = None,
     aliases: tuple[str, ...] = (),
+    mergekit: Any = None,
 ) -> Any:
-    """A hyper-parameter; without a default it is required. `aliases` are other tools' names for it."""
-    metadata = {
+    """A hyper-parameter; without a default it is required.
+
+    `aliases` are other tools' names for it, `mergekit` its default there if it is another one.
+    """
+    return field(default=default, metadata=_metadata(default, help, low, high, choices, aliases, mergekit, False))
+
+
+def per_model(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    aliases: tuple[str, ...] = (),
+    mergekit: Any = None,
+) -> Any:
+    """A hyper-parameter with one value for each model; the field holds a tuple."""
+    return field(default=(), metadata=_metadata(default, help, low, high, None, aliases, mergekit, True))
+
+
+def _metadata(
+    default: Any,
+    help: str,
+    low: float | None,
+    high: float | None,
+    choices: tuple[str, ...] | None,
+    aliases: tuple[str, ...],
+    mergekit: Any,
+    per_model: bool,
+) -> dict[str, Any]:
+    return {
+        "default": default,
         "help": help,
         "low": low,
         "high": high,
         "choices": choices,
         "aliases": aliases,
-        "per_model": False,
+        "mergekit": mergekit,
+        "per_model": per_model,
     }
-    return field(default=default, metadata=metadata)
-
-
-def per_model(
-    default: Any = dataclasses.MISSING, help: str = "", *, low: float | None = None, high: float | None = None
-) -> Any:
-    """A hyper-parameter with one value for each model; the field holds a tuple."""
-    metadata = {"help": help, "low": low, "high": high, "choices": None, "aliases": (), "per_model": True}
-    metadata["default"] = default
-    return field(default=(), metadata=metadata)
 
 
 _REGISTRY: dict[str, type[Method]] = {}
@@ -194,25 +251,27 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register(cls: M) -> M:
-    """Class decorator: makes the rule known by its `name`."""
-    if cls.name in _REGISTRY:
-        raise ValueError(f"two methods are called {cls.name!r}")
-    _REGISTRY[cls.name] = cls
+    """Class decorator: makes the rule known by its `name` and what it is `also` called."""
+    for name in (cls.name, *cls.also):
+        if name in _REGISTRY:
+            raise ValueError(f"two methods are called {name!r}")
+        _REGISTRY[name] = cls
     return cls
 
 
 def registry() -> Mapping[str, type[Method]]:
-    """Every method by name, sorted."""
+    """Every method by its own name, sorted."""
     import merganser.methods  # noqa: F401  (registers the families)
 
-    return dict(sorted(_REGISTRY.items()))
+    return {name: method for name, method in sorted(_REGISTRY.items()) if name == method.name}
 
 
 def lookup(name: str, where: str = "method") -> type[Method]:
+    """The method of that name, its own or another tool's."""
     methods = registry()
-    if name not in methods:
+    if name not in _REGISTRY:
         raise RecipeError(f"{where}: unknown method {name!r}{did_you_mean(name, methods)}")
-    return methods[name]
+    return _REGISTRY[name]
 
 
 def parameters(method: type[Method]) -> dict[str, Parameter]:
@@ -221,10 +280,10 @@ def parameters(method: type[Method]) -> dict[str, Parameter]:
     found = {}
     for entry in dataclasses.fields(method):
         meta = entry.metadata
-        default = meta["default"] if meta["per_model"] else entry.default
-        kind = hints[entry.name]
-        if meta["per_model"]:
-            kind = typing.get_args(kind)[0]
+        default = meta["default"]
+        kind = typing.get_args(hints[entry.name])[0] if meta["per_model"] else hints[entry.name]
+        if type(None) in typing.get_args(kind):
+            kind = next(k for k in typing.get_args(kind) if k is not type(None))
         found[entry.name] = Parameter(
             name=entry.name,
             kind=typing.get_origin(kind) or kind,
@@ -235,6 +294,7 @@ def parameters(method: type[Method]) -> dict[str, Parameter]:
             high=meta["high"],
             choices=meta["choices"],
             required=default is dataclasses.MISSING,
+            mergekit=meta["mergekit"],
         )
     return found
 
@@ -242,6 +302,11 @@ def parameters(method: type[Method]) -> dict[str, Parameter]:
 def aliases(method: type[Method]) -> dict[str, str]:
     """Other tools' names for this rule's parameters: alias -> own name."""
     return {alias: f.name for f in dataclasses.fields(method) for alias in f.metadata["aliases"]}
+
+
+def mergekit_defaults(method: type[Method]) -> dict[str, Any]:
+    """Parameters a mergekit recipe may leave out and then means otherwise than our default."""
+    return {p.name: p.mergekit for p in parameters(method).values() if p.mergekit is not None}
 
 
 def build(method: type[Method], values: Mapping[str, Any], models: Sequence[str]) -> Method:
