@@ -60,11 +60,11 @@ def execute(
     total = plan.bytes_out
     counter = _Counter(total - sum(c.output.spec.nbytes for c in todo), total, on_progress)
     with _torch_threads(max(1, (os.cpu_count() or 1) // workers)), _Pool(workers, memory) as pool:
-        for batch in _batches(todo):
+        for batch in batches(todo):
             if len(batch) == 1 and len(batch[0].spans) > 1:
                 _submit_large(pool, batch[0], sink, counter)
             else:
-                pool.submit(max(map(footprint, batch)), _run_small, batch, sink, counter)
+                pool.submit(max(map(footprint, batch)), run_batch, batch, sink, counter.add)
 
 
 def prepare(plan: Plan, sources: Sequence[Checkpoint], settings: Settings) -> dict[str, Any]:
@@ -89,13 +89,16 @@ def memory_bound(plan: Plan, sources: Sequence[Checkpoint], workers: int, memory
     return max(sizes[0], min(memory, sum(sizes[:workers]))) if sizes else 0
 
 
-def _run_small(batch: Sequence[Computation], sink: Sink, counter: _Counter) -> None:
+def run_batch(
+    batch: Sequence[Computation], sink: Sink, on_finished: Callable[[Output], None] = lambda output: None
+) -> None:
+    """Several outputs one after the other, in this thread."""
     for computation in batch:
         state = computation.state()
         for span in computation.spans:
             _run_span(computation, span, state, sink)
         sink.finished(computation.output)
-        counter.add(computation.output)
+        on_finished(computation.output)
 
 
 def _run_span(computation: Computation, span: list[Piece], state: Any, sink: Sink) -> None:
@@ -119,7 +122,7 @@ def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: _C
         pool.submit(need, run, span)
 
 
-def _batches(computations: Sequence[Computation]) -> Iterator[list[Computation]]:
+def batches(computations: Sequence[Computation]) -> Iterator[list[Computation]]:
     """Small tensors in one task, so that ten thousand of them cost no ten thousand round trips."""
     batch: list[Computation] = []
     held = 0

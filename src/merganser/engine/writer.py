@@ -24,11 +24,14 @@ from merganser.recipes.plan import Output, Plan
 class ShardFiles:
     """The open files of a layout and positional writes into them."""
 
-    def __init__(self, directory: Path, shards: list[Shard], disk: Disk) -> None:
+    def __init__(self, directory: Path, shards: list[Shard], disk: Disk, create: bool = True) -> None:
         self._disk = disk
         self._paths = [directory / shard.file for shard in shards]
         self._handles: list[int] = []
         for path, shard in zip(self._paths, shards, strict=True):
+            if not create:
+                self._handles.append(os.open(path, os.O_RDWR))
+                continue
             self._handles.append(disk.create(path, shard.size))
             disk.write_at(self._handles[-1], memoryview(shard.header), 0, path)
         self._places = {
@@ -75,7 +78,7 @@ class CheckpointWriter:
     ) -> None:
         self.out = out
         self.staging = out.with_name(f"{out.name}.partial")
-        self._model = self.staging / "model"
+        self.directory = self.staging / "model"
         self._plan = plan
         self._disk = disk or Disk()
         self._shards = lay_out(plan)
@@ -110,7 +113,7 @@ class CheckpointWriter:
             raise InputError(f"{self.out} exists already; choose another name or use --overwrite")
         if not self.out.absolute().parent.is_dir():
             raise InputError(f"{self.out.parent}: no such directory to write into")
-        held = sum(f.stat().st_blocks * 512 for f in self._model.iterdir()) if self._model.is_dir() else 0
+        held = sum(f.stat().st_blocks * 512 for f in self.directory.iterdir()) if self.directory.is_dir() else 0
         free = shutil.disk_usage(self.out.absolute().parent).free
         if free + held < self._plan.bytes_out:
             raise InputError(f"{self.out.parent}: the result needs {self._plan.bytes_out:,} bytes, {free:,} are free")
@@ -127,18 +130,18 @@ class CheckpointWriter:
                 f"{self.staging} was begun with another recipe, other sources or another version; "
                 "--overwrite starts again"
             )
-        elif self.out.exists() and self._model.exists() and not (records[0]["overwrite"] or overwrite):
+        elif self.out.exists() and self.directory.exists() and not (records[0]["overwrite"] or overwrite):
             raise InputError(f"{self.out} has appeared since {self.staging} was begun; use --overwrite to replace it")
         self._done = {name for record in records for name in record.get("done", ())}
-        self.published = not self._model.exists() and records[-1].get("publishing", False)
+        self.published = not self.directory.exists() and records[-1].get("publishing", False)
         if self.published:
             return
-        self._disk.make_directory(self._model)
+        self._disk.make_directory(self.directory)
         for shard in self._shards:
-            path = self._model / shard.file
+            path = self.directory / shard.file
             if not self._done.isdisjoint(shard.offsets) and (not path.exists() or path.stat().st_size != shard.size):
                 raise InputError(f"{path} was changed since it was written; --overwrite starts again")
-        self._files = ShardFiles(self._model, self._shards, self._disk)
+        self._files = ShardFiles(self.directory, self._shards, self._disk)
 
     def done(self) -> Collection[str]:
         return frozenset(self._done)
@@ -177,15 +180,15 @@ class CheckpointWriter:
                 self._stop_syncing()
                 self.commit()
                 self._files.close()
-                add_sidecars(self._model)
+                add_sidecars(self.directory)
                 if len(self._shards) > 1:
-                    index = self._model / "model.safetensors.index.json"
+                    index = self.directory / "model.safetensors.index.json"
                     self._disk.write_file(index, index_json(self._shards, self._plan))
-                self._disk.sync_tree(self._model)
+                self._disk.sync_tree(self.directory)
                 self._journal.append({"publishing": True})
                 if self.out.exists():
                     self._disk.rename(self.out, self.staging / "replaced")
-                self._disk.rename(self._model, self.out)
+                self._disk.rename(self.directory, self.out)
             self._journal.close()
             self._disk.remove(self.staging)
         except OSError as error:
@@ -195,9 +198,10 @@ class CheckpointWriter:
     def abandon(self) -> None:
         """Keep what is finished for `--resume`, as far as possible; called when the work has failed already."""
         self._stop_syncing()
-        with contextlib.suppress(MerganserError):
-            self.commit()
-        self._files.close()
+        if not self.published:
+            with contextlib.suppress(MerganserError):
+                self.commit()
+            self._files.close()
         self._journal.close()
 
     def _sync_now_and_then(self) -> None:

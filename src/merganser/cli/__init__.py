@@ -1,0 +1,79 @@
+"""The command line: thin commands over the library. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from merganser.errors import MerganserError
+
+#: Command (or group of commands) -> the module that defines it.
+COMMANDS = {
+    "merge": "merganser.cli.merge",
+    "methods": "merganser.cli.methods",
+    "inspect": "merganser.cli.inspect",
+    "experts": "merganser.cli.experts",
+    "extract-lora": "merganser.cli.lora",
+    "evolve": "merganser.cli.evolve",
+    "align": "merganser.cli.align",
+    "demo": "merganser.cli.demo",
+}
+
+
+def build() -> Any:
+    """The typer application with every command mounted."""
+    import typer
+
+    app = typer.Typer(
+        name="merganser",
+        help="Merge, align, compress, route and evolve neural networks in weight space.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        rich_markup_mode=None,
+    )
+
+    @app.callback(invoke_without_command=True)
+    def root(
+        version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+    ) -> None:
+        if version:
+            from merganser import __version__
+
+            typer.echo(__version__)
+            raise typer.Exit
+
+    for name, path in COMMANDS.items():
+        module = import_module(path)
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(module.command)
+    return app
+
+
+def main() -> None:
+    """Entry point: errors become one message on stderr and an exit code, never a traceback."""
+    try:
+        build()(standalone_mode=True)
+    except MerganserError as error:
+        fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        if os.environ.get("MERGANSER_DEBUG"):
+            raise
+        fail(f"unexpected {type(error).__name__}: {error} (MERGANSER_DEBUG=1 shows where)", 1)
+
+
+def fail(message: str, code: int) -> None:
+    if "--json" in sys.argv:
+        print(json.dumps({"event": "error", "message": message, "exit_code": code}))
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)

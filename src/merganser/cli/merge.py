@@ -1,0 +1,137 @@
+"""`merganser merge`: a recipe in, a checkpoint out."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from merganser.cli.progress import ProgressReporter
+from merganser.cli.units import parse_size, show_size, show_time
+
+if TYPE_CHECKING:
+    from merganser.recipes.plan import Plan
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML), native or mergekit's.")],
+    out: Annotated[Path, typer.Argument(help="Directory to be made.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; reads headers only.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a merge that was interrupted.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, or an unfinished merge.")] = False,
+    memory: Annotated[str | None, typer.Option(help="Bound on tensors in flight, e.g. 2GiB (the default).")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads; default: one per core.")] = None,
+    ray: Annotated[str | None, typer.Option(help="Run on a Ray cluster at this address; 'local' starts one.")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 …")] = "cpu",
+    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Go on when an input contains NaN.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")] = False,
+) -> None:
+    """Merge checkpoints as a recipe says.
+
+    Everything wrong with the recipe or the checkpoints is said before any weight is read. An interrupted merge
+    continues with --resume and gives the same bytes; OUT appears only when it is complete.
+    """
+    from merganser.engine.api import run
+    from merganser.engine.execute import DEFAULT_MEMORY, Progress
+
+    limit = parse_size(memory) if memory else DEFAULT_MEMORY
+    _check_device(device)
+    if dry_run:
+        _show(_summary(recipe, limit, workers, strict=memory is not None), as_json)
+        return
+    began = time.monotonic()
+
+    def on_plan(plan: Plan) -> None:
+        _show(_summary_of(plan, limit, workers, strict=memory is not None), as_json)
+
+    with ProgressReporter(as_json) as reporter:
+
+        def on_progress(progress: Progress) -> None:
+            reporter(progress.done, progress.total, progress.name)
+
+        path = run(
+            recipe,
+            out,
+            resume=resume,
+            overwrite=overwrite,
+            workers=workers,
+            memory=limit,
+            device=device,
+            allow_nan=allow_nan,
+            ray=ray,
+            on_plan=on_plan,
+            on_progress=on_progress,
+        )
+    seconds = time.monotonic() - began
+    if as_json:
+        typer.echo(json.dumps({"event": "done", "path": str(path), "seconds": round(seconds, 3)}))
+    else:
+        typer.echo(f"wrote {path} in {show_time(seconds)}")
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    import torch
+
+    from merganser.errors import InputError
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {device}: not usable here: {str(error).splitlines()[0]}") from None
+
+
+def _summary(recipe: Path, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
+    from merganser import recipes
+
+    return _summary_of(recipes.plan(recipes.load(recipe)), memory, workers, strict)
+
+
+def _summary_of(plan: Plan, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
+    from merganser.engine.execute import memory_bound
+    from merganser.engine.layout import lay_out
+    from merganser.engine.view import open_sources
+    from merganser.errors import InputError
+
+    sources = open_sources(plan)
+    bound = memory_bound(plan, sources, workers or os.cpu_count() or 1, memory)
+    if strict and bound > memory:
+        raise InputError(f"--memory {show_size(memory)}: one tensor alone needs {show_size(bound)} with its method")
+    methods: dict[str, int] = {}
+    read = 0
+    for output in plan.outputs:
+        methods[output.method] = methods.get(output.method, 0) + 1
+        for source in (*output.inputs, *([output.base] if output.base else [])):
+            read += sources[source.model].spec(source.name).nbytes
+    return {
+        "event": "plan",
+        "models": [model.label for model in plan.models],
+        "tensors": len(plan.outputs),
+        "methods": methods,
+        "bytes_in": read,
+        "bytes_out": plan.bytes_out,
+        "shards": len(lay_out(plan)),
+        "memory_bound": bound,
+        "notes": list(plan.notes),
+    }
+
+
+def _show(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    methods = ", ".join(f"{name} × {count}" for name, count in sorted(summary["methods"].items()))
+    for label, value in (
+        ("models", "\n         ".join(summary["models"])),
+        ("tensors", f"{summary['tensors']}: {methods}"),
+        ("reads", show_size(summary["bytes_in"])),
+        ("writes", f"{show_size(summary['bytes_out'])} in {summary['shards']} file(s)"),
+        ("memory", f"at most {show_size(summary['memory_bound'])} besides mapped files"),
+        *(("note", note) for note in summary["notes"]),
+    ):
+        typer.echo(f"{label:<8} {value}")

@@ -1,0 +1,31 @@
+"""Sizes and durations as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from merganser.errors import InputError
+
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_size(text: str) -> int:
+    """Bytes in "2GiB", "512MB", "1.5g" or "1000000"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
+    if not match or match[2].lower() == "i":
+        raise InputError(f"{text!r} is not a size; write for example 2GiB or 512MB")
+    return int(float(match[1]) * _FACTORS[match[2].lower()])
+
+
+def show_size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def show_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

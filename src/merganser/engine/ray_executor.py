@@ -1,0 +1,108 @@
+"""The same plan on a Ray cluster: whole outputs are the unit, files on a shared file system the meeting point."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from merganser.engine.compute import Computation, Settings
+from merganser.engine.disk import Disk
+from merganser.engine.execute import Progress, batches, prepare, run_batch
+from merganser.engine.layout import lay_out
+from merganser.engine.view import open_sources
+from merganser.engine.writer import CheckpointWriter, ShardFiles
+from merganser.errors import MerganserError, require
+from merganser.recipes.plan import Output, Plan
+
+
+def execute_on_ray(
+    plan: Plan,
+    writer: CheckpointWriter,
+    address: str,
+    *,
+    workers: int | None = None,
+    settings: Settings | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> None:
+    """Compute what `writer` does not have yet. A task whose worker dies is run again elsewhere: writing the same
+    bytes to the same place twice does no harm, and only the driver journals."""
+    ray: Any = require("ray", "ray")
+    settings = settings or Settings()
+    started = not ray.is_initialized()
+    if started:
+        ray.init(
+            address=None if address == "local" else address,
+            num_cpus=workers if address == "local" else None,
+            log_to_driver=False,
+            include_dashboard=False,
+        )
+    try:
+        sources = open_sources(plan)
+        prepared = prepare(plan, sources, settings)
+        outputs = {output.name: output for output in plan.outputs}
+        have = writer.done()
+        todo = [Computation(plan, o, sources, settings) for o in plan.outputs if o.name not in have]
+        shared = ray.put(json.dumps(plan.to_json()))
+        task = ray.remote(max_retries=-1)(_compute)
+        directory = str(writer.directory.absolute())
+        running = [
+            task.remote(shared, [c.output.name for c in batch], directory, settings, prepared)
+            for batch in batches(todo)
+        ]
+        done = sum(outputs[name].spec.nbytes for name in have)
+        while running:
+            (ready,), running = ray.wait(running, num_returns=1)
+            try:
+                names = ray.get(ready)
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                raise cause if isinstance(cause, MerganserError) else MerganserError(str(cause)) from None
+            for name in names:
+                writer.finished(outputs[name])
+                done += outputs[name].spec.nbytes
+                if on_progress is not None:
+                    on_progress(Progress(done, plan.bytes_out, name))
+    finally:
+        if started:
+            ray.shutdown()
+
+
+class _RemoteSink:
+    """Writes into the driver's preallocated files; syncs before it reports back."""
+
+    def __init__(self, files: ShardFiles) -> None:
+        self._files = files
+        self._touched: set[int] = set()
+        self.write = files.write
+
+    def done(self) -> frozenset[str]:
+        return frozenset()
+
+    def finished(self, output: Output) -> None:
+        self._touched.add(self._files.shard_of(output.name))
+
+    def sync(self) -> None:
+        self._files.sync(self._touched)
+
+
+@functools.lru_cache(maxsize=2)
+def _open(text: str) -> tuple[Plan, list[Any]]:
+    plan = Plan.from_json(json.loads(text))
+    return plan, open_sources(plan)
+
+
+def _compute(text: str, names: list[str], directory: str, settings: Settings, prepared: dict[str, Any]) -> list[str]:
+    plan, sources = _open(text)
+    wanted = set(names)
+    outputs = [output for output in plan.outputs if output.name in wanted]
+    files = ShardFiles(Path(directory), lay_out(plan), Disk(), create=False)
+    try:
+        sink = _RemoteSink(files)
+        run_batch([Computation(plan, o, sources, settings, prepared.get(o.method)) for o in outputs], sink)
+        sink.sync()
+    finally:
+        files.close()
+    return names

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file, save_model
+from torch import nn
+
+import merganser as mg
+from merganser.errors import CheckpointError
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def sharded(directory: Path, index: dict[str, str] | None = None) -> Path:
+    directory.mkdir()
+    save_file({"a": torch.ones(2)}, directory / "model-1.safetensors")
+    save_file({"b": torch.zeros(3)}, directory / "model-2.safetensors")
+    weight_map = index or {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return directory
+
+
+def test_a_sharded_directory_is_one_checkpoint(tmp_path: Path) -> None:
+    opened = mg.open(sharded(tmp_path / "m"))
+    assert opened.names() == ["a", "b"]
+    assert torch.equal(opened.read("b"), torch.zeros(3))
+    assert "a" in opened
+    assert "c" not in opened
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"a": "../model-1.safetensors"}, "outside the directory"),
+        ({"a": "/etc/passwd"}, "outside the directory"),
+        ({"a": "model-3.safetensors"}, "does not exist; is the download complete"),
+        ({"c": "model-1.safetensors"}, "says 'c' is in model-1.safetensors, which has no such tensor"),
+    ],
+)
+def test_an_index_that_lies(tmp_path: Path, index: dict[str, str], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        mg.open(sharded(tmp_path / "m", index))
+
+
+def test_other_broken_directories(tmp_path: Path) -> None:
+    directory = sharded(tmp_path / "twice")
+    save_file({"a": torch.ones(2)}, directory / "model-2.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="which has no such tensor"):
+        mg.open(directory)
+    index["weight_map"] = {"a": "model-1.safetensors"} | {"a ": "model-2.safetensors"}
+    save_file({"a": torch.ones(2), "a ": torch.ones(1)}, directory / "model-2.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="'a' is in .* and again in model-2"):
+        mg.open(directory)
+    (directory / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="not a weight index"):
+        mg.open(directory)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors.*it holds nothing"):
+        mg.open(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("wrap", [None, "state_dict", "model"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_torch_files(tmp_path: Path, wrap: str | None, zipped: bool) -> None:
+    module = Tied()
+    content = module.state_dict() if wrap is None else {wrap: module.state_dict(), "epoch": 3}
+    torch.save(content, tmp_path / "m.pt", _use_new_zipfile_serialization=zipped)
+    opened = mg.open(tmp_path / "m.pt")
+    assert torch.equal(opened.read("head.weight"), module.embed.weight)
+    assert opened.aliases() == {"head.weight": "embed.weight"}
+
+
+def test_unsafe_and_broken_torch_files_are_refused(tmp_path: Path) -> None:
+    torch.save(Tied(), tmp_path / "module.pt")
+    with pytest.raises(CheckpointError, match="refused: the pickle wants to run code"):
+        mg.open(tmp_path / "module.pt")
+    (tmp_path / "evil.bin").write_bytes(pickle.dumps(Path("x")))
+    with pytest.raises(CheckpointError, match=r"evil\.bin"):
+        mg.open(tmp_path / "evil.bin")
+    (tmp_path / "empty.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="not a readable torch file"):
+        mg.open(tmp_path / "empty.bin")
+    torch.save({"epoch": 3}, tmp_path / "none.pt")
+    with pytest.raises(CheckpointError, match="holds no tensors"):
+        mg.open(tmp_path / "none.pt")
+    torch.save(torch.ones(2), tmp_path / "bare.pt")
+    with pytest.raises(CheckpointError, match="not a dict of tensors"):
+        mg.open(tmp_path / "bare.pt")
+
+
+def test_modules_and_state_dicts_keep_their_ties(tmp_path: Path) -> None:
+    module = Tied()
+    for opened in (mg.open(module), mg.open(module.state_dict())):
+        assert opened.names() == ["embed.weight"]
+        assert opened.aliases() == {"head.weight": "embed.weight"}
+        assert opened.state_dict().keys() == module.state_dict().keys()
+    save_model(module, str(tmp_path / "m.safetensors"))
+    opened = mg.open(tmp_path / "m.safetensors")
+    assert set(opened.aliases()) | set(opened.names()) == {"embed.weight", "head.weight"}
+    assert torch.equal(opened.read("head.weight"), module.embed.weight)
+
+
+def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such file or directory"):
+        mg.open(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="cannot open a int"):
+        mg.open(3)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="'x' is a int, not a tensor"):
+        mg.open({"x": 3})
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(CheckpointError, match="unknown kind of file"):
+        mg.open(tmp_path / "notes.txt")
+
+
+def test_a_hub_id_respects_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match="nobody/nothing: no such path here, and not to be had from the hub"):
+        mg.open("nobody/nothing")
+
+
+def test_gguf_is_dequantised(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    weights = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    writer.add_tensor("plain", weights)
+    quantised = gguf.quants.quantize(weights, gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("packed", quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    opened = mg.open(tmp_path / "m.gguf")
+    assert opened.spec("packed").shape == (4, 64)
+    assert np.array_equal(opened.read("plain", (1, 3)).numpy(), weights[1:3])
+    expected = gguf.quants.dequantize(quantised, gguf.GGMLQuantizationType.Q8_0)
+    assert np.array_equal(opened.read("packed", (1, 3)).numpy(), expected[1:3])
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF nonsense")
+    with pytest.raises(CheckpointError, match="not a readable GGUF file"):
+        mg.open(tmp_path / "bad.gguf")
