@@ -1,0 +1,197 @@
+"""Reading single fields of either dialect, each error with its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from merganser.errors import RecipeError, did_you_mean
+from merganser.methods.base import Method, Parameter
+from merganser.methods.base import aliases as parameter_aliases
+from merganser.methods.base import parameters as method_parameters
+from merganser.recipes.schema import Problems, TokenizerOptions, TokenRow
+from merganser.recipes.settings import Choice, Gradient, Scalar, Setting
+
+DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+_DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
+_KINDS = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "a whole number"}
+
+
+def kind_of(value: Any) -> str:
+    """How a message calls a value."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, (dict, list)):
+        return _KINDS[type(value)]
+    return repr(value)
+
+
+def expect(value: Any, kind: type, where: str) -> Any:
+    """The value if it is of that kind, else an error that names the place."""
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise RecipeError(f"{where}: expected {_KINDS[kind]}, got {kind_of(value)}")
+
+
+def known_keys(data: Mapping[str, Any], known: Iterable[str], where: str, problems: Problems) -> None:
+    known = tuple(known)
+    for key in data:
+        if key not in known:
+            problems.add(where, f"unknown key {key!r}{did_you_mean(str(key), known)}")
+
+
+def dtype(value: Any, where: str) -> str:
+    name = expect(value, str, where).removeprefix("torch.")
+    name = _DTYPE_ALIASES.get(name, name)
+    if name not in DTYPES:
+        raise RecipeError(f"{where}: unknown dtype {value!r}{did_you_mean(name, DTYPES)}")
+    return name
+
+
+def size(value: Any, where: str) -> int:
+    """Bytes from `5GB`, `2GiB` or a number."""
+    text = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if found is None or float(found[1]) <= 0:
+        raise RecipeError(f"{where}: expected a size such as 5GB or 2GiB, got {kind_of(value)}")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def layer_range(value: Any, where: str) -> tuple[int, int]:
+    ok = isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value)
+    if not ok:
+        raise RecipeError(f"{where}: expected [first, last) as two whole numbers, got {kind_of(value)}")
+    first, last = value
+    if not 0 <= first < last:
+        raise RecipeError(f"{where}: [{first}, {last}] holds no layer; expected 0 <= first < last")
+    return first, last
+
+
+class Declared:
+    """The parameters a recipe's methods know, by own name and by alias."""
+
+    def __init__(self, methods: Iterable[type[Method]]) -> None:
+        self.methods = tuple(methods)
+        self.known: dict[str, list[Parameter]] = {}
+        self.aliases: dict[str, str] = {}
+        for method in self.methods:
+            for name, parameter in method_parameters(method).items():
+                self.known.setdefault(name, []).append(parameter)
+            self.aliases |= parameter_aliases(method)
+
+    @property
+    def title(self) -> str:
+        names = sorted({method.name for method in self.methods})
+        return f"method {names[0]!r}" if len(names) == 1 else "methods " + ", ".join(map(repr, names))
+
+    def find(self, name: str) -> tuple[str, list[Parameter]] | None:
+        own = name if name in self.known else self.aliases.get(name)
+        return (own, self.known[own]) if own else None
+
+    def unknown(self, name: str) -> str:
+        return f"unknown parameter {name!r} of {self.title}{did_you_mean(name, [*self.known, *self.aliases])}"
+
+
+def scalar(value: Any, candidates: list[Parameter], where: str) -> Scalar:
+    """The value as one of the candidates takes it; the first one's complaint otherwise."""
+    complaint: RecipeError | None = None
+    for parameter in candidates:
+        try:
+            checked: Scalar = parameter.check(value, where)
+            return checked
+        except RecipeError as error:
+            complaint = complaint or error
+    raise complaint or RecipeError(f"{where}: unknown parameter")
+
+
+def scalar_or_gradient(value: Any, candidates: list[Parameter], where: str) -> Scalar | Gradient:
+    takes_lists = any(parameter.kind is tuple for parameter in candidates)
+    if not isinstance(value, list) or takes_lists:
+        if isinstance(value, dict):
+            raise RecipeError(f"{where}: expected a value, got a mapping")
+        return scalar(value, candidates, where)
+    if not value:
+        raise RecipeError(f"{where}: an empty list is no gradient")
+    # An interpolated value lies between its neighbours, so checking the given ones checks them all.
+    return Gradient(tuple(scalar(v, candidates, f"{where}[{i}]") for i, v in enumerate(value)))
+
+
+def settings(
+    data: Any,
+    declared: Declared,
+    where: str,
+    problems: Problems,
+    compound: Callable[[Any, list[Parameter], str], Choice | None],
+    ignored: Callable[[str], bool] = lambda name: False,
+) -> dict[str, Setting]:
+    """Named parameters, each a scalar, a gradient, or what the dialect's `compound` recognises."""
+    found: dict[str, Setting] = {}
+    if data is None:
+        return found
+    if not isinstance(data, dict):
+        problems.add(where, f"expected a mapping of parameters, got {kind_of(data)}")
+        return found
+    for key, value in data.items():
+        place = f"{where}.{key}" if where else str(key)
+        known = declared.find(str(key))
+        if known is None:
+            if not ignored(str(key)):
+                problems.add(where or "parameters", declared.unknown(str(key)))
+            continue
+        with problems.collect():
+            if known[0] in found:
+                raise RecipeError(f"{place}: {known[0]!r} is given twice, once under another name")
+            choice = compound(value, known[1], place)
+            found[known[0]] = choice if choice is not None else scalar_or_gradient(value, known[1], place)
+    return found
+
+
+def tokenizer(value: Any, where: str, problems: Problems, default: str) -> TokenizerOptions | None:
+    """`base`, `union`, a model, or a mapping {source, tokens, pad_to_multiple_of}."""
+    if isinstance(value, str):
+        return TokenizerOptions(value)
+    if not isinstance(value, dict):
+        problems.add(where, f"expected base, union, a model or a mapping, got {kind_of(value)}")
+        return None
+    known_keys(value, ("source", "tokens", "pad_to_multiple_of"), where, problems)
+    tokens: dict[str, TokenRow] = {}
+    multiple = None
+    source = default
+    with problems.collect():
+        source = expect(value.get("source") or default, str, f"{where}.source")
+    with problems.collect():
+        for token, row in expect(value.get("tokens") or {}, dict, f"{where}.tokens").items():
+            with problems.collect():
+                tokens[str(token)] = _token_row(row, f"{where}.tokens[{str(token)!r}]", problems)
+    with problems.collect():
+        if value.get("pad_to_multiple_of") is not None:
+            multiple = expect(value["pad_to_multiple_of"], int, f"{where}.pad_to_multiple_of")
+            if multiple < 1:
+                raise RecipeError(f"{where}.pad_to_multiple_of: expected at least 1, got {multiple}")
+    return TokenizerOptions(source, tokens, multiple)
+
+
+def _token_row(row: Any, where: str, problems: Problems) -> TokenRow:
+    if row is None:
+        return TokenRow()
+    expect(row, dict, where)
+    known_keys(row, ("source", "force"), where, problems)
+    force = expect(row.get("force", False), bool, f"{where}.force")
+    source = row.get("source")
+    if source is None or isinstance(source, str):
+        return TokenRow(model=source, force=force)
+    expect(source, dict, f"{where}.source")
+    known_keys(source, ("kind", "model", "token", "token_id"), f"{where}.source", problems)
+    if source.get("kind") == "zero":
+        return TokenRow(zero=True, force=force)
+    if source.get("kind") != "model_token":
+        raise RecipeError(f"{where}.source.kind: expected 'zero' or 'model_token', got {kind_of(source.get('kind'))}")
+    if (source.get("token") is None) == (source.get("token_id") is None):
+        raise RecipeError(f"{where}.source: expected either token or token_id")
+    model = expect(source.get("model"), str, f"{where}.source.model")
+    if source.get("token") is not None:
+        return TokenRow(model, expect(source["token"], str, f"{where}.source.token"), force=force)
+    return TokenRow(model, expect(source["token_id"], int, f"{where}.source.token_id"), force=force)

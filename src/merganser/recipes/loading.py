@@ -1,0 +1,122 @@
+"""From a file, a text or a mapping to a recipe, whichever dialect it is in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from merganser.errors import RecipeError
+from merganser.recipes import documents, mergekit, native
+from merganser.recipes.schema import Recipe
+
+
+def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Recipe:
+    """Read a recipe: the path of a YAML file, YAML text, or a mapping.
+
+    A recipe with `merge_method` is in mergekit's dialect, one with `method` in the native one. Several documents
+    are stages: each but the last needed has a `name` by which later ones call it. Relative paths inside are looked
+    for beside the recipe's file first, then in the working directory.
+    """
+    if isinstance(source, Mapping):
+        return _load([dict(source)], None, documents.dump(_plain(source)), "recipe", ())
+    text = os.fspath(source)
+    if "\n" in text or (": " in text and not Path(text).exists()):
+        return _load(documents.parse(text), None, text, "recipe", ())
+    return _load_file(Path(text), ())
+
+
+def _load_file(path: Path, parents: tuple[Path, ...]) -> Recipe:
+    if not path.is_file():
+        kind = "is a directory, not a recipe" if path.is_dir() else "no such recipe file"
+        raise RecipeError(f"{path}: {kind}")
+    resolved = path.resolve()
+    if resolved in parents:
+        raise RecipeError(f"{path}: the recipe contains itself")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path}: not a text file; a recipe is YAML") from None
+    return _load(documents.parse(text, str(path)), path.parent, text, str(path), (*parents, resolved))
+
+
+def _load(found: list[Any], root: Path | None, text: str, source: str, parents: tuple[Path, ...]) -> Recipe:
+    stages: dict[str, Recipe] = {}
+    found = [document for document in found if document is not None]
+    if not found:
+        raise RecipeError(f"{source}: the recipe is empty")
+    if len(found) == 1:
+        return _document(found[0], stages, root, text, source, parents)
+    waiting = list(enumerate(found, 1))
+    names = {document["name"] for document in found if isinstance(document, dict) and document.get("name")}
+    last: Recipe | None = None
+    for position, document in _in_order(waiting, names, source):
+        recipe = _document(document, stages, root, text, f"{source}, document {position}", parents)
+        name = document.get("name")
+        if name is None or position == len(found):
+            last = recipe
+        if name is not None:
+            stages[str(name)] = recipe
+    assert last is not None
+    return last
+
+
+def _in_order(waiting: list[tuple[int, Any]], names: set[str], source: str) -> list[tuple[int, Any]]:
+    """Stages before those that use them."""
+    unnamed = [position for position, document in waiting if isinstance(document, dict) and not document.get("name")]
+    if len(unnamed) > 1:
+        raise RecipeError(f"{source}: only the final merge may lack a name; documents {unnamed} do")
+    ordered: list[tuple[int, Any]] = []
+    done: set[str] = set()
+    while waiting:
+        ready = [(p, d) for p, d in waiting if not ((_mentions(d) & names) - done)]
+        if not ready:
+            stuck = sorted(str(d.get("name", p)) for p, d in waiting)
+            raise RecipeError(f"{source}: the stages {', '.join(stuck)} need one another")
+        ordered += ready
+        done |= {d["name"] for _, d in ready if isinstance(d, dict) and d.get("name")}
+        waiting = [each for each in waiting if each not in ready]
+    return ordered
+
+
+def _mentions(value: Any) -> set[str]:
+    """Every text in a document, its own name aside."""
+    if isinstance(value, dict):
+        return {text for key, each in value.items() if key != "name" for text in _mentions(each)}
+    if isinstance(value, list):
+        return {text for each in value for text in _mentions(each)}
+    return {value} if isinstance(value, str) else set()
+
+
+def _document(
+    data: Any, stages: Mapping[str, Recipe], root: Path | None, text: str, source: str, parents: tuple[Path, ...]
+) -> Recipe:
+    if not isinstance(data, dict):
+        raise RecipeError(f"{source}: a recipe is a mapping with a method and models, got {type(data).__name__}")
+
+    def nested(inner: Any, where: str) -> Recipe:
+        if isinstance(inner, str):
+            beside = (root or Path()) / Path(inner).expanduser()
+            return _load_file(beside if beside.exists() else Path(inner), parents)
+        if not isinstance(inner, dict):
+            raise RecipeError(f"{where}: expected a recipe or the path of one")
+        return _document(inner, stages, root, documents.dump(_plain(inner)), where, parents)
+
+    try:
+        mergekit.refuse_other_tools(data)
+    except RecipeError as error:
+        raise RecipeError(f"{source}: {error}") from None
+    if "merge_method" in data and "method" in data:
+        raise RecipeError(f"{source}: has method and merge_method; a recipe is in one dialect")
+    if "merge_method" in data:
+        return mergekit.read(data, nested, stages, root, text, source)
+    return native.read(data, nested, root, text, source)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

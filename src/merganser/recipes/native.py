@@ -1,0 +1,253 @@
+"""The native dialect.
+
+    method: ties
+    base: ./base
+    models:
+      - {path: ./math, weight: 0.6}          # parameters of the method beside the path
+      - ./code
+      - {recipe: ./stage.yml, weight: 0.2}   # or a recipe written out
+    parameters: {density: [0.2, 0.5]}        # a list is a gradient over depth
+    overrides:
+      - {match: "*.embed_tokens.*", method: linear}
+    output: {dtype: bfloat16, shard_size: 5GB, tokenizer: base}
+    seed: 0
+
+A parameter may also be chosen by tensor name: `density: {"*.mlp.*": 0.2, "*": 0.5}`, first match wins. Instead of
+`models`, `slices` stack layers: each slice is a model entry with `layers: [first, last)`, or `{models: [...]}` of such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from merganser.errors import RecipeError
+from merganser.methods.base import Parameter, lookup
+from merganser.recipes import fields
+from merganser.recipes.fields import Declared, expect, kind_of, known_keys
+from merganser.recipes.schema import Entry, OutputOptions, Override, Part, Problems, Recipe, Slice
+from merganser.recipes.settings import Case, Choice
+
+Nested = Callable[[Any, str], Recipe]
+KEYS = ("method", "base", "models", "slices", "parameters", "overrides", "output", "seed")
+_OUTPUT_KEYS = ("dtype", "shard_size", "tokenizer", "chat_template", "exclude")
+_ENTRY_KEYS = ("path", "recipe", "label", "layers", "parameters")
+_OVERRIDE_KEYS = ("match", "method", "model", "parameters")
+
+
+def read(data: Mapping[str, Any], nested: Nested, root: Path | None, text: str, source: str) -> Recipe:
+    """The recipe in `data`; `nested` reads a recipe inside it (a mapping, or the path of a file)."""
+    reader = _Reader(nested)
+    recipe = reader.recipe(data, root, text)
+    reader.problems.finish(source)
+    assert recipe is not None
+    return recipe
+
+
+class _Reader:
+    def __init__(self, nested: Nested) -> None:
+        self.problems = Problems()
+        self.nested = nested
+
+    def recipe(self, data: Mapping[str, Any], root: Path | None, text: str) -> Recipe | None:
+        problems = self.problems
+        known_keys(data, KEYS, "", problems)
+        main = None
+        methods = []
+        with problems.collect():
+            main = lookup(expect(data.get("method"), str, "method"))
+            methods.append(main)
+        raw_overrides = self._list(data, "overrides")
+        for i, raw in enumerate(raw_overrides):
+            if isinstance(raw, dict) and raw.get("method") is not None:
+                with problems.collect():
+                    methods.append(lookup(expect(raw["method"], str, f"overrides[{i}].method"), f"overrides[{i}]"))
+        if main is None:
+            # Parameters cannot be judged without their method, and would only add noise.
+            return None
+        declared = Declared(methods)
+        base = None
+        if data.get("base") is not None:
+            base = self._entry(data["base"], "base", Declared(()))
+            if base is not None and base.layers:
+                problems.add("base.layers", "a base is always taken whole")
+        parts = self._parts(data, declared)
+        overrides = [self._override(raw, f"overrides[{i}]", declared) for i, raw in enumerate(raw_overrides)]
+        return Recipe(
+            method=main.name,
+            parts=parts,
+            base=base,
+            parameters=fields.settings(data.get("parameters"), declared, "parameters", problems, by_glob),
+            overrides=tuple(o for o in overrides if o),
+            output=self._output(data.get("output")),
+            seed=self._seed(data.get("seed", 0)),
+            text=text,
+            root=root,
+        )
+
+    def _list(self, data: Mapping[str, Any], key: str) -> list[Any]:
+        with self.problems.collect():
+            found: list[Any] = expect(data.get(key) or [], list, key)
+            return found
+        return []
+
+    def _parts(self, data: Mapping[str, Any], declared: Declared) -> tuple[Part, ...]:
+        models, slices = data.get("models"), data.get("slices")
+        if (models is None) == (slices is None):
+            self.problems.add("", "expected either models or slices" + (", got both" if models is not None else ""))
+            return ()
+        if models is not None:
+            entries = self._models(models, "models", declared)
+            for entry in entries:
+                if entry.layers:
+                    self.problems.add(f"{entry.where}.layers", "layers are taken in slices, not in models")
+            return (Part((Slice(entries, "models"),)),)
+        found = []
+        for i, raw in enumerate(self._list(data, "slices")):
+            where = f"slices[{i}]"
+            if isinstance(raw, dict) and "models" in raw:
+                known_keys(raw, ("models", "parameters"), where, self.problems)
+                entries = self._models(raw["models"], f"{where}.models", declared)
+                parameters = fields.settings(
+                    raw.get("parameters"), declared, f"{where}.parameters", self.problems, by_glob
+                )
+                found.append(Slice(entries, where, parameters=parameters))
+            elif (entry := self._entry(raw, where, declared)) is not None:
+                found.append(Slice((entry,), where))
+        for each in found:
+            for entry in each.models:
+                if entry.layers is None:
+                    self.problems.add(entry.where, "a slice says which layers it takes: layers: [first, last)")
+        if not found and not self.problems.found:
+            self.problems.add("slices", "expected at least one slice")
+        return (Part(tuple(found)),)
+
+    def _models(self, raw: Any, where: str, declared: Declared) -> tuple[Entry, ...]:
+        if not isinstance(raw, list) or not raw:
+            self.problems.add(where, f"expected a list of models, got {'an empty list' if raw == [] else kind_of(raw)}")
+            return ()
+        entries = [self._entry(each, f"{where}[{i}]", declared) for i, each in enumerate(raw)]
+        return tuple(entry for entry in entries if entry)
+
+    def _entry(self, raw: Any, where: str, declared: Declared) -> Entry | None:
+        with self.problems.collect():
+            if isinstance(raw, str):
+                return self._reference(raw, where)
+            expect_entry(raw, where)
+            if "method" in raw or "merge_method" in raw:
+                return Entry(where, where, recipe=self.nested(raw, where))
+            return self._mapping(raw, where, declared)
+        return None
+
+    def _reference(self, path: str, where: str) -> Entry:
+        if not path.strip():
+            raise RecipeError(f"{where}: an empty path")
+        if path.endswith((".yml", ".yaml")):
+            return Entry(path, where, recipe=self.nested(path, where))
+        return Entry(path, where)
+
+    def _mapping(self, raw: Mapping[str, Any], where: str, declared: Declared) -> Entry:
+        if ("path" in raw) == ("recipe" in raw):
+            raise RecipeError(f"{where}: expected either path or recipe" + (", got both" if "path" in raw else ""))
+        if "path" in raw:
+            entry = self._reference(expect(raw["path"], str, f"{where}.path"), where)
+        else:
+            recipe = self.nested(raw["recipe"], f"{where}.recipe")
+            entry = Entry(raw["recipe"] if isinstance(raw["recipe"], str) else where, where, recipe=recipe)
+        label = expect(raw.get("label", entry.label), str, f"{where}.label")
+        if label != entry.label and entry.recipe is None:
+            raise RecipeError(f"{where}.label: only a nested recipe needs a label; a model is called by its path")
+        layers = fields.layer_range(raw["layers"], f"{where}.layers") if raw.get("layers") is not None else None
+        parameters = self._own(raw, _ENTRY_KEYS, where, declared)
+        for name in parameters:
+            if not any(p.per_model for p in declared.known[name]):
+                self.problems.add(
+                    f"{where}.{name}", "is one value for all models of a merge; move it to the recipe's parameters"
+                )
+        return Entry(label, where, entry.recipe, layers, parameters)
+
+    def _own(self, raw: Mapping[str, Any], keys: tuple[str, ...], where: str, declared: Declared) -> dict[str, Any]:
+        """Parameters written beside an entry's own keys, or under `parameters`."""
+        beside = {key: value for key, value in raw.items() if key not in keys}
+        for key in list(beside):
+            if declared.find(str(key)) is None:
+                words = [*keys, *declared.known, *declared.aliases]
+                self.problems.add(where, f"unknown key or parameter {key!r}{fields.did_you_mean(str(key), words)}")
+                del beside[key]
+        found = fields.settings(beside, declared, where, self.problems, by_glob)
+        under = fields.settings(raw.get("parameters"), declared, f"{where}.parameters", self.problems, by_glob)
+        for name in found.keys() & under.keys():
+            self.problems.add(f"{where}.{name}", "is given twice, here and under parameters")
+        return found | under
+
+    def _override(self, raw: Any, where: str, declared: Declared) -> Override | None:
+        with self.problems.collect():
+            expect(raw, dict, where)
+            match = raw.get("match")
+            globs = [match] if isinstance(match, str) else match
+            if not isinstance(globs, list) or not globs or not all(isinstance(g, str) and g for g in globs):
+                raise RecipeError(f"{where}.match: expected a glob over tensor names or a list of them, got {match!r}")
+            method = raw.get("method")
+            own = declared
+            if isinstance(method, str):
+                own = Declared([m for m in declared.methods if m.name == method])
+            if own.methods:
+                model = raw.get("model")
+                if model is not None:
+                    expect(model, str, f"{where}.model")
+                if not any(key not in ("match",) for key in raw):
+                    raise RecipeError(f"{where}: changes nothing; expected a method, a model or parameters")
+                return Override(tuple(globs), where, method, model, self._own(raw, _OVERRIDE_KEYS, where, own))
+        return None
+
+    def _output(self, raw: Any) -> OutputOptions:
+        options: dict[str, Any] = {}
+        with self.problems.collect():
+            raw = expect(raw or {}, dict, "output")
+            known_keys(raw, _OUTPUT_KEYS, "output", self.problems)
+            if raw.get("tokenizer") is not None:
+                options["tokenizer"] = fields.tokenizer(raw["tokenizer"], "output.tokenizer", self.problems, "base")
+            if raw.get("dtype") is not None:
+                with self.problems.collect():
+                    options["dtype"] = fields.dtype(raw["dtype"], "output.dtype")
+            if raw.get("shard_size") is not None:
+                with self.problems.collect():
+                    options["shard_size"] = fields.size(raw["shard_size"], "output.shard_size")
+            if raw.get("chat_template") is not None:
+                options["chat_template"] = expect(raw["chat_template"], str, "output.chat_template")
+            exclude = raw.get("exclude") or []
+            exclude = [exclude] if isinstance(exclude, str) else expect(exclude, list, "output.exclude")
+            if not all(isinstance(pattern, str) for pattern in exclude):
+                raise RecipeError(f"output.exclude: expected globs over tensor names, got {exclude!r}")
+            options["exclude"] = tuple(exclude)
+        return OutputOptions(**options)
+
+    def _seed(self, raw: Any) -> int:
+        with self.problems.collect():
+            seed: int = expect(raw, int, "seed")
+            return seed
+        return 0
+
+
+def expect_entry(raw: Any, where: str) -> None:
+    if not isinstance(raw, dict):
+        raise RecipeError(f"{where}: expected a path, a mapping with a path, or a recipe, got {kind_of(raw)}")
+
+
+def by_glob(value: Any, candidates: list[Parameter], where: str) -> Choice | None:
+    """`{"*.mlp.*": 0.2, "*": 0.5}`: a value for each pattern, first match wins."""
+    if isinstance(value, list) and value and all(isinstance(v, dict) and "value" in v for v in value):
+        raise RecipeError(
+            f'{where}: lists of filter and value are mergekit\'s; here write {{"*.mlp.*": value, "*": value}}'
+        )
+    if not isinstance(value, dict):
+        return None
+    if not value:
+        raise RecipeError(f"{where}: expected a value for each glob, got an empty mapping")
+    return Choice(
+        tuple(
+            Case(str(glob), fields.scalar_or_gradient(each, candidates, f"{where}[{str(glob)!r}]"))
+            for glob, each in value.items()
+        )
+    )

@@ -1,0 +1,192 @@
+"""From a recipe to a plan: headers only, and every reason to fail found before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from merganser.checkpoints import open as open_checkpoint
+from merganser.checkpoints.base import TensorSpec
+from merganser.checkpoints.vocabulary import remapped
+from merganser.errors import RecipeError
+from merganser.methods.base import build
+from merganser.recipes.configs import describe
+from merganser.recipes.mismatches import Mismatches, is_buffer, is_quantised, tied_source
+from merganser.recipes.plan import Output, Plan, Source
+from merganser.recipes.resolve import override_for
+from merganser.recipes.roles import Roles, assign
+from merganser.recipes.schema import Entry, Recipe
+from merganser.recipes.settings import matches
+from merganser.recipes.sources import Open, Table
+from merganser.recipes.stacking import Job, Stacking
+from merganser.recipes.vocabularies import unify
+
+
+def plan(recipe: Recipe, open: Open = open_checkpoint) -> Plan:
+    """Resolve a recipe against the headers of its models; `open` turns a reference into a checkpoint.
+
+    Linear in the number of tensors. The output has the tensors of the base, or of the first model without a base.
+    """
+    return _plan(recipe, open)[0]
+
+
+def _plan(recipe: Recipe, opener: Open) -> tuple[Plan, Path | None]:
+    table = Table(recipe, opener, lambda inner: _plan(inner, opener))
+    vocabulary = unify(recipe, table)
+    if vocabulary is not None:
+        plain = list(table.checkpoints)
+        for i, remap in enumerate(vocabulary.remaps):
+            if remap is not None:
+                table.models[i] = replace(table.models[i], remap=remap)
+                table.checkpoints[i] = remapped(plain[i], remap, plain)
+    planner = _Planner(recipe, table)
+    outputs = planner.outputs()
+    sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs)
+    notes = [*recipe.notes, *planner.notes, *(vocabulary.notes if vocabulary else ()), *remarks]
+    result = Plan(
+        models=tuple(table.models),
+        outputs=tuple(outputs),
+        aliases=planner.aliases(outputs),
+        seed=recipe.seed,
+        shard_size=recipe.output.shard_size,
+        sidecars=sidecars,
+        notes=tuple(dict.fromkeys([*notes, *_unused(table, outputs)])),
+    )
+    return result, table.checkpoints[0].directory
+
+
+def _unused(table: Table, outputs: Iterable[Output]) -> list[str]:
+    used = {source.model for o in outputs for source in (*o.inputs, *([o.base] if o.base else []))}
+    labels = [table.models[i].label for i in range(1, len(table)) if i not in used]
+    return [f"{label} is not needed: no tensor is taken from it" for label in labels]
+
+
+class _Planner:
+    """Jobs to outputs, with everything that repeats between tensors worked out once."""
+
+    def __init__(self, recipe: Recipe, table: Table) -> None:
+        self.recipe = recipe
+        self.table = table
+        self.notes: list[str] = []
+        self.stacking = Stacking(recipe, table)
+        self.mismatches = Mismatches(recipe, table)
+        self._dtype = getattr(torch, recipe.output.dtype) if recipe.output.dtype else None
+        self._roles: dict[tuple[int, int], Roles] = {}
+        self._built: dict[tuple[int, str], dict[str, Any]] = {}
+        self._heads: dict[tuple[int, str], str | None] = {}
+
+    def outputs(self) -> list[Output]:
+        jobs = [job for job in self.stacking.jobs if not self._excluded(job.name)]
+        known = {job.name for job in jobs}
+        jobs += self._added(known)
+        outputs = [output for job in jobs if (output := self._output(job)) is not None]
+        if not outputs and not self.mismatches.found:
+            raise RecipeError("the merge has no tensors: everything is excluded")
+        if not any(part.sliced for part in self.recipe.parts):
+            self.mismatches.extra(known)
+        self.mismatches.finish()
+        self.notes += self.mismatches.notes
+        return outputs
+
+    def aliases(self, outputs: Iterable[Output]) -> dict[str, str]:
+        """Names the template ties stay tied."""
+        names = {output.name for output in outputs}
+        tied = self.table.checkpoints[0].aliases().items()
+        return {a: stored for a, stored in tied if stored in names and a not in names and not self._excluded(a)}
+
+    def _excluded(self, name: str) -> bool:
+        return any(matches(glob, name) for glob in self.recipe.output.exclude)
+
+    def _added(self, known: set[str]) -> list[Job]:
+        """Tensors the template lacks, where an override takes them from a model it names."""
+        found = []
+        part = self.recipe.parts[0]
+        for override in self.recipe.overrides:
+            if override.model in (None, "base"):
+                continue
+            index = self.table.named(str(override.model), f"{override.where}.model")
+            for name in self.table.checkpoints[index].names():
+                fresh = name not in known and name not in self.table.checkpoints[0]
+                if fresh and not self._excluded(name) and override_for(self.recipe, name) is override:
+                    known.add(name)
+                    found.append(Job(name, self.stacking.depth_outside(name), part, part.slices[0]))
+        return found
+
+    def _output(self, job: Job) -> Output | None:
+        roles = self._roles_of(job)
+        sources = [self._source(job, entry) for entry in roles.inputs]
+        base = self._source(job, roles.base) if roles.base else None
+        template = self._template(job, base or sources[0])
+        spec = self.table.checkpoints[template.model].spec(template.name)
+        if is_buffer(job.name, spec):
+            if is_quantised(job.name, spec):
+                self.mismatches.quantised(job.name, self.table.models[template.model].label, spec)
+            return Output(job.name, spec, "passthrough", (template,))
+        if not self._fits(job, [*sources, *([base] if base else [])]):
+            return None
+        # Without a base, the first model gives the shape; the dtype is the template's unless the recipe says.
+        shape = self.table.checkpoints[sources[0].model].spec(sources[0].name).shape
+        parameters = self._parameters(roles, job, [source.name for source in sources])
+        dtype = self._dtype or spec.dtype
+        return Output(job.name, TensorSpec(shape, dtype), roles.method.name, tuple(sources), base, parameters)
+
+    def _template(self, job: Job, default: Source) -> Source:
+        """Where dtype and buffers come from: the base, if it has the tensor."""
+        if job.offset is None and job.name in self.table.checkpoints[0]:
+            return Source(0, job.name)
+        if default.name not in self.table.checkpoints[default.model]:
+            raise self.table.checkpoints[default.model].missing(default.name)
+        return default
+
+    def _source(self, job: Job, entry: Entry) -> Source:
+        model, name = self.table.of(entry), self.stacking.source_name(job, entry)
+        checkpoint = self.table.checkpoints[model]
+        if name in checkpoint:
+            return Source(model, name)
+        key = (model, name)
+        if key not in self._heads:
+            head = self._heads[key] = tied_source(name, checkpoint.names())
+            if head is not None:
+                self.notes.append(f"{entry.label} has no {name!r}: its tied embedding {head!r} is taken")
+        return Source(model, self._heads[key] or name)
+
+    def _roles_of(self, job: Job) -> Roles:
+        override = override_for(self.recipe, job.name)
+        key = (id(job.each), id(override))
+        if key not in self._roles:
+            same = lambda a, b: self.table.of(a) == self.table.of(b)  # noqa: E731
+            roles = self._roles[key] = assign(self.recipe, job.part, job.each, override, same)
+            self.notes += roles.notes
+        return self._roles[key]
+
+    def _fits(self, job: Job, sources: list[Source]) -> bool:
+        specs: dict[str, TensorSpec] = {}
+        for source in sources:
+            checkpoint = self.table.checkpoints[source.model]
+            if source.name not in checkpoint:
+                self.mismatches.missing(job.name if job.offset is None else source.name, source.model)
+                return False
+            specs[self.table.models[source.model].label] = checkpoint.spec(source.name)
+        if len({spec.shape for spec in specs.values()}) > 1:
+            self.mismatches.shapes(job.name, specs, inside=job.name in self.table.layout(0).places)
+            return False
+        return True
+
+    def _parameters(self, roles: Roles, job: Job, names: list[str]) -> dict[str, Any]:
+        """The resolved parameters, checked by building the rule; equal ones are one object."""
+        if roles.constant and (id(roles), "") in self._built:
+            return self._built[id(roles), ""]
+        found = roles.resolver.at(job.name, names, job.t)
+        key = (id(roles), "" if roles.constant else json.dumps(found))
+        if key not in self._built:
+            try:
+                build(roles.method, found, [entry.label for entry in roles.inputs])
+            except RecipeError as error:
+                raise RecipeError(f"{job.each.where}, tensor {job.name!r}: {error}") from None
+            self._built[key] = found
+        return self._built[key]

@@ -1,0 +1,30 @@
+"""Where a recipe's relative paths are: beside the recipe first, then in the working directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def locate(reference: str, root: Path | None) -> str:
+    """The reference with each of its paths (`model`, `model+adapter`) made findable; hub ids stay as they are."""
+    if root is None:
+        return reference
+    if "+" in reference and not _beside(reference, root).exists():
+        return "+".join(_one(part, root) for part in reference.split("+"))
+    return _one(reference, root)
+
+
+def places(reference: str, root: Path | None) -> str:
+    """Where a missing path was looked for, for a message."""
+    if Path(reference).is_absolute() or root is None:
+        return ""
+    return f" (looked beside the recipe in {root.resolve()}, then in the working directory {Path.cwd()})"
+
+
+def _one(reference: str, root: Path) -> str:
+    beside = _beside(reference, root)
+    return str(beside) if beside.exists() else reference
+
+
+def _beside(reference: str, root: Path) -> Path:
+    return root / Path(reference).expanduser()

@@ -1,0 +1,116 @@
+"""From a recipe, a tensor's name, its depth and its models to a method and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from merganser.errors import RecipeError
+from merganser.methods.base import Method, Parameter, lookup, parameters
+from merganser.recipes.schema import Entry, Override, Part, Recipe, Slice
+from merganser.recipes.settings import Choice, Gradient, Setting, evaluate, matches
+
+
+@lru_cache(maxsize=256)
+def declared(method: type[Method]) -> Mapping[str, Parameter]:
+    return parameters(method)
+
+
+def override_for(recipe: Recipe, name: str) -> Override | None:
+    """The first override one of whose globs matches."""
+    for override in recipe.overrides:
+        if any(matches(glob, name) for glob in override.match):
+            return override
+    return None
+
+
+def method_for(recipe: Recipe, override: Override | None) -> type[Method]:
+    return lookup(override.method if override and override.method else recipe.method)
+
+
+def scopes(
+    recipe: Recipe, part: Part, each: Slice, override: Override | None, entry: Entry | None
+) -> list[Mapping[str, Setting]]:
+    """Where a parameter is looked for, nearest first: override, model, slice, module, recipe."""
+    found = [each.parameters, part.parameters, recipe.parameters]
+    if entry is not None:
+        found.insert(0, entry.parameters)
+    if override is not None:
+        found.insert(0, override.parameters)
+    return found
+
+
+def resolve(chain: Sequence[Setting], name: str, t: float) -> Any:
+    """The first setting of the chain that has a value for this tensor at this depth, or None."""
+    for setting in chain:
+        value = evaluate(setting, name, t)
+        if value is not None:
+            return value
+    return None
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Parameters of `method` for the tensors of one slice under one override; a pure function of name and depth.
+
+    Per-model filters look at the source's name in mergekit's dialect and at the output's in ours.
+    """
+
+    method: type[Method]
+    shared: Mapping[str, tuple[Setting, ...]]
+    own: Mapping[str, tuple[tuple[Setting, ...], ...]]
+    labels: tuple[str, ...]
+    filter_by_source: bool
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        part: Part,
+        each: Slice,
+        override: Override | None,
+        method: type[Method],
+        entries: Sequence[Entry],
+    ) -> Resolver:
+        def chain(key: str, entry: Entry | None) -> tuple[Setting, ...]:
+            return tuple(scope[key] for scope in scopes(recipe, part, each, override, entry) if key in scope)
+
+        known = declared(method)
+        return cls(
+            method,
+            {key: chain(key, None) for key, p in known.items() if not p.per_model},
+            {key: tuple(chain(key, entry) for entry in entries) for key, p in known.items() if p.per_model},
+            tuple(entry.label for entry in entries),
+            recipe.dialect == "mergekit",
+        )
+
+    @property
+    def constant(self) -> bool:
+        """Whether every tensor gets the same parameters."""
+        chains = [*self.shared.values(), *(chain for each in self.own.values() for chain in each)]
+        return not any(isinstance(setting, (Choice, Gradient)) for chain in chains for setting in chain)
+
+    def at(self, name: str, sources: Sequence[str], t: float) -> dict[str, Any]:
+        """What the recipe says for the output tensor `name`, made of `sources`, at depth `t`.
+
+        Parameters the recipe does not set are left to the method's defaults.
+        """
+        found = {key: value for key, chain in self.shared.items() if (value := resolve(chain, name, t)) is not None}
+        for key, chains in self.own.items():
+            values = [
+                resolve(chain, source if self.filter_by_source else name, t)
+                for chain, source in zip(chains, sources, strict=True)
+            ]
+            if any(value is not None for value in values):
+                found[key] = [self._or_default(key, value, i) for i, value in enumerate(values)]
+        return found
+
+    def _or_default(self, key: str, value: Any, model: int) -> Any:
+        parameter = declared(self.method)[key]
+        if value is None and parameter.required:
+            raise RecipeError(
+                f"method {self.method.name!r} needs the parameter {key!r} for {self.labels[model]} ({parameter.help})"
+            )
+        return parameter.default if value is None else value

@@ -1,0 +1,100 @@
+"""Which models of a slice a method merges, and around which base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from merganser.errors import RecipeError
+from merganser.methods.base import Method, lookup
+from merganser.recipes.resolve import Resolver, declared, method_for
+from merganser.recipes.schema import Entry, Override, Part, Recipe, Slice
+
+Same = Callable[[Entry, Entry], bool]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """A method with the models it merges; `notes` says what the user may not expect."""
+
+    method: type[Method]
+    inputs: tuple[Entry, ...]
+    base: Entry | None
+    resolver: Resolver
+    notes: tuple[str, ...] = ()
+    constant: bool = False
+    cache: dict[str, Any] = field(default_factory=dict, compare=False)
+
+
+def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, same: Same) -> Roles:
+    """Roles as mergekit gives them: a base among the models is no task vector of its own; a method that knows no
+    base averages it in like any other model, if it can."""
+    method = method_for(recipe, override)
+    base = each.base or recipe.base
+    where = override.where if override else each.where
+    notes: list[str] = []
+    entries = tuple(each.models)
+    if override and (override.model is not None or method.name == "passthrough"):
+        entries = (_only(recipe, each, override, base),)
+        if method.base == "none":
+            base = None
+    others = tuple(entry for entry in entries if base is None or not same(entry, base))
+    # Its own entry in the slice says which layers the base gives.
+    base = next((entry for entry in each.models if base is not None and same(entry, base)), base)
+    if method.base != "none":
+        if base is not None and len(others) < len(entries) and recipe.dialect == "native":
+            notes.append(f"{base.label} is the base and not counted among the models of {method.name!r} as well")
+        entries = others
+        if base is not None and not others:
+            # A slice of the base alone: nothing to merge into it.
+            method, entries, base = lookup("passthrough"), (base,), None
+    elif base is not None:
+        listed = len(others) < len(entries)
+        if listed and recipe.dialect == "mergekit":
+            entries = (*(entry for entry in entries if same(entry, base)), *others)
+        elif not listed and _joins(recipe, part, each, method, base, override):
+            entries = (base, *entries)
+            notes.append(f"{base.label} is the base and counts as one of the models: {method.name!r} knows no base")
+        elif not listed and not part.sliced:
+            notes.append(f"{base.label} is only the template: {method.name!r} knows no base")
+        base = None
+    method.check_inputs(len(entries), base is not None, f"{where}: method {method.name!r}")
+    resolver = Resolver.of(recipe, part, each, override, method, entries)
+    return Roles(method, entries, base, resolver, tuple(notes), resolver.constant)
+
+
+def _only(recipe: Recipe, each: Slice, override: Override, base: Entry | None) -> Entry:
+    """The single model an override asks for; the base if it does not say."""
+    if override.model is None:
+        if base is not None:
+            return base
+        if len(each.models) == 1:
+            return each.models[0]
+        raise RecipeError(f"{override.where}: which of the models passes through? Name it under model")
+    if override.model == "base" and base is not None:
+        return base
+    known = [*each.models, *([base] if base else [])]
+    for entry in known:
+        if entry.label == override.model:
+            return entry
+    labels = ", ".join(dict.fromkeys(entry.label for entry in known))
+    raise RecipeError(f"{override.where}.model: {override.model!r} is not a model of this merge; known: {labels}")
+
+
+def _joins(
+    recipe: Recipe, part: Part, each: Slice, method: type[Method], base: Entry, override: Override | None
+) -> bool:
+    """Whether an unlisted base takes part in a method that knows none.
+
+    In mergekit's dialect it does unless a parameter is given to every model but to it; in ours only to make up the
+    number of models the method needs.
+    """
+    low, high = method.models
+    if override is not None or part.sliced or len(each.models) + 1 > high:
+        return False
+    if recipe.dialect == "native":
+        return len(each.models) < low
+    given = {name for entry in each.models for name in entry.parameters}
+    shared = {**recipe.parameters, **part.parameters, **each.parameters}
+    return not any(p.per_model and name in given and name not in shared for name, p in declared(method).items())

@@ -1,0 +1,146 @@
+"""What the user asked for, whichever dialect it was written in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from merganser.errors import RecipeError
+from merganser.recipes.settings import Setting
+
+Parameters = Mapping[str, Setting]
+DEFAULT_SHARD_SIZE = 5_000_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of a merge: a reference to open, or a recipe of its own. `layers` [a, b) takes part of its depth."""
+
+    label: str
+    where: str
+    recipe: Recipe | None = None
+    layers: tuple[int, int] | None = None
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Models merged into one run of consecutive layers; without `layers` in its entries, into all of them."""
+
+    models: tuple[Entry, ...]
+    where: str
+    base: Entry | None = None
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the network with its own slices: all of it, or one module (`vision_tower`)."""
+
+    slices: tuple[Slice, ...]
+    module: str | None = None
+    parameters: Parameters = field(default_factory=dict)
+
+    @property
+    def sliced(self) -> bool:
+        return any(entry.layers for s in self.slices for entry in s.models)
+
+
+@dataclass(frozen=True)
+class Override:
+    """Another method, other parameters or a single `model` for the tensors that match."""
+
+    match: tuple[str, ...]
+    where: str
+    method: str | None = None
+    model: str | None = None
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """Where the embedding of one token comes from: a model (its own row, or that of another token), or zero.
+
+    `force` takes it for every model, also for those that have the token.
+    """
+
+    model: str | None = None
+    token: str | int | None = None
+    zero: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    """The vocabulary of the output: "base", "union", or a model's."""
+
+    source: str = "base"
+    tokens: Mapping[str, TokenRow] = field(default_factory=dict)
+    pad_to_multiple_of: int | None = None
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    dtype: str | None = None
+    shard_size: int = DEFAULT_SHARD_SIZE
+    tokenizer: TokenizerOptions | None = None
+    chat_template: str | None = None
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A merge as asked for. `root` is the directory of its file; `text` what the model card shows."""
+
+    method: str
+    parts: tuple[Part, ...]
+    base: Entry | None = None
+    parameters: Parameters = field(default_factory=dict)
+    overrides: tuple[Override, ...] = ()
+    output: OutputOptions = OutputOptions()
+    seed: int = 0
+    dialect: Literal["native", "mergekit"] = "native"
+    notes: tuple[str, ...] = ()
+    text: str = ""
+    root: Path | None = None
+
+    def entries(self) -> Iterator[Entry]:
+        """Every model named: the base first, then in order of appearance, with repetitions."""
+        if self.base:
+            yield self.base
+        for part in self.parts:
+            for each in part.slices:
+                if each.base:
+                    yield each.base
+                yield from each.models
+
+
+class Problems:
+    """Collects what is wrong with a recipe, so that all of it is said at once."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def add(self, where: str, message: str) -> None:
+        self.found.append(f"{where}: {message}" if where else message)
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Errors raised inside become problems."""
+        try:
+            yield
+        except RecipeError as error:
+            self.found.append(str(error))
+
+    def finish(self, source: str = "") -> None:
+        """Raise everything found: one line a problem."""
+        if not self.found:
+            return
+        prefix = f"{source}: " if source else ""
+        lines = list(dict.fromkeys(self.found))
+        if len(lines) == 1:
+            raise RecipeError(prefix + lines[0])
+        raise RecipeError(f"{prefix}{len(lines)} problems\n" + "\n".join(f"  {line}" for line in lines))

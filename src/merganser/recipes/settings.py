@@ -1,0 +1,70 @@
+"""Values that depend on where they are used: one number, a gradient over depth, or a choice by tensor name."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias, Union
+
+Scalar: TypeAlias = Union[float, int, bool, str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Values spread evenly over depth t ∈ [0, 1]: numbers are interpolated linearly, anything else is stepped."""
+
+    values: tuple[Scalar, ...]
+
+    def at(self, t: float) -> Scalar:
+        position = t * (len(self.values) - 1)
+        below = int(position)
+        if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in self.values):
+            return self.values[below]
+        above = min(below + 1, len(self.values) - 1)
+        part = position - below
+        return (1 - part) * float(self.values[below]) + part * float(self.values[above])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`value` for the tensors a pattern matches; no pattern matches every tensor."""
+
+    pattern: str | None
+    value: Scalar | Gradient
+    kind: Literal["glob", "substring"] = "glob"
+
+    def matches(self, name: str) -> bool:
+        if self.pattern is None:
+            return True
+        return self.pattern in name if self.kind == "substring" else matches(self.pattern, name)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The first case that matches the tensor's name."""
+
+    cases: tuple[Case, ...]
+
+
+Setting: TypeAlias = Union[Scalar, Gradient, Choice]
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> Callable[[str], object]:
+    return re.compile(fnmatch.translate(pattern)).match
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Shell glob over the whole name; `*` also crosses dots."""
+    return _compiled(pattern)(name) is not None
+
+
+def evaluate(setting: Setting, name: str, t: float) -> Scalar | None:
+    """The setting's value for the tensor `name` at depth `t`, or None when no case matches."""
+    if isinstance(setting, Choice):
+        setting_for = next((case.value for case in setting.cases if case.matches(name)), None)
+        return setting_for.at(t) if isinstance(setting_for, Gradient) else setting_for
+    return setting.at(t) if isinstance(setting, Gradient) else setting

@@ -1,0 +1,116 @@
+"""The models a recipe names, opened once each: headers only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
+from merganser.errors import CheckpointError, did_you_mean
+from merganser.recipes.layers import Layout, layout
+from merganser.recipes.plan import Model, Plan
+from merganser.recipes.references import locate, places
+from merganser.recipes.schema import Entry, Recipe
+
+Open = Callable[[str], Checkpoint]
+
+
+class Planned(Checkpoint):
+    """The headers of a plan's result: all that planning another merge over it needs."""
+
+    def __init__(self, plan: Plan, label: str, directory: Path | None) -> None:
+        self.label = label
+        self.directory = directory
+        self._specs = {output.name: output.spec for output in plan.outputs}
+        self._aliases = plan.aliases
+
+    def names(self) -> Sequence[str]:
+        return list(self._specs)
+
+    def spec(self, name: str) -> TensorSpec:
+        spec = self._specs.get(self._aliases.get(name, name))
+        if spec is None:
+            raise self.missing(name)
+        return spec
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        raise CheckpointError(f"{self.label}: {name!r} is only planned; a plan has no weights until it is executed")
+
+    def aliases(self) -> Mapping[str, str]:
+        return self._aliases
+
+
+class Table:
+    """Every model of a recipe with its index in the plan: the base first, then in order of appearance."""
+
+    def __init__(self, recipe: Recipe, opener: Open, nested: Callable[[Recipe], tuple[Plan, Path | None]]) -> None:
+        self.models: list[Model] = []
+        self.checkpoints: list[Checkpoint] = []
+        self._index: dict[Any, int] = {}
+        self._layouts: dict[int, Layout] = {}
+        self._configs: dict[int, dict[str, Any]] = {}
+        self._root = recipe.root
+        for entry in recipe.entries():
+            key = self._key(entry)
+            if key in self._index:
+                continue
+            self._index[key] = len(self.models)
+            if entry.recipe is not None:
+                plan, directory = nested(entry.recipe)
+                self.models.append(Model(entry.label, plan=plan))
+                self.checkpoints.append(Planned(plan, entry.label, directory))
+            else:
+                self.models.append(Model(entry.label, key))
+                self.checkpoints.append(self._open(entry, key, opener))
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def of(self, entry: Entry) -> int:
+        return self._index[self._key(entry)]
+
+    def named(self, label: str, where: str) -> int:
+        """The model a recipe calls by its path or label."""
+        for i, model in enumerate(self.models):
+            if label in (model.label, model.path) or locate(label, self._root) == model.path:
+                return i
+        known = [model.label for model in self.models]
+        raise CheckpointError(f"{where}: {label!r} is not a model of this merge{did_you_mean(label, known)}")
+
+    def layout(self, index: int) -> Layout:
+        if index not in self._layouts:
+            self._layouts[index] = layout(self.checkpoints[index].names())
+        return self._layouts[index]
+
+    def config(self, index: int) -> dict[str, Any]:
+        """The model's config.json, empty if it has none."""
+        if index not in self._configs:
+            self._configs[index] = read_config(self.checkpoints[index])
+        return self._configs[index]
+
+    def _key(self, entry: Entry) -> Any:
+        return id(entry.recipe) if entry.recipe is not None else locate(entry.label, self._root)
+
+    def _open(self, entry: Entry, path: str, opener: Open) -> Checkpoint:
+        try:
+            return opener(path)
+        except CheckpointError as error:
+            missing = "no such" in str(error)
+            raise CheckpointError(f"{entry.where}: {error}{places(path, self._root) if missing else ''}") from error
+
+
+def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    file = checkpoint.directory / "config.json" if checkpoint.directory else None
+    if file is None or not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file}: expected a JSON object")
+    return config

@@ -1,0 +1,178 @@
+"""The tensors of the output in order, each with its depth and where it stands in its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from merganser.errors import CheckpointError, RecipeError, did_you_mean
+from merganser.recipes.layers import Layout, Stack, is_input
+from merganser.recipes.schema import Entry, Part, Recipe, Slice
+from merganser.recipes.sources import Table
+
+#: What mergekit's architecture files call the modules whose tensors have these words in their names.
+_MODULE_WORDS = {
+    "text_decoder": ("language_model", "text_model", "lm_head"),
+    "vision_tower": ("vision", "visual"),
+    "vision_encoder": ("vision", "visual"),
+    "multi_modal_projector": ("projector", "merger"),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """An output tensor. In a slice it is tensor `rest` of layer `offset` counted from each source's first layer."""
+
+    name: str
+    t: float
+    part: Part
+    each: Slice
+    offset: int | None = None
+    rest: str = ""
+
+
+@dataclass(frozen=True)
+class Restacked:
+    """A stack of the template that now consists of other layers: `order` names the source layer of each."""
+
+    stack: Stack
+    order: tuple[int, ...]
+
+
+class Stacking:
+    """All jobs of a recipe, and the names they have in the sources."""
+
+    def __init__(self, recipe: Recipe, table: Table) -> None:
+        self.recipe = recipe
+        self.table = table
+        self.jobs: list[Job] = []
+        self.restacked: list[Restacked] = []
+        self._rests: dict[tuple[int, str], dict[int, list[str]]] = {}
+        self._stacks: dict[tuple[int, str | None], Stack] = {}
+        names = table.checkpoints[0].names()
+        for part, own in zip(recipe.parts, members(recipe.parts, names, table.checkpoints[0].label), strict=True):
+            self.jobs += self._sliced(part, own) if part.sliced else self._whole(part, own)
+
+    def source_name(self, job: Job, entry: Entry) -> str:
+        """What the output tensor is called in a model."""
+        if job.offset is None:
+            return job.name
+        # A base that is not among the sources of a slice gives the layers the first source gives.
+        layers = entry.layers or job.each.models[0].layers
+        assert layers is not None
+        return self._stack(entry, job.part).name(layers[0] + job.offset, job.rest)
+
+    def depth_outside(self, name: str) -> float:
+        """Depth of a tensor that is in no layer: in mergekit's dialect 0, in ours 0 before the layers, 1 after."""
+        return 0.0 if self.recipe.dialect == "mergekit" or is_input(name) else 1.0
+
+    def _whole(self, part: Part, names: Sequence[str]) -> Iterator[Job]:
+        layout = self.table.layout(0)
+        depths = {id(stack): {n: stack.depth(n) for n in stack.numbers} for stack in layout.stacks}
+        for name in names:
+            place = layout.places.get(name)
+            t = depths[id(place.stack)][place.number] if place else self.depth_outside(name)
+            yield Job(name, t, part, part.slices[0])
+
+    def _sliced(self, part: Part, names: Sequence[str]) -> Iterator[Job]:
+        """Layers from the slices in order, numbered anew; what stands before them comes from the first slice, what
+        stands after them from the last."""
+        stack = self._main(0, part, part.slices[0].where)
+        places = self.table.layout(0).places
+        outside = [name for name in names if name not in places or places[name].stack != stack]
+        before = {name for name in outside if name in places or is_input(name)}
+        yield from (Job(n, self.depth_outside(n), part, part.slices[0]) for n in outside if n in before)
+        order: list[int] = []
+        for each in part.slices:
+            first = each.models[0]
+            start, count = self._range(part, each)
+            by_number = self._layers(first, part)
+            for k in range(count):
+                t = k / (count - 1) if count > 1 else 1.0
+                for rest in by_number[start + k]:
+                    yield Job(stack.name(len(order), rest), t, part, each, k, rest)
+                order.append(start + k)
+        yield from (Job(n, self.depth_outside(n), part, part.slices[-1]) for n in outside if n not in before)
+        self.restacked.append(Restacked(stack, tuple(order)))
+
+    def _range(self, part: Part, each: Slice) -> tuple[int, int]:
+        """First layer and number of layers of a slice, checked against every source."""
+        counts = {}
+        for entry in each.models:
+            assert entry.layers is not None
+            first, last = entry.layers
+            stack = self._stack(entry, part)
+            if last > stack.layers:
+                raise RecipeError(
+                    f"{entry.where}: layers [{first}, {last}] of {entry.label}, "
+                    f"which has {stack.layers} (0 to {stack.layers - 1}) under {stack.title!r}"
+                )
+            counts[entry.label] = last - first
+        if len(set(counts.values())) > 1:
+            given = ", ".join(f"{count} from {label}" for label, count in counts.items())
+            raise RecipeError(f"{each.where}: its models must give equally many layers, got {given}")
+        layers = each.models[0].layers
+        assert layers is not None
+        return layers[0], layers[1] - layers[0]
+
+    def _layers(self, entry: Entry, part: Part) -> dict[int, list[str]]:
+        """Layer number -> the names of its tensors after the number."""
+        model, stack = self.table.of(entry), self._stack(entry, part)
+        key = (model, stack.title)
+        if key not in self._rests:
+            found = self._rests[key] = {}
+            for place in self.table.layout(model).places.values():
+                if place.stack == stack:
+                    found.setdefault(place.number, []).append(place.rest)
+        return self._rests[key]
+
+    def _stack(self, entry: Entry, part: Part) -> Stack:
+        return self._main(self.table.of(entry), part, entry.where)
+
+    def _main(self, model: int, part: Part, where: str) -> Stack:
+        """The stack of a model that a part slices: its module's, or the one with the most tensors."""
+        key = (model, part.module)
+        if key not in self._stacks:
+            self._stacks[key] = self._find(self.table.layout(model), model, part, where)
+        return self._stacks[key]
+
+    def _find(self, layout: Layout, model: int, part: Part, where: str) -> Stack:
+        label = self.table.models[model].label
+        stacks = [s for s in layout.stacks if s.numbers == tuple(range(s.layers)) and not s.stem]
+        if part.module is not None and len(self.recipe.parts) > 1:
+            own = [s for s in stacks if _belongs(s.prefix + ".", part.module)]
+            stacks = own or [
+                s for s in stacks if not any(_belongs(s.prefix + ".", p.module) for p in self.recipe.parts)
+            ]
+        if not stacks:
+            raise CheckpointError(f"{where}: {label} has no run of numbered layers (such as model.layers.0, .1, …)")
+        return max(stacks, key=lambda s: s.tensors)
+
+
+def _belongs(name: str, module: str | None) -> bool:
+    words = (module, *_MODULE_WORDS.get(module, ())) if module else ()
+    return any(word in name for word in words)
+
+
+def members(parts: Sequence[Part], names: Sequence[str], label: str) -> list[list[str]]:
+    """The tensors of each part. A part without a module takes all; of several modules, what none claims by name goes
+    to the first that claims nothing else, or to the text decoder."""
+    if len(parts) == 1:
+        return [list(names)]
+    groups: list[list[str]] = [[] for _ in parts]
+    rest: list[str] = []
+    for name in names:
+        owner = next((i for i, part in enumerate(parts) if _belongs(name, part.module)), None)
+        (rest if owner is None else groups[owner]).append(name)
+    if rest:
+        empty = [i for i, part in enumerate(parts) if not groups[i] or part.module == "text_decoder"]
+        if not empty:
+            raise CheckpointError(f"modules: {rest[0]!r} of {label} is in none of them")
+        groups[empty[0]] += rest
+    for part, group in zip(parts, groups, strict=True):
+        if not group:
+            tops = sorted({name.partition(".")[0] for name in names})
+            raise CheckpointError(
+                f"modules.{part.module}: {label} has no tensors of that name{did_you_mean(str(part.module), tops)}"
+            )
+    return groups
