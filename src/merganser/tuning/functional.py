@@ -28,7 +28,19 @@ def evaluation_copy(module: nn.Module) -> nn.Module:
 def call(module: nn.Module, weights: Weights, inputs: Inputs) -> Tensor:
     """f(inputs; weights), its `.logits` if structured; what `weights` does not name comes from `module`."""
     args, kwargs = _arguments(inputs)
-    return tensor_output(functional_call(module, dict(weights), args, kwargs))
+    return tensor_output(functional_call(module, untied(module, weights), args, kwargs))
+
+
+def untied(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
+    """`weights` with each tied parameter once, under the name `named_parameters` gives it."""
+    owners = {id(parameter): name for name, parameter in module.named_parameters()}
+    aliases = {
+        name: owners[id(parameter)]
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if owners[id(parameter)] != name
+    }
+    plain = {name: value for name, value in weights.items() if name not in aliases}
+    return plain | {aliases[n]: v for n, v in weights.items() if n in aliases and aliases[n] not in plain}
 
 
 def run(module: nn.Module, inputs: Inputs) -> Tensor:

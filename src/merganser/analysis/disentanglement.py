@@ -1,0 +1,119 @@
+"""Weight disentanglement: does adding another task's vector leave this task's predictions alone?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from merganser.analysis.tangent import tangent
+from merganser.errors import InputError
+from merganser.tuning.functional import Inputs, Weights, call, check_state, check_weights, evaluation_copy
+from merganser.tuning.result import Result
+
+Distance: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""From two outputs [N, …] to N distances."""
+Outputs: TypeAlias = Callable[[float, float], Tensor]
+
+
+@dataclass(frozen=True)
+class Disentanglement(Result):
+    """ξ(α₁, α₂) on a grid: `error[i][j]` at `first[i]`, `second[j]`, with its two summands in `per_task`."""
+
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    error: tuple[tuple[float, ...], ...]
+    per_task: tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]
+    linearised: bool
+
+    @property
+    def mean(self) -> float:
+        """Mean of ξ over the grid."""
+        return sum(map(sum, self.error)) / (len(self.first) * len(self.second))
+
+
+def disentanglement(
+    module: nn.Module,
+    base: Weights,
+    task_vectors: tuple[Weights, Weights],
+    inputs: tuple[Iterable[Inputs], Iterable[Inputs]],
+    *,
+    first: Sequence[float],
+    second: Sequence[float] | None = None,
+    distance: Literal["disagreement", "euclidean"] | Distance = "disagreement",
+    heads: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None,
+    linearised: bool = False,
+) -> Disentanglement:
+    """ξ(α₁, α₂) = Σ_t E_{x∼μ_t} dist(f(x; θ0 + α_t τ_t), f(x; θ0 + α₁τ₁ + α₂τ₂)) for every pair of coefficients.
+
+    `inputs` are unlabelled batches of either task, each read once. `heads` turn the module's output into either task's
+    (encoders with one classifier per task). `linearised` asks the same of the tangent model, at the cost of two
+    Jacobian-vector products a batch whatever the grid.
+    """
+    copied = evaluation_copy(module)
+    check_state(copied, base, "base")
+    for index, vector in enumerate(task_vectors):
+        check_weights(copied, vector, f"task vector {index}")
+    second = first if second is None else second
+    measure = _DISTANCES[distance] if isinstance(distance, str) else distance
+    totals = torch.zeros(2, len(first), len(second), dtype=torch.float64)
+    with torch.no_grad():
+        for task, batches in enumerate(inputs):
+            head = heads[task] if heads else _identity
+            count = 0
+            for batch in batches:
+                outputs = (_tangent_outputs if linearised else _outputs)(copied, base, task_vectors, batch)
+                alone = [head(outputs(a, 0.0) if task == 0 else outputs(0.0, a)) for a in (first, second)[task]]
+                count += alone[0].shape[0]
+                for i, alpha in enumerate(first):
+                    for j, beta in enumerate(second):
+                        reference = alone[i if task == 0 else j]
+                        totals[task, i, j] += measure(reference, head(outputs(alpha, beta))).double().sum()
+            if not count:
+                raise InputError(f"no inputs for task {task}")
+            totals[task] /= count
+    one, other = (_table(total) for total in totals)
+    return Disentanglement(tuple(first), tuple(second), _table(totals.sum(0)), (one, other), linearised)
+
+
+def disagreement(a: Tensor, b: Tensor) -> Tensor:
+    """1 where the arg-max differs, per sample (a mean over any further axes)."""
+    differs = (a.argmax(-1) != b.argmax(-1)).double()
+    return torch.mean(differs.reshape(len(differs), -1), 1)
+
+
+def euclidean(a: Tensor, b: Tensor) -> Tensor:
+    """‖a − b‖ per sample."""
+    return torch.linalg.vector_norm((a - b).flatten(1), dim=1)
+
+
+_DISTANCES: dict[str, Distance] = {"disagreement": disagreement, "euclidean": euclidean}
+
+
+def _outputs(module: nn.Module, base: Weights, vectors: tuple[Weights, Weights], inputs: Inputs) -> Outputs:
+    def at(alpha: float, beta: float) -> Tensor:
+        weights = dict(base)
+        for scale, vector in zip((alpha, beta), vectors, strict=True):
+            for name, delta in vector.items():
+                if delta.is_floating_point():
+                    weights[name] = weights[name] + scale * delta
+        return call(module, weights, inputs)
+
+    return at
+
+
+def _tangent_outputs(module: nn.Module, base: Weights, vectors: tuple[Weights, Weights], inputs: Inputs) -> Outputs:
+    value, along_first = tangent(module, base, vectors[0], inputs)
+    _, along_second = tangent(module, base, vectors[1], inputs)
+    return lambda alpha, beta: value + alpha * along_first + beta * along_second
+
+
+def _identity(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+def _table(values: Tensor) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(x) for x in row) for row in values)

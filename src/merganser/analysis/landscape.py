@@ -1,0 +1,181 @@
+"""Loss and accuracy along segments and over planes between models, and the loss barrier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from merganser.analysis.inner_products import inner_products
+from merganser.errors import InputError
+from merganser.tuning.functional import Batch, Weights, check_state, evaluation_copy, run
+from merganser.tuning.result import Result
+
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""`loss(outputs, targets)`: the mean over the samples of a batch."""
+Prepare: TypeAlias = Callable[[nn.Module], None]
+"""Called on the module at each point before it is scored, to recompute normalisation statistics for example."""
+
+
+@dataclass(frozen=True)
+class Score(Result):
+    """Mean loss over all samples, and accuracy where targets are classes (else None)."""
+
+    loss: float
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Segment(Result):
+    """Scores at (1 − λ)θ_A + λθ_B for λ in `positions`, from A to B.
+
+    - `barrier`: max_λ L − ½(L_A + L_B), the thesis' definition. It presumes L_A ≈ L_B: otherwise it is at least
+      ½|L_A − L_B|, whatever lies between.
+    - `barrier_above_chord`: max_λ [L(λ) − (1 − λ)L_A − λL_B], zero when the path never rises above the chord.
+    """
+
+    positions: tuple[float, ...]
+    losses: tuple[float, ...]
+    accuracies: tuple[float | None, ...]
+    barrier: float
+    barrier_above_chord: float
+
+
+@dataclass(frozen=True)
+class Plane(Result):
+    """Scores over the plane through three models; `losses[i][j]` at (`xs[j]`, `ys[i]`), axes in weight distance.
+
+    The first model is the origin, the second lies on the x axis, the third above it; `anchors` are their coordinates.
+    """
+
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
+    accuracies: tuple[tuple[float | None, ...], ...]
+    anchors: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
+
+
+def combine(states: Sequence[Weights], coefficients: Sequence[float]) -> dict[str, Tensor]:
+    """Σ c_i θ_i in float32 or wider; integer tensors are the first's. Inputs are untouched."""
+    combined: dict[str, Tensor] = {}
+    for name, first in states[0].items():
+        if not first.is_floating_point():
+            combined[name] = first.clone()
+            continue
+        wide = torch.promote_types(first.dtype, torch.float32)
+        total = torch.zeros_like(first, dtype=wide)
+        for state, coefficient in zip(states, coefficients, strict=True):
+            if coefficient:
+                total.add_(state[name].detach().to(wide), alpha=coefficient)
+        combined[name] = total.to(first.dtype)
+    return combined
+
+
+def score(module: nn.Module, batches: Iterable[Batch], loss: LossFunction) -> Score:
+    """Score `module` as it stands (in the mode it is in) on labelled batches."""
+    total, hits, count, labelled = 0.0, 0, 0, 0
+    with torch.no_grad():
+        for inputs, targets in batches:
+            outputs = run(module, inputs)
+            size = targets.shape[0]
+            total += float(loss(outputs, targets)) * size
+            count += size
+            if not targets.is_floating_point() and outputs.shape[:-1] == targets.shape:
+                hits += int((outputs.argmax(-1) == targets).sum())
+                labelled += targets.numel()
+    if not count:
+        raise InputError("no batches to score on (an iterator that was used up?)")
+    return Score(total / count, hits / labelled if labelled else None)
+
+
+def segment(
+    module: nn.Module,
+    first: Weights,
+    second: Weights,
+    batches: Sequence[Batch],
+    loss: LossFunction,
+    *,
+    points: int | Sequence[float] = 11,
+    prepare: Prepare | None = None,
+) -> Segment:
+    """Score along the segment between two state dicts of `module`; `points` many, or at the given λ in [0, 1]."""
+    positions = [float(x) for x in np.linspace(0, 1, points)] if isinstance(points, int) else list(points)
+    if len(positions) < 2 or positions[0] != 0 or positions[-1] != 1 or sorted(positions) != positions:
+        raise InputError(f"positions must rise from 0 to 1, got {positions}")
+    scorer = _scorer(module, (first, second), batches, loss, prepare)
+    scores = [scorer((1 - x, x)) for x in positions]
+    losses = [s.loss for s in scores]
+    chord = [(1 - x) * losses[0] + x * losses[-1] for x in positions]
+    return Segment(
+        positions=tuple(positions),
+        losses=tuple(losses),
+        accuracies=tuple(s.accuracy for s in scores),
+        barrier=max(losses) - (losses[0] + losses[-1]) / 2,
+        barrier_above_chord=max(value - line for value, line in zip(losses, chord, strict=True)),
+    )
+
+
+def plane(
+    module: nn.Module,
+    states: tuple[Weights, Weights, Weights],
+    batches: Sequence[Batch],
+    loss: LossFunction,
+    *,
+    resolution: int = 15,
+    margin: float = 0.2,
+    prepare: Prepare | None = None,
+) -> Plane:
+    """Score a `resolution`² grid over the plane through three state dicts, `margin` of the extent beyond them."""
+    origin, second, third = states
+    gram = inner_products([second, third], base=origin)
+    width = math.sqrt(gram[0, 0])
+    along = gram[0, 1] / width if width else 0.0
+    height = math.sqrt(max(gram[1, 1] - along**2, 0.0))
+    if width == 0 or height <= 1e-6 * math.sqrt(gram[1, 1]):
+        raise InputError("the three models lie on one line: use a segment")
+    scorer = _scorer(module, states, batches, loss, prepare)
+
+    def grid(low: float, high: float) -> list[float]:
+        room = margin * (high - low)
+        return [float(x) for x in np.linspace(low - room, high + room, resolution)]
+
+    def at(x: float, y: float) -> Score:
+        towards_third = y / height
+        towards_second = (x - towards_third * along) / width
+        return scorer((1 - towards_second - towards_third, towards_second, towards_third))
+
+    xs, ys = grid(min(0.0, along), max(width, along)), grid(0.0, height)
+    scores = [[at(x, y) for x in xs] for y in ys]
+    return Plane(
+        xs=tuple(xs),
+        ys=tuple(ys),
+        losses=tuple(tuple(s.loss for s in row) for row in scores),
+        accuracies=tuple(tuple(s.accuracy for s in row) for row in scores),
+        anchors=((0.0, 0.0), (width, 0.0), (float(along), height)),
+    )
+
+
+def _scorer(
+    module: nn.Module,
+    states: Sequence[Weights],
+    batches: Sequence[Batch],
+    loss: LossFunction,
+    prepare: Prepare | None,
+) -> Callable[[Sequence[float]], Score]:
+    live = evaluation_copy(module)
+    for index, state in enumerate(states):
+        check_state(live, state, f"model {index}")
+
+    def at(coefficients: Sequence[float]) -> Score:
+        live.load_state_dict(combine(states, coefficients))
+        if prepare is not None:
+            prepare(live)
+            live.eval()
+        return score(live, batches, loss)
+
+    return at

@@ -1,0 +1,86 @@
+"""The linearised (tangent-space) model f(x; θ0) + J_θ f(x; θ0) τ, through functional Jacobian-vector products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from merganser.errors import InputError
+from merganser.tuning.functional import (
+    Inputs,
+    Weights,
+    call,
+    check_state,
+    check_weights,
+    evaluation_copy,
+    tensor_output,
+)
+
+
+def tangent(module: nn.Module, base: Weights, direction: Weights, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """f(x; base) and J_θ f(x; base) · direction in one forward pass; tensors without direction stay where they are.
+
+    `module` should be in evaluation mode. Attention runs through its plain kernel: the fused ones have no forward mode.
+    """
+    moving = {name: value for name, value in direction.items() if base[name].is_floating_point()}
+    point = {name: base[name].detach() for name in moving}
+    fixed = {name: value for name, value in base.items() if name not in moving}
+    return _jvp(lambda weights: call(module, {**fixed, **weights}, inputs), point, moving)
+
+
+class TangentModel(nn.Module):
+    """A module's linearisation at its weights, with the displacement τ as its trainable parameters, zero at first.
+
+    Fine-tune it like any module: the loss is then exactly a function of f(x; θ0) + Jτ, and `task_vector()` is the
+    tangent-space task vector, which adds up without curvature (the model is linear in τ). The original is copied, not
+    touched. A step costs about two to three of the original's.
+    """
+
+    def __init__(self, module: nn.Module, base: Weights | None = None) -> None:
+        super().__init__()
+        copied = evaluation_copy(module).requires_grad_(False)
+        if base is not None:
+            check_state(copied, base, "base")
+            copied.load_state_dict(dict(base), strict=False)
+        trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        if not trainable:
+            raise InputError("the module has no trainable parameter to linearise in")
+        weights = dict(copied.named_parameters())
+        self._linearised = (copied,)  # in a tuple: its weights are constants here, not parameters of this module
+        self._names = tuple(trainable)
+        self.displacement = nn.ParameterList([torch.zeros_like(weights[name]) for name in trainable])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        (module,) = self._linearised
+        weights = dict(module.named_parameters())
+        point = {name: weights[name] for name in self._names}
+        direction = dict(zip(self._names, self.displacement, strict=True))
+
+        def output(weights: Weights) -> Tensor:
+            return tensor_output(functional_call(module, dict(weights), args, kwargs))
+
+        value, derivative = _jvp(output, point, direction)
+        return value + derivative
+
+    def task_vector(self) -> dict[str, Tensor]:
+        """τ by parameter name, detached copies."""
+        return {name: p.detach().clone() for name, p in zip(self._names, self.displacement, strict=True)}
+
+    def load_task_vector(self, task_vector: Weights) -> TangentModel:
+        """Set τ; names it lacks become zero."""
+        check_weights(self._linearised[0], task_vector, "task vector")
+        with torch.no_grad():
+            for name, parameter in zip(self._names, self.displacement, strict=True):
+                parameter.copy_(task_vector[name]) if name in task_vector else parameter.zero_()
+        return self
+
+
+def _jvp(function: Callable[[Weights], Tensor], point: Weights, direction: Weights) -> tuple[Tensor, Tensor]:
+    with sdpa_kernel([SDPBackend.MATH]):
+        value, derivative = cast("tuple[Tensor, Tensor]", jvp(function, (point,), (direction,)))
+    return value, derivative
