@@ -1,0 +1,1 @@
+"""Evolutionary merging with few evaluations: Extract, Estimate, Evolve (MERGE³)."""

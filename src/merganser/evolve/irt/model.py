@@ -1,0 +1,138 @@
+"""A fitted item response model: who can do what, which question asks for what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import expit
+from scipy.stats import norm
+
+from merganser.errors import InputError
+from merganser.evolve.irt.logistic import Array, Posterior, regress
+
+FORMAT = "merganser-irt-1"
+
+
+@dataclass(frozen=True)
+class Items:
+    """Discrimination a (items × D) and difficulty β (items) of the questions; `errors` holds the standard error of
+    each a and, in the last column, of β, when they are known."""
+
+    discrimination: Array
+    difficulty: Array
+    errors: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.difficulty)
+
+    def __getitem__(self, chosen: ArrayLike) -> Items:
+        index = np.asarray(chosen)
+        errors = None if self.errors is None else self.errors[index]
+        return Items(self.discrimination[index], self.difficulty[index], errors)
+
+    @property
+    def embedding(self) -> Array:
+        """[a ‖ β], the coordinates that IRT clustering works in."""
+        return np.column_stack([self.discrimination, self.difficulty])
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A normal prior with diagonal precision."""
+
+    mean: Array
+    precision: Array
+
+
+@dataclass(frozen=True)
+class IRT:
+    """Multidimensional two-parameter logistic model: p(model m answers item i) = σ(a_i · γ_m − β_i).
+
+    `abilities` is γ (models × D), `prior` the fitted prior of an ability, `covariances` the Laplace covariance of each
+    ability (models × D × D), `validation` the held-out log-loss per number of dimensions that was tried.
+    """
+
+    abilities: Array
+    items: Items
+    prior: Normal
+    covariances: Array | None = None
+    validation: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def dimensions(self) -> int:
+        return int(self.items.discrimination.shape[1])
+
+    def probabilities(self, abilities: ArrayLike | None = None) -> Array:
+        """p of every ability (rows; the fitted models by default) on every item (columns)."""
+        gamma = self.abilities if abilities is None else np.asarray(abilities, dtype=np.float64)
+        p: Array = expit(gamma @ self.items.discrimination.T - self.items.difficulty)
+        return p
+
+    def ability(self, answers: ArrayLike, items: ArrayLike | None = None, *, prior: bool = True) -> Posterior:
+        """Ability of a model from its answers to some items (all by default), item parameters held fixed.
+
+        With `prior` the mode of the posterior, without it the maximum of the likelihood, as in tinyBenchmarks.
+        """
+        seen = self.items if items is None else self.items[items]
+        targets = np.asarray(answers, dtype=np.float64)
+        if targets.shape != (len(seen),):
+            raise InputError(f"{len(seen)} items need {len(seen)} answers, not an array of shape {targets.shape}")
+        mean, precision = (self.prior.mean, self.prior.precision) if prior else (0.0, 0.0)
+        return regress(seen.discrimination, -seen.difficulty, targets, mean, precision)
+
+    def intervals(self, level: float = 0.95) -> tuple[Array, Array]:
+        """Laplace intervals of the fitted abilities, item parameters held fixed."""
+        if self.covariances is None:
+            raise InputError("these abilities came without uncertainty; fit them from answers to get intervals")
+        errors = np.sqrt(np.diagonal(self.covariances, axis1=1, axis2=2))
+        reach = norm.ppf(0.5 + level / 2) * errors
+        return self.abilities - reach, self.abilities + reach
+
+    def select(self, items: Sequence[int] | ArrayLike) -> IRT:
+        """The same models on some of the items."""
+        return IRT(self.abilities, self.items[items], self.prior, self.covariances, self.validation)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write one safetensors file: arrays, and the validation losses in its metadata."""
+        from safetensors.numpy import save_file
+
+        arrays = {
+            "abilities": self.abilities,
+            "discrimination": self.items.discrimination,
+            "difficulty": self.items.difficulty,
+            "errors": self.items.errors,
+            "prior.mean": self.prior.mean,
+            "prior.precision": self.prior.precision,
+            "covariances": self.covariances,
+        }
+        metadata = {"format": FORMAT, "validation": json.dumps({str(d): v for d, v in self.validation.items()})}
+        save_file({k: np.ascontiguousarray(v) for k, v in arrays.items() if v is not None}, Path(path), metadata)
+
+
+def load(path: str | PathLike[str]) -> IRT:
+    """Read what `IRT.save` wrote."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise InputError(f"{path} is not a file; an IRT file is what IRT.save wrote")
+    try:
+        with safe_open(Path(path), "numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except SafetensorError as error:
+        raise InputError(f"{path} is not an IRT file: {error}") from error
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{path} is not an IRT file: its format is {metadata.get('format')!r}, not {FORMAT!r}")
+    return IRT(
+        arrays["abilities"],
+        Items(arrays["discrimination"], arrays["difficulty"], arrays.get("errors")),
+        Normal(arrays["prior.mean"], arrays["prior.precision"]),
+        arrays.get("covariances"),
+        {int(d): v for d, v in json.loads(metadata["validation"]).items()},
+    )

@@ -1,0 +1,153 @@
+"""Extract: which few items stand for all of them, and with what weight."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from merganser.errors import InputError
+from merganser.evolve.irt.logistic import Array
+from merganser.evolve.irt.model import Items
+
+Indices: TypeAlias = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Items (distinct) and their weights (Σ = 1): Σ w y over them estimates the mean of y over all items."""
+
+    items: Indices
+    weights: Array
+
+    def __post_init__(self) -> None:
+        if self.items.shape != self.weights.shape or self.items.ndim != 1:
+            raise InputError(f"{self.items.shape} items need as many weights, not {self.weights.shape}")
+        if len(np.unique(self.items)) != len(self.items):
+            raise InputError("a subset lists each item once")
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def random(count: int, size: int, *, seed: int = 0) -> Subset:
+    """`size` of `count` items uniformly, weight 1/size each: the thesis' choice."""
+    _check(count, size)
+    chosen = np.random.default_rng(seed).choice(count, size, replace=False)
+    return Subset(np.sort(chosen).astype(np.intp), np.full(size, 1 / size))
+
+
+def stratified(labels: Sequence[Hashable], size: int, *, seed: int = 0) -> Subset:
+    """Items of each label in proportion to its share (largest remainders), weighted so that shares are exact.
+
+    A label too rare to get an item is left out, its weight shared by the others.
+    """
+    _check(len(labels), size)
+    strata: dict[Hashable, list[int]] = {}
+    for position, label in enumerate(labels):
+        strata.setdefault(label, []).append(position)
+    quotas = np.array([len(members) * size / len(labels) for members in strata.values()])
+    counts = np.floor(quotas).astype(int)
+    for index in np.argsort(counts - quotas, kind="stable")[: size - counts.sum()]:
+        counts[index] += 1
+    generator = np.random.default_rng(seed)
+    items, weights = [], []
+    for members, count in zip(strata.values(), counts.tolist(), strict=True):
+        items += list(generator.choice(members, count, replace=False))
+        weights += [len(members) / max(count, 1)] * count
+    order = np.argsort(items)
+    share = np.array(weights) / sum(weights)
+    return Subset(np.array(items, dtype=np.intp)[order], share[order])
+
+
+def irt_clustering(items: Items, size: int, *, seed: int = 0) -> Subset:
+    """The items nearest to the centroids of k-means on [a ‖ β], weighted by the share of their cluster."""
+    return clustering(items.embedding, size, seed=seed)
+
+
+def representation_clustering(
+    embeddings: Sequence[ArrayLike], size: int, *, components: int = 32, seed: int = 0
+) -> Subset:
+    """Clustering of the principal components of the endpoints' concatenated embeddings (items × width, one a model)."""
+    joined = np.concatenate([np.asarray(e, dtype=np.float64) for e in embeddings], axis=1)
+    centred = joined - joined.mean(0)
+    left, sigma, _ = np.linalg.svd(centred, full_matrices=False)
+    return clustering((left * sigma)[:, :components], size, seed=seed)
+
+
+def clustering(points: Array, size: int, *, seed: int = 0) -> Subset:
+    """The point nearest to the centroid of each of `size` clusters, weighted by the cluster's share of all points."""
+    _check(len(points), size)
+    labels, centroids = kmeans(points, size, seed=seed)
+    distance = ((points - centroids[labels]) ** 2).sum(1)
+    order = np.lexsort((np.arange(len(points)), distance))
+    representatives = np.array([order[labels[order] == k][0] for k in range(size)], dtype=np.intp)
+    shares = np.bincount(labels, minlength=size) / len(points)
+    ascending = np.argsort(representatives)
+    return Subset(representatives[ascending], shares[ascending])
+
+
+def kmeans(points: Array, clusters: int, *, seed: int = 0, starts: int = 4, sweeps: int = 100) -> tuple[Indices, Array]:
+    """Lloyd's algorithm from k-means++ starts, the best of `starts`: labels and centroids, no cluster empty."""
+    generator = np.random.default_rng(seed)
+    runs = [_lloyd(points, _spread(points, clusters, generator), sweeps) for _ in range(starts)]
+    labels, centroids, _ = min(runs, key=lambda run: run[2])
+    return labels, centroids
+
+
+def _check(count: int, size: int) -> None:
+    if not 1 <= size <= count:
+        raise InputError(f"a subset of {size} items out of {count} is not possible")
+
+
+def _distances(points: Array, centroids: Array) -> Array:
+    cross = points @ centroids.T
+    squares: Array = (points**2).sum(1)[:, None] - 2 * cross + (centroids**2).sum(1)
+    return np.maximum(squares, 0.0)
+
+
+def _spread(points: Array, clusters: int, generator: np.random.Generator) -> Array:
+    """k-means++: each further centre drawn with probability proportional to its squared distance from the nearest."""
+    chosen = [int(generator.integers(len(points)))]
+    nearest = _distances(points, points[chosen])[:, 0]
+    while len(chosen) < clusters:
+        nearest[chosen] = 0.0
+        total = nearest.sum()
+        if total > 0:
+            chosen.append(int(generator.choice(len(points), p=nearest / total)))
+        else:  # fewer distinct points than clusters
+            chosen.append(int(generator.choice(np.setdiff1d(np.arange(len(points)), chosen))))
+        nearest = np.minimum(nearest, _distances(points, points[chosen[-1:]])[:, 0])
+    return points[chosen]
+
+
+def _lloyd(points: Array, centroids: Array, sweeps: int) -> tuple[Indices, Array, float]:
+    labels = np.full(len(points), -1, dtype=np.intp)
+    for _ in range(sweeps):
+        squares = _distances(points, centroids)
+        updated = _filled(squares.argmin(1), squares, len(centroids))
+        if np.array_equal(updated, labels):
+            break
+        labels = updated
+        sums = np.zeros_like(centroids)
+        np.add.at(sums, labels, points)
+        centroids = sums / np.bincount(labels, minlength=len(centroids))[:, None]
+    inertia = float(((points - centroids[labels]) ** 2).sum())
+    return labels, centroids, inertia
+
+
+def _filled(labels: Indices, squares: Array, clusters: int) -> Indices:
+    """Give every empty cluster the point that its own cluster represents worst."""
+    labels = labels.copy()
+    counts = np.bincount(labels, minlength=clusters)
+    own = squares[np.arange(len(labels)), labels]
+    for empty in np.flatnonzero(counts == 0):
+        movable = np.where(counts[labels] > 1, own, -1.0)
+        moved = int(movable.argmax())
+        counts[labels[moved]] -= 1
+        labels[moved], own[moved] = empty, -1.0
+        counts[empty] = 1
+    return labels
