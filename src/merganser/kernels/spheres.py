@@ -1,0 +1,114 @@
+"""Averages on a sphere, computed in the span of the points.
+
+Great-circle interpolation, barycentres and Karcher means are linear combinations Σ c_i x_i of the given vectors, and
+their coefficients depend on the vectors through the Gram matrix G_ij = ⟨x_i, x_j⟩ alone. So one pass over the
+data makes G, everything else happens in a space of as many dimensions as there are vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = npt.NDArray[np.float64]
+
+#: Vectors with a larger |cosine| count as parallel and are interpolated linearly.
+PARALLEL = 0.9995
+_RUN = 1024
+
+
+def total(values: Tensor) -> float:
+    """The sum in float64. Runs of fixed length first: the number of threads changes no bit."""
+    flat = values.reshape(-1)
+    whole = flat.numel() // _RUN * _RUN
+    runs = flat[:whole].view(-1, _RUN).sum(1, dtype=torch.float64)
+    return math.fsum(runs.tolist()) + float(flat[whole:].sum(dtype=torch.float64))
+
+
+def gram(vectors: Sequence[Tensor]) -> Array:
+    """⟨x_i, x_j⟩ of tensors taken as vectors; of pieces of vectors, to be summed with `combine`."""
+    matrix = np.empty((len(vectors), len(vectors)))
+    for i, x in enumerate(vectors):
+        for j, y in enumerate(vectors[: i + 1]):
+            matrix[i, j] = matrix[j, i] = total(x * y)
+    return matrix
+
+
+def combine(parts: Sequence[Array]) -> Array:
+    """The sum of partial Gram matrices, correctly rounded: the order of the parts does not matter."""
+    return np.array([math.fsum(column) for column in zip(*(part.ravel() for part in parts), strict=True)]).reshape(
+        parts[0].shape
+    )
+
+
+def slerp(matrix: Array, t: float, parallel: float = PARALLEL) -> Array:
+    """Coefficients of the point at `t` on the great circle from x_0 to x_1.
+
+    c = (sin((1−t)φ), sin(tφ)) / sin φ with cos φ = ⟨x_0, x_1⟩ / ‖x_0‖‖x_1‖; linear where |cos φ| > `parallel`.
+    A zero vector counts as orthogonal to everything.
+    """
+    norms = math.sqrt(matrix[0, 0] * matrix[1, 1])
+    cosine = matrix[0, 1] / norms if norms > 0 else 0.0
+    if abs(cosine) > parallel:
+        return np.array([1 - t, t])
+    angle = math.acos(cosine)
+    return np.array([math.sin((1 - t) * angle), math.sin(t * angle)]) / math.sin(angle)
+
+
+def barycentre(matrix: Array, weights: Sequence[float], epsilon: float) -> Array:
+    """Coefficients of the weighted mean of directions, at the weighted mean of lengths.
+
+    m = Σ w x/‖x‖, result (Σ w ‖x‖) m/‖m‖; plain Σ w x where the directions cancel (‖m‖ < `epsilon`).
+    """
+    weight = np.asarray(weights, dtype=np.float64)
+    norms = np.sqrt(np.diag(matrix))
+    shares = weight / (norms + epsilon)
+    length = math.sqrt(max(0.0, float(shares @ matrix @ shares)))
+    if length < epsilon:
+        return weight
+    return shares * (float(weight @ norms) / length)
+
+
+def karcher(matrix: Array, weights: Sequence[float], iterations: int, tolerance: float) -> Array:
+    """Coefficients of the Karcher mean of directions, at the weighted mean of lengths.
+
+    On the unit sphere u ← exp_u(Σ w log_u(u_i)), from the normalised mean, until the tangent step is shorter than
+    `tolerance`. Vectors shorter than `tolerance` have no direction: they count for the length only.
+    """
+    weight = np.asarray(weights, dtype=np.float64) / sum(weights)
+    norms = np.sqrt(np.diag(matrix))
+    valid = norms > tolerance
+    if not valid.any():
+        return np.zeros(len(norms))
+    inverse = np.where(valid, 1 / np.where(valid, norms, 1), 0)
+    share = np.where(valid, weight, 0)
+    share = share / share.sum()
+    cosines = matrix * np.outer(inverse, inverse)
+
+    def length(c: Array) -> float:
+        return math.sqrt(max(0.0, float(c @ cosines @ c)))
+
+    point = share
+    if length(point) < tolerance:
+        point = np.eye(len(norms))[int(valid.argmax())]
+    point = point / length(point)
+    for _ in range(iterations):
+        dots = np.clip(cosines @ point, -1, 1)
+        angles = np.arccos(dots)
+        near = angles < tolerance
+        sines = np.where(near, 1, np.sin(angles))
+        # An antipode has no logarithm: its direction of travel is arbitrary, so it does not pull.
+        pulls = np.where(near | (sines < tolerance), 0, share * angles / np.maximum(sines, tolerance))
+        step = pulls - float(pulls @ dots) * point
+        size = length(step)
+        if size < tolerance:
+            break
+        point = math.cos(size) * point + (math.sin(size) / size) * step
+        point = point / length(point)
+    coefficients: Array = point * inverse * float(weight @ norms)
+    return coefficients

@@ -1,0 +1,107 @@
+"""Averages of whole models: no base, no task vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from merganser.errors import RecipeError
+from merganser.methods.base import Group, Method, State, param, per_model, register
+
+
+def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Σ w θ."""
+    total = tensors[0] * weights[0]
+    for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
+        total.add_(tensor, alpha=weight)
+    return total
+
+
+def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Σ w θ / Σ w, as a running mean where no weight is negative: equal tensors then give themselves, bit by bit."""
+    if min(weights) < 0:
+        total = sum(weights)
+        return weighted_sum(tensors, [weight / total for weight in weights])
+    mean, total = None, 0.0
+    for tensor, weight in zip(tensors, weights, strict=True):
+        total += weight
+        if weight > 0:
+            mean = tensor if mean is None else torch.lerp(mean, tensor, weight / total)
+    assert mean is not None, "the weights do not sum to zero"
+    return mean
+
+
+@register
+@dataclass(frozen=True)
+class Linear(Method):
+    """θ = Σ w θ_t / Σ w, or Σ w θ_t without `normalize`.
+
+    With equal weights this is the uniform soup (Wortsman et al. 2022, arXiv:2203.05482).
+    """
+
+    name = "linear"
+    summary = "weighted average of the models (uniform soup)"
+    weight: tuple[float, ...] = per_model(1.0, "share of each model")
+    normalize: bool = param(True, "divide by the sum of the weights")
+
+    def __post_init__(self) -> None:
+        if self.normalize and self.weight and sum(self.weight) == 0:
+            raise RecipeError("linear.weight: the weights sum to zero; change one, or set normalize to false")
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        return (weighted_mean if self.normalize else weighted_sum)(group.models, self.weight)
+
+
+@register
+@dataclass(frozen=True)
+class WiseFT(Method):
+    """θ = (1 − α) θ_0 + α θ_1: from the base toward its fine-tuned model.
+
+    Wortsman et al. 2022, Robust fine-tuning of zero-shot models (arXiv:2109.01903).
+    """
+
+    name = "wise_ft"
+    summary = "interpolation between the base and one fine-tuned model, against forgetting"
+    base = "required"
+    models = (1, 1)
+    alpha: float = param(0.5, "0 is the base, 1 the fine-tuned model")
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        return torch.lerp(group.anchor, group.models[0], self.alpha)
+
+
+@register
+@dataclass(frozen=True)
+class Ema(Method):
+    """θ ← d θ + (1 − d) θ_t over the checkpoints of one run, oldest first.
+
+    The order matters. Polyak averaging and LAWA (the plain mean of the latest checkpoints) are `linear`.
+    """
+
+    name = "ema"
+    summary = "exponential moving average over checkpoints of one run, oldest first"
+    decay: float = param(0.9, "what remains of the average at each checkpoint", low=0, high=1)
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        mean = group.models[0]
+        for model in group.models[1:]:
+            mean = torch.lerp(mean, model, 1 - self.decay)
+        return mean
+
+
+@register
+@dataclass(frozen=True)
+class Passthrough(Method):
+    """θ = s θ_1: the tensor of the only model, unchanged unless scaled. Slices are stacked with it."""
+
+    name = "passthrough"
+    summary = "the only model as it is, optionally scaled: for stacking slices"
+    models = (1, 1)
+    scale: tuple[float | None, ...] = per_model(None, "factor; none copies the tensor")
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        scale = self.scale[0]
+        return group.models[0] if scale is None else group.models[0] * scale

@@ -1,0 +1,172 @@
+"""Parts of task-vector methods: which entries of a task vector survive.
+
+A sparsifier looks at the whole tensor if it must (`survey`), then thins the task vector of a block (`thin_`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merganser.kernels.selection import Cutoff, largest, order
+from merganser.kernels.spheres import total
+from merganser.methods.base import Blocks, Group, State, threshold
+
+
+class Sparsifier(Protocol):
+    def survey(self, blocks: Blocks) -> State:
+        """What `thin_` must know of the whole tensor."""
+        ...
+
+    def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
+        """The surviving entries of a model's task vector, rescaled, in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class Band:
+    """Entries of middle magnitude: without the `gamma` largest, the next ones up to `density`, exactly.
+
+    With γ = 0, the largest ones. Counts are ⌊density·n⌋ (at least one entry unless the density is 0) and ⌊γ·n⌋
+    (fewer if too few entries would be left); ties are broken by position. `rescale` restores the L1 norm.
+    """
+
+    density: tuple[float, ...]
+    gamma: tuple[float, ...]
+    rescale: bool = False
+
+    def survey(self, blocks: Blocks) -> State:
+        numel = math.prod(blocks.shape)
+        counts = [list(band(numel, d, g)) for d, g in zip(self.density, self.gamma, strict=True)]
+        return self.with_cutoffs(blocks, largest(blocks, magnitudes, counts, numel))
+
+    def with_cutoffs(self, blocks: Blocks, cutoffs: list[list[Cutoff]]) -> State:
+        return cutoffs, self._norms(blocks, cutoffs) if self.rescale else None
+
+    def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
+        cutoffs, factors = state
+        delta = _thin_(delta, cutoffs[model], group.offset)
+        return delta if factors is None else delta.mul_(factors[model])
+
+    def _norms(self, blocks: Blocks, cutoffs: list[list[Cutoff]]) -> list[float]:
+        """‖Δ‖₁ / ‖thinned Δ‖₁ of each model, 1 where nothing is left."""
+
+        def norms(group: Group) -> list[float]:
+            found = []
+            for delta, pair in zip(group.deltas(), cutoffs, strict=True):
+                found.append(total(delta.abs()))
+                found.append(total(_thin_(delta, pair, group.offset).abs_()))
+            return found
+
+        sums = [math.fsum(column) for column in zip(*blocks.map(norms), strict=True)]
+        return [before / after if after > 0 else 1.0 for before, after in zip(sums[::2], sums[1::2], strict=True)]
+
+
+def band(numel: int, density: float, gamma: float) -> tuple[int, int]:
+    """How many of the largest entries are outliers, and how many there are with the ones to keep."""
+    keep = min(numel, max(1, int(density * numel))) if density > 0 else 0
+    skip = min(int(gamma * numel), numel - keep)
+    return (skip, skip + keep) if keep else (0, 0)
+
+
+def magnitudes(group: Group) -> list[Tensor]:
+    return [delta.abs_() for delta in group.deltas()]
+
+
+def _thin_(delta: Tensor, cutoffs: Iterable[Cutoff], offset: int) -> Tensor:
+    top, bottom = cutoffs
+    if top.value == math.inf:
+        return bottom.shrink_(delta, offset)
+    outliers = top.shrink_(delta.clone(), offset)
+    return bottom.shrink_(delta, offset).sub_(outliers)
+
+
+@dataclass(frozen=True)
+class RandomDrop:
+    """Each entry survives with probability `density`; survivors are divided by it."""
+
+    density: tuple[float, ...]
+    rescale: bool = True
+
+    def survey(self, blocks: Blocks) -> State:
+        return None
+
+    def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
+        density = self.density[model]
+        if density >= 1:
+            return delta
+        if density <= 0:
+            return delta.zero_()
+        bits, bound = group.random_bits(model), threshold(density)
+        if delta.dtype == torch.float32 and delta.device.type == "cpu":
+            _drop_(delta, bits, bound)
+        else:
+            delta.mul_(bits < bound)
+        return delta.div_(density) if self.rescale else delta
+
+
+def _drop_(delta: Tensor, bits: Tensor, bound: int) -> None:
+    """delta ⊙ [bits < bound] without masks of bytes: ((bits − bound) >> 31) has all bits set where it is negative.
+
+    Halved first, so that the difference cannot overflow.
+    """
+    mask = bits.numpy()
+    mask >>= 1
+    mask -= np.int32(bound >> 1)
+    mask >>= 31
+    whole = delta.numpy().view(np.int32)
+    whole &= mask
+
+
+@dataclass(frozen=True)
+class RankedDrop:
+    """Entries survive with a probability that rises with their magnitude's rank in their row, divided by it.
+
+    p = density − ε + 2ε · rank/(n − 1) for ranks 0 … n − 1. The window is narrowed where it would leave [0, 1], so the
+    expected density is the one asked for. A row is a row of a matrix, a whole vector, or a filter.
+    """
+
+    density: tuple[float, ...]
+    epsilon: tuple[float, ...]
+    rescale: bool = True
+
+    def survey(self, blocks: Blocks) -> State:
+        """Factors of every entry of a vector, the one row that blocks may cut through."""
+        if len(blocks.shape) > 1 or math.prod(blocks.shape) == 0:
+            return None
+        models = range(len(self.density))
+        parts = blocks.map(lambda group: [(d, group.random_bits(t)) for t, d in enumerate(group.deltas())])
+        rows = [[torch.cat([part[t][side].view(1, -1) for part in parts], dim=1) for side in (0, 1)] for t in models]
+        return [self.factors(delta, bits, t).view(-1) for t, (delta, bits) in enumerate(rows)]
+
+    def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
+        if delta.numel() == 0:
+            return delta
+        if state is not None:
+            return delta.mul_(state[model][group.offset : group.offset + delta.numel()].view(delta.shape))
+        length = row_length(group.shape)
+        bits = group.random_bits(model).view(-1, length)
+        return delta.mul_(self.factors(delta.view(-1, length), bits, model).view(delta.shape))
+
+    def factors(self, rows: Tensor, bits: Tensor, model: int) -> Tensor:
+        """0 or 1/p for every entry of some rows. The random bits belong to ranks, not to columns."""
+        density, n = self.density[model], rows.shape[1]
+        window = min(self.epsilon[model], density, 1 - density)
+        places = torch.linspace(-1, 1, n, dtype=torch.float64) if n > 1 else torch.zeros(1, dtype=torch.float64)
+        chance = (density + window * places).clamp_(0, 1)
+        bounds = (chance * 2**32).round_().sub_(2**31 + 1).clamp_(min=-(2**31)).to(torch.int32)
+        gains = torch.where(chance > 0, 1 / chance if self.rescale else 1.0, 0.0).to(rows.dtype)
+        kept = (bits <= bounds.to(bits.device)) * gains.to(rows.device)
+        return torch.empty_like(rows).scatter_(1, order(rows.abs()), kept)
+
+
+def row_length(shape: tuple[int, ...]) -> int:
+    """Of a matrix its rows, of kernels the filters, of larger stacks of matrices the rows again."""
+    row = math.prod(shape[1:])
+    return row if len(shape) == 2 or row <= 1 << 16 else shape[-1]

@@ -1,0 +1,227 @@
+"""Task arithmetic and what grew out of it: θ = θ_0 + λ · consensus(sparsify(θ_t − θ_0)).
+
+A method of this family names its two parts (`sparsify.py`, `consensus.py`) and its defaults. `scale` may be given in
+recipes as a gradient over depth, [α, α + β], which is LiNeS for any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from merganser.methods.base import Blocks, Group, Method, State, param, per_model, register
+from merganser.methods.consensus import elected_sum_, weighted_sum_
+from merganser.methods.global_trim import global_cutoffs, local_cutoffs
+from merganser.methods.sparsify import Band, RandomDrop, RankedDrop, Sparsifier
+
+
+@dataclass(frozen=True)
+class TaskVectors(Method):
+    """The family's common part."""
+
+    base = "required"
+    ignored = ("int8_mask",)
+    #: Whether models vote on the sign of each entry (TIES' consensus) or are just added.
+    elects: ClassVar[bool] = False
+
+    weight: tuple[float, ...] = per_model(1.0, "factor of each task vector")
+    scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
+    normalize: bool = param(False, "divide by the sum of the weights that took part")
+
+    @property
+    def sparsifier(self) -> Sparsifier | None:
+        return None
+
+    def reduce(self, blocks: Blocks) -> State:
+        return self.sparsifier.survey(blocks) if self.sparsifier else None
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        deltas, sparsifier = group.deltas(), self.sparsifier
+        if sparsifier:
+            deltas = [sparsifier.thin_(delta, group, t, state) for t, delta in enumerate(deltas)]
+        merged = (elected_sum_ if self.elects else weighted_sum_)(deltas, self.weight, self.normalize)
+        return torch.add(group.anchor, merged, alpha=self.factor, out=merged)
+
+    @property
+    def factor(self) -> float:
+        """λ for this tensor."""
+        return self.scale
+
+
+@register
+@dataclass(frozen=True)
+class TaskArithmetic(TaskVectors):
+    """θ = θ_0 + λ Σ w (θ_t − θ_0). Ilharco et al. 2023 (arXiv:2212.04089). Negative weights forget a task."""
+
+    name = "task_arithmetic"
+    summary = "the base plus a weighted sum of task vectors"
+
+
+@register
+@dataclass(frozen=True)
+class Lines(TaskVectors):
+    """Task arithmetic scaled in depth: λ = α + β (l − 1)/(L − 1) for layer l of L.
+
+    Wang et al. 2025, LiNeS (arXiv:2410.17146). Any method of this family takes `scale: [α, α + β]` to the same effect.
+    """
+
+    name = "lines"
+    summary = "task arithmetic that grows linearly with depth, to keep general features of early layers"
+    scale: float = param(0.25, "α: factor of the task vector in the first layer", aliases=("lambda", "alpha"))
+    gain: float = param(0.75, "β: what the factor has gained in the last layer", aliases=("beta",))
+    depth: float = param(0.0, "place of the layer, 0 the first, 1 the last; filled in by the plan", low=0, high=1)
+
+    @property
+    def factor(self) -> float:
+        return self.scale + self.gain * self.depth
+
+
+@register
+@dataclass(frozen=True)
+class Ties(TaskVectors):
+    """Trim each task vector to its largest entries, elect a sign, average the entries that agree.
+
+    θ = θ_0 + λ Σ_{t ∈ A} w Δ̂_t / Σ_{t ∈ A} w, A the models with sgn Δ̂_t = sgn Σ w Δ̂_t ≠ 0. Yadav et al. 2023
+    (arXiv:2306.01708): density 0.2, λ = 1, all tensors trimmed together (`scope: global`).
+
+    Exactly ⌊density·n⌋ entries are kept, the first ones of equal magnitude, and at least one unless the density is 0.
+    Where Σ w Δ̂_t is exactly zero the sign is +, as in mergekit; the paper takes the majority of the whole vector.
+    """
+
+    name = "ties"
+    summary = "trim task vectors, elect signs, average what agrees"
+    reach = "reduce_map"
+    elects = True
+    normalize: bool = param(True, "average the agreeing entries rather than add them")
+    density: tuple[float, ...] = per_model(0.2, "share of entries kept, the largest", low=0, high=1, mergekit=1.0)
+    rescale: bool = param(False, "restore the L1 norm of each trimmed task vector")
+    scope: str = param("tensor", "rank entries per tensor or over the whole model", choices=("tensor", "global"))
+
+    @property
+    def sparsifier(self) -> Band:
+        return Band(self.density, (0.0,) * len(self.density), self.rescale)
+
+    def needs_preparation(self) -> bool:
+        return self.scope == "global"
+
+    def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> State:
+        return global_cutoffs(tensors, self.density)
+
+    def reduce(self, blocks: Blocks) -> State:
+        if self.scope == "tensor":
+            return self.sparsifier.survey(blocks)
+        return self.sparsifier.with_cutoffs(blocks, local_cutoffs(blocks[0].prepared, blocks[0].name))
+
+
+@dataclass(frozen=True)
+class Dare(TaskVectors):
+    """Entries of the task vectors dropped at random."""
+
+    density: tuple[float, ...] = per_model(0.5, "probability to keep an entry", low=0, high=1, mergekit=1.0)
+    rescale: bool = param(True, "divide the entries kept by the density")
+
+    @property
+    def sparsifier(self) -> RandomDrop:
+        return RandomDrop(self.density, self.rescale)
+
+
+@register
+@dataclass(frozen=True)
+class DareLinear(Dare):
+    """θ = θ_0 + λ Σ w m_t ⊙ Δ_t / density, m_t ~ Bernoulli(density). Yu et al. 2024, DARE (arXiv:2311.03099).
+
+    mergekit rescales to the L1 norm before the drop instead, which is the same up to sampling noise.
+    """
+
+    name = "dare_linear"
+    summary = "task arithmetic after randomly dropping entries and rescaling the rest"
+
+
+@register
+@dataclass(frozen=True)
+class DareTies(Dare):
+    """DARE's random drop with TIES' sign election. Yu et al. 2024 (arXiv:2311.03099)."""
+
+    name = "dare_ties"
+    summary = "random drop and rescale, then TIES' sign election"
+    elects = True
+
+
+@dataclass(frozen=True)
+class MagPrune(TaskVectors):
+    """Entries of the task vectors dropped at random, small ones more likely."""
+
+    reach = "reduce_map"
+    density: tuple[float, ...] = per_model(0.5, "mean probability to keep an entry", low=0, high=1, mergekit=1.0)
+    epsilon: tuple[float, ...] = per_model(
+        0.15, "half-width of the window of probabilities, from smallest to largest entry of a row", low=0, high=1
+    )
+    rescale: bool = param(True, "divide the entries kept by their probability")
+
+    @property
+    def sparsifier(self) -> RankedDrop:
+        return RankedDrop(self.density, self.epsilon, self.rescale)
+
+
+@register
+@dataclass(frozen=True)
+class Della(MagPrune):
+    """Entries kept with probability density ± ε by rank of magnitude in their row, over p; then TIES' consensus.
+
+    Deep et al. 2024, DELLA (arXiv:2406.11617). mergekit rescales to the L1 norm before the drop instead of by 1/p.
+    """
+
+    name = "della"
+    summary = "magnitude-ranked random drop, then TIES' sign election"
+    elects = True
+    normalize: bool = param(True, "average the agreeing entries rather than add them")
+
+
+@register
+@dataclass(frozen=True)
+class DellaLinear(MagPrune):
+    """DELLA's magnitude-ranked drop, then task arithmetic. Deep et al. 2024 (arXiv:2406.11617)."""
+
+    name = "della_linear"
+    summary = "magnitude-ranked random drop, then task arithmetic"
+
+
+@dataclass(frozen=True)
+class Outliers(TaskVectors):
+    """Task vectors without their largest and smallest entries."""
+
+    reach = "reduce_map"
+    density: tuple[float, ...] = per_model(0.9, "share of entries kept", low=0, high=1, mergekit=1.0)
+    gamma: tuple[float, ...] = per_model(0.01, "share of the largest entries dropped", low=0, high=1)
+    rescale: bool = param(False, "restore the L1 norm of each task vector")
+
+    @property
+    def sparsifier(self) -> Band:
+        return Band(self.density, self.gamma, self.rescale)
+
+
+@register
+@dataclass(frozen=True)
+class Breadcrumbs(Outliers):
+    """θ = θ_0 + λ Σ w m_t ⊙ Δ_t, m_t without the γ largest and the smallest entries, `density` of them kept.
+
+    Davari and Belilovsky 2024, Model Breadcrumbs (arXiv:2312.06795). Where ⌊γ·n⌋ = 0 no outlier is dropped (mergekit
+    then drops the whole task vector).
+    """
+
+    name = "breadcrumbs"
+    summary = "task arithmetic without the largest and the smallest entries"
+
+
+@register
+@dataclass(frozen=True)
+class BreadcrumbsTies(Outliers):
+    """Breadcrumbs' masks with TIES' sign election. Davari and Belilovsky 2024 (arXiv:2312.06795)."""
+
+    name = "breadcrumbs_ties"
+    summary = "breadcrumbs' masks, then TIES' sign election"
+    elects = True
