@@ -1,0 +1,91 @@
+"""Where the zoo lives, and the card that says how each of its models came to be."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from merganser.errors import InputError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Card:
+    """How a model was made and how good it is. A model with a card is finished; one without resumes."""
+
+    model: str
+    command: str
+    seed: int
+    data: dict[str, Any]
+    epochs: int
+    training: dict[str, Any]
+    scores: dict[str, float]
+    history: list[dict[str, float]]
+    seconds: float
+    machine: str = field(default_factory=lambda: machine())
+    torch: str = torch.__version__
+
+    def write(self, directory: Path) -> None:
+        """Write `card.json` last and at once: its presence is the mark of a finished model."""
+        draft = directory / "card.json.part"
+        draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        draft.replace(directory / "card.json")
+
+
+def read_card(directory: Path) -> Card | None:
+    """The card of a finished model, or None."""
+    path = directory / "card.json"
+    return Card(**json.loads(path.read_text())) if path.exists() else None
+
+
+def command(module: str) -> str:
+    """The command line that is running, without this machine's paths."""
+    arguments = iter(sys.argv[1:])
+    kept = []
+    for argument in arguments:
+        if argument in ("--data", "--cache"):
+            next(arguments, None)
+        elif not argument.startswith(("--data=", "--cache=")):
+            kept.append(argument)
+    return " ".join(["python -m", module, *kept])
+
+
+def machine() -> str:
+    """Processor, cores and threads in use, in one line."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        name = models[0] if models else name
+    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s), {platform.system()}"
+
+
+def add_locations(parser: argparse.ArgumentParser) -> None:
+    """The two options every zoo program takes: where the data is, where the models go."""
+    parser.add_argument("--data", type=Path, default=default_data(), help="data directory (env MERGANSER_DATA)")
+    parser.add_argument("--cache", type=Path, default=default_cache(), help="model directory (env MERGANSER_ZOO)")
+
+
+def default_data() -> Path:
+    return Path(os.environ.get("MERGANSER_DATA") or REPOSITORY.parent / "shared" / "data")
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("MERGANSER_ZOO") or Path.home() / ".cache" / "merganser" / "zoo")
+
+
+def data_file(data: Path, name: str) -> Path:
+    """A file of the data directory, or an error that says where it was sought and how to say otherwise."""
+    path = data / name
+    if not path.exists():
+        raise InputError(f"no {name!r} in the data directory {data}; give --data PATH or set MERGANSER_DATA")
+    return path
