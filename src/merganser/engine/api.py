@@ -99,12 +99,14 @@ def run(
     fingerprint = plan.fingerprint([source.fingerprint() for source in sources])
     writer = CheckpointWriter(Path(out), plan, fingerprint, resume=resume, overwrite=overwrite)
     try:
-        if not writer.published and ray is None:
-            execute(plan, sources, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
-        elif not writer.published:
+        if writer.published:
+            pass
+        elif ray is not None:
             from merganser.engine.ray_executor import execute_on_ray
 
             execute_on_ray(plan, writer, ray, workers=workers, settings=settings, on_progress=on_progress)
+        else:
+            execute(plan, sources, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
         return writer.publish(lambda directory: write_sidecars(plan, sources, directory))
     except BaseException:
         writer.abandon()

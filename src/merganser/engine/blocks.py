@@ -37,7 +37,7 @@ def cut(shape: tuple[int, ...], size: int, rows: tuple[int, int] | None = None) 
         return [Piece(0, 1, 0, 1)]
     first, last = rows or (0, shape[0])
     row = math.prod(shape[1:])
-    if row > size and len(shape) > 2:
+    if row > size and len(shape) > 2 and first < last:
         width = math.prod(shape[2:])
         step = max(1, size // max(1, width))
         inner = [(a, min(a + step, shape[1])) for a in range(0, shape[1], step)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -134,11 +136,11 @@ class Computation:
     def _widen(self, tensor: Tensor, source: Source) -> Tensor:
         wide = tensor.to(device=self.settings.device, dtype=self.dtype)
         # A sum is the cheapest sieve: only a suspicious one is looked at twice.
-        if not self.settings.allow_nan and not torch.isfinite(wide.sum()) and bool(wide.isnan().any()):
-            label = self.plan.models[source.model].label
+        if not self.settings.allow_nan and not math.isfinite(wide.sum().item()) and not wide.isfinite().all():
+            what = "NaN" if wide.isnan().any() else "infinite values"
             raise InputError(
-                f"{label}: tensor {source.name!r} contains NaN; a merge would spread it. "
-                "Use a sound checkpoint, or --allow-nan to go on"
+                f"{self.plan.models[source.model].label}: tensor {source.name!r} contains {what}, which a merge would "
+                "spread; use a sound checkpoint, or --allow-nan to go on"
             )
         return wide
 
@@ -151,6 +153,14 @@ class TensorBlocks:
         self._computation = computation
         self._mapper = mapper
 
+    def __len__(self) -> int:
+        return sum(map(len, self._computation.spans))
+
+    def __getitem__(self, index: int, /) -> Group:
+        block = next(itertools.islice(itertools.chain.from_iterable(self._computation.spans), index, None))
+        ((_, group),) = self._computation.groups([block])
+        return group
+
     def __iter__(self) -> Iterator[Group]:
         for span in self._computation.spans:
             for _, group in self._computation.groups(span):
@@ -161,3 +171,16 @@ class TensorBlocks:
             return [function(group) for _, group in self._computation.groups(span)]
 
         return [result for part in self._mapper(over, self._computation.spans) for result in part]
+
+
+def prepare(plan: Plan, sources: Sequence[Checkpoint], settings: Settings) -> dict[str, Any]:
+    """The look at everything that some rules take before the first merge, by method name."""
+    wanting: dict[str, list[Computation]] = {}
+    for output in plan.outputs:
+        computation = Computation(plan, output, sources, settings)
+        if not computation.copies and computation.method.needs_preparation():
+            wanting.setdefault(output.method, []).append(computation)
+    return {
+        name: computations[0].method.prepare([(c.output.parameters, TensorBlocks(c)) for c in computations])
+        for name, computations in wanting.items()
+    }

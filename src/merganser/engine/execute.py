@@ -16,7 +16,7 @@ import torch
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.engine.blocks import BLOCK, SPAN, Piece
-from merganser.engine.compute import Computation, Settings
+from merganser.engine.compute import Computation, Settings, prepare
 from merganser.engine.sinks import Sink
 from merganser.recipes.plan import Output, Plan
 
@@ -65,11 +65,6 @@ def execute(
                 _submit_large(pool, batch[0], sink, counter)
             else:
                 pool.submit(max(map(footprint, batch)), run_batch, batch, sink, counter.add)
-
-
-def prepare(plan: Plan, sources: Sequence[Checkpoint], settings: Settings) -> dict[str, Any]:
-    """The look at everything that some rules take first, by method name."""
-    return {}
 
 
 def footprint(computation: Computation) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from merganser.engine.compute import Computation, Settings
+from merganser.engine.compute import Computation, Settings, prepare
 from merganser.engine.disk import Disk
-from merganser.engine.execute import Progress, batches, prepare, run_batch
+from merganser.engine.execute import Progress, batches, run_batch
 from merganser.engine.layout import lay_out
 from merganser.engine.view import open_sources
 from merganser.engine.writer import CheckpointWriter, ShardFiles

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import remapped
 from merganser.engine.blocks import BLOCK, cut
-from merganser.engine.compute import Computation, Settings
+from merganser.engine.compute import Computation, Settings, prepare
 from merganser.recipes.plan import Plan
 
 
@@ -64,7 +65,9 @@ class Merged(Checkpoint):
         name = self.plan.aliases.get(name, name)
         if name not in self._outputs:
             raise self.missing(name)
-        computation = Computation(self.plan, self._outputs[name], self.sources, self._settings)
+        computation = Computation(
+            self.plan, self._outputs[name], self.sources, self._settings, self._prepared.get(self._outputs[name].method)
+        )
         if not computation.copies and computation.method.reach == "whole":
             return select_rows(self._read_whole(computation), rows)
         first, last = rows if rows and computation.shape else (0, computation.shape[0] if computation.shape else 1)
@@ -73,6 +76,10 @@ class Merged(Checkpoint):
         parts = [part.reshape(-1) for _, part in computation.merge(blocks, state)]
         shape = (last - first, *computation.shape[1:]) if computation.shape else ()
         return torch.cat(parts).view(shape)
+
+    @cached_property
+    def _prepared(self) -> dict[str, Any]:
+        return prepare(self.plan, self.sources, self._settings)
 
     def _state(self, computation: Computation) -> Any:
         name = computation.output.name

@@ -28,12 +28,16 @@ class ShardFiles:
         self._disk = disk
         self._paths = [directory / shard.file for shard in shards]
         self._handles: list[int] = []
-        for path, shard in zip(self._paths, shards, strict=True):
-            if not create:
-                self._handles.append(os.open(path, os.O_RDWR))
-                continue
-            self._handles.append(disk.create(path, shard.size))
-            disk.write_at(self._handles[-1], memoryview(shard.header), 0, path)
+        try:
+            for path, shard in zip(self._paths, shards, strict=True):
+                if create:
+                    self._handles.append(disk.create(path, shard.size))
+                    disk.write_at(self._handles[-1], memoryview(shard.header), 0, path)
+                else:
+                    self._handles.append(os.open(path, os.O_RDWR))
+        except OSError:
+            self.close()
+            raise
         self._places = {
             name: (number, offset) for number, shard in enumerate(shards) for name, offset in shard.offsets.items()
         }
@@ -91,9 +95,18 @@ class CheckpointWriter:
         self._syncer = threading.Thread(target=self._sync_now_and_then, name="merganser-sync", daemon=True)
         self._check_room(resume, overwrite)
         try:
-            self._begin(fingerprint, overwrite)
+            self._disk.make_directory(self.staging)
+            self._journal = Journal(self.staging / "journal", self._disk)
         except OSError as error:
             raise explain(error, self.staging) from error
+        try:
+            self._begin(fingerprint, overwrite)
+        except OSError as error:
+            self._journal.close()
+            raise explain(error, self.staging) from error
+        except InputError:
+            self._journal.close()
+            raise
         if sync_seconds:
             self._syncer.start()
 
@@ -120,8 +133,6 @@ class CheckpointWriter:
 
     def _begin(self, fingerprint: str, overwrite: bool) -> None:
         """Take up the journal where it ends, or begin one."""
-        self._disk.make_directory(self.staging)
-        self._journal = Journal(self.staging / "journal", self._disk)
         records = self._journal.records
         if not records:
             self._journal.append({"plan": fingerprint, "overwrite": overwrite})

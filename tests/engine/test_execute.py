@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from merganser.checkpoints.memory import StateDict
+from merganser.engine import blocks
+from merganser.engine.compute import Settings
+from merganser.engine.execute import Progress, execute, memory_bound
+from merganser.engine.layout import lay_out
+from merganser.engine.sinks import DictSink, ModuleSink
+from merganser.engine.view import Merged
+from merganser.engine.writer import CheckpointWriter
+from merganser.errors import InputError, MerganserError
+from merganser.recipes.plan import Plan
+from support.plans import make_plan, random_models
+
+METHODS = ["linear", "task_arithmetic", "slerp", "ties", "dare_ties", "della", "model_stock"]
+
+
+def merged(plan: Plan, sources: list[StateDict], workers: int = 2, **options: object) -> dict[str, Tensor]:
+    sink = DictSink(plan)
+    execute(plan, sources, sink, workers=workers, **options)  # type: ignore[arg-type]
+    return sink.result()
+
+
+def plan_for(method: str, models: list[dict[str, Tensor]]) -> tuple[Plan, list[StateDict]]:
+    chosen = models[:3] if method == "slerp" else models
+    return make_plan(chosen, method, {"t": 0.3} if method == "slerp" else {})
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_memory_and_blocks_change_no_bit(
+    method: str, models: list[dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, sources = plan_for(method, models)
+    reference = merged(plan, sources, workers=1)
+    assert same(reference, merged(plan, sources, workers=4))
+    assert same(reference, merged(plan, sources, workers=3, memory=1))
+    monkeypatch.setattr("merganser.engine.blocks.SPAN", blocks.BLOCK)
+    assert same(reference, merged(plan, sources, workers=2))
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("method", ["linear", "task_arithmetic", "dare_ties"])
+def test_elementwise_results_do_not_depend_on_the_block_size(
+    method: str, models: list[dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, sources = plan_for(method, models)
+    reference = merged(plan, sources)
+    for size in (7, 1000, 1 << 20):
+        monkeypatch.setattr("merganser.engine.blocks.BLOCK", size)
+        assert same(reference, merged(plan, sources))
+
+
+def test_inputs_are_untouched(models: list[dict[str, Tensor]]) -> None:
+    before = [{k: v.clone() for k, v in m.items()} for m in models]
+    for method in METHODS:
+        merged(*plan_for(method, models))
+    assert all(same(a, b) for a, b in zip(models, before, strict=True))
+
+
+def test_integers_are_copied(models: list[dict[str, Tensor]]) -> None:
+    assert torch.equal(merged(*make_plan(models, "linear"))["steps"], torch.tensor([7, 9]))
+
+
+def test_a_live_module_takes_the_result() -> None:
+    nets = [nn.Linear(5, 4) for _ in range(3)]
+    plan, sources = make_plan([dict(net.state_dict()) for net in nets], "linear")
+    target = nn.Linear(5, 4)
+    execute(plan, sources, ModuleSink(target))
+    assert torch.allclose(target.weight, (nets[1].weight + nets[2].weight) / 2)
+
+
+def test_nan_names_the_tensor_and_the_model(models: list[dict[str, Tensor]]) -> None:
+    models[2]["cube"][1, 2, 3] = float("nan")
+    plan, sources = make_plan(models, "task_arithmetic")
+    with pytest.raises(InputError, match="m2: tensor 'cube' contains NaN"):
+        merged(plan, sources)
+    result = merged(plan, sources, settings=Settings(allow_nan=True))
+    assert int(result["cube"].isnan().sum()) == 1
+
+
+def test_infinity_is_refused_and_large_values_are_not(models: list[dict[str, Tensor]]) -> None:
+    for model in models:
+        model["bias"][:] = 3e38
+    assert torch.equal(merged(*make_plan(models, "linear"))["bias"], models[0]["bias"])
+    models[1]["bias"][0] = float("-inf")
+    with pytest.raises(InputError, match="m1: tensor 'bias' contains infinite values"):
+        merged(*make_plan(models, "linear"))
+
+
+def test_what_does_not_fit_the_output_dtype() -> None:
+    models = [{"w": torch.full((4,), 1e6)} for _ in range(3)]
+    plan, sources = make_plan(models, "linear")
+    narrow = Plan.from_json({**plan.to_json(), "outputs": [{**plan.to_json()["outputs"][0], "dtype": "float16"}]})
+    with pytest.raises(MerganserError, match="4 values do not fit float16"):
+        merged(narrow, sources)
+
+
+def test_progress_reaches_the_total(models: list[dict[str, Tensor]]) -> None:
+    plan, sources = make_plan(models, "ties")
+    seen: list[Progress] = []
+    execute(plan, sources, DictSink(plan), workers=2, on_progress=seen.append)
+    assert [p.done for p in seen] == sorted(p.done for p in seen)
+    assert seen[-1].done == seen[-1].total == plan.bytes_out
+    assert {p.name for p in seen} == set(models[0])
+
+
+def test_a_failing_worker_stops_the_work(models: list[dict[str, Tensor]]) -> None:
+    class Broken(StateDict):
+        def read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
+            raise OSError("the disk is gone")
+
+    plan, sources = make_plan(models, "linear")
+    with pytest.raises(OSError, match="the disk is gone"):
+        merged(plan, [*sources[:2], Broken(models[2]), sources[3]])
+
+
+@pytest.mark.parametrize("inner", ["linear", "ties", "model_stock"])
+def test_a_nested_merge_equals_its_materialised_result(inner: str, models: list[dict[str, Tensor]]) -> None:
+    plan, sources = make_plan(models, inner)
+    view = Merged(plan, sources, "inner")
+    eager = merged(plan, sources)
+    for name, tensor in eager.items():
+        assert torch.equal(view.read(name), tensor)
+        assert view.spec(name).shape == tuple(tensor.shape)
+    assert torch.equal(view.read("big", (100, 333)), eager["big"][100:333])
+    outer, _ = make_plan([models[0], eager, models[1]], "task_arithmetic")
+    lazily = merged(outer, [sources[0], view, sources[1]])  # type: ignore[list-item]
+    assert same(lazily, merged(outer, [StateDict(m) for m in (models[0], eager, models[1])]))
+
+
+def test_the_memory_bound_is_the_budget_or_one_tensor(models: list[dict[str, Tensor]]) -> None:
+    plan, sources = make_plan(models, "linear")
+    assert memory_bound(plan, sources, 2, 1) > 4 * models[0]["big"].numel()
+    assert memory_bound(plan, sources, 64, 10**7) <= 2 * 10**7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shard_size", [10**9, 500_000, 1])
+def test_the_writer_writes_what_safetensors_reads(tmp_path: Path, dtype: torch.dtype, shard_size: int) -> None:
+    models = random_models(2, dtype=dtype)
+    plan, sources = make_plan(models, "linear", shard_size=shard_size)
+    writer = CheckpointWriter(tmp_path / "out", plan, "x")
+    execute(plan, sources, writer)
+    writer.publish(lambda directory: None)
+    found: dict[str, Tensor] = {}
+    for shard in lay_out(plan):
+        found |= load_file(tmp_path / "out" / shard.file)
+    assert same(found, merged(plan, sources))
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_two_runs_write_the_same_bytes(tmp_path: Path, models: list[dict[str, Tensor]]) -> None:
+    digests = set()
+    for number, workers in enumerate((1, 4)):
+        plan, sources = make_plan(models, "dare_ties")
+        writer = CheckpointWriter(tmp_path / str(number), plan, "x")
+        execute(plan, sources, writer, workers=workers)
+        path = writer.publish(lambda directory: None)
+        digests.add(hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest())
+    assert len(digests) == 1
