@@ -33,7 +33,9 @@ class Remapped(View):
         self._models = models
         self._tensors: Mapping[str, Sequence[str]] = remap["tensors"]
         self._rows: int = remap["rows"]
-        self._segments: list[tuple[int, Any]] = [(count, sources) for count, sources in remap["segments"]]
+        self._segments: list[tuple[int, str | Sequence[Sequence[int]]]] = [
+            (count, sources) for count, sources in remap["segments"]
+        ]
         self._starts = [0, *accumulate(count for count, _ in self._segments)]
         self._identity = hashlib.sha256(json.dumps(remap, sort_keys=True).encode()).hexdigest()
         self._means: dict[str, Tensor] = {}
@@ -76,7 +78,7 @@ class Remapped(View):
 
     def _part(self, name: str, spec: TensorSpec, segment: int, offset: int, count: int) -> Tensor:
         sources = self._segments[segment][1]
-        if sources == "mean":
+        if isinstance(sources, str):
             return self._mean(name, spec).expand(count, *spec.shape[1:])
         if not sources:
             return torch.zeros((count, *spec.shape[1:]), dtype=spec.dtype)
@@ -86,10 +88,7 @@ class Remapped(View):
         ]
         if len(found) == 1:
             return found[0].to(spec.dtype)
-        total = found[0].to(torch.float32, copy=True)
-        for tensor in found[1:]:
-            total += tensor
-        return (total / len(found)).to(spec.dtype)
+        return torch.stack([tensor.to(torch.float32) for tensor in found]).mean(0).to(spec.dtype)
 
     def _mean(self, name: str, spec: TensorSpec) -> Tensor:
         if name not in self._means:

@@ -1,7 +1,147 @@
-"""What the output needs besides its weights."""
+"""What the output's config must say that the template's does not, and everything else beside the weights."""
 
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from merganser.checkpoints.chat_templates import TEMPLATES
+from merganser.checkpoints.sidecars import read_chat_template
+from merganser.errors import RecipeError, did_you_mean
+from merganser.recipes.plan import Output
+from merganser.recipes.references import locate
+from merganser.recipes.schema import Recipe
+from merganser.recipes.sources import Table
+from merganser.recipes.stacking import Restacked
+from merganser.recipes.vocabularies import Unified
 
-def describe(recipe: Any, table: Any, vocabulary: Any, restacked: Any, outputs: Any) -> Any:
-    return {"recipe": recipe.text}, []
+Edit = tuple[list[str], Any]
+_COUNT = re.compile(r"layer|block|depth")
+#: Counts of layers that are something else than the depth of a stack.
+_NOT_COUNT = re.compile(r"interval|every|window|index|start|shared|first|dense|skip|norm|per_")
+
+
+def describe(
+    recipe: Recipe,
+    table: Table,
+    vocabulary: Unified | None,
+    restacked: Sequence[Restacked],
+    outputs: Iterable[Output],
+) -> tuple[dict[str, Any], list[str]]:
+    """The sidecars of a plan, and what its user should know about them."""
+    config = table.config(0)
+    edits, notes = layer_edits(config, restacked)
+    edits += dtype_edits(config, recipe.output.dtype)
+    if "quantization_config" in config:
+        edits.append((["quantization_config"], None))
+    tokens: list[Edit] = []
+    tokenizer: dict[str, Any] = {"model": 0, "add": []}
+    if vocabulary is not None:
+        tokenizer = {"model": vocabulary.model, "add": list(vocabulary.added)}
+        edits += vocabulary_edits(config, vocabulary.rows)
+        if vocabulary.model != 0:
+            tokens = [([k], v) for k, v in table.config(vocabulary.model).items() if k.endswith("_token_id")]
+    sidecars = {
+        "template": 0,
+        "config": [list(edit) for edit in edits + tokens],
+        "generation": [list(edit) for edit in tokens],
+        "tokenizer": tokenizer,
+        "chat_template": chat_template(recipe, table),
+        "card": {
+            "base": recipe.base.label if recipe.base else None,
+            "models": list(dict.fromkeys(e.label for part in recipe.parts for s in part.slices for e in s.models)),
+            "methods": sorted({output.method for output in outputs}),
+        },
+        "recipe": recipe.text,
+    }
+    return sidecars, notes
+
+
+def _sections(
+    config: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """The config and the configs inside it (text_config, vision_config), outermost first."""
+    yield path, config
+    for key, value in config.items():
+        if isinstance(value, dict) and key.endswith("config"):
+            yield from _sections(value, (*path, key))
+
+
+def layer_edits(config: Mapping[str, Any], restacked: Sequence[Restacked]) -> tuple[list[Edit], list[str]]:
+    """The number of layers, and lists with an entry for each layer taken along.
+
+    The count is whichever key equals the old one; of several configs, the one that shares a word with the stack's
+    name (vision_config for vision_tower.…) or the outermost.
+    """
+    edits: list[Edit] = []
+    notes: list[str] = []
+    if not config:
+        return edits, notes
+    for each in restacked:
+        old, new = each.stack.layers, len(each.order)
+        if each.order == tuple(range(old)):
+            continue
+        found = []
+        for path, section in _sections(config):
+            keys = [k for k, v in section.items() if type(v) is int and v == old and _is_count(k)]
+            if keys:
+                words = {word for key in path for word in key.split("_") if word != "config"}
+                found.append((any(word in each.stack.prefix for word in words), path, section, keys))
+        if not found:
+            notes.append(
+                f"config.json says nowhere that there were {old} layers under {each.stack.title!r}; "
+                f"set the number of layers to {new} there by hand"
+            )
+            continue
+        _, path, section, keys = max(found, key=lambda hit: hit[0])
+        edits += [([*path, key], new) for key in keys]
+        for key, value in section.items():
+            if isinstance(value, list) and len(value) == old and re.search("layer|block", key):
+                edits.append(([*path, key], [value[i] for i in each.order]))
+    return edits, notes
+
+
+def _is_count(key: str) -> bool:
+    return bool(_COUNT.search(key)) and not _NOT_COUNT.search(key)
+
+
+def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
+    if dtype is None or not config:
+        return []
+    found = [
+        ([*path, key], dtype)
+        for path, section in _sections(config)
+        for key in ("torch_dtype", "dtype")
+        if isinstance(section.get(key), str)
+    ]
+    return found or [(["torch_dtype"], dtype)]
+
+
+def vocabulary_edits(config: Mapping[str, Any], rows: int) -> list[Edit]:
+    return [
+        ([*path, "vocab_size"], rows) for path, section in _sections(config) if section.get("vocab_size", rows) != rows
+    ]
+
+
+def chat_template(recipe: Recipe, table: Table) -> str | None:
+    """The text of the template asked for: by name, the most common one of the models, a file, or itself."""
+    asked = recipe.output.chat_template
+    if asked is None:
+        return None
+    if asked == "auto":
+        found = [t for c in table.checkpoints if (t := read_chat_template(c.directory)) is not None]
+        return Counter(found).most_common(1)[0][0] if found else None
+    if asked in TEMPLATES:
+        return TEMPLATES[asked]
+    if "{" in asked:
+        return asked
+    file = Path(locate(asked, recipe.root))
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    raise RecipeError(
+        f"chat_template: {asked!r} is neither a template, nor a file, nor a known name"
+        f"{did_you_mean(asked, ['auto', *TEMPLATES])}"
+    )

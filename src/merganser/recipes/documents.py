@@ -19,7 +19,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, int] = {}
     loader.flatten_mapping(node)
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
         if not isinstance(key, Hashable):
             raise RecipeError(f"line {line}: a mapping key must be plain text")
@@ -39,7 +39,7 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 def parse(text: str, source: str = "recipe") -> list[Any]:
     """The documents of a YAML text; errors name the line."""
     try:
-        return list(yaml.load_all(text, Loader=_Loader))  # noqa: S506 (a subclass of SafeLoader)
+        return list(yaml.load_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

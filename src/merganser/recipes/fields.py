@@ -44,7 +44,7 @@ def known_keys(data: Mapping[str, Any], known: Iterable[str], where: str, proble
 
 
 def dtype(value: Any, where: str) -> str:
-    name = expect(value, str, where).removeprefix("torch.")
+    name: str = expect(value, str, where).removeprefix("torch.")
     name = _DTYPE_ALIASES.get(name, name)
     if name not in DTYPES:
         raise RecipeError(f"{where}: unknown dtype {value!r}{did_you_mean(name, DTYPES)}")
@@ -58,6 +58,14 @@ def size(value: Any, where: str) -> int:
     if found is None or float(found[1]) <= 0:
         raise RecipeError(f"{where}: expected a size such as 5GB or 2GiB, got {kind_of(value)}")
     return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def globs(value: Any, where: str) -> tuple[str, ...]:
+    """Patterns over tensor names: one, or a list."""
+    found = [value] if isinstance(value, str) else value or []
+    if not isinstance(found, list) or not all(isinstance(glob, str) and glob for glob in found):
+        raise RecipeError(f"{where}: expected a glob over tensor names or a list of them, got {kind_of(value)}")
+    return tuple(found)
 
 
 def layer_range(value: Any, where: str) -> tuple[int, int]:

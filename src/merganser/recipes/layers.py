@@ -1,7 +1,8 @@
 """Depth, read off the names: no architecture is known here.
 
-A stack is a run of like layers: names that agree up to a number (`model.layers.7.…`, `h.7.…`, `encoder.block.7.…`). The
-main stack is the one with the most tensors; names such as `layer3.…` or `fc2.…` count as a stack if they are the main one.
+A stack is a run of like layers: names that agree up to a number (`model.layers.7.…`, `h.7.…`, `encoder.block.7.…`).
+The main stack is the one with the most tensors; names such as `layer3.…` or `fc2.…` make a stack only if it is the main
+one.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 Facts the reader relies on: a list is a gradient over depth; a list of `{filter, value}` is a choice by substring,
 where no filter or "*" matches everything; a value is looked up in the source, the output slice, the module, the whole
 recipe, in this order; a per-model filter sees the name in the source, a global one the name in the output.
+One key is ours: `exclude`, globs over tensors to leave out.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ KEYS = (
     "tokenizer",
     "chat_template",
     "name",
+    "exclude",
 )
 _WITHOUT_EFFECT = {"int8_mask": "masks cost no memory here"}
-_PARAMETERS = (
-    "weight density epsilon gamma lambda normalize int8_mask rescale t scale nuslerp_flatten nuslerp_row_wise "
-    "normalize_weights eps filter_wise select_topk max_iter tol r alpha"
-).split()
+#: Every parameter of every method of mergekit: given to a method without it, it is ignored there without a word.
+_PARAMETERS = frozenset(
+    {"weight", "density", "epsilon", "gamma", "lambda", "normalize", "int8_mask", "rescale", "t", "scale"}
+    | {"nuslerp_flatten", "nuslerp_row_wise", "normalize_weights", "eps", "filter_wise", "select_topk"}
+    | {"max_iter", "tol", "r", "alpha"}
+)
 Nested = Callable[[Any, str], Recipe]
 
 
@@ -218,6 +222,8 @@ class _Reader:
             with self.problems.collect():
                 source = _reference(data["tokenizer_source"], "tokenizer_source")
                 options["tokenizer"] = fields.tokenizer(source, "tokenizer_source", self.problems, "union")
+        with self.problems.collect():
+            options["exclude"] = fields.globs(data.get("exclude"), "exclude")
         with self.problems.collect():
             if data.get("chat_template") is not None:
                 options["chat_template"] = expect(data["chat_template"], str, "chat_template")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from merganser.errors import RecipeError
+from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.base import Parameter, lookup
 from merganser.recipes import fields
 from merganser.recipes.fields import Declared, expect, kind_of, known_keys
@@ -113,8 +113,8 @@ class _Reader:
                     raw.get("parameters"), declared, f"{where}.parameters", self.problems, by_glob
                 )
                 found.append(Slice(entries, where, parameters=parameters))
-            elif (entry := self._entry(raw, where, declared)) is not None:
-                found.append(Slice((entry,), where))
+            elif (single := self._entry(raw, where, declared)) is not None:
+                found.append(Slice((single,), where))
         for each in found:
             for entry in each.models:
                 if entry.layers is None:
@@ -173,7 +173,7 @@ class _Reader:
         for key in list(beside):
             if declared.find(str(key)) is None:
                 words = [*keys, *declared.known, *declared.aliases]
-                self.problems.add(where, f"unknown key or parameter {key!r}{fields.did_you_mean(str(key), words)}")
+                self.problems.add(where, f"unknown key or parameter {key!r}{did_you_mean(str(key), words)}")
                 del beside[key]
         found = fields.settings(beside, declared, where, self.problems, by_glob)
         under = fields.settings(raw.get("parameters"), declared, f"{where}.parameters", self.problems, by_glob)
@@ -184,10 +184,9 @@ class _Reader:
     def _override(self, raw: Any, where: str, declared: Declared) -> Override | None:
         with self.problems.collect():
             expect(raw, dict, where)
-            match = raw.get("match")
-            globs = [match] if isinstance(match, str) else match
-            if not isinstance(globs, list) or not globs or not all(isinstance(g, str) and g for g in globs):
-                raise RecipeError(f"{where}.match: expected a glob over tensor names or a list of them, got {match!r}")
+            match = fields.globs(raw.get("match"), f"{where}.match")
+            if not match:
+                raise RecipeError(f"{where}.match: says no tensors; expected globs over tensor names")
             method = raw.get("method")
             own = declared
             if isinstance(method, str):
@@ -198,7 +197,7 @@ class _Reader:
                     expect(model, str, f"{where}.model")
                 if not any(key not in ("match",) for key in raw):
                     raise RecipeError(f"{where}: changes nothing; expected a method, a model or parameters")
-                return Override(tuple(globs), where, method, model, self._own(raw, _OVERRIDE_KEYS, where, own))
+                return Override(match, where, method, model, self._own(raw, _OVERRIDE_KEYS, where, own))
         return None
 
     def _output(self, raw: Any) -> OutputOptions:
@@ -216,11 +215,7 @@ class _Reader:
                     options["shard_size"] = fields.size(raw["shard_size"], "output.shard_size")
             if raw.get("chat_template") is not None:
                 options["chat_template"] = expect(raw["chat_template"], str, "output.chat_template")
-            exclude = raw.get("exclude") or []
-            exclude = [exclude] if isinstance(exclude, str) else expect(exclude, list, "output.exclude")
-            if not all(isinstance(pattern, str) for pattern in exclude):
-                raise RecipeError(f"output.exclude: expected globs over tensor names, got {exclude!r}")
-            options["exclude"] = tuple(exclude)
+            options["exclude"] = fields.globs(raw.get("exclude"), "output.exclude")
         return OutputOptions(**options)
 
     def _seed(self, raw: Any) -> int:

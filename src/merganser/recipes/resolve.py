@@ -14,8 +14,13 @@ from merganser.recipes.settings import Choice, Gradient, Setting, evaluate, matc
 
 
 @lru_cache(maxsize=256)
+def _declared(name: str) -> Mapping[str, Parameter]:
+    return parameters(lookup(name))
+
+
 def declared(method: type[Method]) -> Mapping[str, Parameter]:
-    return parameters(method)
+    """The parameters of a method, looked up once."""
+    return _declared(method.name)
 
 
 def override_for(recipe: Recipe, name: str) -> Override | None:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias, Union
+from typing import Literal, TypeAlias
 
-Scalar: TypeAlias = Union[float, int, bool, str, tuple[str, ...]]
+Scalar: TypeAlias = float | int | bool | str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Choice:
     cases: tuple[Case, ...]
 
 
-Setting: TypeAlias = Union[Scalar, Gradient, Choice]
+Setting: TypeAlias = Scalar | Gradient | Choice
 
 
 @lru_cache(maxsize=4096)

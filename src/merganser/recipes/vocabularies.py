@@ -1,16 +1,223 @@
-"""One vocabulary for the output."""
+"""One vocabulary for the output, and each model's rows seen through it.
+
+Every model's embedding and head are brought to the output's vocabulary before they are merged. The row of a token is
+the model's own if it has the token; else what the recipe says for this token; else the base's; else the mean of the
+models that have it; zero if none has. Rows without a token (padding) are the model's own, else the base's, else
+the mean row of the model. The output never has fewer rows than the source of its vocabulary.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from merganser.checkpoints.tokenizer import Tokens, added_token, read_tokens
+from merganser.errors import CheckpointError, RecipeError
+from merganser.recipes.mismatches import tied_source
+from merganser.recipes.schema import Recipe, TokenizerOptions, TokenRow
+from merganser.recipes.sources import Table
+
+_EMBEDDING = re.compile(
+    r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|shared|tok_embeddings|embedding|embeddings)(\.weight)?$"
+)
+_POSITIONS = re.compile(r"pos|wpe|token_type")
+Sources = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True)
-class Vocabulary:
-    remaps: tuple[Any, ...]
-    notes: tuple[str, ...] = ()
+class Unified:
+    """The output's vocabulary: `rows` of the embedding, the `model` whose tokenizer files are taken, tokens `added` to
+    them, and for each model a remap (see `merganser.checkpoints.vocabulary`) or None where nothing changes."""
+
+    rows: int
+    model: int
+    added: tuple[dict[str, Any], ...]
+    remaps: tuple[dict[str, Any] | None, ...]
+    notes: tuple[str, ...]
 
 
-def unify(recipe: Any, table: Any) -> Vocabulary | None:
-    return None
+def unify(recipe: Recipe, table: Table) -> Unified | None:
+    """The vocabulary a recipe asks for, or None if it does not."""
+    options = recipe.output.tokenizer
+    if options is None:
+        return None
+    where = "tokenizer" if recipe.dialect == "mergekit" else "output.tokenizer"
+    notes: list[str] = []
+    heights = [_height(table, i) for i in range(len(table))]
+    tokens = _tokens(table, heights, where, notes)
+    model = 0
+    if options.source not in ("base", "union"):
+        try:
+            model = table.named(options.source, where)
+        except CheckpointError as error:
+            raise RecipeError(f"{error}; expected base, union or a model of the merge") from None
+    ids, added = _output_ids(options, tokens, heights, model, table, where, notes)
+    rows = max(heights[model], max(ids.values(), default=-1) + 1)
+    if options.pad_to_multiple_of:
+        rows += -rows % options.pad_to_multiple_of
+    rules = {token: _rule(row, token, tokens, heights, table, where) for token, row in options.tokens.items()}
+    builder = _Rows(ids, tokens, heights, rules, {t for t, row in options.tokens.items() if row.force})
+    by_row = {i: token for token, i in ids.items()}
+    remaps: list[dict[str, Any] | None] = []
+    for i in range(len(table)):
+        if heights[i] == rows and tokens[i].ids == ids and not builder.forced:
+            remaps.append(None)
+            continue
+        segments = _segments(builder.sources(i, by_row.get(row), row) for row in range(rows))
+        same = heights[i] == rows and segments == [[rows, [[i, 0]]]]
+        remaps.append(None if same else {"tensors": _names(table, i), "rows": rows, "segments": segments})
+    return Unified(rows, model, tuple(added), tuple(remaps), tuple(notes))
+
+
+def _height(table: Table, model: int) -> int:
+    """The number of rows of a model's input embedding."""
+    checkpoint, inside = table.checkpoints[model], table.layout(model).places
+    for name in checkpoint.names():
+        if name not in inside and _EMBEDDING.search(name) and len(shape := checkpoint.spec(name).shape) == 2:
+            return shape[0]
+    raise CheckpointError(f"{table.models[model].label} has no token embedding, so it has no vocabulary to unify")
+
+
+def _names(table: Table, model: int) -> dict[str, list[str]]:
+    """The vocabulary tensors of a model, each with its name in every model."""
+    checkpoint, inside, height = table.checkpoints[model], table.layout(model).places, _height(table, model)
+    found = {}
+    for name in checkpoint.names():
+        shape = checkpoint.spec(name).shape
+        if name in inside or not shape or shape[0] != height or _POSITIONS.search(name):
+            continue
+        found[name] = [name if name in c else tied_source(name, c.names()) or name for c in table.checkpoints]
+    return found
+
+
+def _tokens(table: Table, heights: Sequence[int], where: str, notes: list[str]) -> list[Tokens]:
+    base = read_tokens(table.checkpoints[0].directory)
+    if base is None:
+        raise CheckpointError(
+            f"{where}: {table.models[0].label} has no tokenizer.json, vocab.json or vocab.txt to take a vocabulary from"
+        )
+    found = [base]
+    for i in range(1, len(table)):
+        own = read_tokens(table.checkpoints[i].directory)
+        if own is None and heights[i] != heights[0]:
+            raise CheckpointError(
+                f"{where}: {table.models[i].label} has no tokenizer.json, vocab.json or vocab.txt, and its "
+                f"{heights[i]} embedding rows are not the {heights[0]} of {table.models[0].label}"
+            )
+        if own is None:
+            notes.append(f"{table.models[i].label} has no tokenizer; it is taken to be that of {table.models[0].label}")
+        found.append(own or base)
+    return found
+
+
+def _output_ids(
+    options: TokenizerOptions,
+    tokens: Sequence[Tokens],
+    heights: Sequence[int],
+    model: int,
+    table: Table,
+    where: str,
+    notes: list[str],
+) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Token -> row of the output, and the records of the tokens the source's tokenizer lacks."""
+    ids = dict(tokens[model].ids)
+    following = max(ids.values(), default=-1) + 1
+    wanted: dict[str, Mapping[str, Any] | None] = {}
+    if options.source == "union":
+        for i, each in enumerate(tokens):
+            ordinary = 0
+            for token, row in sorted(each.ids.items(), key=lambda item: item[1]):
+                if token not in ids and token not in wanted and row < heights[i]:
+                    wanted[token] = each.added.get(token)
+                    ordinary += token not in each.added
+            if ordinary:
+                notes.append(
+                    f"{ordinary} ordinary tokens only {table.models[i].label} has become added tokens: the rows are "
+                    f"kept, but the tokenizer of {table.models[model].label} splits text its own way"
+                )
+    special = {"normalized": False, "special": True}
+    wanted |= {token: special for token in options.tokens if token not in ids and token not in wanted}
+    if wanted and not tokens[model].extensible:
+        raise CheckpointError(
+            f"{where}: tokens can be added to a tokenizer.json only, which {table.models[model].label} lacks; "
+            "save its tokenizer as a fast one with transformers first"
+        )
+    added = [added_token(token, following + k, like) for k, (token, like) in enumerate(wanted.items())]
+    return ids | {record["content"]: record["id"] for record in added}, added
+
+
+def _rule(
+    row: TokenRow, token: str, tokens: Sequence[Tokens], heights: Sequence[int], table: Table, where: str
+) -> Sources | None:
+    """The source a recipe names for one token; None leaves it to the general rule."""
+    where = f"{where}.tokens[{token!r}]"
+    if row.zero:
+        return ()
+    if row.model is None:
+        return None
+    model = table.named(row.model, where)
+    source = row.token if row.token is not None else token
+    found = source if isinstance(source, int) else tokens[model].ids.get(source)
+    if found is None or not 0 <= found < heights[model]:
+        raise RecipeError(f"{where}: {table.models[model].label} has no row for the token {source!r}")
+    return ((model, found),)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    ids: Mapping[str, int]
+    tokens: Sequence[Tokens]
+    heights: Sequence[int]
+    rules: Mapping[str, Sources | None]
+    forced: set[str]
+
+    def sources(self, model: int, token: str | None, row: int) -> Sources | None:
+        """Where a model's row of the output comes from; None for the mean of its rows."""
+        if token is None:
+            return self._padding(model, row)
+        own = self.tokens[model].ids.get(token)
+        if own is not None and own < self.heights[model] and token not in self.forced:
+            return ((model, own),)
+        rule = self.rules.get(token)
+        if rule is not None:
+            return rule
+        holders = [
+            (i, found)
+            for i, each in enumerate(self.tokens)
+            if (found := each.ids.get(token)) is not None and found < self.heights[i]
+        ]
+        return tuple(holders[:1] if holders and holders[0][0] == 0 else holders)
+
+    def _padding(self, model: int, row: int) -> Sources | None:
+        for i in (model, 0):
+            if row < self.heights[i] and row not in self._named(i):
+                return ((i, row),)
+        return None
+
+    def _named(self, model: int) -> set[int]:
+        cache: dict[int, set[int]] = self.__dict__.setdefault("_cache", {})
+        if model not in cache:
+            cache[model] = set(self.tokens[model].ids.values())
+        return cache[model]
+
+
+def _segments(rows: Iterable[Sources | None]) -> list[list[Any]]:
+    """Runs of consecutive rows that come from consecutive rows."""
+    found: list[list[Any]] = []
+    for sources in rows:
+        if (found and sources is None and found[-1][1] == "mean") or (
+            found and sources is not None and found[-1][1] != "mean" and _continues(found[-1], sources)
+        ):
+            found[-1][0] += 1
+        else:
+            found.append([1, "mean" if sources is None else [list(source) for source in sources]])
+    return found
+
+
+def _continues(segment: list[Any], sources: Sources) -> bool:
+    count, starts = segment
+    return len(starts) == len(sources) and all(
+        model == m and row + count == r for (model, row), (m, r) in zip(starts, sources, strict=True)
+    )
