@@ -1,0 +1,129 @@
+"""Walk an exported graph and let every operation say what it does to the axes of its tensors."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from merganser.align.tracing import rules as _rules  # noqa: F401  (fills the registry)
+from merganser.align.tracing.calls import RULES, Call, Result, Unsupported
+from merganser.align.tracing.dims import Axes, Dim, fresh, is_pinned, pin
+from merganser.align.tracing.nesting import Forbidden
+from merganser.align.tracing.rules.pointwise import pointwise
+
+logger = logging.getLogger(__name__)
+
+_SILENT = {"_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_size"}
+"""Operations without an effect on values."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """What the walk found: axes of every intermediate tensor, forbidden nestings, hints for names."""
+
+    values: list[Axes] = field(default_factory=list)
+    forbidden: list[Forbidden] = field(default_factory=list)
+    hints: list[tuple[Dim, str]] = field(default_factory=list)
+
+    def run(self, module: GraphModule, inputs: Mapping[str, Any]) -> Any:
+        """Interpret a graph on axes. `inputs` are by placeholder name; the result has the structure of the output."""
+        env: dict[Node, Any] = {}
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = inputs[node.name]
+            elif node.op == "get_attr":
+                env[node] = self._attribute(module, str(node.target))
+            elif node.op == "output":
+                return _resolve(node.args[0], env)
+            else:
+                env[node] = self._call(node, env)
+                self.values += tensors(env[node])
+        return None
+
+    def _attribute(self, module: GraphModule, path: str) -> Any:
+        value = operator.attrgetter(path)(module)
+        return fresh(value.shape, pinned=True) if isinstance(value, torch.Tensor) else value
+
+    def _call(self, node: Node, env: Mapping[Node, Any]) -> Any:
+        args, kwargs = _resolve(node.args, env), _resolve(node.kwargs, env)
+        if node.target is operator.getitem:
+            return args[0][args[1]] if isinstance(args[0], list | tuple) else None
+        graphs = [i for i, value in enumerate(args) if isinstance(value, GraphModule)]
+        if len(graphs) == 1:  # a region with gradients or autocast switched: its graph, then its inputs
+            inner, given = args[graphs[0]], args[graphs[0] + 1 :]
+            names = [n.name for n in inner.graph.nodes if n.op == "placeholder"]
+            return self.run(inner, dict(zip(names, given, strict=True)))
+        if isinstance(node.target, torch._ops.OpOverload):
+            return self._operator(node, node.target, args, kwargs)
+        return _unknown(node, [*tensors(args), *tensors(kwargs)])
+
+    def _operator(self, node: Node, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        namespace, name = target._schema.name.split("::")
+        op = name.rstrip("_") if namespace == "aten" else target._schema.name
+        if op in _SILENT:
+            return None
+        rule = RULES.get(op) or (pointwise if torch.Tag.pointwise in target.tags else None)
+        shapes = _shapes(node)
+        arguments = {
+            a.name: args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
+            for i, a in enumerate(target._schema.arguments)
+        }
+        call = Call(op, arguments, shapes, self.forbidden, self.hints)
+        if rule is None or not shapes:
+            return _unknown(node, call.tensors)
+        try:
+            result = rule(call)
+        except Unsupported:
+            return _unknown(node, call.tensors)
+        if tuple(axes.shape for axes in tensors(result)) != shapes:
+            raise AssertionError(f"rule of {op} gives {tensors(result)} for shapes {shapes}")
+        return result
+
+
+def _unknown(node: Node, touched: Iterable[Axes]) -> Result | None:
+    """Nothing is known of this operation: what it reads and what it returns cannot be permuted."""
+    if not all(is_pinned(dim) for axes in touched for dim in axes):
+        logger.info("unknown operation %s pins its operands%s", node.target, location(node))
+    pin(*(dim for axes in touched for dim in axes))
+    results = [fresh(shape, pinned=True) for shape in _shapes(node)]
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return results[0]
+    return results or None
+
+
+def location(node: Node) -> str:
+    """`, at file:line` of the user's code behind a node, if known."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    found = [line for line in lines if line.startswith("File")]
+    return f", at {found[-1]}" if found else ""
+
+
+def _shapes(node: Node) -> tuple[tuple[int, ...], ...]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return tuple(tuple(map(int, v.shape)) for v in values if isinstance(v, torch.Tensor))
+
+
+def _resolve(value: Any, env: Mapping[Node, Any]) -> Any:
+    if isinstance(value, Node):
+        return env[value]
+    if isinstance(value, list | tuple):
+        return [_resolve(v, env) for v in value]
+    if isinstance(value, dict):
+        return {k: _resolve(v, env) for k, v in value.items()}
+    return value
+
+
+def tensors(value: Any) -> list[Axes]:
+    """Every traced tensor in a structure."""
+    if isinstance(value, Axes):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [axes for v in value for axes in tensors(v)] if isinstance(value, list | tuple) else []
