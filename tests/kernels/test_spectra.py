@@ -13,10 +13,10 @@ from merganser.kernels.spectra import (
     Factors,
     effective_rank,
     gram,
-    inverse_root,
     nuclear_norm,
     passband,
     polar,
+    polar_and_norm,
     randomized_svd,
     spectrum,
     top_svd,
@@ -162,12 +162,16 @@ def test_passband_ends():
 
 
 def test_whitening_is_the_ridge_inverse_root():
-    matrix = matrix_with([2.0, 1.0, 1e-3], 20, 3).numpy()
-    g = matrix.T @ matrix
-    values, w = np.linalg.eigh(g + (1e-2 * 2.0) ** 2 * np.eye(3))
-    np.testing.assert_allclose(
-        inverse_root(torch.from_numpy(g), 1e-2, "whiten"), (w / np.sqrt(values)) @ w.T, rtol=1e-6, atol=1e-9
-    )
+    matrix = matrix_with([2.0, 1.0, 1e-3], 20, 3)
+    values, w = np.linalg.eigh((matrix.T @ matrix).numpy() + (1e-2 * 2.0) ** 2 * np.eye(3))
+    root = (w / np.sqrt(values)) @ w.T
+    np.testing.assert_allclose(polar(matrix, 1e-2, "whiten"), matrix.numpy() @ root, rtol=1e-6, atol=1e-9)
+
+
+def test_polar_comes_with_the_nuclear_norm():
+    factor, norm = polar_and_norm(matrix_with([2.0, 1.0, 0.5], 6, 90))
+    assert factor.shape == (6, 90)
+    assert norm == pytest.approx(3.5)
 
 
 def test_randomized_svd_keeps_almost_all_the_energy():

@@ -26,7 +26,8 @@ RESOLVED = 1e-3
 RANK_FLOOR = 1e-12
 #: Below this side a float64 SVD is as fast and needs no second pass.
 SMALL = 32
-#: Default tolerance of polar factors, relative to the largest singular value.
+#: Default tolerance of polar factors, relative to the largest singular value. Float32 weights carry task vectors
+#: with errors of 1e-5 to 1e-4 of their size: a direction weaker than that was decided by rounding.
 TOLERANCE = 1e-4
 _BLOCK_ELEMENTS = 1 << 22
 
@@ -61,7 +62,8 @@ def top_svd(matrix: Tensor, k: int) -> Factors:
     """The k leading singular triplets in float64; fewer where the rank is smaller, none for a zero matrix.
 
     Equal to `numpy.linalg.svd` of the float64 matrix to a backward error of about 1e-12·σ₁, with factors
-    orthonormal to about 1e-10, and to 1e-15·σ₁/σ_k where that is more. Components below `RANK_FLOOR`·σ₁ are left out: their directions are arbitrary.
+    orthonormal to about 1e-10, and to 1e-15·σ₁/σ_k where that is more. Components below `RANK_FLOOR`·σ₁ are left
+    out: their directions are arbitrary.
     """
     if matrix.shape[0] < matrix.shape[1]:
         return top_svd(matrix.T, k).T
@@ -114,7 +116,7 @@ def gram(matrix: Tensor, without: Tensor | None = None) -> Tensor:
     """
     m = matrix.shape[1]
     total = torch.zeros(m, m, dtype=torch.float64, device=matrix.device)
-    for _, rows in _row_blocks(matrix):
+    for _, rows in _row_blocks(matrix) if m else ():
         if without is not None and without.shape[1]:
             rows = rows - (rows @ without) @ without.T
         if matrix.device.type == "cpu":
@@ -165,17 +167,25 @@ def polar(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization 
 
     Since τ/10 ≥ 1e-6 is within what a float64 Gram matrix resolves, no SVD is needed.
     """
+    return polar_and_norm(matrix, tolerance, kind)[0]
+
+
+def polar_and_norm(
+    matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar"
+) -> tuple[Tensor, float]:
+    """The polar factor and the nuclear norm from one decomposition."""
     if matrix.shape[0] < matrix.shape[1]:
-        return polar(matrix.T, tolerance, kind).T
-    return _times(matrix, inverse_root(gram(matrix), tolerance, kind))
-
-
-def inverse_root(symmetric: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> Tensor:
-    """The filtered G^(−½) of a Gram matrix (lower triangle read), see `polar`."""
-    values, w = _leading_eigenpairs(symmetric, symmetric.shape[0])
+        factor, norm = polar_and_norm(matrix.T, tolerance, kind)
+        return factor.T, norm
+    values, w = _leading_eigenpairs(gram(matrix), matrix.shape[1])
     s = values.clamp(min=0).sqrt()
+    return _times(matrix, _inverse_root(s, w, tolerance, kind)), float(s.sum())
+
+
+def _inverse_root(s: Tensor, w: Tensor, tolerance: float, kind: Orthogonalization) -> Tensor:
+    """The filtered G^(−½) of a Gram matrix with eigenvalues s² and eigenvectors w."""
     if s.numel() == 0 or not s[0] > 0:
-        return torch.zeros_like(symmetric)
+        return torch.zeros_like(w)
     kept = passband(s / s[0], tolerance, kind)
     weights = torch.where(kept > 0, kept / s.clamp(min=torch.finfo(s.dtype).tiny), 0.0)
     active = weights > 0

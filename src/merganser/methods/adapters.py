@@ -1,0 +1,153 @@
+"""Merging low-rank updates in a shared basis: KnOTS and Core Space.
+
+An update is a pair (B, A) with Δ = B·A, the scale of the adapter included. Merged pairs are pairs again, so
+adapters go in and an adapter comes out; the same rules take the task matrices of whole models of low rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from merganser.kernels.spectra import Factors, top_svd
+from merganser.methods.base import Group, Method, build, lookup, param, register
+from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices
+
+Pair = tuple[Tensor, Tensor]
+Space = Literal["knots", "core_space"]
+T = TypeVar("T")
+_INNER = ("linear", "task_arithmetic", "ties", "tsv", "iso_c")
+
+
+def merge_pairs(pairs: Sequence[Pair], space: Space, rule: Method) -> Pair:
+    """The merged update of one weight; rank at most Σ r_t."""
+    return (knots if space == "knots" else core_space)(pairs, rule)
+
+
+def knots(pairs: Sequence[Pair], rule: Method) -> Pair:
+    """[Δ₁ … Δ_T] = U Σ [V₁ᵀ … V_Tᵀ]; the parts Σ V_tᵀ are merged by `rule` and multiplied by U.
+
+    The SVD is that of the T·r rows left after a basis of [B₁ … B_T] is split off.
+    """
+    basis = _basis([b for b, _ in pairs])
+    rows = [(basis.T @ b.double()) @ a.double() for b, a in pairs]
+    rotation = top_svd(torch.cat(rows, dim=1), basis.shape[1]).above(FLOOR).u
+    return basis @ rotation, _apply(rule, [rotation.T @ part for part in rows])
+
+
+def core_space(pairs: Sequence[Pair], rule: Method) -> Pair:
+    """Δ_t = U_B C_t V_Aᵀ with bases U_B of [B₁ … B_T] and V_A of [A₁; …; A_T]; the cores are merged by `rule`.
+
+    Nothing is lost on the way: the bases span every update.
+    """
+    left = _basis([b for b, _ in pairs])
+    right = _basis([a.T for _, a in pairs])
+    cores = [(left.T @ b.double()) @ (a.double() @ right) for b, a in pairs]
+    return left @ _apply(rule, cores), right.T
+
+
+def truncate_pair(pair: Pair, rank: int) -> Pair:
+    """The best pair of at most `rank`."""
+    left, right = _basis([pair[0]]), _basis([pair[1].T])
+    core = top_svd((left.T @ pair[0].double()) @ (pair[1].double() @ right), rank)
+    return balanced(Factors(left @ core.u, core.s, right @ core.v))
+
+
+def balanced(factors: Factors) -> Pair:
+    """(U √Σ, √Σ Vᵀ): two factors of equal norm, which half precision likes."""
+    root = factors.s.sqrt()
+    return factors.u * root, root[:, None] * factors.v.T
+
+
+@dataclass(frozen=True)
+class LowRankSpace(MatrixRule):
+    """What the two rules share when they are given whole models."""
+
+    inner: Literal["linear", "task_arithmetic", "ties", "tsv", "iso_c"] = param(
+        "ties", "rule applied in the shared basis", choices=_INNER
+    )
+    density: float = param(0.2, "density, if the inner rule is ties", low=0, high=1)
+    rank: int | None = param(None, "rank of each task matrix; found if absent", low=1)
+
+    def combine(self, deltas: TaskMatrices) -> Tensor:
+        pairs = []
+        for delta in deltas:
+            found = top_svd(delta, self.rank or min(deltas.shape)).above(FLOOR)
+            pairs.append((found.u * found.s, found.v.T))
+        b, a = self.merge_pairs(pairs)
+        return (b @ a).to(deltas.dtype)
+
+    def merge_pairs(self, pairs: Sequence[Pair]) -> Pair:
+        labels = [str(index) for index in range(len(pairs))]
+        settings = {"density": self.density} if self.inner == "ties" else {}
+        return merge_pairs(pairs, self.space, build(lookup(self.inner), settings, labels))
+
+    @property
+    def space(self) -> Space:
+        return "knots" if self.name == "knots" else "core_space"
+
+
+@register
+@dataclass(frozen=True)
+class Knots(LowRankSpace):
+    """`knots` of the task matrices."""
+
+    __doc__ = knots.__doc__
+    name = "knots"
+    summary = "low-rank updates aligned by one SVD, then merged (KnOTS)"
+
+
+@register
+@dataclass(frozen=True)
+class CoreSpace(LowRankSpace):
+    """`core_space` of the task matrices."""
+
+    __doc__ = core_space.__doc__
+    name = "core_space"
+    summary = "low-rank updates merged as small cores in a shared basis, without loss"
+
+
+def _basis(blocks: Sequence[Tensor]) -> Tensor:
+    """Orthonormal columns that span all of the blocks."""
+    columns = torch.cat([block.double() for block in blocks], dim=1)
+    return top_svd(columns, columns.shape[1]).above(FLOOR).u
+
+
+def _apply(rule: Method, parts: Sequence[Tensor]) -> Tensor:
+    """A merging rule on bare tensors around a base of zero."""
+    group = Group(
+        name="core",
+        models=tuple(parts),
+        base=torch.zeros_like(parts[0]),
+        labels=tuple(str(index) for index in range(len(parts))),
+        shape=tuple(parts[0].shape),
+    )
+    state = rule.reduce(_OneBlock(group)) if rule.reach == "reduce_map" else None
+    return rule.merge(group, state)
+
+
+@dataclass(frozen=True)
+class _OneBlock:
+    """A whole tensor as its only block."""
+
+    group: Group
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.group.shape
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int, /) -> Group:
+        return (self.group,)[index]
+
+    def __iter__(self) -> Iterator[Group]:
+        yield self.group
+
+    def map(self, function: Callable[[Group], T]) -> list[T]:
+        return [function(self.group)]

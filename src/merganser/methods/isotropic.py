@@ -1,0 +1,79 @@
+"""Isotropic merging: a flat spectrum for the merged task matrix (Iso-C, Iso-CTS)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from merganser.kernels.spectra import TOLERANCE, polar, polar_and_norm, top_svd
+from merganser.methods.base import param, register
+from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, sum_of
+
+
+@dataclass(frozen=True)
+class Isotropic(MatrixRule):
+    """What the two rules share. CLIP models like a `scale` between 1.0 and 1.5."""
+
+    tolerance: float = param(TOLERANCE, "relative size below which a direction counts as absent", low=0, high=1)
+
+
+@register
+@dataclass(frozen=True)
+class IsoC(Isotropic):
+    """M = σ̄ · U Vᵀ with ΣΔ_t = U Σ Vᵀ and σ̄ the mean singular value: polar factor times nuclear norm over n."""
+
+    name = "iso_c"
+    summary = "the sum of the task matrices with its spectrum made flat"
+
+    def combine(self, deltas: TaskMatrices) -> Tensor:
+        return flatten_spectrum(sum_of(iter(deltas)), self.tolerance).to(deltas.dtype)
+
+
+@register
+@dataclass(frozen=True)
+class IsoCTS(Isotropic):
+    """Iso-C with the least common directions replaced by directions of the single tasks.
+
+    The top c singular directions (U_c, V_c) of ΣΔ_t are kept; each task adds the top (n−c)/T of
+    Δ_t − U_c U_cᵀ Δ_t. The concatenated U and V are orthogonalised, M = σ̄ U⊥ V⊥ᵀ with σ̄ the mean of all
+    singular values gathered. c is the nearest to `common_fraction`·n that leaves T equal shares.
+    """
+
+    name = "iso_cts"
+    summary = "a flat spectrum over common and task-specific directions"
+
+    common_fraction: float = param(0.8, "share of the directions taken from the sum", low=0, high=1)
+
+    def combine(self, deltas: TaskMatrices) -> Tensor:
+        n = min(deltas.shape)
+        share = shares(n, len(deltas), self.common_fraction)
+        total = sum_of(iter(deltas))
+        if share == 0:
+            return flatten_spectrum(total, self.tolerance).to(deltas.dtype)
+        common = top_svd(total, n - share * len(deltas)).above(FLOOR)
+        parts = [common]
+        for delta in deltas:
+            rest = delta.double()
+            floor = FLOOR * float(rest.norm())
+            rest -= common.u @ (common.u.T @ rest)
+            own = top_svd(rest, share)
+            parts.append(own.truncate(int((own.s > floor).sum())))
+        u, s, v = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+        if s.numel() == 0:
+            return torch.zeros(deltas.shape, dtype=deltas.dtype)
+        u, v = polar(u, self.tolerance), polar(v, self.tolerance)
+        return (u * (s.sum() / n)).to(deltas.dtype) @ v.to(deltas.dtype).T
+
+
+def shares(n: int, models: int, common_fraction: float) -> int:
+    """Directions each task may add, so that T shares and the common ones make n."""
+    share = round((n - int(common_fraction * n)) / models)
+    return min(share, n // models)
+
+
+def flatten_spectrum(matrix: Tensor, tolerance: float) -> Tensor:
+    """mean(σ) · polar factor."""
+    factor, norm = polar_and_norm(matrix, tolerance)
+    return factor * (norm / min(matrix.shape))

@@ -1,0 +1,111 @@
+"""Rules that look at a tensor as a matrix: what they share."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import TensorSpec
+from merganser.methods.base import Group, Method, param, per_model
+
+#: Components below this share of σ₁ are the rounding of float32 task vectors: their directions mean nothing.
+FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class MatrixRule(Method):
+    """θ = θ₀ + scale · M(w₁Δ₁, …, w_TΔ_T) for matrices, and θ₀ + scale · mean(w_tΔ_t) for everything else.
+
+    Vectors, scalars, tensors with more axes (unless `convolutions`), matrices with a single row or column and
+    names that match `exclude` count as everything else.
+    """
+
+    reach = "whole"
+    base = "required"
+
+    weight: tuple[float, ...] = per_model(1.0, "factor of each model's task vector")
+    scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
+    exclude: tuple[str, ...] = param((), "patterns of tensor names that are averaged instead")
+    convolutions: bool = param(False, "treat kernels as matrices: output channels × everything else")
+
+    def merge(self, group: Group, state: Any = None) -> Tensor:
+        weights = self.weight or (1.0,) * len(group.models)
+        deltas = TaskMatrices(group, weights)
+        if not self.applies(group.name, group.shape or tuple(group.anchor.shape)):
+            merged = sum_of(deltas.full()) / len(weights)
+        else:
+            merged = self.combine(deltas).view(group.anchor.shape)
+        return torch.add(group.anchor, merged.to(group.anchor.dtype), alpha=self.scale)
+
+    def applies(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the tensor is merged as a matrix."""
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude):
+            return False
+        return min(matrix_shape(shape)) > 1 and (len(shape) == 2 or self.convolutions)
+
+    def combine(self, deltas: TaskMatrices) -> Tensor:
+        """The merged task matrix from those of the models."""
+        raise NotImplementedError
+
+    def scratch(self, spec: TensorSpec, models: int) -> int:
+        """A task matrix at a time, their sum, its factors and polar factor in float64, and the short side's square."""
+        n = min(matrix_shape(spec.shape))
+        return 4 * spec.numel * 8 + 8 * 4 * n * n
+
+
+class TaskMatrices(Sequence[Tensor]):
+    """The weighted task matrices w_t (θ_t − θ₀), each computed when asked for: never T of them in memory."""
+
+    def __init__(self, group: Group, weights: Sequence[float]) -> None:
+        self._group = group
+        self._weights = weights
+
+    def __len__(self) -> int:
+        return len(self._group.models)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._delta(index).flatten(1)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[index] for index in range(len(self)))
+
+    def full(self) -> Iterator[Tensor]:
+        """In their own shape."""
+        return (self._delta(index) for index in range(len(self)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._group.anchor.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return matrix_shape(tuple(self._group.anchor.shape))
+
+    def _delta(self, index: int) -> Tensor:
+        delta = self._group.models[index] - self._group.anchor
+        return delta if self._weights[index] == 1 else delta.mul_(self._weights[index])
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Output rows × everything else; a vector is a single row."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+
+
+def sum_of(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Tensor:
+    """Σ, one at a time, in float64 so that the order of the models does not show."""
+    parts = iter(tensors)
+    total = next(parts).double()
+    for part in parts:
+        total += part
+    return total
+
+
+def rank_kept(n: int, models: int, fraction: float | None) -> int:
+    """k = max(1, ⌊fraction · n⌋), the fraction being 1/T if it is not given."""
+    return max(1, n // models if fraction is None else int(fraction * n + 1e-9))

@@ -1,0 +1,81 @@
+"""TSV-Merge: task singular vectors, truncated and made orthogonal across tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import TensorSpec
+from merganser.kernels.spectra import SMALL, TOLERANCE, Factors, polar, top_svd, top_svds
+from merganser.methods.base import param, register
+from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, matrix_shape, rank_kept
+
+Orthogonalize = Literal["polar", "whiten", "none"]
+
+
+@register
+@dataclass(frozen=True)
+class TSV(MatrixRule):
+    """M = U⊥ Σ V⊥ᵀ with U = [U₁ … U_T] and V = [V₁ … V_T] the top-k singular vectors of the task matrices.
+
+    U⊥ and V⊥ are the orthogonal Procrustes solutions for U and V, as filtered partial isometries
+    (`merganser.kernels.spectra.polar`): where experts overlap, the plain polar factor adds arbitrary directions and
+    returns two identical experts as the expert plus noise of its own norm. Here identical experts return the
+    truncated expert, and so do experts whose singular subspaces lie within `tolerance`/10 of each other, to the
+    order of their distance. From `tolerance` on the rule is the published one; between the two it changes smoothly.
+    A subspace moves by the experts' distance divided by the gap σ_k − σ_{k+1}, so a cut through a cluster of equal
+    singular values leaves the affected directions above the tolerance.
+
+    Switches for the ablations of the thesis: `low_rank` false keeps every component, `orthogonalize: none` adds
+    the truncated task matrices.
+    """
+
+    name = "tsv"
+    summary = "low-rank task matrices whose singular vectors are made orthogonal across tasks"
+
+    exclude: tuple[str, ...] = param(("*text_projection*",), "patterns of tensor names that are averaged instead")
+    rank_fraction: float | None = param(None, "share of the components kept per model; 1/T if absent", low=0, high=1)
+    low_rank: bool = param(True, "truncate the task matrices")
+    orthogonalize: Literal["polar", "whiten", "none"] = param(
+        "polar",
+        "filtered polar factor, ridge-whitened factor, or none",
+        choices=("polar", "whiten", "none"),
+    )
+    tolerance: float = param(TOLERANCE, "relative size below which shared directions count once", low=0, high=1)
+
+    def combine(self, deltas: TaskMatrices) -> Tensor:
+        n = min(deltas.shape)
+        k = rank_kept(n, len(deltas), self.rank_fraction) if self.low_rank else n
+        return orthogonal_sum(decompose(deltas, k), self.orthogonalize, self.tolerance, deltas.dtype)
+
+    def scratch(self, spec: TensorSpec, models: int) -> int:
+        d, m = matrix_shape(spec.shape)
+        n = min(d, m)
+        columns = models * (rank_kept(n, models, self.rank_fraction) if self.low_rank else n)
+        return 4 * spec.numel * 2 + 8 * 3 * (d + m) * columns + 8 * 4 * min(max(d, m), max(n, columns)) ** 2
+
+
+def decompose(matrices: Sequence[Tensor], k: int) -> list[Factors]:
+    """The top-k factors of every task matrix, without components that only rounding put there."""
+    if min(matrices[0].shape) <= SMALL:
+        return [factors.above(FLOOR) for factors in top_svds(list(matrices), k)]
+    return [top_svd(matrix, k).above(FLOOR) for matrix in matrices]
+
+
+def orthogonal_sum(
+    factors: Sequence[Factors],
+    orthogonalize: Orthogonalize = "polar",
+    tolerance: float = TOLERANCE,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """U⊥ Σ V⊥ᵀ from the factors of each task; a single task needs no orthogonalisation."""
+    u, s, v = (torch.cat(parts, dim=-1) for parts in zip(*factors, strict=True))
+    if orthogonalize != "none" and len(factors) > 1:
+        u = polar(u, tolerance, orthogonalize)
+        v = polar(v, tolerance, orthogonalize)
+    # Orthonormal factors are well-conditioned: their product loses nothing that float32 could hold.
+    return (u * s).to(dtype) @ v.to(dtype).T
