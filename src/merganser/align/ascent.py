@@ -1,0 +1,109 @@
+"""Coordinate ascent: one tree of one model at a time, each an exact assignment.
+
+With everything else held, f = ⟨A_p, S − A_p⟩ + const is linear in one tree of one model, so its best permutation is one
+(nested) linear assignment and f cannot fall. This single move is Git Re-Basin's weight matching (two models, one of
+them held), the inner loop of MergeMany, the rounding of a soft solution and the polish of a hard one; they differ in
+the order of the moves. Where a tree sits on two axes of one tensor f is not linear in it, and a move that would lower
+f is not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from merganser.align.images import HardImage, SoftImage
+from merganser.align.objective import Placement, inner
+from merganser.align.permutations import Permutations
+from merganser.kernels.assignment import assign_all
+
+#: A tree (by its root) of a model.
+Coordinate = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of a trace: the objective reached; for Frank-Wolfe the gap it saw and the step it took from there;
+    for the straight-through estimator the loss of the midpoint."""
+
+    phase: str
+    objective: float
+    gap: float | None = None
+    size: float | None = None
+    loss: float | None = None
+
+
+def coordinates(placement: Placement) -> list[Coordinate]:
+    return [(model, root) for model in placement.free for root in placement.layout.trees]
+
+
+def round_images(placement: Placement, workers: int | None = None) -> list[Permutations]:
+    """Put every soft placement at a permutation, one coordinate after another, without lowering f."""
+    layout = placement.layout
+    found: list[Permutations] = [{} for _ in placement.images]
+    for model, root in coordinates(placement):
+        image = placement.images[model]
+        if not isinstance(image, SoftImage):
+            raise TypeError("only soft images are rounded")
+        [(solution, _)] = assign_all([(layout.trees[root], placement.profits(model, root))], workers)
+        found[model] |= solution
+        touched = dict.fromkeys(term for term, _ in layout.places[root])
+        before = {term: placement.rest(model, term) for term in touched}
+        image.step(layout.indices(root, solution), 1.0)
+        for term, rest in before.items():
+            placement.total[term] = rest.add_(image.full[term])
+    return found
+
+
+class Ascent:
+    """Moves that raise the objective of hard placements, skipping those whose surroundings have not changed."""
+
+    def __init__(self, placement: Placement, permutations: Sequence[Permutations], workers: int | None = None) -> None:
+        self.placement = placement
+        self.permutations = [dict(p) for p in permutations]
+        self.workers = workers
+        self._moves = [0] * len(placement.layout.terms)
+        self._seen: dict[Coordinate, list[int]] = {}
+        self._least = 4 * torch.finfo(placement.total[0].dtype).eps * placement.bound() if placement.total else 0.0
+
+    def sweep(self, order: Iterable[Coordinate]) -> float:
+        """Try the coordinates in turn; the gain in f."""
+        return sum(self.improve(*coordinate) for coordinate in order)
+
+    def improve(self, model: int, root: str) -> float:
+        """The best permutation of one tree of one model, taken if it raises f; the gain."""
+        layout, image = self.placement.layout, self.placement.images[model]
+        if not isinstance(image, HardImage):
+            raise TypeError("coordinate ascent moves hard images")
+        terms = list(dict.fromkeys(term for term, _ in layout.places[root]))
+        surroundings = [self._moves[term] for term in terms]
+        if self._seen.get((model, root)) == surroundings:
+            return 0.0
+        self._seen[model, root] = surroundings
+        [(solution, _)] = assign_all([(layout.trees[root], self.placement.profits(model, root))], self.workers)
+        placing = layout.indices(root, solution)
+        images = image.trial(root, placing)
+        rests = {term: self.placement.rest(model, term) for term in terms}
+        gain = sum(inner(images[term] - image.full[term], rests[term]) for term in terms)
+        if gain <= self._least:
+            return 0.0
+        image.set(placing, images)
+        self.permutations[model] |= solution
+        for term in terms:
+            self.placement.total[term] = rests[term].add_(images[term])
+            self._moves[term] += 1
+        if len(terms) == len(layout.places[root]):  # linear: the move itself changes nothing this tree would see
+            self._seen[model, root] = [self._moves[term] for term in terms]
+        return gain
+
+
+def polish(ascent: Ascent, max_sweeps: int = 100) -> list[Step]:
+    """Sweeps over all coordinates in their order until one gains nothing."""
+    trace = []
+    for _ in range(max_sweeps):
+        if ascent.sweep(coordinates(ascent.placement)) == 0.0:
+            break
+        trace.append(Step("polish", ascent.placement.objective()))
+    return trace

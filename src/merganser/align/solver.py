@@ -1,0 +1,105 @@
+"""Frank-Wolfe, then rounding, then polish: from a start to permutations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from merganser.align.ascent import Ascent, Step, polish, round_images
+from merganser.align.frank_wolfe import FrankWolfe
+from merganser.align.images import HardImage, SoftImage
+from merganser.align.layout import Layout
+from merganser.align.objective import Placement
+from merganser.align.permutations import Permutations, identity
+from merganser.align.starts import Start, hard_placing, start_placings
+from merganser.align.state import State
+from merganser.align.symmetries import Symmetry
+from merganser.errors import InputError
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Permutations of every model, the objective they reach, and how it was reached."""
+
+    permutations: list[Permutations]
+    objective: float
+    trace: list[Step]
+
+
+def layout_and_weights(symmetry: Symmetry, states: Sequence[State]) -> tuple[Layout, list[list[Tensor]]]:
+    """The folded weights of models, in float32 unless they are kept in float64."""
+    layout = Layout.of(symmetry)
+    wide = any(states[0][name].dtype == torch.float64 for name in symmetry.objective)
+    return layout, [layout.weights(state, torch.float64 if wide else torch.float32) for state in states]
+
+
+def hard_placement(
+    layout: Layout,
+    weights: Sequence[Sequence[Tensor]],
+    permutations: Sequence[Permutations],
+    held: frozenset[int] = frozenset(),
+) -> Placement:
+    images = [HardImage(layout, w, hard_placing(layout, p)) for w, p in zip(weights, permutations, strict=True)]
+    return Placement(layout, images, held)
+
+
+def objective_of(models: Sequence[State], permutations: Sequence[Permutations], symmetry: Symmetry) -> float:
+    """Σ_{p<q} ⟨A_p, A_q⟩ over the tensors that something moves."""
+    layout, weights = layout_and_weights(symmetry, models)
+    return hard_placement(layout, weights, permutations).objective()
+
+
+def solve(
+    layout: Layout,
+    weights: Sequence[Sequence[Tensor]],
+    *,
+    held: frozenset[int] = frozenset(),
+    start: Start = "identity",
+    starts: int = 1,
+    seed: int = 0,
+    solver: FrankWolfe | None = None,
+    workers: int | None = None,
+) -> Solved:
+    """The best of `starts` runs (more than one makes sense for random starts only)."""
+    if starts < 1:
+        raise InputError(f"starts must be at least 1, got {starts}")
+    if starts > 1 and start != "sinkhorn":
+        raise InputError(f"several starts need start='sinkhorn': {start!r} gives the same solution every time")
+    solver = solver or FrankWolfe()
+    runs = (_solve_once(layout, weights, held, start, seed + run, solver, workers) for run in range(starts))
+    return max(runs, key=lambda solved: solved.objective)
+
+
+def _solve_once(
+    layout: Layout,
+    weights: Sequence[Sequence[Tensor]],
+    held: frozenset[int],
+    start: Start,
+    seed: int,
+    solver: FrankWolfe,
+    workers: int | None,
+) -> Solved:
+    placings = start_placings(layout, len(weights), start, seed, held)
+    soft = Placement(
+        layout,
+        [
+            HardImage(layout, w, p) if model in held else SoftImage(layout, w, p)
+            for model, (w, p) in enumerate(zip(weights, placings, strict=True))
+        ],
+        held,
+    )
+    trace = solver.run(soft, workers)
+    rounded = round_images(soft, workers)
+    del soft  # the partial images are most of the memory
+    still = identity(layout.symmetry)
+    fixed = [still if isinstance(start, str) else start[model] for model in range(len(weights))]
+    found = [fixed[model] if model in held else p for model, p in enumerate(rounded)]
+    placement = hard_placement(layout, weights, found, held)
+    trace.append(Step("rounding", placement.objective()))
+    ascent = Ascent(placement, found, workers)
+    trace += polish(ascent)
+    placement.refresh()
+    return Solved(ascent.permutations, placement.objective(), trace)

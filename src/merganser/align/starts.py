@@ -1,0 +1,94 @@
+"""Where an optimisation begins: the identity, the barycentre, a random doubly stochastic point, another solution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from merganser.align.images import Placing
+from merganser.align.layout import Layout
+from merganser.align.permutations import Permutations, check, identity
+from merganser.errors import InputError, did_you_mean
+from merganser.kernels.assignment import Path
+
+#: A kind of start by name, or the permutations of another solution, one set for each model.
+Start = str | Sequence[Permutations]
+KINDS = ("identity", "barycentre", "sinkhorn")
+
+
+def start_placings(layout: Layout, count: int, start: Start, seed: int, held: frozenset[int]) -> list[Placing]:
+    """The placing of each of `count` models; models that are held stand at the identity.
+
+    At the barycentre (every entry 1/m) all units look alike, so somebody must stand elsewhere for the gradient to say
+    anything: f does not change when all models move together, and the first model is put at the identity.
+    """
+    if not isinstance(start, str):
+        if len(start) != count:
+            raise InputError(f"a start for {count} models needs as many sets of permutations, got {len(start)}")
+        return [hard_placing(layout, permutations) for permutations in start]
+    if start not in KINDS:
+        raise InputError(f"unknown start {start!r}{did_you_mean(start, KINDS)}")
+    still = hard_placing(layout, identity(layout.symmetry))
+    if start == "identity":
+        return [still] * count
+    if start == "barycentre":
+        held = held or frozenset({0})
+        uniform = {path: torch.full((m, m), 1.0 / m) for path, m in _sizes(layout).items()}
+        return [still if model in held else uniform for model in range(count)]
+    streams = np.random.default_rng(seed).spawn(count)
+    return [still if model in held else _random_placing(layout, streams[model]) for model in range(count)]
+
+
+def hard_placing(layout: Layout, permutations: Permutations) -> dict[Path, Tensor]:
+    """Permutations as gathers of every path."""
+    check(layout.symmetry, permutations)
+    return {path: index for root in layout.trees for path, index in layout.indices(root, permutations).items()}
+
+
+def sinkhorn(matrices: NDArray[np.float64], tolerance: float = 1e-9, max_sweeps: int = 1000) -> NDArray[np.float64]:
+    """Positive matrices (…, m, m) scaled to rows and columns that sum to one (Sinkhorn-Knopp)."""
+    scaled: NDArray[np.float64] = matrices / matrices.sum(axis=-1, keepdims=True)
+    for _ in range(max_sweeps):
+        scaled = scaled / scaled.sum(axis=-2, keepdims=True)
+        rows = scaled.sum(axis=-1, keepdims=True)
+        if np.abs(rows - 1.0).max() <= tolerance:
+            break
+        scaled = scaled / rows
+    return scaled
+
+
+def _sizes(layout: Layout) -> dict[Path, int]:
+    return {path: int(np.prod(layout.sizes(path))) for paths in layout.paths.values() for path in paths}
+
+
+def _random_placing(layout: Layout, generator: np.random.Generator) -> dict[Path, Tensor]:
+    """A random point of the hull: H[h, h'] · D_{hh'}[d, d'] · …, each factor doubly stochastic.
+
+    It is the mean over permutations drawn from H for the parents and, for the pairs they form, from D for the children.
+    """
+    symmetry = layout.symmetry
+    draws = {}
+    for name in symmetry.atoms:
+        outer = [symmetry.atoms[a].size for a in symmetry.ancestors(name)]
+        size = symmetry.atoms[name].size
+        draws[name] = sinkhorn(generator.uniform(size=(*outer, *outer, size, size)) + 1e-6)
+    placing = {}
+    for path, m in _sizes(layout).items():
+        sizes = layout.sizes(path)
+        mixed = np.ones(sizes * 2)
+        for name in path:
+            axes = [path.index(a) for a in (*symmetry.ancestors(name), name)]
+            above, own = axes[:-1], axes[-1]
+            depth = len(path)
+            order = [*above, *(a + depth for a in above), own, own + depth]
+            shape = [1] * (2 * depth)
+            for axis in order:
+                shape[axis] = (sizes * 2)[axis]
+            # `order` lists the axes of the draw; sorting them puts the draw in the order of the product.
+            mixed = mixed * draws[name].transpose(np.argsort(order)).reshape(shape)
+        placing[path] = torch.from_numpy(mixed.reshape(m, m))
+    return placing
