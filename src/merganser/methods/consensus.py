@@ -19,20 +19,23 @@ def weighted_sum_(deltas: Sequence[Tensor], weights: Sequence[float], normalize:
     return total
 
 
-def elected_sum_(deltas: Sequence[Tensor], weights: Sequence[float], normalize: bool) -> Tensor:
+def elected_sum_(
+    deltas: Sequence[Tensor], weights: Sequence[float], normalize: bool, votes: Tensor | None = None
+) -> Tensor:
     """TIES' consensus: of each entry, only the models that agree with the sign of Σ w Δ.
 
     Σ w Δ over the models with sgn(w Δ) = sgn(Σ w Δ), divided by the sum of their weights if asked. Where the sum is
-    zero, the positive ones are taken.
+    zero, the positive ones are taken. `votes` may stand for Σ w Δ in the election.
     """
     voters = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if weight != 0]
     if not voters:
         return deltas[0].zero_()
-    sign = voters[0][0] * voters[0][1]
-    for delta, weight in voters[1:]:
-        sign.add_(delta, alpha=weight)
+    if votes is None:
+        votes = voters[0][0] * voters[0][1]
+        for delta, weight in voters[1:]:
+            votes.add_(delta, alpha=weight)
     # Twice sgn maps zero to +1; arithmetic on floats is many times faster here than masks and `where`.
-    sign.sign_().add_(0.5).sign_()
+    sign = votes.sign_().add_(0.5).sign_()
     total, divisor = torch.zeros_like(sign), torch.zeros_like(sign) if normalize else None
     for delta, weight in voters:
         agreeing = delta.mul_(sign)

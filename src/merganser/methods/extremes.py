@@ -1,0 +1,67 @@
+"""One value an entry, chosen among the task vectors rather than averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from merganser.methods.base import Group, Method, State, param, per_model, register
+
+
+@dataclass(frozen=True)
+class Extremes(Method):
+    """Of each entry the largest or the smallest: one of the two has the largest magnitude."""
+
+    base = "required"
+    #: Whether ΣΔ decides between the two, or the magnitude.
+    elects: ClassVar[bool]
+
+    weight: tuple[float, ...] = per_model(1.0, "factor of each task vector")
+    scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        deltas = [delta.mul_(weight) for delta, weight in zip(group.deltas(), self.weight, strict=True)]
+        high, low = deltas[0].clone(), deltas[0].clone()
+        for delta in deltas[1:]:
+            torch.maximum(high, delta, out=high)
+            torch.minimum(low, delta, out=low)
+        if self.elects:
+            side = deltas[0]
+            for delta in deltas[1:]:
+                side.add_(delta)
+            side.sign_()
+        else:
+            side = high.add(low).sign_().add_(0.5).sign_()
+        # Factors of 0 and 1 pick exactly, and many times faster than `where`.
+        merged = high.mul_(side.clamp(min=0)).sub_(low.mul_(side.clamp_(max=0)))
+        return torch.add(group.anchor, merged, alpha=self.scale, out=merged)
+
+
+@register
+@dataclass(frozen=True)
+class MagMax(Extremes):
+    """θ = θ_0 + λ Δ_{t*}, t* = argmax_t |Δ_t| for each entry; of opposite equals the positive one.
+
+    Marczak et al. 2024, MagMax (arXiv:2407.06322).
+    """
+
+    name = "magmax"
+    summary = "of each entry the task vector with the largest magnitude"
+    elects = False
+
+
+@register
+@dataclass(frozen=True)
+class Emr(Extremes):
+    """θ = θ_0 + λ τ: of each entry the sign of ΣΔ_t and, among the models that have it, the largest magnitude.
+
+    τ is the unified task vector of Huang et al. 2024, EMR-Merging (arXiv:2405.17461), whose masks and rescalers per
+    task are no part of a static merge.
+    """
+
+    name = "emr"
+    summary = "of each entry the elected sign with the largest magnitude (EMR's unified task vector)"
+    elects = True

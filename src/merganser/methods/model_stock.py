@@ -1,0 +1,63 @@
+"""Model Stock: how far to go from the base toward the mean of its fine-tuned models, by the angle between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merganser.methods.averages import weighted_mean
+from merganser.methods.base import Blocks, Group, Method, State, param, register
+from merganser.methods.spherical import gram
+
+
+@register
+@dataclass(frozen=True)
+class ModelStock(Method):
+    """θ = t · mean(θ_t) + (1 − t) θ_0 with t = N cos φ / (1 + (N − 1) cos φ).
+
+    cos φ is the mean cosine between task vectors, of the whole tensor or of each vector along the last axis
+    (`filter_wise`). Jang et al. 2024, Model Stock (arXiv:2403.19522). A zero task vector has cosine 0 to any other.
+    mergekit raises ‖Δ_i‖‖Δ_j‖ to at least 1e-6, which draws tensors with tiny task vectors to the base; here the
+    cosine is exact at any scale.
+    """
+
+    name = "model_stock"
+    summary = "interpolation from the base to the mean of the models, as far as their angles say"
+    reach = "reduce_map"
+    base = "required"
+    models = (2, math.inf)
+    filter_wise: bool = param(False, "one ratio for each vector along the last axis, not for the whole tensor")
+
+    def reduce(self, blocks: Blocks) -> State:
+        if self.filter_wise and len(blocks.shape) > 1:
+            return None
+        matrix = gram(blocks)
+        norms = np.sqrt(np.diag(matrix))
+        products = [(matrix[i, j], norms[i] * norms[j]) for i, j in combinations(range(len(norms)), 2)]
+        cosine = sum(dot / scale if scale > 0 else 0.0 for dot, scale in products) / len(products)
+        return float(_ratio(torch.tensor(cosine, dtype=torch.float64), len(norms)))
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        mean = weighted_mean(group.models, [1.0] * len(group.models))
+        if state is not None:
+            return torch.lerp(group.anchor, mean, state)
+        deltas = group.deltas()
+        norms = [(d * d).sum(-1, keepdim=True, dtype=torch.float64).sqrt_() for d in deltas]
+        cosines = []
+        for i, j in combinations(range(len(deltas)), 2):
+            scale = norms[i] * norms[j]
+            dot = (deltas[i] * deltas[j]).sum(-1, keepdim=True, dtype=torch.float64)
+            cosines.append(torch.where(scale > 0, dot / scale, 0.0))
+        ratio = _ratio(torch.stack(cosines).mean(0), len(deltas))
+        return torch.lerp(group.anchor, mean, ratio.to(mean.dtype))
+
+
+def _ratio(cosine: Tensor, count: int) -> Tensor:
+    """t of the mean cosine; 0 (the base) where task vectors cancel and t has its pole."""
+    below = 1 + (count - 1) * cosine.clamp(-1, 1)
+    return torch.where(below > 1e-6, count * cosine.clamp(-1, 1) / below, 0.0)

@@ -1,0 +1,81 @@
+"""Rules between the base and one model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from merganser.kernels.selection import largest
+from merganser.methods.base import Blocks, Group, Method, State, param, register
+
+
+@register
+@dataclass(frozen=True)
+class NearSwap(Method):
+    """θ = θ_0 + w (θ_1 − θ_0) with w = min(1, t / |θ_1 − θ_0|): the model where it is near, a step of t elsewhere.
+
+    Which is θ_0 + clip(θ_1 − θ_0, −t, t). From the model card of QuartetAnemoi-70B (alchemonaut 2024).
+    """
+
+    name = "nearswap"
+    summary = "the other model where it is within t of the base, a step of t toward it elsewhere"
+    base = "required"
+    models = (1, 1)
+    t: float = param(help="largest change of a weight", low=0)
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        (delta,) = group.deltas()
+        return delta.clamp_(-self.t, self.t).add_(group.anchor)
+
+
+@register
+@dataclass(frozen=True)
+class ArceeFusion(Method):
+    """θ = θ_0 + Δ where |Δ| · KL(softmax θ_1 ‖ softmax θ_0) ≥ median + 1.5 (q₃ − q₁) of that importance.
+
+    The divergence is of vectors along the last axis; median and quartiles of the whole tensor, exact (mergekit draws
+    a million entries of larger tensors). From mergekit 0.1.
+    """
+
+    name = "arcee_fusion"
+    summary = "the task vector where its importance is far above the median"
+    reach = "reduce_map"
+    base = "required"
+    models = (1, 1)
+
+    def reduce(self, blocks: Blocks) -> State:
+        """The threshold, and of a vector its one divergence."""
+        numel = math.prod(blocks.shape)
+        if numel == 0:
+            return math.inf, None
+        divergence = self._of_vector(blocks) if len(blocks.shape) < 2 else None
+        ranks = [numel - int(share * (numel - 1)) for share in (0.25, 0.5, 0.75)]
+        (cutoffs,) = largest(blocks, lambda group: [_importance(group, divergence)], [ranks], numel)
+        first, median, third = (torch.tensor(cutoff.value, dtype=blocks[0].anchor.dtype) for cutoff in cutoffs)
+        return float(median + 1.5 * (third - first)), divergence
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        bound, divergence = state
+        (delta,) = group.deltas()
+        return delta.mul_(_importance(group, divergence) >= bound).add_(group.anchor)
+
+    def _of_vector(self, blocks: Blocks) -> Tensor:
+        parts = blocks.map(lambda group: (group.models[0].reshape(-1), group.anchor.reshape(-1)))
+        model, base = (torch.cat(side) for side in zip(*parts, strict=True))
+        return _divergence(model, base).squeeze()
+
+
+def _importance(group: Group, divergence: Tensor | None) -> Tensor:
+    (delta,) = group.deltas()
+    if divergence is None:
+        divergence = _divergence(group.models[0], group.anchor)
+    return delta.abs_().mul_(divergence)
+
+
+def _divergence(model: Tensor, base: Tensor) -> Tensor:
+    """KL along the last axis. Rounding can make it negative where the two are equal."""
+    p, q = torch.softmax(model, dim=-1).add_(1e-8), torch.softmax(base, dim=-1).add_(1e-8)
+    return (p * torch.log(p / q)).sum(dim=-1, keepdim=True).clamp_(min=0)

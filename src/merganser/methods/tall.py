@@ -1,0 +1,42 @@
+"""TALL masks: where a task vector stands out from the sum of all, and their consensus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from merganser.methods.base import Group, Method, State, param, per_model, register
+
+
+@register
+@dataclass(frozen=True)
+class ConsensusTA(Method):
+    """θ = θ_0 + λ (ΣΔ_t) ⊙ [Σ_t m_t ≥ k] with the TALL masks m_t = [|Δ_t| > λ_t |ΣΔ − Δ_t|].
+
+    Task arithmetic without the entries that matter to no task, or (k = 2) to one only. Wang et al. 2024, Localizing
+    Task Information (arXiv:2405.07813); λ_t from 0.2 to 0.6. With fewer than k models all must agree.
+    """
+
+    name = "consensus_ta"
+    summary = "task arithmetic where the TALL masks of at least k tasks agree"
+    base = "required"
+    weight: tuple[float, ...] = per_model(1.0, "factor of each task vector")
+    threshold: tuple[float, ...] = per_model(0.4, "λ of the TALL mask: larger ones are sparser", low=0)
+    agree: int = param(2, "tasks that must use an entry", low=0, aliases=("k",))
+    scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        deltas = [delta.mul_(weight) for delta, weight in zip(group.deltas(), self.weight, strict=True)]
+        merged = deltas[0].clone()
+        for delta in deltas[1:]:
+            merged.add_(delta)
+        counts = torch.zeros_like(merged)
+        for delta, bound in zip(deltas, self.threshold, strict=True):
+            rest = (merged - delta).abs_()
+            # sgn(|Δ| − λ|ΣΔ − Δ|) is 1 exactly where the mask is.
+            counts.add_(delta.abs_().sub_(rest, alpha=bound).sign_().clamp_(min=0))
+        needed = min(self.agree, len(deltas))
+        merged.mul_(counts.sub_(needed - 0.5).sign_().clamp_(min=0))
+        return torch.add(group.anchor, merged, alpha=self.scale, out=merged)
