@@ -87,7 +87,8 @@ def disagreement(a: Tensor, b: Tensor) -> Tensor:
 
 def euclidean(a: Tensor, b: Tensor) -> Tensor:
     """‖a − b‖ per sample."""
-    return torch.linalg.vector_norm((a - b).flatten(1), dim=1)
+    norms: Tensor = torch.linalg.vector_norm((a - b).flatten(1), dim=1)
+    return norms
 
 
 _DISTANCES: dict[str, Distance] = {"disagreement": disagreement, "euclidean": euclidean}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from merganser.analysis.inner_products import inner_products
 from merganser.errors import InputError
-from merganser.tuning.functional import Batch, Weights, check_state, evaluation_copy, run
+from merganser.tuning.functional import Batch, Weights, check_state, combine, evaluation_copy, run
 from merganser.tuning.result import Result
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -58,22 +58,6 @@ class Plane(Result):
     losses: tuple[tuple[float, ...], ...]
     accuracies: tuple[tuple[float | None, ...], ...]
     anchors: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
-
-
-def combine(states: Sequence[Weights], coefficients: Sequence[float]) -> dict[str, Tensor]:
-    """Σ c_i θ_i in float32 or wider; integer tensors are the first's. Inputs are untouched."""
-    combined: dict[str, Tensor] = {}
-    for name, first in states[0].items():
-        if not first.is_floating_point():
-            combined[name] = first.clone()
-            continue
-        wide = torch.promote_types(first.dtype, torch.float32)
-        total = torch.zeros_like(first, dtype=wide)
-        for state, coefficient in zip(states, coefficients, strict=True):
-            if coefficient:
-                total.add_(state[name].detach().to(wide), alpha=coefficient)
-        combined[name] = total.to(first.dtype)
-    return combined
 
 
 def score(module: nn.Module, batches: Iterable[Batch], loss: LossFunction) -> Score:

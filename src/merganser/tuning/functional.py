@@ -92,6 +92,22 @@ def check_state(module: nn.Module, state: Weights, label: str = "state") -> None
         raise InputError(f"{label}: misses {len(missing)} parameters of the module, first {missing[0]!r}")
 
 
+def combine(states: Sequence[Weights], coefficients: Sequence[float]) -> dict[str, Tensor]:
+    """Σ c_i θ_i in float32 or wider; integer tensors are the first's. Inputs are untouched."""
+    combined: dict[str, Tensor] = {}
+    for name, first in states[0].items():
+        if not first.is_floating_point():
+            combined[name] = first.clone()
+            continue
+        wide = torch.promote_types(first.dtype, torch.float32)
+        total = torch.zeros_like(first, dtype=wide)
+        for state, coefficient in zip(states, coefficients, strict=True):
+            if coefficient:
+                total.add_(state[name].detach().to(wide), alpha=coefficient)
+        combined[name] = total.to(first.dtype)
+    return combined
+
+
 @dataclass(frozen=True)
 class FlatWeights:
     """The trainable parameters of a module as one vector, and back as differentiable views of it."""

@@ -1,0 +1,117 @@
+"""AdaMerging: coefficients of task vectors that minimise the entropy of predictions on unlabelled inputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from merganser.errors import InputError
+from merganser.tuning.functional import Inputs, Weights, call, check_state, check_weights, evaluation_copy
+from merganser.tuning.result import Result
+
+Head: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class AdaMerging(Result):
+    """Learned coefficients λ[task][tensor] (the same for every tensor when task-wise), and how the entropy fell."""
+
+    wise: Literal["task", "tensor"]
+    coefficients: dict[str, dict[str, float]]
+    entropy_before: float
+    entropy_after: float
+    history: tuple[float, ...]
+    """Entropy of each step's batches."""
+
+    def merge(self, base: Weights, task_vectors: Mapping[str, Weights]) -> dict[str, Tensor]:
+        """θ0 + Σ_t λ_t τ_t, new tensors in the base's dtypes, rounded once."""
+        merged = {}
+        for name, value in base.items():
+            total = value.detach().clone()
+            moves = [(self.coefficients[t][name], v[name]) for t, v in task_vectors.items() if name in v]
+            if value.is_floating_point() and moves:
+                total = total.to(torch.promote_types(value.dtype, torch.float32))
+                for coefficient, vector in moves:
+                    total.add_(vector.detach().to(total.dtype), alpha=coefficient)
+            merged[name] = total.to(value.dtype)
+        return merged
+
+
+def adamerge(
+    module: nn.Module,
+    base: Weights,
+    task_vectors: Mapping[str, Weights],
+    inputs: Mapping[str, Sequence[Inputs]],
+    *,
+    wise: Literal["task", "tensor"] = "tensor",
+    init: float = 0.3,
+    learning_rate: float = 1e-3,
+    steps: int = 500,
+    bounds: tuple[float, float] | None = None,
+    heads: Mapping[str, Head] | None = None,
+) -> AdaMerging:
+    """Minimise Σ_t H(softmax f(x_t; θ0 + Σ_t λ_t τ_t)) over λ by Adam, one unlabelled batch a task and step.
+
+    `task_vectors` may be plain differences or the per-task parts of another method (TSV-Merge's orthogonalised ones):
+    λ only scales them. `bounds` clamps λ. `heads` map the module's output to each task's logits. Only λ is trained:
+    module, base, vectors and inputs are untouched. Fewer steps with a larger rate serve small models.
+    """
+    copied = evaluation_copy(module).requires_grad_(False)
+    check_state(copied, base, "base")
+    if not task_vectors or set(inputs) != set(task_vectors):
+        raise InputError(f"task vectors for {sorted(task_vectors)}, inputs for {sorted(inputs)}: the same, please")
+    if empty := [task for task, batches in inputs.items() if not batches]:
+        raise InputError(f"no inputs for task {empty[0]!r}")
+    for task, vector in task_vectors.items():
+        check_weights(copied, vector, f"task vector {task!r}")
+    fixed = {name: value.detach() for name, value in base.items()}
+    names = [n for n, v in fixed.items() if v.is_floating_point() and any(n in t for t in task_vectors.values())]
+    columns = {name: index if wise == "tensor" else 0 for index, name in enumerate(names)}
+    lam = torch.full((len(task_vectors), len(names) if wise == "tensor" else 1), init, requires_grad=True)
+
+    def merged() -> dict[str, Tensor]:
+        clamped = lam if bounds is None else lam.clamp(*bounds)
+        weights = dict(fixed)
+        for row, vector in zip(clamped, task_vectors.values(), strict=True):
+            for name in vector:
+                if name in columns:
+                    weights[name] = weights[name] + row[columns[name]].to(weights[name]) * vector[name].detach()
+        return weights
+
+    def entropy(weights: Weights, task: str, batch: Inputs) -> Tensor:
+        logits = call(copied, weights, batch)
+        return prediction_entropy(heads[task](logits) if heads else logits)
+
+    def overall() -> float:
+        with torch.no_grad():
+            weights = merged()
+            means = [torch.stack([entropy(weights, t, b) for b in batches]).mean() for t, batches in inputs.items()]
+            return float(torch.stack(means).mean())
+
+    before = overall()
+    optimiser = torch.optim.Adam([lam], lr=learning_rate)
+    streams = {task: itertools.cycle(batches) for task, batches in inputs.items()}
+    history = []
+    for _ in range(steps):
+        weights = merged()
+        loss = torch.stack([entropy(weights, task, next(stream)) for task, stream in streams.items()]).sum()
+        (lam.grad,) = torch.autograd.grad(loss, [lam])
+        optimiser.step()
+        history.append(float(loss.detach()) / len(streams))
+    learned = (lam if bounds is None else lam.clamp(*bounds)).detach()
+    coefficients = {
+        task: {name: float(row[columns[name]]) for name in names}
+        for task, row in zip(task_vectors, learned, strict=True)
+    }
+    return AdaMerging(wise, coefficients, before, overall(), tuple(history))
+
+
+def prediction_entropy(logits: Tensor) -> Tensor:
+    """Mean Shannon entropy (nats) of softmax(logits) over the last axis."""
+    log_p = logits.log_softmax(-1)
+    return torch.mean(-(log_p.exp() * log_p).sum(-1))

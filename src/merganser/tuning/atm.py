@@ -1,0 +1,169 @@
+"""ATM: alternate tuning and merging from the current point, so that task vectors stay short and near gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from merganser.checkpoints import open as open_checkpoint
+from merganser.errors import InputError
+from merganser.tuning.functional import Weights
+from merganser.tuning.result import Result
+
+Step: TypeAlias = Callable[[Weights, int], Weights]
+"""`step(weights, epochs)`: fine-tune from `weights` on one task for that many epochs, return the new weights."""
+Score: TypeAlias = Callable[[Weights], float]
+
+
+@dataclass(frozen=True)
+class Round(Result):
+    """One tuning-and-merging round: ‖τ_t‖ per task, the norm of the merged update, mean pairwise cosine, the score."""
+
+    number: int
+    epochs_spent: int
+    """Epochs each task has been tuned for, this round included."""
+    task_norms: dict[str, float]
+    update_norm: float
+    mean_cosine: float
+    score: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class ATM:
+    """The weights after the last round, and the history of all rounds."""
+
+    weights: dict[str, Tensor]
+    history: tuple[Round, ...]
+
+
+def atm(
+    base: Weights,
+    steps: Mapping[str, Step],
+    *,
+    budget: int,
+    epochs_per_round: int = 1,
+    alpha: float = 1.0,
+    average: bool = True,
+    score: Score | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> ATM:
+    """θ⁽ᵏ⁺¹⁾ = θ⁽ᵏ⁾ + (α/T) Σ_t τ_t⁽ᵏ⁾ (with `average=False` α Σ_t τ_t⁽ᵏ⁾), τ_t⁽ᵏ⁾ tuned from θ⁽ᵏ⁾.
+
+    Each task gets `budget` epochs in rounds of `epochs_per_round`; a remainder makes a shorter last round. Whether this
+    is ATM or PA-ATM is in the data of the step functions (a task's training data, or held-out data its owner shares
+    instead); the update with `average` is the thesis' for PA-ATM. With one gradient-descent step a round it is joint
+    training on the mean loss with step αη. With `folder`, every round is saved there and a later call goes on after the
+    last finished one, also with a larger budget.
+    """
+    if not steps:
+        raise InputError("no tasks: ATM needs a step function for each")
+    if budget < 1 or epochs_per_round < 1:
+        raise InputError(f"budget and epochs_per_round must be positive, got {budget} and {epochs_per_round}")
+    settings = {
+        "base": open_checkpoint(base).fingerprint(),
+        "tasks": sorted(steps),
+        "alpha": alpha,
+        "average": average,
+        "epochs_per_round": epochs_per_round,
+    }
+    current = {name: value.detach().clone() for name, value in base.items()}
+    history: list[Round] = []
+    store = None if folder is None else _Store(Path(folder), settings)
+    if store is not None and (saved := store.load()):
+        weights, history = saved
+        # In the base's order and own memory: sums then give the same bits as in a run without interruption.
+        current = {name: weights[name].clone() for name in current}
+    while (spent := history[-1].epochs_spent if history else 0) < budget:
+        epochs = min(epochs_per_round, budget - spent)
+        vectors = {task: _displacement(step(dict(current), epochs), current, task) for task, step in steps.items()}
+        update = _scaled_sum(list(vectors.values()), alpha / len(steps) if average else alpha)
+        current = {
+            name: (value.to(update[name].dtype) + update[name]).to(value.dtype) if name in update else value
+            for name, value in current.items()
+        }
+        history.append(_round(len(history) + 1, spent + epochs, vectors, update, score and score(current)))
+        if store is not None:
+            store.save(current, history)
+    return ATM(current, tuple(history))
+
+
+def _displacement(tuned: Weights, current: Weights, task: str) -> dict[str, Tensor]:
+    if missing := [name for name in current if name not in tuned]:
+        raise InputError(f"the step of task {task!r} returned weights without {missing[0]!r}")
+    wide = {n: torch.promote_types(v.dtype, torch.float32) for n, v in current.items() if v.is_floating_point()}
+    return {name: tuned[name].detach().to(dtype) - current[name].to(dtype) for name, dtype in wide.items()}
+
+
+def _scaled_sum(vectors: Sequence[Weights], scale: float) -> dict[str, Tensor]:
+    return {name: scale * torch.stack([vector[name] for vector in vectors]).sum(0) for name in vectors[0]}
+
+
+def _round(number: int, spent: int, vectors: Mapping[str, Weights], update: Weights, score: float | None) -> Round:
+    tasks = list(vectors)
+    gram = torch.zeros(len(tasks), len(tasks), dtype=torch.float64)
+    for name in update:
+        stack = torch.stack([vectors[task][name].reshape(-1).double() for task in tasks])
+        gram += stack @ stack.T
+    norms = gram.diagonal().sqrt()
+    cosines = gram / (norms[:, None] * norms[None, :]).clamp_min(1e-300)
+    pairs = len(tasks) * (len(tasks) - 1)
+    return Round(
+        number=number,
+        epochs_spent=spent,
+        task_norms={task: float(norm) for task, norm in zip(tasks, norms, strict=True)},
+        update_norm=sum(float(v.double().square().sum()) for v in update.values()) ** 0.5,
+        mean_cosine=float((cosines.sum() - cosines.diagonal().sum()) / pairs) if pairs else 1.0,
+        score=None if score is None else float(score),
+    )
+
+
+class _Store:
+    """`round-0003.safetensors` and `history.json`, each replaced whole; the history names the round it belongs to."""
+
+    def __init__(self, folder: Path, settings: dict[str, object]) -> None:
+        self.folder = folder
+        self.settings = settings
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self) -> tuple[dict[str, Tensor], list[Round]] | None:
+        index = self.folder / "history.json"
+        if not index.exists():
+            return None
+        record = json.loads(index.read_text())
+        if record["settings"] != self.settings:
+            raise InputError(
+                f"{index}: begun with {record['settings']}, now asked for {self.settings}; use another folder"
+            )
+        history = [Round(**entry) for entry in record["rounds"]]
+        return load_file(self._weights(history[-1].number)), history
+
+    def save(self, weights: Weights, history: list[Round]) -> None:
+        number = history[-1].number
+        _replace(self._weights(number), lambda path: save_file(_unshared(weights), path))
+        rounds = [{k: v for k, v in entry.to_dict().items() if k != "kind"} for entry in history]
+        text = json.dumps({"settings": self.settings, "rounds": rounds}, indent=1)
+        _replace(self.folder / "history.json", lambda path: path.write_text(text))
+        if number > 1:
+            self._weights(number - 1).unlink(missing_ok=True)
+
+    def _weights(self, number: int) -> Path:
+        return self.folder / f"round-{number:04d}.safetensors"
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    write(partial)
+    os.replace(partial, path)
+
+
+def _unshared(weights: Weights) -> dict[str, Tensor]:
+    """safetensors refuses tensors that share storage (tied weights): give each its own."""
+    return {name: value.detach().clone().contiguous() for name, value in weights.items()}

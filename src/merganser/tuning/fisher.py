@@ -1,0 +1,155 @@
+"""Diagonal Fisher information from per-example gradients: the weights of Fisher merging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.utils._pytree import tree_map
+
+from merganser.errors import InputError
+from merganser.tuning.functional import Batch, Inputs, Weights, call, check_state, evaluation_copy, first_tensor
+from merganser.tuning.statistics import Statistics
+
+Labels: TypeAlias = Literal["expected", "sampled", "given"]
+Strategy: TypeAlias = Literal["auto", "vmap", "loop"]
+_Gradients: TypeAlias = Callable[[dict[str, Tensor], Inputs, Tensor], dict[str, Tensor]]
+
+
+def diagonal_fisher(
+    module: nn.Module,
+    weights: Weights | None,
+    batches: Iterable[Inputs] | Iterable[Batch],
+    *,
+    labels: Labels = "expected",
+    strategy: Strategy = "auto",
+    chunk: int = 16,
+    seed: int = 0,
+) -> Statistics:
+    """F = (1/N) Σ_n E_y (∂ log p(y | x_n) / ∂θ)², elementwise, at `weights` (default: the module's own).
+
+    Squares are taken per example, then averaged: the square of a batch gradient is another thing. `labels`:
+
+    - `expected`: the exact expectation Σ_c p(c | x)(…)² over the model's own distribution; one gradient per class.
+    - `sampled`: one label a sample from that distribution (many classes, sequences of tokens).
+    - `given`: the empirical Fisher; batches are then `(inputs, targets)`.
+
+    Sequence outputs [N, L, C] sum log p over positions. `vmap` does `chunk` examples at once, `loop` one, `auto` falls
+    back to the loop where the module does not vectorise.
+    """
+    if labels not in ("expected", "sampled", "given"):
+        raise InputError(f"unknown labels {labels!r}: expected, sampled or given")
+    copied = evaluation_copy(module)
+    if weights is not None:
+        check_state(copied, weights)
+        copied.load_state_dict(dict(weights), strict=False)
+    point = {name: p.detach() for name, p in copied.named_parameters() if p.requires_grad}
+    sums = {name: torch.zeros_like(p, dtype=_wide(p.dtype)) for name, p in point.items()}
+    generator = torch.Generator().manual_seed(seed)
+    squares = _Squares(copied, strategy, chunk)
+    samples = 0
+    for batch in batches:
+        inputs, given = cast(Batch, batch) if labels == "given" else (cast(Inputs, batch), None)
+        with torch.no_grad():
+            log_p = _log_softmax(call(copied, point, inputs))
+        samples += log_p.shape[0]
+        for targets, share in _targets(log_p, labels, given, generator):
+            for name, value in squares(point, inputs, targets, share).items():
+                sums[name] += value
+    if not samples:
+        raise InputError("no batches: the Fisher information needs at least one example")
+    return Statistics("fisher", {name: total / samples for name, total in sums.items()}, samples)
+
+
+class _Squares:
+    """Σ_n share_n · (∂ log p(y_n | x_n))² over a batch, vectorised as long as the module allows it."""
+
+    def __init__(self, module: nn.Module, strategy: Strategy, chunk: int) -> None:
+        self.vectorise = strategy != "loop"
+        self.fall_back = strategy == "auto"
+        self.chunk = chunk
+
+        def log_likelihood(weights: dict[str, Tensor], inputs: Inputs, target: Tensor) -> Tensor:
+            single = tree_map(lambda x: x.unsqueeze(0), inputs)
+            log_p = _log_softmax(call(module, weights, single)).squeeze(0)
+            return log_p.gather(-1, target.unsqueeze(-1)).sum()
+
+        self.gradient = cast(_Gradients, grad(log_likelihood))
+
+    def __call__(self, point: dict[str, Tensor], inputs: Inputs, targets: Tensor, share: Tensor) -> dict[str, Tensor]:
+        if self.vectorise:
+            try:
+                return self._vectorised(point, inputs, targets, share)
+            except RuntimeError:
+                if not self.fall_back:
+                    raise
+                self.vectorise = False  # what is wrong with the inputs themselves the loop will say again
+        return self._looped(point, inputs, targets, share)
+
+    def _vectorised(
+        self, point: dict[str, Tensor], inputs: Inputs, targets: Tensor, share: Tensor
+    ) -> dict[str, Tensor]:
+        per_example = vmap(self.gradient, in_dims=(None, 0, 0))
+        totals: dict[str, Tensor] = {}
+        for start in range(0, len(targets), self.chunk):
+            part = slice(start, start + self.chunk)
+            gradients = per_example(point, _select(inputs, part), targets[part])
+            for name, value in gradients.items():
+                weighted = torch.tensordot(share[part].to(_wide(value.dtype)), value.to(_wide(value.dtype)).square(), 1)
+                totals[name] = totals[name] + weighted if name in totals else weighted
+        return totals
+
+    def _looped(self, point: dict[str, Tensor], inputs: Inputs, targets: Tensor, share: Tensor) -> dict[str, Tensor]:
+        totals = {name: torch.zeros_like(p, dtype=_wide(p.dtype)) for name, p in point.items()}
+        for index in range(len(targets)):
+            gradients = self.gradient(point, _select(inputs, index), targets[index])
+            for name, value in gradients.items():
+                totals[name].add_(value.to(totals[name].dtype).square(), alpha=float(share[index]))
+        return totals
+
+
+def _targets(
+    log_p: Tensor, labels: Labels, given: Tensor | None, generator: torch.Generator
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """Label vectors for a batch, each with its weight per example."""
+    size = log_p.shape[0]
+    if labels == "expected":
+        if log_p.dim() != 2:
+            raise InputError(
+                f"outputs of shape {tuple(log_p.shape)}: the expectation over all sequences is out of reach; "
+                "use labels='sampled'"
+            )
+        for label in range(log_p.shape[1]):
+            yield torch.full((size,), label, device=log_p.device), log_p[:, label].exp()
+        return
+    if labels == "sampled":
+        flat = log_p.exp().reshape(-1, log_p.shape[-1]).cpu()
+        given = torch.multinomial(flat, 1, generator=generator).reshape(log_p.shape[:-1]).to(log_p.device)
+    assert given is not None
+    if given.shape != log_p.shape[:-1]:
+        raise InputError(f"targets of shape {tuple(given.shape)} for outputs of shape {tuple(log_p.shape)}")
+    yield given, torch.ones(size, device=log_p.device)
+
+
+def _select(inputs: Inputs, index: int | slice) -> Any:
+    size = first_tensor(inputs).shape[0]
+
+    def pick(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.shape[:1] != (size,):
+            raise InputError(
+                f"per-example gradients need inputs that are tensors with the batch axis first, size {size}"
+            )
+        return value[index]
+
+    return tree_map(pick, inputs)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return logits.to(_wide(logits.dtype)).log_softmax(-1)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,62 @@
+"""Against forgetting: the path from base to expert (WiSE-FT) with both scores, and the point to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from merganser.errors import InputError
+from merganser.tuning.functional import Weights, combine
+from merganser.tuning.result import Result
+
+_DEFAULT = tuple(i / 10 for i in range(11))
+
+
+@dataclass(frozen=True)
+class ForgettingPath(Result):
+    """Scores at (1 − λ)θ0 + λθ_t for every λ: on what the base knew (`kept`) and on the expert's task (`learned`)."""
+
+    positions: tuple[float, ...]
+    kept: tuple[float, ...]
+    learned: tuple[float, ...]
+    take: float
+    """The λ to take, by `rule`."""
+    rule: str
+
+
+def forgetting_path(
+    base: Weights,
+    expert: Weights,
+    *,
+    kept: Callable[[Weights], float],
+    learned: Callable[[Weights], float],
+    positions: Sequence[float] = _DEFAULT,
+    tolerance: float | None = None,
+) -> ForgettingPath:
+    """Score the path with two functions (higher is better) and choose a point on it.
+
+    With `tolerance`: the best `learned` among the points whose `kept` is at most that much below the base's. Without:
+    the largest sum of the two shares of what is at stake, (kept(λ) − kept(1)) / (kept(0) − kept(1)) and
+    (learned(λ) − learned(0)) / (learned(1) − learned(0)); a share whose ends do not differ that way counts nothing.
+    Ties go to the smaller λ, nearer to the base.
+    """
+    if list(positions) != sorted(set(positions)) or positions[0] != 0 or positions[-1] != 1:
+        raise InputError(f"positions must rise from 0 to 1, got {list(positions)}")
+    before, after = [], []
+    for x in positions:
+        weights = combine((base, expert), (1 - x, x))
+        before.append(float(kept(weights)))
+        after.append(float(learned(weights)))
+    if tolerance is None:
+        at_stake, to_gain = before[0] - before[-1], after[-1] - after[0]
+        values = [
+            ((k - before[-1]) / at_stake if at_stake > 0 else 0.0) + ((n - after[0]) / to_gain if to_gain > 0 else 0.0)
+            for k, n in zip(before, after, strict=True)
+        ]
+        rule = "largest sum of shares kept and learned"
+    else:
+        allowed = before[0] - tolerance
+        values = [n if k >= allowed else -float("inf") for k, n in zip(before, after, strict=True)]
+        rule = f"best learned with kept at most {tolerance:g} below the base"
+    take = positions[max(range(len(values)), key=lambda i: (values[i], -i))]
+    return ForgettingPath(tuple(positions), tuple(before), tuple(after), float(take), rule)

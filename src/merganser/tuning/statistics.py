@@ -1,0 +1,54 @@
+"""Statistics of a model on data (Fisher, Gram): a safetensors file beside its checkpoint, reusable without the data."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from merganser.errors import CheckpointError, InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """One tensor per parameter name, means over `samples`; `kind` says of what (`fisher`, `gram`)."""
+
+    kind: str
+    tensors: dict[str, Tensor]
+    samples: int
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a safetensors file that opens as any checkpoint does."""
+        target = Path(path)
+        metadata = {"format": "pt", "kind": self.kind, "samples": str(self.samples)}
+        partial = target.with_name(target.name + ".partial")
+        save_file({name: value.contiguous() for name, value in self.tensors.items()}, partial, metadata)
+        os.replace(partial, target)
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], kind: str | None = None) -> Statistics:
+        """Read what `save` wrote; `kind` makes another kind an error."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if "kind" not in metadata or "samples" not in metadata:
+                    raise CheckpointError(f"{path}: a checkpoint, but not one of statistics (no kind, no samples)")
+                if kind is not None and metadata["kind"] != kind:
+                    raise CheckpointError(f"{path}: statistics of kind {metadata['kind']!r}, expected {kind!r}")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot be read as statistics: {error}") from error
+        return cls(metadata["kind"], tensors, int(metadata["samples"]))
+
+    def pooled(self, other: Statistics) -> Statistics:
+        """Statistics over both sets of samples."""
+        if self.kind != other.kind or self.tensors.keys() != other.tensors.keys():
+            raise InputError(f"cannot pool {self.kind!r} with {other.kind!r} statistics of other parameters or kind")
+        total = self.samples + other.samples
+        share = other.samples / total
+        return Statistics(self.kind, {n: v.lerp(other.tensors[n], share) for n, v in self.tensors.items()}, total)

@@ -1,0 +1,90 @@
+"""AdaMerging lowers the entropy it minimises and touches nothing else."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from merganser.errors import InputError
+from merganser.tuning.adamerging import adamerge, prediction_entropy
+
+
+@pytest.fixture
+def setting():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    base = {k: v.clone() for k, v in module.state_dict().items()}
+    vectors = {t: {k: torch.randn_like(v) for k, v in base.items()} for t in ("a", "b")}
+    inputs = {t: [torch.randn(16, 4), torch.randn(9, 4)] for t in ("a", "b")}
+    return module, base, vectors, inputs
+
+
+@pytest.mark.parametrize("wise", ["task", "tensor"])
+def test_entropy_falls_and_inputs_are_untouched(setting, wise):
+    before = copy.deepcopy(setting)
+    report = adamerge(*setting, wise=wise, learning_rate=0.02, steps=60)
+    assert report.entropy_after < report.entropy_before - 0.02
+    assert len(report.history) == 60
+    for found, kept in zip(setting[1:], before[1:], strict=True):
+        torch.testing.assert_close(found, kept, rtol=0, atol=0)
+    for (_, p), q in zip(setting[0].named_parameters(), before[0].parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert p.grad is None
+        assert p.requires_grad
+    values = [set(c.values()) for c in report.coefficients.values()]
+    assert all(len(v) == (1 if wise == "task" else 4) for v in values)
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+def test_the_merge_is_what_was_scored(setting):
+    module, base, vectors, inputs = setting
+    report = adamerge(*setting, learning_rate=0.02, steps=5)
+    merged = report.merge(base, vectors)
+    for name in base:
+        expected = base[name] + sum(report.coefficients[t][name] * vectors[t][name] for t in vectors)
+        torch.testing.assert_close(merged[name], expected)
+    scores = [
+        torch.stack([prediction_entropy(torch.func.functional_call(module, merged, (x,))) for x in xs]).mean()
+        for xs in inputs.values()
+    ]
+    assert float(torch.stack(scores).mean()) == pytest.approx(report.entropy_after, rel=1e-5)
+
+
+def test_no_steps_is_task_arithmetic_at_the_initial_coefficient(setting):
+    report = adamerge(*setting, steps=0)
+    assert all(v == pytest.approx(0.3) for c in report.coefficients.values() for v in c.values())
+    assert report.entropy_before == report.entropy_after
+
+
+def test_bounds_heads_and_partial_vectors(setting):
+    module, base, vectors, inputs = setting
+    part = {"a": {"0.weight": vectors["a"]["0.weight"]}, "b": vectors["b"]}
+    report = adamerge(
+        module,
+        base,
+        part,
+        inputs,
+        learning_rate=0.5,
+        steps=10,
+        bounds=(0.0, 0.4),
+        heads={"a": lambda z: z[:, :2], "b": lambda z: z},
+    )
+    assert all(0 <= v <= 0.4 + 1e-6 for c in report.coefficients.values() for v in c.values())
+    assert report.merge(base, part).keys() == base.keys()
+
+
+def test_entropy_of_known_distributions():
+    assert float(prediction_entropy(torch.zeros(2, 8))) == pytest.approx(torch.tensor(8.0).log().item())
+    assert float(prediction_entropy(torch.tensor([[100.0, 0.0]]))) == pytest.approx(0, abs=1e-6)
+
+
+def test_mistakes(setting):
+    module, base, vectors, inputs = setting
+    with pytest.raises(InputError, match="the same, please"):
+        adamerge(module, base, vectors, {"a": inputs["a"]})
+    with pytest.raises(InputError, match="no inputs for task 'b'"):
+        adamerge(module, base, vectors, {"a": inputs["a"], "b": []})
+    with pytest.raises(InputError, match="did you mean '0.weight'"):
+        adamerge(module, base, {"a": {"0.weigth": vectors["a"]["0.weight"]}, "b": vectors["b"]}, inputs)
