@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind
 
 from merganser.align.selftest import self_test as run_self_test
 from merganser.align.symmetries import Symmetry
-from merganser.align.tracing.dims import Axes, fresh, pin
+from merganser.align.tracing.dims import ONE, Axes, Dim, fresh, pin
 from merganser.align.tracing.emission import emit
 from merganser.align.tracing.graph import Trace, tensors
 from merganser.align.tracing.storage import identity, overlapping
@@ -105,24 +105,23 @@ def _users_line(error: BaseException) -> str:
 
 def _derive(module: torch.nn.Module, program: torch.export.ExportedProgram) -> Symmetry:
     state = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
-    buffers = dict(module.named_buffers(remove_duplicate=False))
-    members = {**dict(module.named_parameters(remove_duplicate=False)), **buffers}
-    axes: dict[object, Axes] = {identity(tensor): fresh(tensor.shape) for tensor in state.values()}
-    used: set[object] = set()
+    axes = {identity(tensor): fresh(tensor.shape) for tensor in state.values()}
+    used: set[Hashable] = set()
     inputs: dict[str, Any] = {}
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    constants = _constants(module, program)
     for spec in program.graph_signature.input_specs:
-        name, value = spec.arg.name, nodes[spec.arg.name].meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            inputs[name] = value
-            continue
-        key = identity(members[spec.target]) if spec.target in members else None
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and key in axes:
+        name, example = spec.arg.name, nodes[spec.arg.name].meta.get("val")
+        tensor = constants.get(str(spec.target))
+        if not isinstance(example, torch.Tensor):
+            inputs[name] = example
+        elif tensor is None:
+            inputs[name] = fresh(example.shape, pinned=True)
+        elif (key := identity(tensor)) in axes:
             inputs[name] = axes[key]
-            if nodes[name].users:
-                used.add(key)
+            used |= {key} if nodes[name].users else set()
         else:
-            inputs[name] = fresh(value.shape, pinned=True)
+            inputs[name] = _constant_axes(tensor)
     trace = Trace()
     for result in tensors(trace.run(program.graph_module, inputs)):
         pin(*result)
@@ -131,6 +130,23 @@ def _derive(module: torch.nn.Module, program: torch.export.ExportedProgram) -> S
             pin(*unused)
     for tensor in overlapping(state.values()):
         pin(*axes[identity(tensor)])
-    first: dict[object, str] = {}
+    first: dict[Hashable, str] = {}
     aliases = {name: first[key] for name, t in state.items() if first.setdefault(key := identity(t), name) != name}
-    return emit({k: axes[identity(t)] for k, t in state.items()}, trace, set(state) & set(buffers), aliases)
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return emit({name: axes[identity(t)] for name, t in state.items()}, trace, buffers & set(state), aliases)
+
+
+def _constants(module: torch.nn.Module, program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
+    """The tensors of a program that are not its inputs, by name: parameters, buffers, and what it closes over."""
+    lifted = {name: value for name, value in program.constants.items() if isinstance(value, torch.Tensor)}
+    named = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return {**lifted, **dict(chain(*named))}
+
+
+def _constant_axes(tensor: torch.Tensor) -> Axes:
+    """Axes of a tensor that is no weight: free where its values do not change (a bias of zeros), else pinned."""
+
+    def uniform(dim: int) -> bool:
+        return not tensor.is_meta and bool((tensor == tensor.narrow(dim, 0, 1)).all())
+
+    return Axes(Dim(n, pinned=not uniform(d)) if n > 1 else ONE for d, n in enumerate(tensor.shape))

@@ -108,8 +108,14 @@ def _outputs(
 
     given = tuple(tree_map_only(torch.Tensor, double, tuple(args)))
     named = dict(tree_map_only(torch.Tensor, double, dict(kwargs)))
-    with torch.no_grad(), _Double():  # type: ignore[no-untyped-call]
-        result = functional_call(module, dict(weights), given, named, tie_weights=False)
+    try:
+        with torch.no_grad(), _Double():  # type: ignore[no-untyped-call]
+            result = functional_call(module, dict(weights), given, named, tie_weights=False)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{type(module).__name__} cannot be self-tested, it does not run in float64: {error}; "
+            "derive with self_test=False if you trust the derivation"
+        ) from error
     leaves = tree_flatten(result)[0]
     return [leaf.double() for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_complex()]
 

@@ -219,14 +219,9 @@ def _unify_products(a: Dim, b: Dim) -> None:
 
 
 def _unify_sums(a: Dim, b: Dim) -> None:
-    boundaries = [end for dim in (a, b) if isinstance(dim.form, Sum) for end in _ends(dim)]
-    for dim in (a, b):
-        for end in boundaries:
-            if end < dim.size:
-                cut(dim, end)
-    if not isinstance(find(a).form, Sum) or not isinstance(find(b).form, Sum) or _ends(a) != _ends(b):
-        pin(a, b)
-        return
+    while (ours := _ends(a)) != (theirs := _ends(b)):
+        for dim, end in [*((b, end) for end in ours[:-1]), *((a, end) for end in theirs[:-1])]:
+            cut(dim, end)
     for x, y in zip(parts(a), parts(b), strict=True):
         unify(x, y)
     _link(a, b)
@@ -321,7 +316,7 @@ def cut(dim: Dim, at: int) -> tuple[Dim, Dim]:
         return left, right
     if isinstance(dim.form, Product) and not _enumerate_outermost(dim, at):
         pin(dim)
-        return Dim(at, pinned=True), Dim(dim.size - at, pinned=True)
+        dim.form = _sum((Dim(at, pinned=True), Dim(dim.size - at, pinned=True)))
     before: list[Dim] = []
     after = parts(dim)
     while at:

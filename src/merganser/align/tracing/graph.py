@@ -43,7 +43,7 @@ class Trace:
                 return _resolve(node.args[0], env)
             else:
                 env[node] = self._call(node, env)
-                self.values += tensors(env[node])
+                self.values += [axes for axes in tensors(env[node]) if 0 not in axes.shape]
         return None
 
     def _attribute(self, module: GraphModule, path: str) -> Any:
@@ -74,6 +74,8 @@ class Trace:
             a.name: args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
             for i, a in enumerate(target._schema.arguments)
         }
+        if shapes and all(0 in shape for shape in shapes):  # nothing flows through it
+            return _pinned(node)
         call = Call(op, arguments, shapes, self.forbidden, self.hints)
         if rule is None or not shapes:
             return _unknown(node, call.tensors)
@@ -91,6 +93,10 @@ def _unknown(node: Node, touched: Iterable[Axes]) -> Result | None:
     if not all(is_pinned(dim) for axes in touched for dim in axes):
         logger.info("unknown operation %s pins its operands%s", node.target, location(node))
     pin(*(dim for axes in touched for dim in axes))
+    return _pinned(node)
+
+
+def _pinned(node: Node) -> Result | None:
     results = [fresh(shape, pinned=True) for shape in _shapes(node)]
     if isinstance(node.meta.get("val"), torch.Tensor):
         return results[0]

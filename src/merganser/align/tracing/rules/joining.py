@@ -23,7 +23,7 @@ from merganser.align.tracing.rules.pointwise import broadcast
 
 @rule("cat", "concat", "concatenate")
 def cat(call: Call) -> Result:
-    tensors = [axes for axes in call["tensors"] if axes.shape != (0,)]
+    tensors = [axes for axes in call["tensors"] if 0 not in axes.shape]
     (place,) = call.dims(rank=len(tensors[0]))
     for axes in tensors[1:]:
         for d, (a, b) in enumerate(zip(tensors[0], axes, strict=True)):
@@ -74,11 +74,11 @@ def part(axes: Axes, place: int, start: int, length: int) -> Axes:
     dim = axes[place]
     if length == dim.size:
         return axes
+    if length == 0:
+        return replaced(axes, [place], [Dim(0, pinned=True)])
     if length == 1 and dim.size <= ENUMERABLE:
         rest = at_index(axes, place, start)
         return Axes([*rest[:place], ONE, *rest[place:]])
-    if length == 0:
-        raise Unsupported
     return replaced(axes, [place], [narrow(dim, start, length)])
 
 
