@@ -158,14 +158,8 @@ def model_card(sidecars: Mapping[str, Any]) -> str:
     hub = [label for label in (re.split("[@+]", name)[0] for name in named) if _HUB_ID.fullmatch(label)]
     header: dict[str, Any] = {"base_model": list(dict.fromkeys(hub))} if hub else {}
     header |= {"library_name": "transformers", "tags": ["merge", "merganser"]}
-    lines = [
-        "---",
-        yaml.safe_dump(header, sort_keys=False, allow_unicode=True).strip(),
-        "---",
-        "",
-        "# Merged model",
-        "",
-    ]
+    front = yaml.safe_dump(header, sort_keys=False, allow_unicode=True).strip()
+    lines = ["---", front, "---", "", "# Merged model", ""]
     made = ", ".join(f"`{method}`" for method in methods) or "a copy"
     lines += [f"Merged with merganser {__version__} by {made}.", ""]
     if card.get("base"):

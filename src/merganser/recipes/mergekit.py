@@ -99,12 +99,12 @@ class _Reader:
         base = self._model(data["base_model"], "base_model") if data.get("base_model") is not None else None
         parts = self._parts(data)
         parameters = self._settings(data.get("parameters"), "parameters")
-        parameters = mergekit_defaults(method) | parameters
         return Recipe(
             method=method.name,
             parts=parts,
             base=base,
             parameters=parameters,
+            defaults=mergekit_defaults(method),
             output=self._output(data),
             dialect="mergekit",
             notes=tuple(dict.fromkeys(self.notes)),

@@ -12,6 +12,9 @@ from merganser.methods.base import Method, Parameter, lookup, parameters
 from merganser.recipes.schema import Entry, Override, Part, Recipe, Slice
 from merganser.recipes.settings import Choice, Gradient, Setting, evaluate, matches
 
+#: A parameter of this name is the depth of the tensor, unless the recipe says otherwise.
+_DEPTH = "depth"
+
 
 @lru_cache(maxsize=256)
 def _declared(name: str) -> Mapping[str, Parameter]:
@@ -38,8 +41,8 @@ def method_for(recipe: Recipe, override: Override | None) -> type[Method]:
 def scopes(
     recipe: Recipe, part: Part, each: Slice, override: Override | None, entry: Entry | None
 ) -> list[Mapping[str, Setting]]:
-    """Where a parameter is looked for, nearest first: override, model, slice, module, recipe."""
-    found = [each.parameters, part.parameters, recipe.parameters]
+    """Where a parameter is looked for, nearest first: override, model, slice, module, recipe, dialect."""
+    found = [each.parameters, part.parameters, recipe.parameters, recipe.defaults]
     if entry is not None:
         found.insert(0, entry.parameters)
     if override is not None:
@@ -95,14 +98,17 @@ class Resolver:
     def constant(self) -> bool:
         """Whether every tensor gets the same parameters."""
         chains = [*self.shared.values(), *(chain for each in self.own.values() for chain in each)]
-        return not any(isinstance(setting, (Choice, Gradient)) for chain in chains for setting in chain)
+        varying = any(isinstance(setting, (Choice, Gradient)) for chain in chains for setting in chain)
+        return not varying and _DEPTH not in self.shared
 
     def at(self, name: str, sources: Sequence[str], t: float) -> dict[str, Any]:
         """What the recipe says for the output tensor `name`, made of `sources`, at depth `t`.
 
-        Parameters the recipe does not set are left to the method's defaults.
+        Parameters the recipe does not set are left to the method's defaults, but `depth` is filled in.
         """
         found = {key: value for key, chain in self.shared.items() if (value := resolve(chain, name, t)) is not None}
+        if _DEPTH in self.shared:
+            found.setdefault(_DEPTH, t)
         for key, chains in self.own.items():
             values = [
                 resolve(chain, source if self.filter_by_source else name, t)

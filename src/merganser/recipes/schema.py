@@ -99,6 +99,8 @@ class Recipe:
     parts: tuple[Part, ...]
     base: Entry | None = None
     parameters: Parameters = field(default_factory=dict)
+    #: What the dialect means by a parameter left out, where the method's own default is another.
+    defaults: Parameters = field(default_factory=dict)
     overrides: tuple[Override, ...] = ()
     output: OutputOptions = OutputOptions()
     seed: int = 0

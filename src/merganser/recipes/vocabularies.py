@@ -207,17 +207,17 @@ def _segments(rows: Iterable[Sources | None]) -> list[list[Any]]:
     """Runs of consecutive rows that come from consecutive rows."""
     found: list[list[Any]] = []
     for sources in rows:
-        if (found and sources is None and found[-1][1] == "mean") or (
-            found and sources is not None and found[-1][1] != "mean" and _continues(found[-1], sources)
-        ):
+        if found and _continues(found[-1], sources):
             found[-1][0] += 1
         else:
             found.append([1, "mean" if sources is None else [list(source) for source in sources]])
     return found
 
 
-def _continues(segment: list[Any], sources: Sources) -> bool:
+def _continues(segment: list[Any], sources: Sources | None) -> bool:
     count, starts = segment
+    if starts == "mean" or sources is None:
+        return bool(starts == "mean" and sources is None)
     return len(starts) == len(sources) and all(
         model == m and row + count == r for (model, row), (m, r) in zip(starts, sources, strict=True)
     )
