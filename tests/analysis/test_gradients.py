@@ -102,6 +102,27 @@ def test_orders_hold_for_another_loss_and_architecture():
     assert abs(order.corrected_slope - 3) < 0.1
 
 
+class Attention(nn.Module):
+    """The fused attention call has no second derivative; the Hessian-vector product must get around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x.unflatten(1, (-1, 4))[:, None]).chunk(3, -1)
+        return self.head(F.scaled_dot_product_attention(q, k, v)[:, 0].mean(1))
+
+
+def test_orders_hold_through_attention():
+    torch.manual_seed(0)
+    subject = losses(Attention().double(), tasks(width=12))
+    order = gr.observed_order(subject, [0.01, 0.005, 0.0025], alpha=1 / 3, epochs=3)
+    assert abs(order.gap_slope - 2) < 0.1
+    assert abs(order.corrected_slope - 3) < 0.1
+
+
 def test_curvature_term_against_finite_differences_of_the_gap():
     subject, alpha, epochs = losses(), 0.4, 3
 
@@ -217,6 +238,19 @@ def test_printed_gradient_bound_fails_for_small_weights():
     """∂f/∂W_ℓ has Π/s_ℓ where the printed Jacobian has Π, and there are L such blocks."""
     check = gr.check_bound(losses(network(bias=False, scale=0.03)), eta=0.01, alpha=1.0, epochs=2)
     assert check.measured_gradient > check.printed.gradient
+
+
+@given(st.floats(-2, 3), st.integers(1, 20))
+def test_task_factors_agree_outside_the_unit_interval_only(alpha, count):
+    constants = gr.NetworkConstants(spectral_norms=(1.0,), input_norm=1.0, slope=1.0, curvature=1.0)
+    printed, right = (
+        f(constants, tasks=count, alpha=alpha, epochs=2).task_factor for f in (gr.printed_bound, gr.corrected_bound)
+    )
+    assert printed <= right + 1e-9
+    if count == 1 or not 0 < alpha < 1:
+        assert printed == pytest.approx(right)
+    elif 0.01 < alpha < 0.99:
+        assert printed < right
 
 
 def test_printed_relu_statements_disagree():

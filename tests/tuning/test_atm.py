@@ -95,6 +95,18 @@ def test_resumes_to_the_same_bits(tmp_path):
         atm({n: v + 1 for n, v in base.items()}, steps(module, data), budget=9, folder=tmp_path)
 
 
+def test_a_step_that_trains_in_place_does_no_harm():
+    base = {"w": torch.zeros(2)}
+
+    def step(weights, epochs):
+        weights["w"] += 1
+        return weights
+
+    result = atm(base, {"a": step, "b": step}, budget=2)
+    assert base["w"].tolist() == [0, 0]
+    assert result.weights["w"].tolist() == [2, 2]
+
+
 def test_integers_stay_and_mistakes_are_named():
     base = {"w": torch.zeros(2), "steps": torch.tensor(3)}
     result = atm(base, {"a": lambda w, e: {"w": w["w"] + 1, "steps": w["steps"] + 1}}, budget=1)

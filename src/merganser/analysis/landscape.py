@@ -156,7 +156,7 @@ def _scorer(
         check_state(live, state, f"model {index}")
 
     def at(coefficients: Sequence[float]) -> Score:
-        live.load_state_dict(combine(states, coefficients))
+        live.load_state_dict(combine(states, coefficients), strict=False)
         if prepare is not None:
             prepare(live)
             live.eval()

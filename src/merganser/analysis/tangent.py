@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from merganser.errors import InputError
 from merganser.tuning.functional import (
@@ -18,6 +17,7 @@ from merganser.tuning.functional import (
     check_state,
     check_weights,
     evaluation_copy,
+    plain_attention,
     tensor_output,
 )
 
@@ -25,7 +25,7 @@ from merganser.tuning.functional import (
 def tangent(module: nn.Module, base: Weights, direction: Weights, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """f(x; base) and J_θ f(x; base) · direction in one forward pass; tensors without direction stay where they are.
 
-    `module` should be in evaluation mode. Attention runs through its plain kernel: the fused ones have no forward mode.
+    `module` should be in evaluation mode.
     """
     moving = {name: value for name, value in direction.items() if base[name].is_floating_point()}
     point = {name: base[name].detach() for name in moving}
@@ -81,6 +81,6 @@ class TangentModel(nn.Module):
 
 
 def _jvp(function: Callable[[Weights], Tensor], point: Weights, direction: Weights) -> tuple[Tensor, Tensor]:
-    with sdpa_kernel([SDPBackend.MATH]):
+    with plain_attention():
         value, derivative = cast("tuple[Tensor, Tensor]", jvp(function, (point,), (direction,)))
     return value, derivative

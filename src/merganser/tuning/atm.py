@@ -83,7 +83,10 @@ def atm(
         current = {name: weights[name].clone() for name in current}
     while (spent := history[-1].epochs_spent if history else 0) < budget:
         epochs = min(epochs_per_round, budget - spent)
-        vectors = {task: _displacement(step(dict(current), epochs), current, task) for task, step in steps.items()}
+        vectors = {
+            task: _displacement(step({n: v.clone() for n, v in current.items()}, epochs), current, task)
+            for task, step in steps.items()
+        }
         update = _scaled_sum(list(vectors.values()), alpha / len(steps) if average else alpha)
         current = {
             name: (value.to(update[name].dtype) + update[name]).to(value.dtype) if name in update else value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from merganser.errors import InputError, did_you_mean
 
@@ -23,6 +25,12 @@ Batch: TypeAlias = tuple[Inputs, Tensor]
 def evaluation_copy(module: nn.Module) -> nn.Module:
     """A private copy in evaluation mode: no dropout, no moving statistics, so the loss is a function of the weights."""
     return copy.deepcopy(module).eval()
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """Attention by its plain kernel inside this context: the fused ones lack forward and second derivatives."""
+    context: AbstractContextManager[None] = sdpa_kernel([SDPBackend.MATH])
+    return context
 
 
 def call(module: nn.Module, weights: Weights, inputs: Inputs) -> Tensor:
@@ -86,10 +94,13 @@ def check_weights(module: nn.Module, weights: Weights, label: str = "weights") -
 
 
 def check_state(module: nn.Module, state: Weights, label: str = "state") -> None:
-    """As `check_weights`, and every parameter of `module` must be there."""
+    """As `check_weights`, and every floating tensor of `module` must be there, tied ones under one name at least."""
     check_weights(module, state, label)
-    if missing := [name for name, _ in module.named_parameters() if name not in state]:
-        raise InputError(f"{label}: misses {len(missing)} parameters of the module, first {missing[0]!r}")
+    expected = module.state_dict(keep_vars=True)
+    given = {id(expected[name]) for name in state}
+    missing = [n for n, v in expected.items() if v.is_floating_point() and id(v) not in given]
+    if missing:
+        raise InputError(f"{label}: misses {len(missing)} tensors of the module, first {missing[0]!r}")
 
 
 def combine(states: Sequence[Weights], coefficients: Sequence[float]) -> dict[str, Tensor]:

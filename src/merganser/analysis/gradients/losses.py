@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vjp
 
 from merganser.errors import InputError, did_you_mean
-from merganser.tuning.functional import Batch, FlatWeights, call, check_state, evaluation_copy
+from merganser.tuning.functional import Batch, FlatWeights, call, check_state, evaluation_copy, plain_attention
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`loss(outputs, targets)`: the mean over the samples of a batch."""
@@ -84,10 +84,11 @@ class TaskLosses:
         """∇²L̄_t(θ) · vector, at the cost of a few gradients; the Hessian is never formed."""
         total = torch.zeros_like(theta)
         for weight, f in self._terms(task):
-            if self.hvp_mode == "reverse_over_reverse":
-                product = vjp(grad(f), theta)[1](vector)[0]
-            else:
-                product = jvp(grad(f), (theta,), (vector,))[1]
+            with plain_attention():
+                if self.hvp_mode == "reverse_over_reverse":
+                    product = vjp(grad(f), theta)[1](vector)[0]
+                else:
+                    product = jvp(grad(f), (theta,), (vector,))[1]
             total.add_(product, alpha=weight)
         return total
 
