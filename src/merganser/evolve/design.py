@@ -1,0 +1,189 @@
+"""What a study is: tasks with their items, objectives over them, the space, how to search it. Kept in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from merganser.errors import InputError, did_you_mean
+from merganser.evolve import estimators
+from merganser.evolve.searchers import ALGORITHMS, Search, searcher
+from merganser.evolve.space import Choices, Parameter, Range, Space
+
+EXTRACTORS = ("random", "stratified", "irt", "representation")
+
+
+@dataclass(frozen=True)
+class Task:
+    """`items` questions, of which `subset` are asked of every candidate and a share `test` is kept for the end.
+
+    `c` of gp-IRT and gmp-IRT is a number, "adaptive" (gmp-IRT*) or "bias-variance". `strata` label the items for the
+    stratified extractor.
+    """
+
+    name: str
+    items: int
+    subset: int | None = None
+    extractor: str = "random"
+    estimator: str = "naive"
+    c: float | str = 0.5
+    dimensions: int | None = None
+    test: float = 0.2
+    strata: tuple[str | int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        where = f"task {self.name!r}"
+        if self.estimator not in estimators.NAMES:
+            raise InputError(
+                f"{where}: unknown estimator {self.estimator!r}{did_you_mean(self.estimator, estimators.NAMES)}"
+            )
+        if self.extractor not in EXTRACTORS:
+            raise InputError(f"{where}: unknown extractor {self.extractor!r}{did_you_mean(self.extractor, EXTRACTORS)}")
+        if not 0 < self.test < 1:
+            raise InputError(
+                f"{where}: test is the share of items kept for the final score, between 0 and 1, not {self.test}"
+            )
+        if self.pool < 1 or self.items - self.pool < 1:
+            raise InputError(f"{where}: {self.items} items cannot be split into fitness and test items")
+        if self.subset is not None and not 1 <= self.subset <= self.pool:
+            raise InputError(
+                f"{where}: a subset of {self.subset} out of the {self.pool} items left after {self.items - self.pool} "
+                "were put aside for the test"
+            )
+        if isinstance(self.c, str) and self.c not in ("adaptive", "bias-variance"):
+            raise InputError(f"{where}: c is a number in [0, 1], 'adaptive' or 'bias-variance', not {self.c!r}")
+        if not isinstance(self.c, str) and not 0 <= self.c <= 1:
+            raise InputError(f"{where}: c lies in [0, 1], not {self.c}")
+        if (self.strata is None) == (self.extractor == "stratified"):
+            raise InputError(f"{where}: strata and the stratified extractor go together")
+        if self.strata is not None and len(self.strata) != self.items:
+            raise InputError(f"{where}: {len(self.strata)} strata for {self.items} items")
+
+    @property
+    def pool(self) -> int:
+        """Items that fitness and IRT may see."""
+        return self.items - max(1, round(self.items * self.test))
+
+    @property
+    def needs_irt(self) -> bool:
+        return self.estimator != "naive" or self.extractor == "irt"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A weighted sum of measures: scores of tasks ("gsm8k"), or what else an evaluator reports ("gsm8k.length")."""
+
+    name: str
+    weights: Mapping[str, float]
+    maximize: bool = True
+
+    @classmethod
+    def of(cls, measure: str, maximize: bool = True) -> Objective:
+        return cls(measure, {measure: 1.0}, maximize)
+
+    def value(self, scores: Mapping[str, float]) -> float:
+        for measure in self.weights:
+            if measure not in scores:
+                raise InputError(
+                    f"objective {self.name!r}: the evaluator reported no {measure!r}{did_you_mean(measure, scores)}"
+                )
+        return sum(weight * scores[measure] for measure, weight in self.weights.items())
+
+
+@dataclass(frozen=True)
+class Design:
+    """Everything that determines a study besides the evaluator. `endpoints` are the labels of the merged models.
+
+    `stability` candidates (the best ones, and others spread over the ranking) get a full evaluation on the pool at the
+    end, so that the estimator is judged on merges.
+    """
+
+    space: Space
+    tasks: tuple[Task, ...]
+    objectives: tuple[Objective, ...]
+    endpoints: tuple[str, ...] = ()
+    algorithm: str = "ga"
+    population: int = 25
+    generations: int = 7
+    seed: int = 0
+    stability: int = 0
+    reference_points: tuple[tuple[float, ...], ...] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.tasks or not self.objectives:
+            raise InputError("a study needs a task and an objective")
+        names = [task.name for task in self.tasks]
+        if len(set(names)) < len(names):
+            raise InputError(f"two tasks are called {next(n for n in names if names.count(n) > 1)!r}")
+        for objective in self.objectives:
+            for measure in objective.weights:
+                if measure.split(".")[0] not in names:
+                    raise InputError(f"objective {objective.name!r}: no task {measure!r}{did_you_mean(measure, names)}")
+        if self.generations < 1:
+            raise InputError(f"{self.generations} generations; at least 1")
+        for task in self.tasks:
+            if task.needs_irt and not self.endpoints:
+                raise InputError(f"task {task.name!r}: {task.estimator} needs endpoints, and none are named")
+        searcher(self.algorithm, self.search)
+
+    @property
+    def search(self) -> Search:
+        return Search(
+            len(self.space.variables),
+            len(self.objectives),
+            len(self.space.constraints),
+            self.population,
+            self.generations,
+            self.seed,
+            self._points(),
+        )
+
+    @property
+    def trials(self) -> int:
+        return self.population * self.generations
+
+    def _points(self) -> Any:
+        import numpy as np
+
+        if self.reference_points is None:
+            return None
+        signs = [-1.0 if objective.maximize else 1.0 for objective in self.objectives]
+        points = np.array(self.reference_points, dtype=np.float64)
+        if points.ndim != 2 or points.shape[1] != len(signs):
+            raise InputError(f"reference points have one number for each of the {len(signs)} objectives")
+        return points * signs
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Design:
+        points = data["reference_points"]
+        return cls(
+            space=Space(tuple(map(_parameter, data["space"]["parameters"])), tuple(data["space"]["constraints"])),
+            tasks=tuple(Task(**{**t, "strata": _tuple(t["strata"])}) for t in data["tasks"]),
+            objectives=tuple(Objective(**o) for o in data["objectives"]),
+            endpoints=tuple(data["endpoints"]),
+            reference_points=None if points is None else tuple(map(tuple, points)),
+            **{k: data[k] for k in ("algorithm", "population", "generations", "seed", "stability", "extra")},
+        )
+
+
+def _tuple(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _parameter(data: Mapping[str, Any]) -> Parameter:
+    domain = data["domain"]
+    return Parameter(
+        data["name"],
+        Choices(tuple(domain["options"])) if "options" in domain else Range(**domain),
+        tuple(data["models"]),
+        data["groups"],
+        data["points"],
+    )
+
+
+__all__ = ["ALGORITHMS", "EXTRACTORS", "Design", "Objective", "Task"]

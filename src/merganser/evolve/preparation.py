@@ -1,0 +1,167 @@
+"""Before the search: put test items aside, calibrate the IRT on the rest, choose the items candidates are asked.
+
+Disjoint by construction: the test items leave first, and everything after sees the pool alone.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from merganser.errors import InputError
+from merganser.evolve import subsets
+from merganser.evolve.design import Task
+from merganser.evolve.estimators import Estimator, adaptive_c, bias_variance_c, naive, validation_error
+from merganser.evolve.irt import IRT, Items, Normal, fit
+from merganser.evolve.irt.logistic import Array
+from merganser.evolve.subsets import Indices, Subset
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a user knows of a task's items before the study: answers of other models (models × all items of the task),
+    or an IRT of the items (tinyBenchmarks); for representation clustering the endpoints' embeddings of the items."""
+
+    answers: Array | None = None
+    irt: IRT | None = None
+    embeddings: tuple[Array, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    """Item numbers of a task that fitness and IRT may see (`pool`), and those kept for the end (`test`)."""
+
+    pool: Indices
+    test: Indices
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task ready for the search. `subset` indexes the pool; `items` are the same as item numbers of the task."""
+
+    split: Split
+    subset: Subset
+    estimator: Estimator
+
+    @property
+    def items(self) -> list[int]:
+        return [int(i) for i in self.split.pool[self.subset.items]]
+
+
+def split(task: Task, seed: int) -> Split:
+    """A random split that depends on the seed and the task's name only."""
+    generator = np.random.default_rng([seed, zlib.crc32(task.name.encode())])
+    order = generator.permutation(task.items)
+    return Split(np.sort(order[: task.pool]), np.sort(order[task.pool :]))
+
+
+def prepare(
+    task: Task, seed: int, endpoints: Mapping[str, ArrayLike] | None, calibration: Calibration | None = None
+) -> Prepared:
+    """`endpoints` are the endpoints' answers to the pool, by label, in the pool's order; needed when IRT is."""
+    parts = split(task, seed)
+    known = calibration or Calibration()
+    rows = np.array([np.asarray(a, dtype=np.float64) for a in (endpoints or {}).values()])
+    irt = _calibrated(task, parts, rows, known, seed) if task.needs_irt else None
+    size = task.subset or len(parts.pool)
+    subset = _extracted(task, parts, size, irt, known, seed)
+    if irt is None or task.estimator == "naive":
+        return Prepared(parts, subset, Estimator())
+    abilities = irt.abilities[len(irt.abilities) - len(rows) :]
+    c = _blend(task, irt, rows, subset, seed)
+    return Prepared(parts, subset, Estimator(task.estimator, irt, abilities, c))
+
+
+def _calibrated(task: Task, parts: Split, rows: Array, known: Calibration, seed: int) -> IRT:
+    """An IRT of the pool whose last abilities are the endpoints'."""
+    if not len(rows):
+        raise InputError(f"task {task.name!r}: {task.estimator} needs the endpoints' answers to all items of the pool")
+    if known.irt is not None:
+        if len(known.irt.items) != task.items:
+            raise InputError(f"task {task.name!r}: an IRT of {len(known.irt.items)} items for {task.items} items")
+        items = known.irt.select(parts.pool)
+        abilities = np.array([items.ability(row).mean for row in rows])
+        return IRT(abilities, items.items, items.prior)
+    others = np.empty((0, len(parts.pool)))
+    if known.answers is not None:
+        matrix = np.atleast_2d(np.asarray(known.answers, dtype=np.float64))
+        if matrix.shape[1] != task.items:
+            raise InputError(f"task {task.name!r}: answers to {matrix.shape[1]} items for {task.items} items")
+        others = matrix[:, parts.pool]
+    return fit(np.concatenate([others, rows]), dimensions=task.dimensions, seed=seed)
+
+
+def _extracted(task: Task, parts: Split, size: int, irt: IRT | None, known: Calibration, seed: int) -> Subset:
+    if task.extractor == "stratified":
+        assert task.strata is not None
+        return subsets.stratified([task.strata[i] for i in parts.pool], size, seed=seed)
+    if task.extractor == "irt":
+        assert irt is not None
+        return subsets.irt_clustering(irt.items, size, seed=seed)
+    if task.extractor == "representation":
+        if known.embeddings is None:
+            raise InputError(f"task {task.name!r}: the representation extractor needs embeddings of the items")
+        return subsets.representation_clustering([e[parts.pool] for e in known.embeddings], size, seed=seed)
+    return subsets.random(len(parts.pool), size, seed=seed)
+
+
+def _blend(task: Task, irt: IRT, rows: Array, subset: Subset, seed: int) -> float:
+    if not isinstance(task.c, str):
+        return float(task.c)
+    if task.c == "adaptive":
+        return adaptive_c(rows, subset, irt)
+    # Validation error of models the IRT has not seen: each endpoint under an IRT fitted without it.
+    errors, variances = [], []
+    for left_out in range(len(rows)):
+        kept = np.delete(rows, left_out, axis=0)
+        without = fit(kept, dimensions=irt.dimensions, seed=seed) if len(kept) else irt
+        errors.append(validation_error(without, rows[left_out], subset))
+        variances.append((naive(rows[left_out][subset.items], subset).error or 0.0) ** 2)
+    return bias_variance_c(float(np.mean(errors)), float(np.mean(variances)))
+
+
+def to_bytes(prepared: Prepared) -> bytes:
+    """For the store, so that a resumed study has the same bits whatever machine it resumes on."""
+    from safetensors.numpy import save
+
+    estimator = prepared.estimator
+    arrays: dict[str, Any] = {
+        "pool": prepared.split.pool.astype(np.int64),
+        "test": prepared.split.test.astype(np.int64),
+        "subset": prepared.subset.items.astype(np.int64),
+        "weights": prepared.subset.weights,
+    }
+    if estimator.irt is not None and estimator.endpoints is not None:
+        arrays |= {
+            "abilities": estimator.irt.abilities,
+            "discrimination": estimator.irt.items.discrimination,
+            "difficulty": estimator.irt.items.difficulty,
+            "prior.mean": estimator.irt.prior.mean,
+            "prior.precision": estimator.irt.prior.precision,
+            "endpoints": estimator.endpoints,
+        }
+    metadata = {"estimator": json.dumps({"name": estimator.name, "c": estimator.c})}
+    return bytes(save({k: np.ascontiguousarray(v) for k, v in arrays.items()}, metadata))
+
+
+def from_bytes(content: bytes) -> Prepared:
+    from safetensors.numpy import load
+
+    arrays = load(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    settings = json.loads(header["__metadata__"]["estimator"])
+    irt = None
+    if "abilities" in arrays:
+        items = Items(arrays["discrimination"], arrays["difficulty"])
+        irt = IRT(arrays["abilities"], items, Normal(arrays["prior.mean"], arrays["prior.precision"]))
+    return Prepared(
+        Split(arrays["pool"].astype(np.intp), arrays["test"].astype(np.intp)),
+        Subset(arrays["subset"].astype(np.intp), arrays["weights"]),
+        Estimator(settings["name"], irt, arrays.get("endpoints"), settings["c"]),
+    )

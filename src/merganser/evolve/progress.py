@@ -1,0 +1,47 @@
+"""What a running study tells its watchers, and what is left to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from merganser.evolve.design import Design
+from merganser.evolve.store import Store, Trial
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is left of the search: trials, items they will be asked, seconds of evaluation (on one worker)."""
+
+    trials: int
+    evaluations: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to show: a phase (calibrate, search, test, stability, done), and the trial that ended, if one did."""
+
+    phase: str
+    done: int
+    total: int
+    trial: Trial | None = None
+    forecast: Forecast | None = None
+
+
+def forecast(store: Store, design: Design) -> Forecast:
+    """Trials to come at the mean pace of those evaluated; before the first, at the endpoints' pace per item.
+
+    NaN seconds when nothing was evaluated yet.
+    """
+    trials = store.trials("candidate")
+    size = sum(task.subset or task.pool for task in design.tasks)
+    left = max(0, design.trials - len(trials))
+    evaluated = [t.seconds for t in trials if t.state == "done" and t.cached_from is None]
+    if evaluated:
+        return Forecast(left, left * size, left * float(np.mean(evaluated)))
+    calibrated = [t for t in store.trials("endpoint") if t.state == "done"]
+    asked = sum(len(a.items) for t in calibrated for name, a in store.answers(t).items() if "." not in name)
+    pace = sum(t.seconds for t in calibrated) / asked if asked else float("nan")
+    return Forecast(left, left * size, left * size * pace)

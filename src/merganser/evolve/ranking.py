@@ -1,0 +1,39 @@
+"""Which trials won: the best by one objective, the Pareto front by several. Failed and infeasible trials never do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from merganser.errors import InputError, MerganserError, did_you_mean
+from merganser.evolve.design import Objective
+from merganser.evolve.store import Trial
+
+
+def best(trials: Iterable[Trial], objectives: Sequence[Objective], name: str | None = None) -> Trial:
+    """The valid trial with the best value of the objective (the only one, if not named); the first of equals."""
+    by_name = {objective.name: objective for objective in objectives}
+    if name is None and len(by_name) > 1:
+        raise InputError(f"several objectives ({', '.join(by_name)}): name one, or ask for the Pareto front")
+    chosen = by_name.get(name if name is not None else objectives[0].name)
+    if chosen is None:
+        raise InputError(f"no objective {name!r}{did_you_mean(str(name), by_name)}")
+    valid = [trial for trial in trials if trial.valid]
+    if not valid:
+        raise MerganserError("no candidate was evaluated successfully inside the constraints")
+    sign = -1 if chosen.maximize else 1
+    return min(valid, key=lambda trial: sign * trial.objectives[chosen.name])
+
+
+def pareto(trials: Iterable[Trial], objectives: Sequence[Objective]) -> list[Trial]:
+    """The valid trials that no other one dominates (no worse in all, better in one), one for each set of values."""
+    valid = [trial for trial in trials if trial.valid]
+    signs = {o.name: -1.0 if o.maximize else 1.0 for o in objectives}
+    points = np.array([[sign * trial.objectives[name] for name, sign in signs.items()] for trial in valid])
+    front = [
+        trial
+        for trial, point in zip(valid, points, strict=True)
+        if not ((points <= point).all(1) & (points < point).any(1)).any()
+    ]
+    return list({trial.label: trial for trial in reversed(front)}.values())[::-1]

@@ -1,0 +1,276 @@
+"""One process's work on a study: calibrate, search by replaying ask and tell, score the winners on the test items."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from merganser.errors import InputError, MerganserError
+from merganser.evolve.design import Design
+from merganser.evolve.irt.logistic import Array
+from merganser.evolve.preparation import Calibration, Prepared, from_bytes, prepare, split, to_bytes
+from merganser.evolve.progress import Event, forecast
+from merganser.evolve.ranking import best, pareto
+from merganser.evolve.searchers import searcher
+from merganser.evolve.space import key
+from merganser.evolve.store import Answers, Store, Trial, paired
+from merganser.evolve.workers import Candidate, Evaluate, Job, Outcome, Workers, workers
+
+Listener = Callable[[Event], None]
+
+
+class Run:
+    """One process's work on a study."""
+
+    def __init__(
+        self,
+        store: Store,
+        design: Design,
+        evaluate: Evaluate,
+        calibration: Mapping[str, Calibration],
+        count: int,
+        ray: str | None,
+        listen: Listener,
+    ) -> None:
+        self.store = store
+        self.design = design
+        self.calibration = calibration
+        self.listen = listen
+        self.workers: Workers = workers(evaluate, count, ray=ray)
+        self.tasks: dict[str, Prepared] = {}
+        self.known: dict[str, Trial] = {}
+
+    def close(self) -> None:
+        self.workers.close()
+
+    # -- before the search
+
+    def prepare(self) -> None:
+        design = self.design
+        if not all(self.store.artifact(f"prepared/{task.name}") for task in design.tasks):
+            endpoints = self._endpoint_answers()
+            for task in design.tasks:
+                prepared = prepare(task, design.seed, endpoints.get(task.name), self.calibration.get(task.name))
+                self.store.keep(f"prepared/{task.name}", to_bytes(prepared))
+        self.tasks = stored(self.store, design)
+        self.listen(Event("search", 0, design.trials, forecast=forecast(self.store, self.design)))
+
+    def _endpoint_answers(self) -> dict[str, dict[str, Array]]:
+        """Answers of every endpoint to the pools of the tasks that need an IRT: {task: {endpoint: answers}}."""
+        items = {t.name: split(t, self.design.seed).pool.tolist() for t in self.design.tasks if t.needs_irt}
+        if not items:
+            return {}
+        self._evaluate("endpoint", self.design.endpoints, items, "calibrate")
+        found: dict[str, dict[str, Array]] = {name: {} for name in items}
+        for label in self.design.endpoints:
+            trial = self._done("endpoint", label)
+            if trial is None:
+                failed = self.store.trials("endpoint", label)[-1]
+                raise MerganserError(f"endpoint {label!r} could not be evaluated: {failed.error}")
+            for name, answers in self.store.answers(trial).items():
+                if name in found:
+                    found[name][label] = answers.values
+        return found
+
+    # -- the search
+
+    def search(self) -> None:
+        design = self.design
+        replayed = {(t.generation, t.position): t for t in self.store.trials("candidate")}
+        self.known = {t.label: t for t in reversed(replayed.values()) if t.state == "done" and t.cached_from is None}
+        running = searcher(design.algorithm, design.search)
+        worst = np.full(len(design.objectives), -np.inf)
+        span = np.zeros(len(design.objectives))
+        count, generation = 0, 0
+        while count < design.trials and len(genomes := running.ask()):
+            trials = self._generation(generation, genomes, replayed)
+            fitness = np.array([self._fitness(trial) for trial in trials])
+            finite = fitness[np.isfinite(fitness).all(1)]
+            if len(finite):
+                worst = np.maximum(worst, finite.max(0))
+                span = np.maximum(span, worst - finite.min(0))
+            # What has no fitness (failed, infeasible) ranks behind everything seen: finite, since algorithms do sums.
+            penalty = np.where(np.isfinite(worst), worst, 0.0) + np.where(span > 0, span, 1.0)
+            fitness = np.where(np.isfinite(fitness), fitness, penalty)
+            violations = np.array([trial.violations for trial in trials], dtype=np.float64)
+            running.tell(fitness, violations.reshape(len(trials), -1))
+            count += len(trials)
+            generation += 1
+
+    def _generation(
+        self, generation: int, genomes: Array, replayed: dict[tuple[int | None, int | None], Trial]
+    ) -> list[Trial]:
+        """The trials of one generation, from the store where it has them."""
+        fresh: list[Trial] = []
+        for position, genome in enumerate(genomes):
+            values = self.design.space.decode(genome)
+            blank = Trial(
+                "candidate",
+                key(values),
+                "done",
+                generation,
+                position,
+                tuple(map(float, genome)),
+                values,
+                violations=tuple(map(float, self.design.space.violations(values))),
+            )
+            have = replayed.get((generation, position))
+            if have is None:
+                fresh.append(blank)
+            elif have.label != blank.label:
+                raise MerganserError(
+                    f"{self.store.path}: trial {position} of generation {generation} does not replay (it was made with "
+                    "another version of the search library); start a new study"
+                )
+        for trial in self._evaluated(fresh):
+            replayed[trial.generation, trial.position] = trial
+            self.listen(Event("search", len(replayed), self.design.trials, trial, forecast(self.store, self.design)))
+        return [replayed[generation, position] for position in range(len(genomes))]
+
+    def _evaluated(self, trials: Sequence[Trial]) -> Iterable[Trial]:
+        items = {name: prepared.items for name, prepared in self.tasks.items()}
+        jobs: list[Job] = []
+        copies: list[Trial] = []
+        asked: set[str] = set()
+        for number, trial in enumerate(trials):
+            if any(v > 0 for v in trial.violations):
+                yield self.store.add(replace(trial, state="infeasible", finished=time.time()), {})
+            elif trial.label in self.known or trial.label in asked:
+                copies.append(trial)
+            else:
+                asked.add(trial.label)
+                assert trial.values is not None
+                jobs.append(Job(number, trial.values, items))
+        for outcome in self.workers.run(jobs):
+            ended = self._ended(trials[outcome.job.number], outcome, self._estimated)
+            if ended.state == "done":
+                self.known[ended.label] = ended
+            yield ended
+        for trial in copies:
+            source = self.known.get(trial.label)
+            if source is None:
+                failed = replace(trial, state="failed", error="the same values failed in this generation")
+                yield self.store.add(replace(failed, finished=time.time()), {})
+                continue
+            same = {"objectives": source.objectives, "estimates": source.estimates, "cached_from": source.id}
+            yield self.store.add(replace(trial, **same, finished=time.time()), {})  # type: ignore[arg-type]
+
+    def _fitness(self, trial: Trial) -> list[float]:
+        if not trial.valid:
+            return [np.inf] * len(self.design.objectives)
+        return [(-1.0 if o.maximize else 1.0) * trial.objectives[o.name] for o in self.design.objectives]
+
+    def _estimated(self, answers: Mapping[str, Answers]) -> tuple[dict[str, float], dict[str, Any]]:
+        """Objectives, and the estimates behind them, from the answers to the subsets."""
+        estimates: dict[str, Any] = {}
+        for measure, found in answers.items():
+            task = self.tasks[measure.split(".")[0]]
+            if measure in self.tasks:
+                estimate = task.estimator(found.values, task.subset)
+                estimates[measure] = {"value": estimate.value, "error": estimate.error}
+                if estimate.mixture is not None:
+                    estimates[measure]["mixture"] = estimate.mixture.tolist()
+            else:
+                estimates[measure] = {"value": float(task.subset.weights @ found.values), "error": None}
+        scores = {measure: estimate["value"] for measure, estimate in estimates.items()}
+        return {o.name: o.value(scores) for o in self.design.objectives}, estimates
+
+    # -- after the search
+
+    def conclude(self) -> None:
+        """Test items for the winner (or the Pareto set) and the endpoints; full evaluations for the estimator."""
+        valid = [trial for trial in self.store.trials("candidate") if trial.valid]
+        if not valid:
+            raise MerganserError(
+                "no candidate was evaluated successfully inside the constraints; the trials' errors say why"
+            )
+        several = len(self.design.objectives) > 1
+        winners = pareto(valid, self.design.objectives) if several else [best(valid, self.design.objectives)]
+        test = {name: prepared.split.test.tolist() for name, prepared in self.tasks.items()}
+        self._evaluate("test", [t.values or {} for t in winners], test, "test")
+        self._evaluate("test", self.design.endpoints, test, "test")
+        if self.design.stability:
+            pool = {name: prepared.split.pool.tolist() for name, prepared in self.tasks.items()}
+            self._evaluate("full", [t.values or {} for t in self._spread(valid)], pool, "stability")
+        self.listen(Event("done", self.design.trials, self.design.trials))
+
+    def _spread(self, valid: Sequence[Trial]) -> list[Trial]:
+        """Candidates evenly over the ranking by the first objective, the best one first."""
+        first = self.design.objectives[0]
+        unique = list({trial.label: trial for trial in valid}.values())
+        ranked = sorted(unique, key=lambda t: t.objectives[first.name], reverse=first.maximize)
+        places = np.linspace(0, len(ranked) - 1, min(self.design.stability, len(ranked)))
+        return [ranked[round(place)] for place in places]
+
+    def _evaluate(
+        self, kind: str, candidates: Sequence[Candidate], items: Mapping[str, Sequence[int]], phase: str
+    ) -> None:
+        """Evaluate and record whatever of `candidates` the store does not have; a measure's mean is its score."""
+        labels = [each if isinstance(each, str) else key(each) for each in candidates]
+        waiting = [(label, each) for label, each in zip(labels, candidates, strict=True) if not self._done(kind, label)]
+        jobs = [Job(number, each, items) for number, (_, each) in enumerate(waiting)]
+        for done, outcome in enumerate(self.workers.run(jobs), 1):
+            label, candidate = waiting[outcome.job.number]
+            blank = Trial(kind, label, "done", values=None if isinstance(candidate, str) else candidate)
+            trial = self._ended(blank, outcome, lambda a: ({m: float(x.values.mean()) for m, x in a.items()}, {}))
+            self.listen(Event(phase, done, len(jobs), trial))
+
+    def _done(self, kind: str, label: str) -> Trial | None:
+        return next((t for t in self.store.trials(kind, label) if t.state == "done"), None)
+
+    def _ended(
+        self,
+        trial: Trial,
+        outcome: Outcome,
+        score: Callable[[Mapping[str, Answers]], tuple[dict[str, float], dict[str, Any]]],
+    ) -> Trial:
+        """Record an outcome: the trial with its scores, or failed with the reason."""
+        ran = replace(
+            trial,
+            seconds=outcome.seconds,
+            worker=outcome.worker,
+            attempts=outcome.job.attempt,
+            finished=time.time(),
+        )
+        if outcome.answers is None:
+            return self.store.add(replace(ran, state="failed", error=outcome.error), {})
+        try:
+            answers = _checked(outcome)
+            objectives, estimates = score(answers)
+        except InputError as error:
+            return self.store.add(replace(ran, state="failed", error=str(error)), {})
+        return self.store.add(replace(ran, objectives=objectives, estimates=estimates), answers)
+
+
+def stored(store: Store, design: Design) -> dict[str, Prepared]:
+    """The tasks as they were prepared: splits, subsets, estimators."""
+    found = {}
+    for task in design.tasks:
+        content = store.artifact(f"prepared/{task.name}")
+        if content is None:
+            raise MerganserError(f"{store.path}: task {task.name!r} has not been prepared yet")
+        found[task.name] = from_bytes(content)
+    return found
+
+
+def _checked(outcome: Outcome) -> dict[str, Answers]:
+    """The evaluator's answers, one a requested item, all finite."""
+    assert outcome.answers is not None
+    requested = outcome.job.items
+    if missing := [name for name in requested if name not in outcome.answers]:
+        raise InputError(f"the evaluator gave no answers for task {missing[0]!r}")
+    found = {}
+    for measure, values in outcome.answers.items():
+        items = requested.get(measure.split(".")[0])
+        if items is None:
+            raise InputError(f"the evaluator answered {measure!r}, which is no task of this study")
+        if len(values) != len(items):
+            raise InputError(f"the evaluator gave {len(values)} answers for the {len(items)} items of {measure!r}")
+        found[measure] = paired(items, values)
+        if not np.isfinite(found[measure].values).all():
+            raise InputError(f"the evaluator gave answers to {measure!r} that are not finite")
+    return found

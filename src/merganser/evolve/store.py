@@ -1,0 +1,204 @@
+"""The study's one SQLite file: design, artifacts, every trial with its genome, answers, estimates and timings.
+
+One process writes, any number read meanwhile (write-ahead log). A trial is committed, and synced, when it ends; a
+process that dies loses at most the evaluations it was in.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from merganser.errors import InputError, MerganserError
+from merganser.evolve.irt.logistic import Array
+from merganser.evolve.space import Values
+
+VERSION = 1
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE artifacts (name TEXT PRIMARY KEY, content BLOB NOT NULL);
+CREATE TABLE trials (
+    id INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,             -- candidate, endpoint, test or full
+    label TEXT NOT NULL,            -- key of the values, or the endpoint's label
+    generation INTEGER,
+    position INTEGER,
+    genome TEXT,
+    params TEXT,
+    state TEXT NOT NULL,            -- done, failed or infeasible
+    objectives TEXT NOT NULL,
+    estimates TEXT NOT NULL,
+    violations TEXT NOT NULL,
+    seconds REAL NOT NULL,
+    finished REAL NOT NULL,
+    worker TEXT,
+    attempts INTEGER NOT NULL,
+    cached_from INTEGER,
+    error TEXT
+);
+CREATE UNIQUE INDEX place ON trials (generation, position) WHERE kind = 'candidate';
+CREATE INDEX by_label ON trials (kind, label);
+CREATE TABLE answers (
+    trial INTEGER NOT NULL REFERENCES trials (id),
+    measure TEXT NOT NULL,
+    items BLOB NOT NULL,            -- int64
+    content BLOB NOT NULL,          -- float64
+    PRIMARY KEY (trial, measure)
+);
+"""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Per-item values of one measure: `items` index the task's items."""
+
+    items: np.ndarray[Any, np.dtype[np.int64]]
+    values: Array
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One evaluation. `kind` is candidate (of the search), endpoint (calibration), test (held-out items) or full."""
+
+    kind: str
+    label: str
+    state: str
+    generation: int | None = None
+    position: int | None = None
+    genome: tuple[float, ...] | None = None
+    values: Values | None = None
+    objectives: Mapping[str, float] = field(default_factory=dict)
+    estimates: Mapping[str, Any] = field(default_factory=dict)
+    violations: tuple[float, ...] = ()
+    seconds: float = 0.0
+    finished: float = 0.0
+    worker: str | None = None
+    attempts: int = 1
+    cached_from: int | None = None
+    error: str | None = None
+    id: int | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Evaluated, and inside the constraints."""
+        return self.state == "done" and all(v <= 0 for v in self.violations)
+
+
+class Store:
+    """Open for writing (made when absent) or, with `readonly`, for looking on while another process writes."""
+
+    def __init__(self, path: str | PathLike[str], *, readonly: bool = False) -> None:
+        self.path = Path(path)
+        if readonly and not self.path.is_file():
+            raise InputError(f"{self.path}: no such study")
+        mode = "ro" if readonly else "rwc"
+        try:
+            self._connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode={mode}", uri=True, timeout=30)
+            self._open(readonly)
+        except sqlite3.Error as error:
+            raise InputError(f"{self.path}: not a study, or not readable: {error}") from error
+
+    def _open(self, readonly: bool) -> None:
+        present = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if not present:
+            if readonly:
+                raise InputError(f"{self.path}: an empty file, not a study")
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            with self._connection:
+                self._connection.executescript("BEGIN;" + _SCHEMA + f"PRAGMA user_version={VERSION};")
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != VERSION:
+            raise InputError(f"{self.path}: version {version} of the study format; this program reads {VERSION}")
+        if not readonly:
+            self._connection.execute("PRAGMA synchronous=FULL")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def get(self, key: str) -> Any:
+        row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def set(self, key: str, value: Any) -> None:
+        with self._connection:
+            self._connection.execute("REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+
+    def artifact(self, name: str) -> bytes | None:
+        row = self._connection.execute("SELECT content FROM artifacts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def keep(self, name: str, content: bytes) -> None:
+        with self._connection:
+            self._connection.execute("REPLACE INTO artifacts VALUES (?, ?)", (name, content))
+
+    def add(self, trial: Trial, answers: Mapping[str, Answers]) -> Trial:
+        """Record a trial and its answers in one transaction; returns it with its id."""
+        row = {
+            "kind": trial.kind,
+            "label": trial.label,
+            "generation": trial.generation,
+            "position": trial.position,
+            "genome": None if trial.genome is None else json.dumps(trial.genome),
+            "params": None if trial.values is None else json.dumps(dict(trial.values)),
+            "state": trial.state,
+            "objectives": json.dumps(dict(trial.objectives)),
+            "estimates": json.dumps(dict(trial.estimates)),
+            "violations": json.dumps(trial.violations),
+            "seconds": trial.seconds,
+            "finished": trial.finished,
+            "worker": trial.worker,
+            "attempts": trial.attempts,
+            "cached_from": trial.cached_from,
+            "error": trial.error,
+        }
+        columns, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
+        try:
+            with self._connection:
+                cursor = self._connection.execute(f"INSERT INTO trials ({columns}) VALUES ({marks})", row)
+                number = cursor.lastrowid
+                self._connection.executemany(
+                    "INSERT INTO answers VALUES (?, ?, ?, ?)",
+                    [
+                        (number, measure, a.items.astype("<i8").tobytes(), a.values.astype("<f8").tobytes())
+                        for measure, a in answers.items()
+                    ],
+                )
+        except sqlite3.IntegrityError as error:
+            raise MerganserError(f"{self.path}: another process is writing to this study") from error
+        return Trial(**{**trial.__dict__, "id": number})
+
+    def trials(self, kind: str | None = None, label: str | None = None) -> list[Trial]:
+        """Trials in the order of the search (by generation and position), others in the order they ended."""
+        return list(self._select(kind, label))
+
+    def _select(self, kind: str | None, label: str | None) -> Iterator[Trial]:
+        query = "SELECT * FROM trials WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR label = ?2) "
+        cursor = self._connection.execute(query + "ORDER BY kind, generation, position, id", (kind, label))
+        names = [column[0] for column in cursor.description]
+        with closing(cursor):
+            for row in cursor:
+                data = dict(zip(names, row, strict=True))
+                for name in ("objectives", "estimates", "violations", "genome", "params"):
+                    data[name] = json.loads(data[name]) if data[name] is not None else None
+                data["genome"] = None if data["genome"] is None else tuple(data["genome"])
+                data["violations"] = tuple(data["violations"])
+                yield Trial(values=data.pop("params"), **data)
+
+    def answers(self, trial: Trial) -> dict[str, Answers]:
+        rows = self._connection.execute(
+            "SELECT measure, items, content FROM answers WHERE trial = ? ORDER BY measure", (trial.id,)
+        )
+        return {m: Answers(np.frombuffer(i, "<i8"), np.frombuffer(v, "<f8")) for m, i, v in rows}
+
+
+def paired(items: Sequence[int], values: Sequence[float]) -> Answers:
+    """Answers from plain sequences."""
+    return Answers(np.asarray(items, dtype=np.int64), np.asarray(values, dtype=np.float64))

@@ -1,0 +1,105 @@
+"""A study: prepare, search, and score the winner on items nothing has seen. Resumable at any point.
+
+study = Study.open("study.sqlite")
+study.run(design, evaluate, workers=4)      # killed here …
+Study.open("study.sqlite").resume(evaluate) # … goes on here, with the trials an uninterrupted run would have had
+study.best().values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+
+from merganser.errors import InputError
+from merganser.evolve import ranking
+from merganser.evolve.design import Design
+from merganser.evolve.preparation import Calibration, Prepared
+from merganser.evolve.progress import Forecast, forecast
+from merganser.evolve.running import Listener, Run, stored
+from merganser.evolve.store import Store, Trial
+from merganser.evolve.workers import Evaluate
+
+
+class Study:
+    """One study in one file; see the module's example."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @classmethod
+    def open(cls, path: str | PathLike[str], *, readonly: bool = False) -> Study:
+        """Open the study at `path`, or make an empty one; `readonly` to look on while it runs elsewhere."""
+        return cls(Store(path, readonly=readonly))
+
+    def close(self) -> None:
+        self.store.close()
+
+    @property
+    def design(self) -> Design:
+        data = self.store.get("design")
+        if data is None:
+            raise InputError(f"{self.store.path}: an empty study; run a design first")
+        return Design.from_json(data)
+
+    def run(
+        self,
+        design: Design,
+        evaluate: Evaluate,
+        *,
+        calibration: Mapping[str, Calibration] | None = None,
+        workers: int = 1,
+        ray: str | None = None,
+        listen: Listener | None = None,
+    ) -> Trial | None:
+        """Run a new study to its end; returns the winner, or None when there are several objectives."""
+        if self.store.get("design") is not None:
+            raise InputError(f"{self.store.path}: holds a study already; resume it, or choose another file")
+        self.store.set("design", design.to_json())
+        return self.resume(evaluate, calibration=calibration, workers=workers, ray=ray, listen=listen)
+
+    def resume(
+        self,
+        evaluate: Evaluate,
+        *,
+        calibration: Mapping[str, Calibration] | None = None,
+        workers: int = 1,
+        ray: str | None = None,
+        listen: Listener | None = None,
+    ) -> Trial | None:
+        """Go on from what the file holds; finished trials are replayed, not evaluated."""
+        silent: Listener = lambda event: None  # noqa: E731
+        run = Run(self.store, self.design, evaluate, calibration or {}, workers, ray, listen or silent)
+        try:
+            run.prepare()
+            run.search()
+            run.conclude()
+        finally:
+            run.close()
+        return self.best() if len(self.design.objectives) == 1 else None
+
+    def trials(self) -> list[Trial]:
+        """Every candidate of the search, in its order."""
+        return self.store.trials("candidate")
+
+    def best(self, objective: str | None = None) -> Trial:
+        """The valid trial with the best value of the objective (the only one, if not named); the first of equals."""
+        return ranking.best(self.trials(), self.design.objectives, objective)
+
+    def pareto(self) -> list[Trial]:
+        """The valid trials that no other one dominates."""
+        return ranking.pareto(self.trials(), self.design.objectives)
+
+    def prepared(self) -> dict[str, Prepared]:
+        """The tasks as they were prepared: splits, subsets, estimators."""
+        return stored(self.store, self.design)
+
+    def test_scores(self, trial: Trial | str) -> dict[str, float] | None:
+        """Mean answers of a trial, or of an endpoint by its label, to the test items, if it was tested."""
+        label = trial if isinstance(trial, str) else trial.label
+        tested = [t for t in self.store.trials("test", label) if t.state == "done"]
+        return dict(tested[-1].objectives) if tested else None
+
+    def forecast(self) -> Forecast:
+        """What is left of the search, by what evaluations took so far."""
+        return forecast(self.store, self.design)

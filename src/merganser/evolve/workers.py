@@ -1,0 +1,219 @@
+"""Where evaluations happen: in this process, in processes of this machine, or on a Ray cluster.
+
+An evaluator that raises fails its job. A worker that dies has its job done again by another, `ATTEMPTS` times at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol, TypeAlias
+
+from merganser.errors import InputError, require
+from merganser.evolve.space import Values
+
+ATTEMPTS = 3
+Candidate: TypeAlias = "Values | str"
+
+
+class Evaluate(Protocol):
+    """Answers, by measure, of a candidate (its values by variable, or an endpoint's label) to items of each task."""
+
+    def __call__(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[float]]: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    number: int
+    candidate: Candidate
+    items: Mapping[str, Sequence[int]]
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: answers, or the error's text."""
+
+    job: Job
+    answers: Mapping[str, Sequence[float]] | None
+    error: str | None
+    seconds: float
+    worker: str
+
+
+class Workers(Protocol):
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        """Outcomes as they come, one a job."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def workers(evaluate: Evaluate, count: int = 1, *, ray: str | None = None) -> Workers:
+    """`count` workers here, or on the Ray cluster at `ray` ("auto" for the one this machine belongs to)."""
+    if count < 1:
+        raise InputError(f"{count} workers; at least 1")
+    if ray is not None:
+        return RayWorkers(evaluate, count, ray)
+    return Processes(evaluate, count) if count > 1 else Inline(evaluate)
+
+
+def perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
+    """Do a job; whatever the evaluator raises becomes the outcome's error."""
+    began = time.perf_counter()
+    try:
+        answers, error = {k: list(map(float, v)) for k, v in evaluate(job.candidate, job.items).items()}, None
+    except Exception as raised:
+        where = "".join(traceback.format_exception(raised, limit=-3))
+        answers, error = None, f"{type(raised).__name__}: {raised}\n{where}"
+    return Outcome(job, answers, error, time.perf_counter() - began, worker)
+
+
+class Inline:
+    """This process, one job after the other."""
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        self._evaluate = evaluate
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        for job in jobs:
+            yield perform(self._evaluate, job, f"{os.getpid()}")
+
+    def close(self) -> None:
+        pass
+
+
+def _serve(connection: Connection, evaluate: Evaluate) -> None:
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            connection.send(perform(evaluate, connection.recv(), f"{os.getpid()}"))
+
+
+@dataclass
+class _Process:
+    process: Any
+    connection: Connection
+    job: Job | None = None
+
+
+class Processes:
+    """Processes of this machine, each with its own copy of the evaluator (which must pickle) and its own models."""
+
+    def __init__(self, evaluate: Evaluate, count: int) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._evaluate = evaluate
+        self._count = count
+        self._idle: list[_Process] = []
+        self._busy: list[_Process] = []
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        waiting = deque(jobs)
+        while waiting or self._busy:
+            while waiting and len(self._busy) < self._count:
+                self._give(waiting.popleft())
+            ready = wait([w.connection for w in self._busy] + [w.process.sentinel for w in self._busy])
+            for worker in [w for w in self._busy if w.connection in ready or w.process.sentinel in ready]:
+                job = worker.job
+                assert job is not None
+                self._busy.remove(worker)
+                outcome = self._received(worker)
+                if outcome is not None:
+                    self._idle.append(worker)
+                    yield outcome
+                elif job.attempt < ATTEMPTS:
+                    waiting.appendleft(replace(job, attempt=job.attempt + 1))
+                else:
+                    yield Outcome(job, None, _died(worker.process.exitcode), 0.0, f"{worker.process.pid}")
+
+    def _give(self, job: Job) -> None:
+        worker = self._idle.pop() if self._idle else self._start()
+        worker.job = job
+        self._busy.append(worker)
+        # Should it have died while idle, its sentinel tells, and the job is given to another.
+        with contextlib.suppress(OSError):
+            worker.connection.send(job)
+
+    def _start(self) -> _Process:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(there, self._evaluate), daemon=True)
+        process.start()
+        there.close()
+        return _Process(process, here)
+
+    def _received(self, worker: _Process) -> Outcome | None:
+        try:
+            if worker.connection.poll():
+                outcome: Outcome = worker.connection.recv()
+                return outcome
+        except (EOFError, OSError):
+            pass
+        worker.process.join()
+        return None
+
+    def close(self) -> None:
+        for worker in self._idle:
+            worker.connection.close()
+        for worker in self._busy:
+            worker.process.terminate()
+        for worker in self._idle + self._busy:
+            worker.process.join(10)
+        self._idle, self._busy = [], []
+
+
+class RayWorkers:
+    """Actors of a Ray cluster, each with its own models; checkpoints must be on a path that every node sees."""
+
+    def __init__(self, evaluate: Evaluate, count: int, address: str) -> None:
+        self._ray: Any = require("ray", "ray")
+        if not self._ray.is_initialized():
+            self._ray.init(address=None if address == "local" else address, logging_level="ERROR")
+        self._actor = self._ray.remote(_RayEvaluator)
+        self._evaluate = self._ray.put(evaluate)
+        self._count = count
+        self._idle: list[Any] = []
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        waiting = deque(jobs)
+        busy: dict[Any, tuple[Any, Job]] = {}
+        while waiting or busy:
+            while waiting and len(busy) < self._count:
+                job = waiting.popleft()
+                actor = self._idle.pop() if self._idle else self._actor.remote(self._evaluate)
+                busy[actor.perform.remote(job)] = (actor, job)
+            (reference, *_), _ = self._ray.wait(list(busy))
+            actor, job = busy.pop(reference)
+            try:
+                outcome: Outcome = self._ray.get(reference)
+            except self._ray.exceptions.RayError as error:
+                if job.attempt < ATTEMPTS:
+                    waiting.appendleft(replace(job, attempt=job.attempt + 1))
+                else:
+                    yield Outcome(job, None, f"{_died(None)}: {error}", 0.0, "ray")
+            else:
+                self._idle.append(actor)
+                yield outcome
+
+    def close(self) -> None:
+        for actor in self._idle:
+            self._ray.kill(actor)
+        self._idle = []
+
+
+class _RayEvaluator:
+    def __init__(self, evaluate: Evaluate) -> None:
+        self._evaluate = evaluate
+
+    def perform(self, job: Job) -> Outcome:
+        return perform(self._evaluate, job, f"{os.uname().nodename}:{os.getpid()}")
+
+
+def _died(code: int | None) -> str:
+    status = "" if code is None else f" (exit code {code})"
+    return f"the worker died{status} in each of {ATTEMPTS} attempts; out of memory?"
