@@ -12,8 +12,8 @@ from merganser.methods.base import Group, build, lookup
 class RowBlocks:
     """Blocks of `step` rows (or elements of a vector), mapped in a shuffled order to show that order is nothing."""
 
-    def __init__(self, group, step):
-        self.group, self.step, self.shape = group, step, group.shape
+    def __init__(self, group, step, shuffle=0):
+        self.group, self.step, self.shape, self.shuffle = group, step, group.shape, shuffle
 
     def __len__(self):
         return max(1, math.ceil(self.shape[0] / self.step)) if self.shape else 1
@@ -42,7 +42,7 @@ class RowBlocks:
 
     def map(self, function):
         order = list(range(len(self)))
-        random.Random(0).shuffle(order)
+        random.Random(self.shuffle).shuffle(order)
         results = {i: function(self[i]) for i in order}
         return [results[i] for i in range(len(self))]
 
@@ -64,14 +64,14 @@ def make_group(models, base=None, name="layer.weight", seed=0, labels=None, stat
     )
 
 
-def run(method, models, base=None, step=None, parameters=None, **options):
+def run(method, models, base=None, step=None, parameters=None, shuffle=0, **options):
     """The merged tensor; `step` rows a block, all of them by default."""
     group = make_group(models, base, **options)
     rule = build(lookup(method), parameters or {}, group.labels)
     rule.check_inputs(len(models), base is not None)
     if rule.reach == "whole":
         return rule.merge(group)
-    blocks = RowBlocks(group, step or max(1, group.shape[0] if group.shape else 1))
+    blocks = RowBlocks(group, step or max(1, group.shape[0] if group.shape else 1), shuffle)
     state = rule.reduce(blocks) if rule.reach == "reduce_map" else None
     parts = [rule.merge(block, state) for block in blocks]
     return torch.cat(parts) if group.shape else parts[0]

@@ -115,8 +115,8 @@ class NuSlerp(Method):
 
 def _products(pair: tuple[Tensor, ...], axis: int) -> Tensor:
     """⟨a, a⟩, ⟨a, b⟩, ⟨b, b⟩ along an axis, in float64."""
-    a, b = pair
-    return torch.stack([(x * y).sum(axis, dtype=torch.float64) for x, y in ((a, a), (a, b), (b, b))])
+    a, b = (vector.double() for vector in pair)
+    return torch.stack([(x * y).sum(axis) for x, y in ((a, a), (a, b), (b, b))])
 
 
 def _coefficients(products: Tensor, t: float) -> Tensor:

@@ -1,0 +1,105 @@
+"""Every method as rows of text, for `merganser methods` and the table of the README."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from merganser.methods.base import Method, Parameter, aliases, lookup, parameters, registry
+
+
+@dataclass(frozen=True)
+class ParameterRow:
+    """A hyper-parameter in words."""
+
+    name: str
+    default: str
+    help: str
+    per_model: bool
+    bounds: str
+    aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A method in words; `description` is its formula and paper."""
+
+    name: str
+    summary: str
+    base: str
+    models: str
+    reach: str
+    statistics: tuple[str, ...]
+    also: tuple[str, ...]
+    parameters: tuple[ParameterRow, ...]
+    description: str
+
+
+def catalogue() -> list[MethodRow]:
+    """All methods, by name."""
+    return [describe(method) for method in registry().values()]
+
+
+def describe(method: type[Method] | str) -> MethodRow:
+    """One method, given itself or one of its names."""
+    cls = lookup(method) if isinstance(method, str) else method
+    own = aliases(cls)
+    return MethodRow(
+        name=cls.name,
+        summary=cls.summary,
+        base=cls.base,
+        models=_range(*cls.models),
+        reach=cls.reach,
+        statistics=cls.statistics,
+        also=cls.also,
+        parameters=tuple(
+            _row(parameter, tuple(alias for alias, name in own.items() if name == parameter.name))
+            for parameter in parameters(cls).values()
+        ),
+        description=inspect.cleandoc(cls.__doc__ or ""),
+    )
+
+
+def table() -> str:
+    """The methods as a Markdown table."""
+    lines = ["| method | what it does | base | models | parameters |", "|---|---|---|---|---|"]
+    for row in catalogue():
+        settings = ", ".join(f"`{p.name}`{'' if p.default == 'required' else f' {p.default}'}" for p in row.parameters)
+        lines.append(f"| `{row.name}` | {row.summary} | {row.base} | {row.models} | {settings} |")
+    return "\n".join(lines)
+
+
+def _row(parameter: Parameter, names: tuple[str, ...]) -> ParameterRow:
+    if parameter.choices:
+        bounds = " | ".join(parameter.choices)
+    elif parameter.low is not None or parameter.high is not None:
+        low = "" if parameter.low is None else f"{parameter.low:g}"
+        high = "" if parameter.high is None else f"{parameter.high:g}"
+        bounds = f"{low} … {high}".strip()
+    else:
+        bounds = ""
+    return ParameterRow(
+        name=parameter.name,
+        default="required" if parameter.required else _text(parameter.default),
+        help=parameter.help,
+        per_model=parameter.per_model,
+        bounds=bounds,
+        aliases=names,
+    )
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _range(low: float, high: float) -> str:
+    if low == high:
+        return f"{low:g}"
+    return f"{low:g}+" if high == float("inf") else f"{low:g}–{high:g}"

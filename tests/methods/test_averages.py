@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+import torch
+from method_driver import run
+
+from merganser.errors import RecipeError
+
+rng = np.random.default_rng(0)
+BASE = rng.standard_normal((9, 5)).astype(np.float32)
+MODELS = [BASE + 0.1 * rng.standard_normal((9, 5)).astype(np.float32) for _ in range(3)]
+
+
+def test_linear_is_a_weighted_mean():
+    weight = [0.5, 2.0, 0.0]
+    expected = np.average(np.stack(MODELS), axis=0, weights=weight)
+    np.testing.assert_allclose(run("linear", MODELS, parameters={"weight": weight}), expected, atol=1e-6)
+
+
+def test_linear_by_default_is_the_uniform_soup():
+    np.testing.assert_allclose(run("linear", MODELS), np.mean(MODELS, axis=0), atol=1e-6)
+
+
+def test_linear_with_negative_weights_and_without_normalisation():
+    weight = [1.0, -0.5, 1.5]
+    expected = sum(w * m for w, m in zip(weight, MODELS, strict=True))
+    np.testing.assert_allclose(run("linear", MODELS, parameters={"weight": weight}), expected / 2, atol=1e-6)
+    merged = run("linear", MODELS, parameters={"weight": weight, "normalize": False})
+    np.testing.assert_allclose(merged, expected, atol=1e-6)
+
+
+def test_equal_models_come_back_bit_by_bit():
+    merged = run("linear", [MODELS[0]] * 3, parameters={"weight": [0.1, 0.7, 0.3]})
+    assert torch.equal(merged, torch.from_numpy(MODELS[0]))
+
+
+def test_weights_that_cancel_are_refused_before_any_work():
+    with pytest.raises(RecipeError, match="sum to zero"):
+        run("linear", MODELS[:2], parameters={"weight": [1, -1]})
+
+
+def test_wise_ft():
+    for alpha in (0.0, 0.3, 1.0):
+        merged = run("wise_ft", MODELS[:1], BASE, parameters={"alpha": alpha})
+        np.testing.assert_allclose(merged, (1 - alpha) * BASE + alpha * MODELS[0], atol=1e-6)
+
+
+def test_ema():
+    expected = MODELS[0]
+    for model in MODELS[1:]:
+        expected = 0.8 * expected + 0.2 * model
+    np.testing.assert_allclose(run("ema", MODELS, parameters={"decay": 0.8}), expected, atol=1e-6)
+
+
+def test_passthrough():
+    np.testing.assert_array_equal(run("passthrough", MODELS[:1]), MODELS[0])
+    np.testing.assert_array_equal(run("passthrough", MODELS[:1], parameters={"scale": 0.5}), MODELS[0] * 0.5)
+
+
+def test_passthrough_takes_one_model():
+    with pytest.raises(RecipeError, match="expected 1 model"):
+        run("passthrough", MODELS)

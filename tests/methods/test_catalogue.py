@@ -1,0 +1,44 @@
+import pytest
+
+from merganser.methods.base import registry
+from merganser.methods.catalogue import catalogue, describe, table
+
+
+def test_every_method_says_what_it_does():
+    rows = catalogue()
+    assert [row.name for row in rows] == sorted(registry())
+    for row in rows:
+        assert row.summary
+        assert row.description
+        assert not row.summary.endswith(".")
+        assert "|" not in row.summary
+        for parameter in row.parameters:
+            assert parameter.help, f"{row.name}.{parameter.name}"
+
+
+def test_a_method_in_words():
+    row = describe("ties")
+    assert (row.base, row.models, row.reach) == ("required", "1+", "reduce_map")
+    density = next(p for p in row.parameters if p.name == "density")
+    assert (density.default, density.bounds, density.per_model) == ("0.2", "0 … 1", True)
+    scale = next(p for p in row.parameters if p.name == "scale")
+    assert scale.aliases == ("lambda",)
+    scope = next(p for p in row.parameters if p.name == "scope")
+    assert scope.bounds == "tensor | global"
+
+
+@pytest.mark.parametrize(("name", "models"), [("slerp", "1–2"), ("nearswap", "1"), ("model_stock", "2+")])
+def test_numbers_of_models(name, models):
+    assert describe(name).models == models
+
+
+def test_required_parameters_and_other_names():
+    assert describe("slerp").parameters[0].default == "required"
+    assert describe("ramplus_tl").name == "ram_plus"
+    assert describe("passthrough").parameters[0].default == "none"
+
+
+def test_the_table_has_a_line_a_method():
+    lines = table().splitlines()
+    assert len(lines) == len(registry()) + 2
+    assert all(line.count("|") == 6 for line in lines)
