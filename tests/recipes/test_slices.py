@@ -1,0 +1,156 @@
+"""Layers stacked anew: names, sources and what the config says about them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from merganser import recipes
+from merganser.checkpoints.sidecars import edited
+from merganser.errors import CheckpointError
+from merganser.recipes.configs import layer_edits
+from merganser.recipes.layers import Stack
+from merganser.recipes.plan import Source
+from merganser.recipes.stacking import Restacked
+
+FRANKEN = """
+method: passthrough
+slices:
+  - {path: a, layers: [0, 3]}
+  - {path: b, layers: [1, 4], scale: 0.5}
+"""
+
+
+def outputs(plan):
+    return {output.name: output for output in plan.outputs}
+
+
+def test_layers_are_renumbered_and_the_ends_come_from_the_outer_slices(hub):
+    plan = recipes.plan(recipes.load(FRANKEN), hub())
+    made = outputs(plan)
+    assert made["model.embed_tokens.weight"].inputs == (Source(0, "model.embed_tokens.weight"),)
+    assert made["lm_head.weight"].inputs == (Source(1, "lm_head.weight"),)
+    assert made["model.norm.weight"].parameters == {"scale": [0.5]}
+    expected = [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (1, 3)]
+    for new, (model, old) in enumerate(expected):
+        name = "model.layers.{}.mlp.up_proj.weight"
+        assert made[name.format(new)].inputs == (Source(model, name.format(old)),)
+    assert len(made) == 3 + 6 * 5
+    order = [output.name for output in plan.outputs]
+    assert order[0] == "model.embed_tokens.weight"
+    assert order[-2:] == ["model.norm.weight", "lm_head.weight"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=5),
+    st.sampled_from(["native", "mergekit"]),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_stacking_is_the_concatenation_of_its_slices(hub, parts, dialect):
+    parts = [(model, first, min(6, first + count)) for model, first, count in parts]
+    if dialect == "native":
+        slices = [{"path": model, "layers": [first, last]} for model, first, last in parts]
+        document = {"method": "passthrough", "slices": slices}
+    else:
+        slices = [{"sources": [{"model": model, "layer_range": [first, last]}]} for model, first, last in parts]
+        document = {"merge_method": "passthrough", "slices": slices}
+    plan = recipes.plan(recipes.load(document), hub(layers=6))
+    labels = [model.label for model in plan.models]
+    found = [
+        (labels[o.inputs[0].model], int(o.inputs[0].name.split(".")[2])) for o in plan.outputs if ".up_proj." in o.name
+    ]
+    assert found == [(model, layer) for model, first, last in parts for layer in range(first, last)]
+
+
+def test_slices_of_several_models_and_their_gradients(hub):
+    text = """
+method: slerp
+base: a
+slices:
+  - models: [{path: a, layers: [0, 3]}, {path: b, layers: [1, 4]}]
+    parameters: {t: [0, 1]}
+  - models: [{path: c, layers: [0, 1]}, {path: a, layers: [3, 4]}]
+parameters: {t: 0.25}
+"""
+    made = outputs(recipes.plan(recipes.load(text), hub()))
+    name = "model.layers.{}.mlp.up_proj.weight"
+    assert [made[name.format(i)].parameters["t"] for i in range(4)] == [0, 0.5, 1, 0.25]
+    assert made[name.format(1)].base == Source(0, name.format(1))
+    assert made[name.format(1)].inputs == (Source(1, name.format(2)),)
+    # The base is the second entry of its slice here, with layers of its own.
+    assert made[name.format(3)].base == Source(0, name.format(3))
+    assert made[name.format(3)].inputs == (Source(2, name.format(0)),)
+
+
+def test_a_slice_of_the_base_alone_is_copied(hub):
+    document = {
+        "merge_method": "ties",
+        "base_model": "base",
+        "slices": [
+            {"sources": [{"model": "base", "layer_range": [0, 1]}]},
+            {"sources": [{"model": "a", "layer_range": [1, 4]}, {"model": "base", "layer_range": [1, 4]}]},
+        ],
+        "parameters": {"weight": 1.0},
+    }
+    made = outputs(recipes.plan(recipes.load(document), hub()))
+    assert made["model.layers.0.mlp.up_proj.weight"].method == "passthrough"
+    assert made["model.layers.1.mlp.up_proj.weight"].method == "ties"
+
+
+def test_a_model_without_layers_cannot_be_sliced(header):
+    from merganser.checkpoints.base import TensorSpec
+
+    with pytest.raises(CheckpointError, match="a has no run of numbered layers"):
+        recipes.plan(
+            recipes.load("method: passthrough\nslices: [{path: a, layers: [0, 1]}]"),
+            lambda reference: header(reference, {"w": TensorSpec((1,), torch.float32)}),
+        )
+
+
+def restacked(prefix="model.layers", old=4, order=(0, 1, 2, 1, 2, 3)):
+    return [Restacked(Stack(prefix, "", tuple(range(old)), 10), tuple(order))]
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"])
+def test_the_count_is_whichever_key_says_it(key):
+    config = {key: 4, "hidden_size": 4, "num_attention_heads": 4, "max_window_layers": 4}
+    edits, notes = layer_edits(config, restacked())
+    assert edited(config, edits) == config | {key: 6}
+    assert not notes
+
+
+def test_lists_with_an_entry_a_layer_are_taken_along():
+    config = {"num_hidden_layers": 4, "layer_types": list("abcd"), "rope_scaling": [1, 2, 3, 4]}
+    edits, _ = layer_edits(config, restacked())
+    assert edited(config, edits)["layer_types"] == list("abcbcd")
+    assert edited(config, edits)["rope_scaling"] == [1, 2, 3, 4]
+
+
+def test_the_config_of_the_right_tower_is_changed():
+    config = {"text_config": {"num_hidden_layers": 4}, "vision_config": {"num_hidden_layers": 4, "depth": 2}}
+    edits, _ = layer_edits(config, restacked("vision_tower.layers"))
+    assert edited(config, edits)["text_config"]["num_hidden_layers"] == 4
+    assert edited(config, edits)["vision_config"]["num_hidden_layers"] == 6
+    edits, _ = layer_edits(config, restacked("language_model.layers"))
+    assert edited(config, edits)["text_config"]["num_hidden_layers"] == 6
+
+
+def test_a_count_nobody_says_is_a_note_and_no_change_none():
+    edits, notes = layer_edits({"hidden_size": 8}, restacked())
+    assert not edits
+    assert "set the number of layers to 6 there by hand" in notes[0]
+    assert layer_edits({"num_hidden_layers": 4}, restacked(order=range(4))) == ([], [])
+
+
+def test_the_plan_carries_the_edits(directory, tmp_path):
+    config = {"num_hidden_layers": 4, "torch_dtype": "float32", "quantization_config": {"bits": 4}}
+    for name in "ab":
+        directory(name, config=config)
+    (tmp_path / "recipe.yml").write_text(FRANKEN + "output: {dtype: bfloat16}\n")
+    plan = recipes.plan(recipes.load(tmp_path / "recipe.yml"))
+    assert edited(config, plan.sidecars["config"]) == {"num_hidden_layers": 6, "torch_dtype": "bfloat16"}
+    assert json.loads(json.dumps(plan.to_json())) == plan.to_json()

@@ -1,0 +1,246 @@
+"""One vocabulary for models that differ in theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from merganser import checkpoints, recipes
+from merganser.checkpoints.base import TensorSpec
+from merganser.checkpoints.vocabulary import remapped
+from merganser.errors import CheckpointError, RecipeError
+
+
+def tokenizer_json(tokens, added=()):
+    records = [
+        {"id": len(tokens) + i, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for i, token in enumerate(added)
+    ]  # fmt: skip
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": records,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {t: i for i, t in enumerate(tokens)}, "unk_token": tokens[0]},
+    }
+
+
+def specs(rows, hidden=3):
+    shapes = {
+        "model.embed_tokens.weight": (rows, hidden),
+        "lm_head.weight": (rows, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    shapes |= {f"model.layers.{i}.w": (hidden, hidden) for i in range(2)}
+    return {name: TensorSpec(shape, torch.float32) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def family(directory):
+    """Base: 5 tokens and a padding row; a: two tokens more; b: one of them, in another order."""
+
+    def build():
+        directory(
+            "base", specs(6), {"vocab_size": 6}, 0, {"tokenizer.json": tokenizer_json(["u", "x", "y", "z"], ["<s>"])}
+        )
+        directory(
+            "a",
+            specs(7),
+            {"vocab_size": 7},
+            1,
+            {"tokenizer.json": tokenizer_json(["u", "x", "y", "z"], ["<s>", "<a>", "<c>"])},
+        )
+        directory(
+            "b",
+            specs(6),
+            {"vocab_size": 6},
+            2,
+            {"tokenizer.json": tokenizer_json(["u", "z", "y", "x"], ["<s>", "<c>"])},
+        )
+
+    return build
+
+
+def views(plan):
+    plain = [checkpoints.open(model.path) for model in plan.models]
+    return plain, [
+        remapped(source, model.remap, plain) if model.remap else source
+        for source, model in zip(plain, plan.models, strict=True)
+    ]
+
+
+def plan_for(tmp_path, tokenizer, method="linear", extra=""):
+    (tmp_path / "recipe.yml").write_text(
+        f"method: {method}\nbase: base\nmodels: [a, b]\noutput: {{tokenizer: {tokenizer}}}\n{extra}"
+    )
+    return recipes.plan(recipes.load(tmp_path / "recipe.yml"))
+
+
+NAME = "model.embed_tokens.weight"
+
+
+def test_without_the_option_unequal_rows_are_an_error_that_suggests_it(family, tmp_path):
+    family()
+    (tmp_path / "recipe.yml").write_text("method: linear\nbase: base\nmodels: [a, b]\n")
+    with pytest.raises(CheckpointError, match="set output.tokenizer to base, union or one of the models"):
+        recipes.plan(recipes.load(tmp_path / "recipe.yml"))
+
+
+def test_base_keeps_its_rows_padding_included(family, tmp_path):
+    family()
+    plan = plan_for(tmp_path, "base")
+    (base, a, b), (base_view, a_view, b_view) = views(plan)
+    assert plan.models[0].remap is None
+    assert base_view is base
+    assert {o.name: o.spec.shape for o in plan.outputs}[NAME] == (6, 3)
+    # u x y z <s>: a has them in place; row 5 is <a> there, so the padding is the base's.
+    assert torch.equal(a_view.read(NAME), torch.cat([a.read(NAME)[:5], base.read(NAME)[5:6]]))
+    expected = torch.cat([b.read(NAME)[[0, 3, 2, 1, 4]], base.read(NAME)[5:6]])
+    assert torch.equal(b_view.read(NAME), expected)
+    assert torch.equal(b_view.read("lm_head.weight")[1], b.read("lm_head.weight")[3])
+    assert torch.equal(b_view.read("model.norm.weight"), b.read("model.norm.weight"))
+    assert plan.sidecars["tokenizer"] == {"model": 0, "add": []}
+
+
+def test_union_appends_and_fills_absent_rows_by_the_rule(family, tmp_path):
+    family()
+    plan = plan_for(tmp_path, "union")
+    (base, a, b), (base_view, a_view, b_view) = views(plan)
+    assert [record["content"] for record in plan.sidecars["tokenizer"]["add"]] == ["<a>", "<c>"]
+    assert [record["id"] for record in plan.sidecars["tokenizer"]["add"]] == [5, 6]
+    assert {o.name: o.spec.shape for o in plan.outputs}["lm_head.weight"] == (7, 3)
+    assert [["vocab_size"], 7] in plan.sidecars["config"]
+    # <a> is a's alone; <c> is a's and b's but not the base's, which gets their mean.
+    assert torch.equal(base_view.read(NAME)[5], a.read(NAME)[5])
+    assert torch.allclose(base_view.read(NAME)[6], (a.read(NAME)[6] + b.read(NAME)[5]) / 2)
+    assert torch.equal(a_view.read(NAME), a.read(NAME))
+    assert torch.equal(b_view.read(NAME)[5], a.read(NAME)[5])
+    assert torch.equal(b_view.read(NAME)[6], b.read(NAME)[5])
+    assert base_view.spec(NAME).shape == (7, 3)
+    assert torch.equal(base_view.read(NAME)[:5], base.read(NAME)[:5])
+
+
+def test_a_named_model_and_padding_to_a_multiple(family, tmp_path):
+    family()
+    plan = plan_for(tmp_path, "{source: a, pad_to_multiple_of: 8}")
+    (_, a, _), (base_view, a_view, b_view) = views(plan)
+    assert plan.sidecars["tokenizer"]["model"] == 1
+    for view in (base_view, a_view, b_view):
+        assert view.read(NAME).shape == (8, 3)
+    assert torch.allclose(a_view.read(NAME)[7], a.read(NAME).mean(0))
+
+
+def test_tokens_with_sources_of_their_own(family, tmp_path):
+    family()
+    tokens = """{source: union, tokens: {
+      "<s>": {source: b, force: true},
+      "<new>": {source: {kind: model_token, model: a, token: "<a>"}},
+      "<id>": {source: {kind: model_token, model: a, token_id: 2}},
+      "<zero>": {source: {kind: zero}}}}"""
+    plan = plan_for(tmp_path, tokens)
+    (_, a, b), seen = views(plan)
+    rows = {record["content"]: record["id"] for record in plan.sidecars["tokenizer"]["add"]}
+    for view in seen:
+        table = view.read(NAME)
+        assert torch.equal(table[4], b.read(NAME)[4])
+        assert torch.equal(table[rows["<new>"]], a.read(NAME)[5])
+        assert torch.equal(table[rows["<id>"]], a.read(NAME)[2])
+        assert not table[rows["<zero>"]].any()
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        ("c", "'c' is not a model of this merge; .*expected base, union or a model of the merge"),
+        ('{source: base, tokens: {"<q>": {source: a}}}', "a has no row for the token '<q>'"),
+        (
+            '{source: base, tokens: {"<q>": {source: {kind: model_token, model: a, token_id: 99}}}}',
+            "no row for the token 99",
+        ),
+    ],
+)
+def test_impossible_vocabularies(family, tmp_path, tokenizer, message):
+    family()
+    with pytest.raises(RecipeError, match=message):
+        plan_for(tmp_path, tokenizer)
+
+
+def test_a_model_without_tokenizer_is_taken_to_have_the_bases(family, tmp_path):
+    family()
+    (tmp_path / "b" / "tokenizer.json").unlink()
+    plan = plan_for(tmp_path, "base")
+    assert plan.models[2].remap is None
+    assert any("b has no tokenizer" in note for note in plan.notes)
+    (tmp_path / "a" / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="its 7 embedding rows are not the 6 of base"):
+        plan_for(tmp_path, "base")
+    (tmp_path / "base" / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"base has no tokenizer.json, vocab.json or vocab.txt"):
+        plan_for(tmp_path, "base")
+
+
+def test_tied_heads_stay_tied(directory, tmp_path):
+    for seed, (name, added) in enumerate((("base", []), ("a", ["<a>"]), ("b", ["<b>"]))):
+        own = {n: s for n, s in specs(4 + len(added)).items() if n != "lm_head.weight"}
+        directory(
+            name, own, {"tie_word_embeddings": True}, seed, {"tokenizer.json": tokenizer_json(list("uxyz"), added)}
+        )
+    plan = plan_for(tmp_path, "union")
+    assert "lm_head.weight" not in {output.name for output in plan.outputs}
+    assert {o.name: o.spec.shape for o in plan.outputs}[NAME] == (6, 3)
+
+
+@given(
+    st.lists(st.permutations("uvwxyz").map(lambda p: p[:4]), min_size=2, max_size=3),
+    st.sampled_from(["base", "union", "m1"]),
+    st.sampled_from([None, 4]),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_against_a_naive_lookup(tmp_path_factory, vocabularies, source, multiple):
+    """Token by token: own row, else the base's, else the mean of those that have it, else zero."""
+    import json
+
+    from safetensors.torch import save_file
+
+    root = tmp_path_factory.mktemp("family")
+    tables = []
+    for i, tokens in enumerate(vocabularies):
+        (root / f"m{i}").mkdir()
+        tables.append(torch.randn(4, 2, generator=torch.Generator().manual_seed(i)))
+        save_file({NAME: tables[-1]}, root / f"m{i}" / "model.safetensors")
+        (root / f"m{i}" / "tokenizer.json").write_text(json.dumps(tokenizer_json(list(tokens))))
+    padding = f", pad_to_multiple_of: {multiple}" if multiple else ""
+    names = ", ".join(f"m{i}" for i in range(1, len(vocabularies)))
+    (root / "r.yml").write_text(
+        f"method: linear\nbase: m0\nmodels: [{names}]\noutput: {{tokenizer: {{source: {source}{padding}}}}}\n"
+    )
+    plan = recipes.plan(recipes.load(root / "r.yml"))
+    _, seen = views(plan)
+    expected = list(vocabularies[1] if source == "m1" else vocabularies[0])
+    if source == "union":
+        for tokens in vocabularies[1:]:
+            expected += [token for token in tokens if token not in expected]
+    height = len(expected) if not multiple else -(-len(expected) // multiple) * multiple
+    for i, view in enumerate(seen):
+        table = view.read(NAME).numpy()
+        assert table.shape == (height, 2)
+        for row, token in enumerate(expected):
+            holders = [tables[j][list(v).index(token)].numpy() for j, v in enumerate(vocabularies) if token in v]
+            if token in vocabularies[i]:
+                wanted = tables[i][list(vocabularies[i]).index(token)].numpy()
+            elif token in vocabularies[0]:
+                wanted = holders[0]
+            else:
+                wanted = np.mean(holders, axis=0)
+            np.testing.assert_allclose(table[row], wanted, rtol=1e-6)
+        for row in range(len(expected), height):
+            np.testing.assert_allclose(table[row], tables[i].mean(0), rtol=1e-5, atol=1e-6)
+        assert torch.equal(view.read(NAME, (1, height)), view.read(NAME)[1:])
