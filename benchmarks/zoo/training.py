@@ -1,7 +1,9 @@
-"""What the training programs share: the shape of the learning rate and checkpoints that are whole or absent."""
+"""What the training programs share: the learning rate's shape, a clock, checkpoints that are whole or absent."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,19 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """Use one learning rate for all parameters."""
     for group in optimiser.param_groups:
         group["lr"] = rate
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Seconds since its making: by the clock on the wall, and of processor time, which a busy machine does not blur."""
+
+    wall: float = field(default_factory=time.perf_counter)
+    cpu: float = field(default_factory=time.process_time)
+
+    def read(self) -> dict[str, float]:
+        """`seconds` and `cpu_seconds`, to a tenth."""
+        elapsed = {"seconds": time.perf_counter() - self.wall, "cpu_seconds": time.process_time() - self.cpu}
+        return {name: round(value, 1) for name, value in elapsed.items()}
 
 
 def save_checkpoint(path: Path, **state: Any) -> None:

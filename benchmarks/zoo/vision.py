@@ -9,7 +9,6 @@ On one thread of an idle 2-core server processor an MLP takes 25 s.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import nn
 from benchmarks.zoo.architectures import ARCHITECTURES, build
 from benchmarks.zoo.cards import Card, add_locations, command, default_cache, read_card
 from benchmarks.zoo.images import DATASETS, Split, load_images, training_batches
-from benchmarks.zoo.training import save_checkpoint, set_rate, triangle
+from benchmarks.zoo.training import Stopwatch, save_checkpoint, set_rate, triangle
 
 
 @dataclass(frozen=True)
@@ -100,12 +99,12 @@ def train(
         history = state["history"]
 
     for epoch in range(len(history), len(schedule.sides)):
-        started = time.perf_counter()
+        watch = Stopwatch()
         loss = _epoch(model, optimiser, train_split, schedule, epoch, seed)
-        seconds = time.perf_counter() - started
+        spent = watch.read()
         accuracy, test_loss = evaluate(model, test_split)
-        history.append({"loss": loss, "test_accuracy": accuracy, "test_loss": test_loss, "seconds": seconds})
-        print(f"{arch} {dataset} seed {seed} epoch {epoch + 1}: {accuracy:.4f} in {seconds:.0f} s", flush=True)
+        history.append({"loss": loss, "test_accuracy": accuracy, "test_loss": test_loss, **spent})
+        print(f"{arch} {dataset} seed {seed} epoch {epoch + 1}: {accuracy:.4f} in {spent['seconds']:.0f} s", flush=True)
         save_checkpoint(checkpoint, model=model.state_dict(), optimiser=optimiser.state_dict(), history=history)
 
     # The cap keeps the train score cheap; the whole split would cost half an epoch.
