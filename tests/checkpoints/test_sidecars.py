@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+from merganser.checkpoints.memory import StateDict
+from merganser.checkpoints.sidecars import edited, model_card, read_chat_template, write_sidecars
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+def model(path, files):
+    path.mkdir()
+    for name, content in files.items():
+        (path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    checkpoint = StateDict({"w": torch.ones(1)}, path.name)
+    checkpoint.directory = path
+    return checkpoint
+
+
+def bpe(words=("hello", "world")):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(special_tokens=["<unk>", "<s>"], vocab_size=60, show_progress=False)
+    tokenizer.train_from_iterator(words, trainer)
+    return tokenizer.to_str()
+
+
+@pytest.fixture
+def base(tmp_path):
+    return model(
+        tmp_path / "base",
+        {
+            "config.json": {
+                "model_type": "llama",
+                "vocab_size": 5,
+                "torch_dtype": "float32",
+                "quantization_config": {},
+            },
+            "generation_config.json": {"eos_token_id": 1},
+            "tokenizer.json": bpe(),
+            "tokenizer_config.json": {"chat_template": "old", "added_tokens_decoder": {}},
+            "special_tokens_map.json": {},
+            "merges.txt": "#version",
+            "model.safetensors.index.json": {},
+            "optimizer.pt": "not a sidecar",
+        },
+    )
+
+
+def write(directory, sources, **sidecars):
+    directory.mkdir()
+    write_sidecars(SimpleNamespace(sidecars=sidecars), sources, directory)
+    return directory
+
+
+def test_the_files_a_model_needs_are_copied_and_no_others(tmp_path, base):
+    out = write(tmp_path / "out", [base])
+    assert sorted(p.name for p in out.iterdir()) == [
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert (out / "tokenizer.json").read_bytes() == (base.directory / "tokenizer.json").read_bytes()
+
+
+def test_edits_reach_the_config(tmp_path, base):
+    edits = [[["vocab_size"], 9], [["quantization_config"], None], [["text_config", "depth"], 2]]
+    out = write(tmp_path / "out", [base], config=edits, generation=[[["eos_token_id"], 7]])
+    assert json.loads((out / "config.json").read_text()) == {
+        "model_type": "llama",
+        "vocab_size": 9,
+        "torch_dtype": "float32",
+        "text_config": {"depth": 2},
+    }
+    assert json.loads((out / "generation_config.json").read_text()) == {"eos_token_id": 7}
+
+
+def test_edited_leaves_its_argument_alone():
+    config = {"a": {"b": 1}}
+    assert edited(config, [(["a", "b"], 2)]) == {"a": {"b": 2}}
+    assert config == {"a": {"b": 1}}
+
+
+def test_appended_tokens_load_and_have_their_ids(tmp_path, base):
+    size = tokenizers.Tokenizer.from_file(str(base.directory / "tokenizer.json")).get_vocab_size()
+    add = [
+        {"id": size + k, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for k, content in enumerate(["<|im_start|>", "<|im_end|>"])
+    ]  # fmt: skip
+    out = write(tmp_path / "out", [base], tokenizer={"model": 0, "add": add})
+    loaded = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
+    assert loaded.token_to_id("<|im_end|>") == size + 1
+    assert loaded.encode("<|im_start|>hello").ids[0] == size
+    before = tokenizers.Tokenizer.from_file(str(base.directory / "tokenizer.json"))
+    assert loaded.encode("hello world").ids == before.encode("hello world").ids
+    decoder = json.loads((out / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+    assert decoder[str(size)]["content"] == "<|im_start|>"
+    transformers = pytest.importorskip("transformers")
+    fast = transformers.PreTrainedTokenizerFast.from_pretrained(out)
+    assert fast.convert_tokens_to_ids("<|im_end|>") == size + 1
+
+
+def test_the_tokenizer_of_another_model(tmp_path, base):
+    other = model(tmp_path / "other", {"tokenizer.json": bpe(["other"]), "config.json": {"never": "taken"}})
+    out = write(tmp_path / "out", [base, other], template=0, tokenizer={"model": 1, "add": []})
+    assert (out / "tokenizer.json").read_bytes() == (other.directory / "tokenizer.json").read_bytes()
+    assert "never" not in (out / "config.json").read_text()
+    assert not (out / "merges.txt").exists()
+
+
+def test_a_chat_template_replaces_the_one_there_was(tmp_path, base):
+    (base.directory / "chat_template.jinja").write_text("a file of its own")
+    assert read_chat_template(base.directory) == "a file of its own"
+    out = write(tmp_path / "out", [base], chat_template="{{ new }}")
+    assert not (out / "chat_template.jinja").exists()
+    assert read_chat_template(out) == "{{ new }}"
+
+
+def test_templates_by_name_and_absent_ones(tmp_path):
+    assert read_chat_template(None) is None
+    assert read_chat_template(tmp_path) is None
+    several = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert read_chat_template(tmp_path) == "d"
+
+
+def test_weights_without_a_directory_get_a_card_only(tmp_path):
+    out = write(tmp_path / "out", [StateDict({"w": torch.ones(1)})])
+    assert [p.name for p in out.iterdir()] == ["README.md"]
+
+
+def test_the_card_names_models_methods_and_the_recipe():
+    recipe = "method: ties\n# ```\nmodels: [owner/a, ./b]"
+    card = model_card(
+        {
+            "card": {
+                "base": "owner/base@main",
+                "models": ["owner/a+owner/lora", "./b", "/data/c"],
+                "methods": ["ties"],
+            },
+            "recipe": recipe,
+        }
+    )
+    _, front, body = card.split("---\n", 2)
+    assert yaml.safe_load(front) == {
+        "base_model": ["owner/base", "owner/a"],
+        "library_name": "transformers",
+        "tags": ["merge", "merganser"],
+    }
+    assert f"````yaml\n{recipe}\n````" in body
+    assert "`ties`" in body
+    assert "Base: `owner/base@main`" in body
+
+
+def test_the_same_plan_writes_the_same_bytes(tmp_path, base):
+    def digest(directory):
+        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.iterdir()}
+
+    sidecars = {"config": [[["vocab_size"], 9]], "chat_template": "{{ x }}", "recipe": "method: linear"}
+    first, second = (write(tmp_path / name, [base], **sidecars) for name in ("one", "two"))
+    assert digest(first) == digest(second)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from merganser.checkpoints.tokenizer import added_token, extended, read_tokens
+from merganser.errors import CheckpointError
+
+
+def test_every_kind_of_vocabulary_file(tmp_path):
+    assert read_tokens(None) is None
+    assert read_tokens(tmp_path) is None
+    (tmp_path / "vocab.txt").write_text("[UNK]\nhello\n##ing\n")
+    assert read_tokens(tmp_path).ids == {"[UNK]": 0, "hello": 1, "##ing": 2}
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1}))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<x>": 2}))
+    found = read_tokens(tmp_path)
+    assert found.ids == {"a": 0, "b": 1, "<x>": 2}
+    assert not found.extensible
+    unigram = {"model": {"type": "Unigram", "vocab": [["<unk>", 0.0], ["▁a", -1.5]]}, "added_tokens": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(unigram))
+    assert read_tokens(tmp_path).ids == {"<unk>": 0, "▁a": 1}
+    assert read_tokens(tmp_path).extensible
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "expected a JSON object"),
+        ("{}", "not a tokenizer"),
+        ('{"model": {"vocab": 3}}', "not a tokenizer"),
+    ],
+)
+def test_broken_files_are_named(tmp_path, text, message):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        read_tokens(tmp_path)
+
+
+def test_an_ordinary_token_of_another_model_matches_whole_words_only():
+    assert added_token("hello", 7) == {
+        "id": 7,
+        "content": "hello",
+        "single_word": True,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": False,
+    }
+    assert added_token("<s>", 7, {"id": 1, "special": True, "lstrip": True})["lstrip"]
+    before = {"added_tokens": [{"id": 1}], "model": {}}
+    assert extended(before, [{"id": 2}])["added_tokens"] == [{"id": 1}, {"id": 2}]
+    assert before["added_tokens"] == [{"id": 1}]
