@@ -1,6 +1,6 @@
 """Merging with data: statistics as side checkpoints (Fisher, Gram), AdaMerging, ATM, soups, forgetting.
 
-Modules load on first use: `merganser.tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.soups`, `.forgetting`.
+Modules load on first use: `tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.soups`, `.search`, `.forgetting`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_MODULES = ("adamerging", "atm", "fisher", "forgetting", "gram", "soups")
+_MODULES = ("adamerging", "atm", "fisher", "forgetting", "gram", "search", "soups")
 
 __all__ = [*_MODULES]
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from merganser.tuning import fisher as fisher
     from merganser.tuning import forgetting as forgetting
     from merganser.tuning import gram as gram
+    from merganser.tuning import search as search
     from merganser.tuning import soups as soups
 
 
