@@ -1,0 +1,311 @@
+"""The expert library (TSV-Compress): many experts of one base in about twice the base's size."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from merganser.checkpoints.base import Checkpoint, is_integer
+from merganser.checkpoints.opening import Reference, register_opener
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.errors import CheckpointError, InputError, did_you_mean
+from merganser.experts.building import Compressor, Step, check_complete
+from merganser.experts.export import write_checkpoint
+from merganser.experts.manifest import FILE, ExpertRecord, Manifest
+from merganser.experts.ranks import RankPolicy
+from merganser.experts.storage import FACTOR_DTYPES, ExpertFile, checksum
+from merganser.experts.views import Expert, MergedExperts
+from merganser.kernels.spectra import Factors
+from merganser.methods.base import build as build_method
+from merganser.methods.tsv import TSV
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes: the base's weights, the files of the experts, and how much the whole is of the base alone."""
+
+    base: int
+    experts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return self.base + sum(self.experts.values())
+
+    @property
+    def ratio(self) -> float:
+        return self.total / max(1, self.base)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What `verify` has to say of one part of a library."""
+
+    part: str
+    sound: bool
+    message: str
+
+
+class Library:
+    """Experts of one base as low-rank factors in a directory. Make one with `build`, open one with `Library(path)`."""
+
+    def __init__(self, path: str | os.PathLike[str], base: Reference | None = None) -> None:
+        """Open a library. `base` names the base's new place if it was moved."""
+        self.path = Path(path)
+        self.manifest = Manifest.read(self.path)
+        if self.manifest.pending:
+            missing = ", ".join(sorted(self.manifest.pending))
+            raise CheckpointError(
+                f"{self.path}: half-written: {missing} not finished; build it again with the same experts to go on"
+            )
+        self.base = _open_base(self.path, self.manifest, base)
+        self._checked: dict[str, Expert] = {}
+
+    @classmethod
+    def build(
+        cls,
+        base: Reference,
+        experts: Mapping[str, Reference],
+        path: str | os.PathLike[str],
+        *,
+        rank_fraction: float | None = None,
+        energy: float | None = None,
+        budget: int | None = None,
+        dtype: str | None = None,
+        copy_base: bool = False,
+        randomized: bool = False,
+        on_step: Step = lambda action, name: None,
+    ) -> Library:
+        """Compress `experts` into the directory `path`. A build that was interrupted goes on where it stopped.
+
+        Ranks come from `rank_fraction` (1/T of the components if nothing is said), from the `energy` to keep in each
+        matrix, or from a `budget` in bytes for all expert files. `dtype` is that of the factors (float32, bfloat16,
+        float16, int8 with a scale per column), by default the base's own. A base that is only in memory is copied.
+        """
+        if not experts:
+            raise InputError("a library needs at least one expert")
+        for name in experts:
+            _check_name(name)
+        directory = Path(path)
+        opened = open_checkpoint(base)
+        checkpoints = {name: open_checkpoint(reference) for name, reference in experts.items()}
+        for checkpoint in checkpoints.values():
+            check_complete(opened, checkpoint)
+        policy = RankPolicy.choose(rank_fraction, energy, budget, len(experts))
+        if dtype is not None and dtype not in FACTOR_DTYPES:
+            raise InputError(f"factors cannot be stored as {dtype!r}{did_you_mean(dtype, FACTOR_DTYPES)}")
+        # Of tensors in memory nothing but a copy can be found again.
+        copied = copy_base or not isinstance(base, (str, os.PathLike))
+        wanted = Manifest(
+            base="base" if copied else _reference(base),
+            base_copied=copied,
+            base_fingerprint=opened.fingerprint(),
+            source_fingerprint=opened.fingerprint(),
+            dtype=dtype or _factor_dtype(opened),
+            policy=policy.to_json(),
+            pending={name: {"fingerprint": ckpt.fingerprint()} for name, ckpt in checkpoints.items()},
+        )
+        manifest = _begin(directory, wanted, opened)
+        compressor = Compressor(directory, opened, manifest, randomized)
+        if any("ranks" not in plan for plan in manifest.pending.values()):
+            left = {name: checkpoints[name] for name in manifest.pending}
+            manifest = replace(manifest, pending=compressor.plan(left, policy, on_step))
+            manifest.write(directory)
+        for name in list(manifest.pending):
+            on_step("compressing", name)
+            manifest = manifest.with_expert(name, compressor.compress(name, checkpoints[name], manifest.pending[name]))
+            manifest.write(directory)
+        return cls(directory, None if copied else opened)
+
+    def add(
+        self,
+        name: str,
+        expert: Reference,
+        *,
+        rank_fraction: float | None = None,
+        energy: float | None = None,
+        budget: int | None = None,
+        randomized: bool = False,
+    ) -> Library:
+        """The library with one more expert, by the library's own rule for ranks unless told otherwise (a library built
+        within a budget gives a new expert the mean size of the others). No other file is touched."""
+        _check_name(name)
+        if name in self.manifest.experts:
+            raise InputError(f"{self.path}: has an expert {name!r} already; remove it first")
+        own = RankPolicy(**self.manifest.policy)
+        if own.kind == "budget":
+            own = RankPolicy("budget", sum(self.size().experts.values()) // max(1, len(self)))
+        told = (rank_fraction, energy, budget) != (None, None, None)
+        policy = RankPolicy.choose(rank_fraction, energy, budget, 1) if told else own
+        opened = open_checkpoint(expert)
+        check_complete(self.base, opened)
+        compressor = Compressor(self.path, self.base, self.manifest, randomized)
+        plan = compressor.plan({name: opened}, policy, lambda action, which: None)
+        self.manifest.with_expert(name, compressor.compress(name, opened, plan[name])).write(self.path)
+        return Library(self.path, self.base)
+
+    def remove(self, name: str) -> Library:
+        """The library without an expert; its file is deleted."""
+        record = self._record(name)
+        self.manifest.without(name).write(self.path)
+        (self.path / record.file).unlink(missing_ok=True)
+        return Library(self.path, self.base)
+
+    @property
+    def experts(self) -> tuple[str, ...]:
+        return tuple(self.manifest.experts)
+
+    def __len__(self) -> int:
+        return len(self.manifest.experts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.manifest.experts
+
+    def expert(self, name: str) -> Expert:
+        """An expert as a checkpoint, rebuilt as it is read. Its file is checked against its checksum once."""
+        if name not in self._checked:
+            record = self._record(name)
+            if problem := self._damage(record):
+                raise CheckpointError(f"{self.path / record.file}: {problem}; build or add the expert {name!r} again")
+            self._checked[name] = Expert(self.base, ExpertFile(self.path / record.file), name)
+        return self._checked[name]
+
+    def factors(self, name: str, tensor: str) -> Factors | None:
+        """The task matrix of one tensor of an expert as float64 factors; None if the expert did not change it."""
+        return self.expert(name).factors(tensor)
+
+    def merge(self, names: Sequence[str] | None = None, **parameters: Any) -> MergedExperts:
+        """TSV-Merge of some experts (all of them by default), straight from the stored factors.
+
+        `parameters` are those of the method `tsv`. The result is a checkpoint computed as it is read; `state_dict()`
+        gives it in memory, `write` puts it on disk. Tensors an expert does not share with the base stay out of it.
+        """
+        chosen = list(self.experts) if names is None else list(names)
+        if not chosen or len(set(chosen)) < len(chosen):
+            raise InputError("merge needs at least one expert, and each of them once")
+        rule = build_method(TSV, parameters, chosen)
+        assert isinstance(rule, TSV)
+        return MergedExperts(self.base, [self.expert(name) for name in chosen], rule)
+
+    def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
+        """Rebuild an expert as an ordinary checkpoint directory, by streaming (options of `write_checkpoint`)."""
+        return write_checkpoint(self.expert(name), out, **options)
+
+    def size(self) -> Size:
+        """Bytes on disk of the base's weights and of every expert."""
+        weights = sum(self.base.spec(name).nbytes for name in self.base.names())
+        return Size(weights, {name: record.nbytes for name, record in self.manifest.experts.items()})
+
+    def verify(self, on_part: Callable[[str], None] = lambda part: None) -> list[Finding]:
+        """Read every file and compare it with the manifest."""
+        findings = [Finding("base", True, f"{self.base.label} is the base this library was built on")]
+        for name, record in self.manifest.experts.items():
+            on_part(name)
+            problem = self._damage(record)
+            if problem is None:
+                try:
+                    Expert(self.base, ExpertFile(self.path / record.file), name)
+                except CheckpointError as error:
+                    problem = str(error)
+            findings.append(Finding(name, problem is None, problem or f"{record.energy:.1%} of its energy kept"))
+        known = {record.file for record in self.manifest.experts.values()}
+        for path in sorted((self.path / "experts").glob("*")):
+            if f"experts/{path.name}" not in known:
+                findings.append(Finding(path.name, False, "not in the manifest; left by an interrupted change"))
+        return findings
+
+    def _record(self, name: str) -> ExpertRecord:
+        if name not in self.manifest.experts:
+            raise InputError(f"{self.path}: has no expert {name!r}{did_you_mean(name, self.experts)}")
+        return self.manifest.experts[name]
+
+    def _damage(self, record: ExpertRecord) -> str | None:
+        path = self.path / record.file
+        if not path.is_file():
+            return "missing"
+        if path.stat().st_size != record.nbytes:
+            return f"damaged: {path.stat().st_size} bytes, the library says {record.nbytes}"
+        return None if checksum(path) == record.sha256 else "damaged: its checksum is not the library's"
+
+
+def _begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
+    """A new library's manifest, or that of an interrupted build of the same one."""
+    if (directory / FILE).exists():
+        found = Manifest.read(directory)
+        if not found.pending:
+            raise InputError(f"{directory}: is a finished library; use `add` for another expert, or another path")
+        unlike = [
+            what
+            for what, ours, theirs in (
+                ("base", wanted.source_fingerprint, found.source_fingerprint),
+                ("place of the base", wanted.base, found.base),
+                ("dtype", wanted.dtype, found.dtype),
+                ("rule for ranks", wanted.policy, found.policy),
+                ("experts", _sources(wanted), _sources(found)),
+            )
+            if ours != theirs
+        ]
+        if unlike:
+            raise InputError(f"{directory}: a build with another {unlike[0]} was interrupted here; remove it first")
+        return found
+    ours = {"experts", "base", "base.partial", f"{FILE}.partial"}
+    if directory.exists() and {path.name for path in directory.iterdir()} - ours:
+        raise InputError(f"{directory}: exists and is not an expert library; choose another path")
+    (directory / "experts").mkdir(parents=True, exist_ok=True)
+    if wanted.base_copied:
+        copy = write_checkpoint(base, directory / "base", overwrite=True)
+        wanted = replace(wanted, base_fingerprint=open_checkpoint(copy).fingerprint())
+    wanted.write(directory)
+    return wanted
+
+
+def _sources(manifest: Manifest) -> dict[str, str]:
+    done = {name: record.fingerprint for name, record in manifest.experts.items()}
+    return done | {name: plan["fingerprint"] for name, plan in manifest.pending.items()}
+
+
+def _open_base(path: Path, manifest: Manifest, base: Reference | None) -> Checkpoint:
+    where = path / manifest.base if manifest.base_copied else manifest.base
+    try:
+        opened = open_checkpoint(base if base is not None else where)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: the base cannot be opened: {error}; name its place with `base`") from None
+    if opened.fingerprint() not in (manifest.base_fingerprint, manifest.source_fingerprint):
+        raise CheckpointError(f"{path}: {opened.label} is not the base this library was built on")
+    return opened
+
+
+def _reference(base: Reference) -> str:
+    assert isinstance(base, (str, os.PathLike))
+    text = os.fspath(base)
+    return str(Path(text).resolve()) if Path(text).expanduser().exists() else text
+
+
+def _factor_dtype(base: Checkpoint) -> str:
+    sizes = {spec.dtype: 0 for spec in map(base.spec, base.names()) if not is_integer(spec.dtype)}
+    for spec in map(base.spec, base.names()):
+        if spec.dtype in sizes:
+            sizes[spec.dtype] += spec.nbytes
+    name = str(max(sizes, key=lambda dtype: sizes[dtype])).removeprefix("torch.") if sizes else "float32"
+    return name if name in FACTOR_DTYPES else "float32"
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InputError(f"{name!r} cannot name an expert: letters, digits, '.', '_' and '-' only")
+
+
+def _is_expert(path: Path) -> bool:
+    return path.suffix == ".safetensors" and path.parent.name == "experts" and (path.parent.parent / FILE).is_file()
+
+
+def _open_expert(path: Path) -> Checkpoint:
+    return Library(path.parent.parent).expert(path.stem)
+
+
+register_opener(_is_expert, _open_expert)

@@ -1,0 +1,246 @@
+"""Task matrices as PEFT LoRA adapters, for servers that know nothing of libraries; adapters merged to an adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from merganser.checkpoints.adapter import AdapterFile
+from merganser.checkpoints.base import Checkpoint, is_integer
+from merganser.checkpoints.opening import Reference, locate
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.errors import CheckpointError, InputError
+from merganser.experts.building import check_complete, task_matrix
+from merganser.experts.views import Expert
+from merganser.kernels.spectra import Factors, top_svd
+from merganser.methods.adapters import Pair, balanced, merge_pairs, truncate_pair
+from merganser.methods.base import build, lookup
+
+AdapterDtype = Literal["float32", "bfloat16", "float16"]
+_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+#: Embeddings and tensors of this kind are no Linear layers, which is what adapters change.
+_LOOKUPS = ("embed", "wte", "wpe", "lm_head")
+
+
+@dataclass(frozen=True)
+class AdapterReport:
+    """What went into an adapter: its rank, the share of the task vector's energy it holds, and what could not go."""
+
+    path: Path
+    rank: int
+    modules: int
+    energy: float
+    left_out: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "rank": self.rank,
+            "modules": self.modules,
+            "energy": self.energy,
+            "left_out": list(self.left_out),
+        }
+
+
+@dataclass(frozen=True)
+class _Change:
+    """One changed tensor: its energy, and its factors if an adapter can hold it."""
+
+    name: str
+    energy: float
+    factors: Factors | None
+
+
+def extract_lora(
+    finetuned: Reference,
+    base: Reference,
+    out: str | os.PathLike[str],
+    *,
+    rank: int = 64,
+    dtype: AdapterDtype = "bfloat16",
+    fan_in_fan_out: bool = False,
+    overwrite: bool = False,
+) -> AdapterReport:
+    """The best adapter of `rank` for the difference of two checkpoints, in PEFT's format.
+
+    Only weights of Linear layers fit an adapter; whatever else changed (embeddings, norms, biases) is named in the
+    report, with the share of the energy that was kept.
+    """
+    if rank < 1:
+        raise InputError(f"an adapter needs a rank of at least 1, got {rank}")
+    tuned, origin = open_checkpoint(finetuned), open_checkpoint(base)
+    check_complete(origin, tuned)
+    return _write(_differences(tuned, origin, rank), Path(out), rank, origin, dtype, fan_in_fan_out, overwrite)
+
+
+def export_expert(
+    expert: Expert,
+    out: str | os.PathLike[str],
+    *,
+    rank: int | None = None,
+    dtype: AdapterDtype = "bfloat16",
+    fan_in_fan_out: bool = False,
+    overwrite: bool = False,
+) -> AdapterReport:
+    """An expert of a library as an adapter, at its own rank (that of its largest matrix) or less."""
+    file = expert.file
+    stored = [file.rank(name) for name, kind in file.kinds.items() if kind == "factors"]
+    limit = rank or max(stored, default=1)
+    return _write(_stored(expert, limit), Path(out), limit, expert.source, dtype, fan_in_fan_out, overwrite)
+
+
+def merge_adapters(
+    adapters: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    space: Literal["knots", "core_space"] = "core_space",
+    method: str = "tsv",
+    rank: int | None = None,
+    dtype: AdapterDtype = "bfloat16",
+    overwrite: bool = False,
+    **parameters: Any,
+) -> Path:
+    """Merge LoRA adapters of one base into one adapter, by `method` in a shared basis (see `methods.adapters`).
+
+    The result has at most the sum of their ranks; `rank` cuts it down. No base is read.
+    """
+    if not adapters:
+        raise InputError("nothing to merge")
+    files = [AdapterFile(locate(os.fspath(path))) for path in adapters]
+    names = list(files[0].updates)
+    for file in files:
+        if file.replaced:
+            raise CheckpointError(f"{file.path}: replaces whole modules; only low-rank updates can be merged")
+        if set(file.updates) != set(names):
+            odd = sorted(set(file.updates) ^ set(names))[0]
+            raise CheckpointError(f"{file.path} and {files[0].path} change different weights, such as {odd!r}")
+    rule = build(lookup(method), parameters, [str(file.path) for file in files])
+    pairs: dict[str, Pair] = {}
+    for name in names:
+        scaled = [(file.updates[name].scale * b, a) for file in files for b, a in [file.factors(name)]]
+        merged = merge_pairs(scaled, space, rule)
+        pairs[name] = truncate_pair(merged, rank or merged[0].shape[1])
+    config = {key: files[0].config.get(key) for key in ("base_model_name_or_path", "task_type", "fan_in_fan_out")}
+    return _save(Path(out), pairs, config, _DTYPES[dtype], overwrite)
+
+
+def _differences(tuned: Checkpoint, base: Checkpoint, rank: int) -> Iterator[_Change]:
+    for name in tuned.names():
+        spec = tuned.spec(name)
+        if name not in base or base.spec(name).shape != spec.shape:
+            yield _Change(name, 0.0, None)
+        elif not torch.equal(tuned.read(name), base.read(name).to(spec.dtype)):
+            if is_integer(spec.dtype):
+                yield _Change(name, 0.0, None)
+                continue
+            delta = task_matrix(base, tuned, name)
+            fits = _is_linear(name, spec.shape)
+            yield _Change(name, float(delta.double().square().sum()), top_svd(delta, rank) if fits else None)
+
+
+def _stored(expert: Expert, rank: int) -> Iterator[_Change]:
+    for name in expert.file.kinds:
+        if not expert.merges(name):
+            yield _Change(name, 0.0, None)
+            continue
+        energy = float(expert.delta(name).double().square().sum())
+        yield _Change(name, energy, expert.factors(name, rank) if _is_linear(name, expert.spec(name).shape) else None)
+
+
+def _is_linear(name: str, shape: Sequence[int]) -> bool:
+    return len(shape) == 2 and name.endswith(".weight") and not any(word in name for word in _LOOKUPS)
+
+
+def _write(
+    changes: Iterator[_Change],
+    out: Path,
+    rank: int,
+    base: Checkpoint,
+    dtype: AdapterDtype,
+    fan_in_fan_out: bool,
+    overwrite: bool,
+) -> AdapterReport:
+    _check_free(out, overwrite)
+    pairs: dict[str, Pair] = {}
+    left_out: list[str] = []
+    seen = kept = 0.0
+    for change in changes:
+        seen += change.energy
+        if change.factors is None:
+            left_out.append(change.name)
+            continue
+        factors = change.factors.truncate(rank)
+        kept += float(factors.s.square().sum())
+        pairs[change.name] = balanced(factors)
+    if not pairs:
+        raise InputError(f"no weight of a Linear layer differs from {base.label}: there is nothing to adapt")
+    config = {"base_model_name_or_path": base.label, "fan_in_fan_out": fan_in_fan_out}
+    _save(out, pairs, config, _DTYPES[dtype], overwrite)
+    width = max(b.shape[1] for b, _ in pairs.values())
+    return AdapterReport(out, width, len(pairs), min(1.0, kept / seen) if seen else 1.0, tuple(left_out))
+
+
+def _check_free(out: Path, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists already; choose another name or overwrite it")
+
+
+def _save(out: Path, pairs: Mapping[str, Pair], config: Mapping[str, Any], dtype: torch.dtype, overwrite: bool) -> Path:
+    """One rank for all modules, filled up with zeros: some servers know no other."""
+    _check_free(out, overwrite)
+    rank = max(1, *(b.shape[1] for b, _ in pairs.values()))
+    turned = bool(config.get("fan_in_fan_out"))
+    tensors: dict[str, Tensor] = {}
+    for name, (b, a) in pairs.items():
+        down, up = (b.T, a.T) if turned else (a, b)
+        key = f"base_model.model.{name.removesuffix('.weight')}"
+        tensors[f"{key}.lora_A.weight"] = _filled(down.T, rank, dtype).T.contiguous()
+        tensors[f"{key}.lora_B.weight"] = _filled(up, rank, dtype)
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": sorted(name.removesuffix(".weight") for name in pairs),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "task_type": None,
+        "inference_mode": True,
+        "fan_in_fan_out": False,
+    }
+    settings |= {key: value for key, value in config.items() if value is not None}
+    return _publish(
+        out,
+        lambda directory: (
+            save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"}),
+            (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n"),
+        ),
+    )
+
+
+def _filled(columns: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
+    return torch.nn.functional.pad(columns, (0, rank - columns.shape[1])).to(dtype).contiguous()
+
+
+def _publish(out: Path, write: Callable[[Path], object]) -> Path:
+    """The directory gets its name when it is complete."""
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write(partial)
+    if out.exists():
+        shutil.rmtree(out)
+    partial.rename(out)
+    return out

@@ -1,0 +1,130 @@
+"""Experts and their merges as checkpoints, computed as they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer, select_rows
+from merganser.errors import CheckpointError
+from merganser.experts.storage import ExpertFile
+from merganser.kernels.spectra import Factors, top_svd
+from merganser.methods.matrices import FLOOR, rank_kept
+from merganser.methods.tsv import TSV, orthogonal_sum
+
+
+class Expert(View):
+    """θ₀ + u · diag(s) · vᵀ for matrices, the stored tensor where it was kept whole, the base's everywhere else.
+
+    Rebuilt matrices are read in float32: they are rounded once, when written.
+    """
+
+    def __init__(self, base: Checkpoint, file: ExpertFile, name: str) -> None:
+        super().__init__(base, f"{file.path.parent.parent}:{name}")
+        self.name = name
+        self.file = file
+        for changed in file.kinds:
+            stored = file.spec(changed)
+            if file.kinds[changed] == "factors" and (changed not in base or base.spec(changed).shape != stored.shape):
+                raise CheckpointError(
+                    f"{file.path}: changes {changed!r} of shape {list(stored.shape)}, not in the base"
+                )
+
+    def names(self) -> Sequence[str]:
+        own = [name for name in self.file.kinds if name not in self.source]
+        return [*self.source.names(), *own]
+
+    def spec(self, name: str) -> TensorSpec:
+        name = self.source.aliases().get(name, name)
+        return self.file.spec(name) if self.file.kinds.get(name) == "full" else self.source.spec(name)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        name = self.source.aliases().get(name, name)
+        kind = self.file.kinds.get(name)
+        if kind == "full":
+            return self.file.full(name, rows)
+        tensor = self.source.read(name, rows)
+        return tensor if kind is None else self.file.product(name, rows).add_(tensor)
+
+    def fingerprint(self) -> str:
+        parts = f"{self.source.fingerprint()} {self.file.weights.fingerprint()}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def factors(self, name: str, k: int | None = None) -> Factors | None:
+        """The task matrix of a tensor as float64 factors: none if it did not change, decomposed if kept whole."""
+        kind = self.file.kinds.get(name)
+        if kind is None:
+            return None
+        if kind == "factors":
+            found = self.file.factors(name)
+            return found if k is None else found.truncate(k)
+        delta = self.delta(name)
+        return top_svd(delta, k or min(delta.shape)).above(FLOOR)
+
+    def delta(self, name: str) -> Tensor:
+        """θ_t − θ₀ in float32."""
+        if self.file.kinds.get(name) == "factors":
+            return self.file.product(name)
+        return self.read(name).float() - self.source.read(name).float()
+
+    def merges(self, name: str) -> bool:
+        """Whether the tensor takes part in merges: a float tensor of the base's own shape."""
+        return (
+            name in self.source
+            and not is_integer(self.source.spec(name).dtype)
+            and self.spec(name).shape == self.source.spec(name).shape
+        )
+
+
+class MergedExperts(View):
+    """TSV-Merge of experts from their stored factors: no decomposition of a matrix that was kept as factors."""
+
+    def __init__(self, base: Checkpoint, experts: Sequence[Expert], rule: TSV) -> None:
+        super().__init__(base, f"merge of {', '.join(expert.name for expert in experts)}")
+        self.experts = experts
+        self.rule = rule
+        self._weights = dict(zip((expert.name for expert in experts), rule.weight, strict=True))
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[str, Tensor] = OrderedDict()
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        name = self.source.aliases().get(name, name)
+        base = self.source.read(name, rows)
+        changed = [expert for expert in self.experts if name in expert.file.kinds and expert.merges(name)]
+        if not changed:
+            return base
+        return torch.add(base.float(), select_rows(self._delta(name, changed), rows), alpha=self.rule.scale)
+
+    def _delta(self, name: str, changed: Sequence[Expert]) -> Tensor:
+        # Readers come in blocks of rows from several threads: the last few matrices are kept for them.
+        with self._lock:
+            if name not in self._recent:
+                self._recent[name] = self._compute(name, changed)
+                while len(self._recent) > 3:
+                    self._recent.popitem(last=False)
+            return self._recent[name]
+
+    def _compute(self, name: str, changed: Sequence[Expert]) -> Tensor:
+        shape = self.source.spec(name).shape
+        if not self.rule.applies(name, shape) or len(shape) != 2:
+            total = torch.zeros(shape, dtype=torch.float64)
+            for expert in changed:
+                total.add_(expert.delta(name), alpha=self._weights[expert.name])
+            return (total / len(self.experts)).float()
+        n = min(shape)
+        k = rank_kept(n, len(self.experts), self.rule.rank_fraction) if self.rule.low_rank else n
+        factors = []
+        for expert in changed:
+            found = expert.factors(name, k)
+            assert found is not None, "only experts that changed the tensor are asked"
+            factors.append(found._replace(s=found.s * self._weights[expert.name]))
+        return orthogonal_sum(factors, self.rule.orthogonalize, self.rule.tolerance)
+
+    def fingerprint(self) -> str:
+        parts: Mapping[str, str] = {expert.name: expert.fingerprint() for expert in self.experts}
+        return hashlib.sha256(f"{self.rule} {parts}".encode()).hexdigest()

@@ -1,0 +1,323 @@
+"""The expert library: what goes in comes out, to the error and the byte that was asked for."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.errors import CheckpointError, InputError
+from merganser.experts import Library
+from merganser.methods.base import Group, build
+from merganser.methods.tsv import TSV
+
+SHAPES = {"a.weight": (48, 32), "b.weight": (40, 96), "c.weight": (6, 5), "norm.weight": (32,), "bias": (48,)}
+
+
+def base_tensors(dtype=torch.float32):
+    rng = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(shape, generator=rng).to(dtype) for name, shape in SHAPES.items()}
+    return tensors | {"frozen.weight": torch.randn(20, 20, generator=rng).to(dtype), "steps": torch.tensor([3])}
+
+
+def expert_tensors(base, seed):
+    rng = torch.Generator().manual_seed(seed)
+    changed = {}
+    for name in SHAPES:
+        delta = 0.1 * torch.randn(base[name].shape, generator=rng)
+        if delta.dim() == 2:
+            delta = delta * torch.linspace(1, 0.01, delta.shape[1])
+        changed[name] = (base[name].float() + delta).to(base[name].dtype)
+    return base | changed
+
+
+def write(directory, tensors):
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text('{"model_type": "test"}')
+    return directory
+
+
+@pytest.fixture
+def models(tmp_path):
+    base = base_tensors()
+    paths = {"base": write(tmp_path / "base", base)}
+    for seed, name in enumerate(("math", "code", "chat"), start=1):
+        paths[name] = write(tmp_path / name, expert_tensors(base, seed))
+    return paths
+
+
+def experts(models):
+    return {name: path for name, path in models.items() if name != "base"}
+
+
+def delta_of(models, name, tensor):
+    expert, base = (open_checkpoint(models[which]).read(tensor) for which in (name, "base"))
+    return (expert.double() - base.double()).numpy()
+
+
+def test_full_rank_gives_the_expert_back(models, tmp_path):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib", rank_fraction=1.0)
+    for name, path in experts(models).items():
+        original, rebuilt = open_checkpoint(path), library.expert(name)
+        assert list(rebuilt.names()) == list(original.names())
+        for tensor in original.names():
+            assert torch.equal(rebuilt.read(tensor), original.read(tensor)), tensor  # kept whole: it would be larger
+            assert rebuilt.spec(tensor) == original.spec(tensor)
+
+
+def test_half_precision_round_trip_is_exact_where_tensors_are_kept_whole(tmp_path):
+    base = base_tensors(torch.bfloat16)
+    expert = expert_tensors(base, 1)
+    library = Library.build(base, {"e": expert}, tmp_path / "lib", rank_fraction=1.0)
+    assert library.manifest.dtype == "bfloat16"
+    assert all(torch.equal(library.expert("e").read(name), expert[name]) for name in expert)
+
+
+@pytest.mark.parametrize(("dtype", "slack"), [("float32", 1e-5), ("bfloat16", 2e-2), ("int8", 4e-2)])
+def test_error_is_the_discarded_energy(models, tmp_path, dtype, slack):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib", rank_fraction=0.25, dtype=dtype)
+    base = open_checkpoint(models["base"])
+    for name in experts(models):
+        for tensor, k in (("a.weight", 8), ("b.weight", 10)):
+            delta = delta_of(models, name, tensor)
+            s = np.linalg.svd(delta, compute_uv=False)
+            error = delta - (library.expert(name).read(tensor).double() - base.read(tensor).double()).numpy()
+            discarded = np.linalg.norm(s[k:])
+            assert np.linalg.norm(error) <= discarded + slack * np.linalg.norm(s)
+            assert np.linalg.norm(error) >= discarded - slack * np.linalg.norm(s)
+            assert library.factors(name, tensor).rank == k
+    kept = library.manifest.experts["math"].energy
+    assert 0.5 < kept < 1
+
+
+def test_rows_are_read_alone(models, tmp_path):
+    expert = Library.build(models["base"], experts(models), tmp_path / "lib").expert("math")
+    for tensor in ("a.weight", "norm.weight", "frozen.weight"):
+        whole = expert.read(tensor)
+        np.testing.assert_allclose(expert.read(tensor, (3, 9)), whole[3:9], atol=1e-6)
+
+
+def test_what_did_not_change_costs_nothing(models, tmp_path):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib")
+    stored = library.expert("math").file.kinds
+    assert "frozen.weight" not in stored
+    assert "steps" not in stored
+    assert library.factors("math", "frozen.weight") is None
+
+
+def test_energy_decides_ranks(models, tmp_path):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib", energy=0.8)
+    s = np.linalg.svd(delta_of(models, "code", "b.weight"), compute_uv=False)
+    share = np.cumsum(s**2) / np.sum(s**2)
+    assert library.expert("code").file.rank("b.weight") == int((share < 0.8).sum()) + 1
+
+
+@pytest.mark.parametrize("extra", [0, 1, 500, 4321, 20000, 10**6])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_budget_is_respected_to_the_byte(models, tmp_path, extra, dtype):
+    least = None
+    with pytest.raises(InputError, match="too small") as error:
+        Library.build(models["base"], experts(models), tmp_path / "none", budget=10, dtype=dtype)
+    least = int(str(error.value).rsplit(" ", 1)[1].replace(",", ""))
+    budget = least + extra
+    library = Library.build(models["base"], experts(models), tmp_path / "lib", budget=budget, dtype=dtype)
+    used = sum(path.stat().st_size for path in (tmp_path / "lib/experts").iterdir())
+    assert used == sum(library.size().experts.values()) <= budget
+    if extra == 0:
+        assert used == budget
+    if extra == 10**6:
+        assert library.expert("math").file.kinds["c.weight"] == "full" or dtype == "int8"
+    if 0 < extra < 10**6:
+        price = max((48 + 32), (40 + 96)) * (4 if dtype == "float32" else 1) + 4
+        assert budget - used < price  # nothing that would fit is left unbought
+
+
+def test_budget_buys_energy_where_it_is(tmp_path):
+    base = {"big.weight": torch.zeros(40, 40), "small.weight": torch.zeros(40, 40)}
+    rng = torch.Generator().manual_seed(0)
+    expert = {
+        "big.weight": torch.randn(40, 40, generator=rng),
+        "small.weight": torch.randn(40, 40, generator=rng) / 100,
+    }
+    library = Library.build(base, {"e": expert}, tmp_path / "lib", budget=5000, dtype="float32")
+    kinds = library.expert("e").file.kinds
+    assert "big.weight" in kinds
+    assert "small.weight" not in kinds
+
+
+def test_merge_is_tsv_of_the_experts(models, tmp_path):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib", rank_fraction=0.4, dtype="float32")
+    merged = library.merge().state_dict()
+    base = open_checkpoint(models["base"])
+    for name in base.names():
+        if name in ("frozen.weight", "steps"):
+            assert torch.equal(merged[name], base.read(name))
+            continue
+        tensors = tuple(open_checkpoint(path).read(name) for path in experts(models).values())
+        group = Group(name, tensors, base.read(name), ("1", "2", "3"), tuple(tensors[0].shape))
+        wanted = build(TSV, {}, "abc").merge(group)
+        np.testing.assert_allclose(merged[name], wanted, atol=2e-5)
+
+
+def test_merging_needs_no_decomposition_of_stored_matrices(models, tmp_path, monkeypatch):
+    library = Library.build(models["base"], {"math": models["math"], "code": models["code"]}, tmp_path / "lib")
+    monkeypatch.setattr("merganser.experts.views.top_svd", lambda *_: pytest.fail("a full matrix was decomposed"))
+    library.merge(["math", "code"]).read("a.weight")
+    one = library.merge(["math"], scale=0.5)
+    base = open_checkpoint(models["base"])
+    half = base.read("a.weight") + 0.5 * (library.expert("math").read("a.weight") - base.read("a.weight"))
+    np.testing.assert_allclose(one.read("a.weight"), half, atol=1e-6)
+
+
+def test_adding_and_removing_touch_nothing_else(models, tmp_path):
+    rest = {name: path for name, path in experts(models).items() if name != "chat"}
+    library = Library.build(models["base"], rest, tmp_path / "lib")
+    before = {path: path.read_bytes() for path in (tmp_path / "lib/experts").iterdir()}
+    grown = library.add("chat", models["chat"])
+    assert grown.experts == ("math", "code", "chat")
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert grown.expert("chat").file.rank("a.weight") == 16
+    with pytest.raises(InputError, match="already"):
+        grown.add("chat", models["chat"])
+    shrunk = grown.remove("math")
+    assert shrunk.experts == ("code", "chat")
+    assert not (tmp_path / "lib/experts/math.safetensors").exists()
+    with pytest.raises(InputError, match="did you mean 'code'"):
+        shrunk.expert("cod")
+
+
+def test_extraction_is_an_ordinary_checkpoint(models, tmp_path):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib")
+    library.extract("code", tmp_path / "out")
+    written = open_checkpoint(tmp_path / "out")
+    assert (tmp_path / "out/config.json").exists()
+    for name in written.names():
+        assert written.spec(name) == library.base.spec(name)
+        np.testing.assert_allclose(written.read(name), library.expert("code").read(name), atol=1e-6)
+
+
+def test_an_expert_can_be_opened_by_its_file(models, tmp_path):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib")
+    opened = open_checkpoint(tmp_path / "lib/experts/math.safetensors")
+    assert torch.equal(opened.read("a.weight"), library.expert("math").read("a.weight"))
+
+
+def test_heads_of_their_own_are_kept(tmp_path):
+    base = base_tensors()
+    expert = expert_tensors(base, 1) | {"head.weight": torch.randn(3, 32), "c.weight": torch.randn(9, 5)}
+    library = Library.build(base, {"e": expert, "f": expert_tensors(base, 2)}, tmp_path / "lib")
+    assert torch.equal(library.expert("e").read("head.weight"), expert["head.weight"])
+    assert library.expert("e").spec("c.weight").shape == (9, 5)
+    assert library.merge().read("c.weight").shape == (6, 5)
+
+
+def test_a_moved_or_wrong_base_is_named(models, tmp_path):
+    Library.build(models["base"], experts(models), tmp_path / "lib")
+    models["base"].rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="base cannot be opened"):
+        Library(tmp_path / "lib")
+    assert len(Library(tmp_path / "lib", base=tmp_path / "moved")) == 3
+    with pytest.raises(CheckpointError, match="not the base"):
+        Library(tmp_path / "lib", base=models["math"])
+
+
+def test_a_copied_base_travels_along(models, tmp_path):
+    Library.build(models["base"], experts(models), tmp_path / "lib", copy_base=True)
+    (tmp_path / "lib").rename(tmp_path / "elsewhere")
+    library = Library(tmp_path / "elsewhere")
+    assert library.base.label == str(tmp_path / "elsewhere/base")
+    assert all(finding.sound for finding in library.verify())
+
+
+def test_damage_is_found_and_named(models, tmp_path):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib")
+    path = tmp_path / "lib/experts/code.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"code\.safetensors: damaged: its checksum"):
+        library.expert("code")
+    assert [f.part for f in library.verify() if not f.sound] == ["code"]
+    path.write_bytes(content[:-8])
+    with pytest.raises(CheckpointError, match="bytes, the library says"):
+        library.expert("code")
+    path.unlink()
+    with pytest.raises(CheckpointError, match="missing"):
+        library.expert("code")
+    (tmp_path / "lib/experts/stray.safetensors").write_bytes(b"x")
+    assert [f.part for f in library.verify() if not f.sound] == ["code", "stray.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"format": "x"}', '{"format": "merganser-experts", "version": 9}', "{}"]
+)
+def test_a_bad_manifest_is_named(tmp_path, content):
+    (tmp_path / "library.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"library\.json"):
+        Library(tmp_path)
+
+
+def test_a_build_that_was_killed_goes_on(models, tmp_path):
+    paths = {name: str(path) for name, path in models.items()}
+    program = textwrap.dedent(f"""
+        import os, signal
+        from merganser.experts import Library
+        from merganser.experts.building import Compressor
+        compress = Compressor.compress
+        def dying(self, name, expert, plan):
+            if name == "code":
+                (self.directory / "experts/code.safetensors.partial").write_bytes(b"half")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return compress(self, name, expert, plan)
+        Compressor.compress = dying
+        paths = {paths!r}
+        Library.build(paths.pop("base"), paths, {str(tmp_path / "lib")!r}, energy=0.9)
+    """)
+    killed = subprocess.run([sys.executable, "-c", program], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with pytest.raises(CheckpointError, match="half-written: chat, code not finished"):
+        Library(tmp_path / "lib")
+    finished = (tmp_path / "lib/experts/math.safetensors").stat()
+    with pytest.raises(InputError, match="another rule for ranks"):
+        Library.build(models["base"], experts(models), tmp_path / "lib", energy=0.5)
+    library = Library.build(models["base"], experts(models), tmp_path / "lib", energy=0.9)
+    assert (tmp_path / "lib/experts/math.safetensors").stat().st_mtime_ns == finished.st_mtime_ns
+    whole = Library.build(models["base"], experts(models), tmp_path / "whole", energy=0.9)
+    for name in experts(models):
+        assert torch.equal(library.expert(name).read("a.weight"), whole.expert(name).read("a.weight"))
+    assert all(finding.sound for finding in library.verify())
+    with pytest.raises(InputError, match="finished library"):
+        Library.build(models["base"], experts(models), tmp_path / "lib", energy=0.9)
+
+
+def test_input_is_checked_first(models, tmp_path):
+    with pytest.raises(InputError, match="choose one of"):
+        Library.build(models["base"], experts(models), tmp_path / "lib", energy=0.5, budget=100)
+    with pytest.raises(InputError, match="cannot name an expert"):
+        Library.build(models["base"], {"../x": models["math"]}, tmp_path / "lib")
+    with pytest.raises(InputError, match="in \\(0, 1\\]"):
+        Library.build(models["base"], experts(models), tmp_path / "lib", energy=1.5)
+    with pytest.raises(InputError, match="did you mean 'float16'"):
+        Library.build(models["base"], experts(models), tmp_path / "lib", dtype="flot16")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="not an expert library"):
+        Library.build(models["base"], experts(models), tmp_path / "full")
+    lacking = {name: tensor for name, tensor in base_tensors().items() if name != "bias"}
+    with pytest.raises(CheckpointError, match="no tensor 'bias'"):
+        Library.build(models["base"], {"e": lacking}, tmp_path / "lib")
+    assert not (tmp_path / "lib").exists()
+
+
+def test_randomized_factors_keep_the_energy(models, tmp_path):
+    exact = Library.build(models["base"], experts(models), tmp_path / "exact")
+    quick = Library.build(models["base"], experts(models), tmp_path / "quick", randomized=True)
+    for name in experts(models):
+        assert quick.manifest.experts[name].energy >= 0.98 * exact.manifest.experts[name].energy

@@ -1,0 +1,138 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.errors import CheckpointError, InputError
+from merganser.experts import Library, extract_lora, merge_adapters
+from merganser.experts.lora import export_expert
+
+
+def write(directory, tensors):
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.fixture
+def models(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    base = {
+        "layers.0.q.weight": torch.randn(24, 16, generator=rng),
+        "layers.0.up.weight": torch.randn(16, 40, generator=rng),
+        "layers.0.norm.weight": torch.ones(16),
+        "embed.weight": torch.randn(50, 16, generator=rng),
+    }
+    tuned = dict(base)
+    for name, rank in (("layers.0.q.weight", 3), ("layers.0.up.weight", 2)):
+        d, m = base[name].shape
+        tuned[name] = base[name] + torch.randn(d, rank, generator=rng) @ torch.randn(rank, m, generator=rng) / 10
+    return write(tmp_path / "base", base), write(tmp_path / "tuned", tuned)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_adapter_of_enough_rank_is_the_finetuned_model(models, tmp_path, turned):
+    base, tuned = models
+    report = extract_lora(tuned, base, tmp_path / "adapter", rank=4, dtype="float32", fan_in_fan_out=turned)
+    assert (report.modules, report.left_out) == (2, ())
+    assert report.energy == pytest.approx(1, abs=1e-6)
+    adapted = open_checkpoint(f"{base}+{tmp_path / 'adapter'}")
+    for name in adapted.names():
+        np.testing.assert_allclose(adapted.read(name), open_checkpoint(tuned).read(name), atol=1e-5)
+
+
+def test_what_does_not_fit_is_named(models, tmp_path):
+    base, _ = models
+    tuned = {name: tensor + 0.1 for name, tensor in open_checkpoint(base).state_dict().items()}
+    report = extract_lora(tuned, base, tmp_path / "adapter", rank=1)
+    assert set(report.left_out) == {"embed.weight", "layers.0.norm.weight"}
+    assert report.energy < 0.7
+    with pytest.raises(InputError, match="exists already"):
+        extract_lora(tuned, base, tmp_path / "adapter", rank=1)
+    with pytest.raises(InputError, match="nothing to adapt"):
+        extract_lora(base, base, tmp_path / "none", rank=1)
+
+
+def test_truncation_is_the_best_of_its_rank(models, tmp_path):
+    base, tuned = models
+    extract_lora(tuned, base, tmp_path / "adapter", rank=1, dtype="float32")
+    name = "layers.0.q.weight"
+    delta = (open_checkpoint(tuned).read(name) - open_checkpoint(base).read(name)).double().numpy()
+    u, s, vt = np.linalg.svd(delta, full_matrices=False)
+    stored = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    b, a = (stored[f"base_model.model.layers.0.q.lora_{x}.weight"].numpy() for x in "BA")
+    np.testing.assert_allclose(b @ a, (u[:, :1] * s[:1]) @ vt[:1], atol=1e-5)
+
+
+def test_peft_loads_it(models, tmp_path):
+    peft = pytest.importorskip("peft")
+    base, tuned = models
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q = torch.nn.Linear(16, 24, bias=False)
+            self.up = torch.nn.Linear(40, 16, bias=False)
+
+        def forward(self, x):
+            return self.q(self.up(x))
+
+    class Model(torch.nn.Module):
+        def __init__(self, path):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Layer()])
+            state = open_checkpoint(path).state_dict()
+            self.load_state_dict({name: state[name] for name in self.state_dict()})
+
+        def forward(self, x):
+            return self.layers[0](x)
+
+    extract_lora(tuned, base, tmp_path / "adapter", rank=8, dtype="float32")
+    served = peft.PeftModel.from_pretrained(Model(base), tmp_path / "adapter")
+    x = torch.randn(5, 40)
+    with torch.no_grad():
+        np.testing.assert_allclose(served(x), Model(tuned)(x), atol=1e-4)
+
+
+def test_experts_leave_as_adapters(models, tmp_path):
+    base, tuned = models
+    library = Library.build(base, {"e": tuned}, tmp_path / "lib", rank_fraction=0.25, dtype="float32")
+    report = export_expert(library.expert("e"), tmp_path / "adapter", dtype="float32")
+    adapted = open_checkpoint(f"{base}+{tmp_path / 'adapter'}")
+    for name in adapted.names():
+        np.testing.assert_allclose(adapted.read(name), library.expert("e").read(name), atol=1e-5)
+    assert report.rank == 4
+    small = export_expert(library.expert("e"), tmp_path / "small", rank=1)
+    assert json.loads((tmp_path / "small/adapter_config.json").read_text())["r"] == small.rank == 1
+
+
+@pytest.mark.parametrize("space", ["knots", "core_space"])
+def test_adapters_merge_to_an_adapter(models, tmp_path, space):
+    base, tuned = models
+    other = {n: t + 0.05 * torch.randn(t.shape) * (t.dim() == 2) for n, t in open_checkpoint(base).state_dict().items()}
+    extract_lora(tuned, base, tmp_path / "a", rank=3, dtype="float32")
+    extract_lora(other, base, tmp_path / "b", rank=2, dtype="float32")
+    adapters = [tmp_path / "a", tmp_path / "b"]
+    settings = {"low_rank": False, "orthogonalize": "none"}
+    merge_adapters(adapters, tmp_path / "sum", space=space, dtype="float32", **settings)
+    origin = open_checkpoint(base)
+    wanted = [open_checkpoint(f"{base}+{path}") for path in adapters]
+    found = open_checkpoint(f"{base}+{tmp_path / 'sum'}")
+    for name in ("layers.0.q.weight", "layers.0.up.weight"):
+        total = sum(model.read(name) for model in wanted) - origin.read(name)
+        np.testing.assert_allclose(found.read(name), total, atol=1e-4)
+    merge_adapters(adapters, tmp_path / "tsv", space=space, rank=2)
+    assert json.loads((tmp_path / "tsv/adapter_config.json").read_text())["r"] == 2
+
+
+def test_adapters_of_different_modules_do_not_merge(models, tmp_path):
+    base, tuned = models
+    origin = open_checkpoint(base).state_dict()
+    one = origin | {"layers.0.q.weight": open_checkpoint(tuned).read("layers.0.q.weight")}
+    extract_lora(tuned, base, tmp_path / "a", rank=2)
+    extract_lora(one, base, tmp_path / "b", rank=2)
+    with pytest.raises(CheckpointError, match=r"change different weights, such as 'layers\.0\.up"):
+        merge_adapters([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
