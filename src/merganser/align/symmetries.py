@@ -47,7 +47,10 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of an axis: index (i₁, …, i_k) of its factors lies at position `offset + Σ i_j · strides[j]`."""
+    """A part of an axis: index (i₁, …, i_k) of its factors lies at position `offset + Σ i_j · strides[j]`.
+
+    Every ancestor of a nested atom is a factor too; it may stand after it (channels that were shuffled).
+    """
 
     factors: tuple[Factor, ...]
     offset: int

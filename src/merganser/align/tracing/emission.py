@@ -47,26 +47,31 @@ def _names(homes: Mapping[Dim, str], above: Mapping[Dim, Dim], hints: Sequence[t
 def _axis(axis: Sequence[Piece], names: Mapping[Dim, str]) -> Axis:
     segments: list[Segment] = []
     for piece in sorted(axis, key=lambda piece: piece.offset):
-        factors: list[Factor] = []
-        strides: list[int] = []
-        for dim, stride in zip(piece.dims, piece.strides, strict=True):
-            size = dim.size
-            if dim.pinned and factors and factors[-1].atom is None and strides[-1] == stride * size:
-                size *= factors.pop().size
-                strides.pop()
-            factors.append(Factor(None if dim.pinned else names[dim], size))
-            strides.append(stride)
-        segments = _append(segments, Segment(tuple(factors), piece.offset, tuple(strides)))
+        factors = [Factor(None if dim.pinned else names[dim], dim.size) for dim in piece.dims] or [Factor(None, 1)]
+        new = _joined_factors(Segment(tuple(factors), piece.offset, piece.strides or (1,)))
+        joined = _joined_tails(segments[-1], new) if segments else None
+        segments[len(segments) - (joined is not None) :] = [joined or new]
     return tuple(segments)
 
 
-def _append(segments: list[Segment], new: Segment) -> list[Segment]:
-    """Add a segment; two neighbours that are wholly pinned become one."""
-    if segments and _solid(segments[-1]) and _solid(new) and segments[-1].offset + segments[-1].length == new.offset:
-        merged = Factor(None, segments[-1].length + new.length)
-        return [*segments[:-1], replace(segments[-1], factors=(merged,), strides=(1,))]
-    return [*segments, new]
+def _joined_factors(segment: Segment) -> Segment:
+    """Neighbouring pinned factors made one."""
+    factors: list[Factor] = []
+    strides: list[int] = []
+    for factor, stride in zip(segment.factors, segment.strides, strict=True):
+        size = factor.size
+        if factors and factors[-1].atom is factor.atom is None and strides[-1] == stride * size:
+            size *= factors.pop().size
+            strides.pop()
+        factors.append(replace(factor, size=size))
+        strides.append(stride)
+    return Segment(tuple(factors), segment.offset, tuple(strides))
 
 
-def _solid(segment: Segment) -> bool:
-    return segment.contiguous and all(factor.atom is None for factor in segment.factors)
+def _joined_tails(a: Segment, b: Segment) -> Segment | None:
+    """Two segments that differ only in how long their innermost, pinned, factors are, if they continue each other."""
+    (*outer, tail), (*other, end) = a.factors, b.factors
+    continues = a.strides == b.strides and a.offset + tail.size * a.strides[-1] == b.offset
+    if outer != other or not continues or tail.atom is not None or end.atom is not None:
+        return None
+    return _joined_factors(replace(a, factors=(*outer, Factor(None, tail.size + end.size))))
