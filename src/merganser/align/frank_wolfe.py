@@ -18,9 +18,13 @@ from merganser.kernels.assignment import assign_all
 
 @dataclass(frozen=True)
 class FrankWolfe:
-    """Stop when gap ≤ tolerance · ½(n−1)Σ‖W‖², or after `max_iterations`."""
+    """Stop when the gap, or the gain of the last `patience` steps together, is at most tolerance · ½(n−1)Σ‖W‖².
+
+    The second rule ends the crawl toward a soft stationary point, which rounding leaves in any case.
+    """
 
     tolerance: float = 1e-4
+    patience: int = 5
     max_iterations: int = 200
 
     def run(self, placement: Placement, workers: int | None = None) -> list[Step]:
@@ -32,7 +36,8 @@ class FrankWolfe:
             along = placement.along(vertices)
             gap, size = float(along.deriv()(0.0)), best_step(along)
             trace.append(Step("frank_wolfe", float(along(0.0)), gap, size))
-            if gap <= small or size == 0.0:
+            stalled = len(trace) > self.patience and trace[-1].objective - trace[-1 - self.patience].objective <= small
+            if gap <= small or size == 0.0 or stalled:
                 break
             for image, vertex in zip(placement.images, vertices, strict=True):
                 if vertex is not None and isinstance(image, SoftImage):

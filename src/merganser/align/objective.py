@@ -10,12 +10,14 @@ degree k in t (k = 2 for matrices), hence f is one of degree 2k: a quartic, maxi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from math import comb
 
 import numpy as np
 import torch
 from numpy.polynomial import Polynomial
+from numpy.typing import NDArray
 from torch import Tensor
 
 from merganser.align.images import HardImage, Placing, SoftImage
@@ -23,6 +25,7 @@ from merganser.align.layout import Layout
 from merganser.kernels.assignment import Path, Profit
 
 Image = HardImage | SoftImage
+Gram = NDArray[np.float64]
 
 
 class Placement:
@@ -84,7 +87,7 @@ class Placement:
 
     def along(self, vertices: Sequence[Placing | None]) -> Polynomial:
         """f on the way from here (t = 0) to the vertices (t = 1); None for a model that stays."""
-        result = Polynomial([0.0])
+        grams: dict[int, Gram] = {}
         for term in range(len(self.layout.terms)):
             degree = len(self.layout.terms[term].paths)
             totals = [torch.zeros_like(self.total[term]) for _ in range(degree + 1)]
@@ -94,8 +97,8 @@ class Placement:
                 alone += gram(pieces)
                 for total, piece in zip(totals, pieces, strict=True):
                     total.add_(piece)
-            result += 0.5 * _bernstein(gram(totals) - alone)
-        return result
+            grams[degree] = grams.get(degree, 0.0) + gram(totals) - alone
+        return _power_basis(grams)
 
     @staticmethod
     def _pieces(image: Image, term: int, degree: int, vertex: Placing | None) -> list[Tensor]:
@@ -115,7 +118,7 @@ def inner(a: Tensor, b: Tensor) -> float:
     return float((a * b).sum(dtype=torch.float64))
 
 
-def gram(arrays: Sequence[Tensor]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def gram(arrays: Sequence[Tensor]) -> Gram:
     values = np.empty((len(arrays), len(arrays)))
     for i, a in enumerate(arrays):
         for j in range(i + 1):
@@ -141,12 +144,20 @@ def best_step(along: Polynomial) -> float:
     return max([0.0, *inside, 1.0], key=along)
 
 
-def _bernstein(coefficients: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Polynomial:
-    """Σ_ij c_ij b_i(t) b_j(t) with b_j(t) = (1−t)^(k−j) t^j."""
-    degree = len(coefficients) - 1
-    basis = [Polynomial([1.0, -1.0]) ** (degree - j) * Polynomial([0.0, 1.0]) ** j for j in range(degree + 1)]
+def _power_basis(grams: Mapping[int, Gram]) -> Polynomial:
+    """½ Σ_k Σ_ij c_ij b_i(t) b_j(t) with b_j(t) = (1−t)^(k−j) t^j, as coefficients of the powers of t."""
     total = Polynomial([0.0])
-    for i, row in enumerate(coefficients):
-        for j, value in enumerate(row):
-            total += value * basis[i] * basis[j]
+    for degree, values in grams.items():
+        total += Polynomial(0.5 * np.tensordot(values, _basis_products(degree), axes=2))
     return total
+
+
+@cache
+def _basis_products(degree: int) -> NDArray[np.float64]:
+    """The coefficients of b_i(t) b_j(t) = (1−t)^(2k−i−j) t^(i+j) in powers of t: (k+1, k+1, 2k+1)."""
+    products = np.zeros((degree + 1, degree + 1, 2 * degree + 1))
+    for i, j in np.ndindex(degree + 1, degree + 1):
+        free = 2 * degree - i - j
+        for power in range(free + 1):
+            products[i, j, i + j + power] = comb(free, power) * (-1) ** power
+    return products

@@ -2,8 +2,8 @@
 
     min over Θ̃ of L(½ (Θ_a + proj(Θ̃))),   proj(Θ̃) = the π(Θ_b) nearest to Θ̃
 
-Every batch projects by weight matching, started from the last projection, evaluates the loss at the midpoint, and hands
-the gradient through the projection to Θ̃ (Git Re-Basin, after Bengio et al. 2013).
+Θ̃ begins at Θ_a. Every batch projects by weight matching, started from the last projection, evaluates the loss at the
+midpoint, and hands the gradient through the projection to Θ̃ (Git Re-Basin, after Bengio et al. 2013).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def straight_through(
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.train()
     current = weight_matching(state_a, state_b, symmetry, start=start, seed=seed, workers=workers)
-    latent = {name: current.apply(state_b)[name].clone().requires_grad_() for name in symmetry.objective}
+    latent = {name: state_a[name].clone().requires_grad_() for name in symmetry.objective}
     optimiser = torch.optim.Adam(latent.values(), lr=learning_rate)
     best, lowest = current, _mean_loss(network, average([state_a, current.apply(state_b)]), batches, loss)
     trace = [Step("weights", current.objective, loss=lowest)]

@@ -1,0 +1,61 @@
+"""Ensembling from the universe: in one basin, every convex combination of the mapped models is a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from merganser.align.universes import Universe
+from merganser.errors import InputError
+
+
+def sample_weights(models: int, samples: int, seed: int = 0, concentration: float = 1.0) -> NDArray[np.float64]:
+    """Convex combinations drawn from a symmetric Dirichlet: (samples, models), rows sum to one."""
+    if samples < 1 or concentration <= 0:
+        raise InputError(f"needs samples ≥ 1 and concentration > 0, got {samples} and {concentration}")
+    return np.random.default_rng(seed).dirichlet(np.full(models, concentration), size=samples)
+
+
+class UniverseEnsemble(nn.Module):
+    """The mean of the predictions of models sampled in the universe."""
+
+    def __init__(self, members: list[nn.Module], predict: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.predict = predict
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.stack([self.predict(member(*args, **kwargs)) for member in self.members]).mean(dim=0)
+
+
+def _probabilities(logits: Any) -> Tensor:
+    return torch.as_tensor(logits).softmax(dim=-1)
+
+
+def ensemble(
+    module: nn.Module,
+    universe: Universe,
+    *,
+    samples: int = 5,
+    seed: int = 0,
+    concentration: float = 1.0,
+    prepare: Callable[[nn.Module], nn.Module] | None = None,
+    predict: Callable[[Any], Tensor] = _probabilities,
+) -> UniverseEnsemble:
+    """`samples` convex combinations of the models of a universe, in the architecture of `module`.
+
+    `prepare` is applied to each (REPAIR, or a reset of BatchNorm statistics: networks with BatchNorm need it);
+    `predict` turns outputs into what is averaged, by default class probabilities from logits.
+    """
+    members = []
+    for weights in sample_weights(len(universe), samples, seed, concentration):
+        member = deepcopy(module)
+        member.load_state_dict(universe.merged(list(weights)))
+        members.append(prepare(member) if prepare is not None else member)
+    return UniverseEnsemble(members, predict).eval()

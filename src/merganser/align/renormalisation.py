@@ -1,0 +1,172 @@
+"""REPAIR: give the merged network's activations the mean and spread of its endpoints', folded into its weights.
+
+Averaging shrinks the variance of activations. Every channel of every affine layer of the merged network is corrected to
+
+    E[X] = Σ wᵢ E[Xᵢ],    std(X) = Σ wᵢ std(Xᵢ)
+
+(the mean of standard deviations, not of variances) with Xᵢ the activations of endpoint i *as permuted into the common
+space*. The correction X ↦ sX + c is folded into weight and bias: no new layers. Networks with BatchNorm
+get their running statistics recomputed instead, which does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from merganser.align.moments import CONVOLUTIONS, Batch, Moments, channel_rows, evaluating, hooked, run
+from merganser.align.state import Model, average, state_of
+from merganser.errors import InputError
+
+REPAIRABLE = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.GroupNorm)
+BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+Statistics = dict[str, tuple[Tensor, Tensor]]
+
+
+def repair(
+    merged: nn.Module,
+    endpoints: Sequence[Model],
+    batches: Iterable[Batch],
+    *,
+    weights: Sequence[float] | None = None,
+    skip: Sequence[str] = (),
+    sequential: bool = True,
+) -> nn.Module:
+    """A repaired copy of `merged`.
+
+    Give the endpoints in the space of the merge (`Universe.to_universe(i)`), as modules or states of the same
+    architecture, and the `weights` of the merge if it was not the plain mean. Layers named in `skip` are left alone;
+    so are layers that share their weight with another. A layer without bias is scaled only.
+
+    `sequential` corrects one layer after another, each measured behind the corrected ones: exact on these batches, one
+    pass over them for every layer. Otherwise one pass corrects all layers, each batch by its own statistics.
+
+    With any BatchNorm in the network this is `reset_batch_norm`.
+    """
+    if not endpoints:
+        raise InputError("REPAIR needs the endpoints of the merge, permuted into its space")
+    repaired = deepcopy(merged)
+    if any(isinstance(module, BATCH_NORMS) for module in repaired.modules()):
+        return reset_batch_norm(repaired, batches)
+    layers = _layers(repaired, skip)
+    goals = _goals(repaired, endpoints, batches, layers, weights)
+    with evaluating(repaired):
+        if not sequential:
+            return _in_one_pass(repaired, batches, goals)
+        for name, goal in goals.items():  # in the order of the forward pass
+            _fold(repaired.get_submodule(name), goal, _statistics(repaired, batches, [name])[name])
+    return repaired
+
+
+def reset_batch_norm(model: nn.Module, batches: Iterable[Batch]) -> nn.Module:
+    """A copy whose BatchNorm statistics are the plain means over the batches, each layer behind normalised ones."""
+    fresh = deepcopy(model)
+    with evaluating(fresh):
+        momenta = {}
+        for name, module in fresh.named_modules():
+            if isinstance(module, BATCH_NORMS) and module.track_running_stats:
+                momenta[name] = module.momentum
+                module.reset_running_stats()
+                module.momentum = None  # a cumulative average
+                module.train()
+        run(fresh, batches)
+        for name, momentum in momenta.items():
+            fresh.get_submodule(name).momentum = momentum  # type: ignore[assignment]
+    return fresh
+
+
+def _layers(model: nn.Module, skip: Sequence[str]) -> list[str]:
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    modules = dict(model.named_modules())
+    if unknown := [name for name in skip if name not in modules]:
+        raise InputError(f"no layer {unknown[0]!r} to skip")
+    return [
+        name
+        for name, module in modules.items()
+        if isinstance(module, REPAIRABLE)
+        and name not in skip
+        and module.weight is not None
+        and owners[id(module.weight)] == 1
+    ]
+
+
+def _goals(
+    model: nn.Module,
+    endpoints: Sequence[Model],
+    batches: Iterable[Batch],
+    layers: Sequence[str],
+    weights: Sequence[float] | None,
+) -> Statistics:
+    """The weighted means of the endpoints' means and standard deviations, in the order of the forward pass."""
+    found = []
+    for endpoint in endpoints:
+        module = deepcopy(model)
+        module.load_state_dict(state_of(endpoint))
+        with evaluating(module):
+            found.append(_statistics(module, batches, layers))
+    means = average([{name: mean for name, (mean, _) in own.items()} for own in found], weights)
+    stds = average([{name: std for name, (_, std) in own.items()} for own in found], weights)
+    return {name: (means[name], stds[name]) for name in means}
+
+
+def _statistics(model: nn.Module, batches: Iterable[Batch], layers: Sequence[str]) -> Statistics:
+    """Mean and standard deviation of every channel of the layers that ran, in the order they first did."""
+    moments: dict[str, Moments] = {}
+
+    def watch(name: str, output: Tensor) -> None:
+        moments.setdefault(name, Moments()).add(channel_rows(model.get_submodule(name), output))
+
+    with hooked(model, {name: partial(watch, name) for name in layers}):
+        run(model, batches)
+    return {name: own.values for name, own in moments.items()}
+
+
+def _correction(goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor], has_bias: bool) -> tuple[Tensor, Tensor]:
+    """Scale and shift X ↦ sX + c; a channel that does not vary is shifted only."""
+    (mean, std), (wanted_mean, wanted_std) = now, goal
+    alive = std > 1e-12 * (1.0 + mean.abs())
+    scale = torch.where(alive, wanted_std / torch.where(alive, std, 1.0), 1.0)
+    return scale, wanted_mean - scale * mean if has_bias else torch.zeros_like(mean)
+
+
+def _fold(layer: nn.Module, goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> None:
+    weight, bias = layer.weight, layer.bias
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{type(layer).__name__} has no weight to fold into")
+    scale, shift = _correction(goal, now, isinstance(bias, Tensor))
+    with torch.no_grad():
+        rows = weight.double().reshape(scale.numel(), -1)
+        weight.copy_((rows * scale[:, None].to(rows)).reshape(weight.shape))
+        if isinstance(bias, Tensor):
+            flat = bias.double().flatten()
+            bias.copy_((flat * scale.to(flat) + shift.to(flat)).reshape(bias.shape))
+
+
+def _in_one_pass(model: nn.Module, batches: Iterable[Batch], goals: Mapping[str, tuple[Tensor, Tensor]]) -> nn.Module:
+    """Every layer corrected on every batch by that batch's statistics, whose whole is folded in the end."""
+    moments = {name: Moments() for name in goals}
+
+    def correct(name: str, output: Tensor) -> Tensor:
+        layer = model.get_submodule(name)
+        rows = channel_rows(layer, output)
+        moments[name].add(rows)
+        batch = Moments()
+        batch.add(rows)
+        scale, shift = _correction(goals[name], batch.values, layer.bias is not None)
+        shape = layer.normalized_shape if isinstance(layer, nn.LayerNorm) else (-1,)
+        trailing = output.dim() - 2 if isinstance(layer, (*CONVOLUTIONS, nn.GroupNorm)) else 0
+        view = (*shape, *([1] * trailing))
+        return output * scale.to(output).reshape(view) + shift.to(output).reshape(view)
+
+    with hooked(model, {name: partial(correct, name) for name in goals}):
+        run(model, batches)
+    for name, goal in goals.items():
+        _fold(model.get_submodule(name), goal, moments[name].values)
+    return model

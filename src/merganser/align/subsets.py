@@ -1,0 +1,123 @@
+"""Which models to merge at all: how well pairs go together, in which order to take them, jointly or separately matched.
+
+A model that is hard to match drags the whole merge down; the composition of a set matters more than its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from merganser.align.matching import match
+from merganser.align.state import Model, State, average, states_of
+from merganser.align.symmetries import Symmetry
+from merganser.align.universes import Universe, universe
+from merganser.errors import InputError
+
+#: From merged weights to a number, higher is better (an accuracy, or the negative of a loss).
+Score = Callable[[State], float]
+
+
+def quality_matrix(
+    models: Sequence[Model] | Universe,
+    symmetry: Symmetry | None = None,
+    *,
+    score: Score | None = None,
+    **options: Any,
+) -> NDArray[np.float64]:
+    """How well every pair merges: (n, n), symmetric.
+
+    Without data, the cosine of the two models' weights after matching; with a `score`, that of the midpoint. The
+    diagonal is a model with itself: 1, or its own score. Pairs are matched one by one with `match(..., **options)`,
+    or, for a `Universe`, taken as they stand in it.
+    """
+    pairs = _matched_pairs(models, symmetry, options)
+    known = models.symmetry if isinstance(models, Universe) else _needed(symmetry)
+    names = [name for name in known.axes if name not in known.buffers]
+    quality = np.empty((len(models), len(models)))
+    for (i, j), (first, second) in pairs:
+        value = _cosine(first, second, names) if score is None else score(average([first, second]))
+        quality[i, j] = quality[j, i] = value
+    return quality
+
+
+def merging_order(quality: NDArray[np.float64]) -> list[int]:
+    """Greedy by quality: the best pair first, then always the model that fits those taken best on average."""
+    size = len(quality)
+    if quality.shape != (size, size) or size < 2:
+        raise InputError(f"the quality of at least two models is a square matrix, got {quality.shape}")
+    pairs = sorted(combinations(range(size), 2), key=lambda pair: -quality[pair])
+    order = list(pairs[0])
+    while len(order) < size:
+        rest = [model for model in range(size) if model not in order]
+        order.append(max(rest, key=lambda model: float(quality[model, order].mean())))
+    return order
+
+
+@dataclass(frozen=True)
+class SubsetComparison:
+    """One subset matched together with all models and by itself: objectives on the subset, and scores if asked."""
+
+    members: tuple[int, ...]
+    joint_objective: float
+    separate_objective: float
+    joint_score: float | None = None
+    separate_score: float | None = None
+
+
+def compare_subsets(
+    joint: Universe,
+    *,
+    size: int | None = None,
+    subsets: Iterable[Sequence[int]] | None = None,
+    score: Score | None = None,
+    **options: Any,
+) -> list[SubsetComparison]:
+    """Joint against separate matching of subsets, given or all of one size; `options` go to `universe`."""
+    if (size is None) == (subsets is None):
+        raise InputError("give either the size of the subsets or the subsets")
+    chosen = [tuple(s) for s in subsets] if subsets is not None else list(combinations(range(len(joint)), size or 0))
+    rows = []
+    for members in chosen:
+        together = joint.subset(members)
+        alone = universe(together.models, joint.symmetry, **options)
+        scores = (score(together.merged()), score(alone.merged())) if score is not None else (None, None)
+        rows.append(SubsetComparison(members, together.objective, alone.objective, *scores))
+    return rows
+
+
+def _needed(symmetry: Symmetry | None) -> Symmetry:
+    if symmetry is None:
+        raise InputError("models that are not yet in a universe need their symmetry")
+    return symmetry
+
+
+def _matched_pairs(
+    models: Sequence[Model] | Universe, symmetry: Symmetry | None, options: dict[str, Any]
+) -> Iterable[tuple[tuple[int, int], tuple[State, State]]]:
+    size = len(models)
+    pairs = [(i, j) for i in range(size) for j in range(i, size)]
+    if isinstance(models, Universe):
+        for i, j in pairs:
+            yield (i, j), (models.to_universe(i), models.to_universe(j))
+        return
+    states = states_of(models, _needed(symmetry), least=2)
+    for i, j in pairs:
+        if i == j:
+            yield (i, j), (states[i], states[i])
+        else:
+            yield (i, j), (states[i], match(models[i], models[j], _needed(symmetry), **options).apply(models[j]))
+
+
+def _cosine(a: State, b: State, names: Iterable[str]) -> float:
+    dot = first = second = 0.0
+    for name in names:
+        if a[name].is_floating_point():
+            x, y = a[name].double(), b[name].double()
+            dot, first, second = dot + float((x * y).sum()), first + float((x * x).sum()), second + float((y * y).sum())
+    return float(dot / (first * second) ** 0.5)

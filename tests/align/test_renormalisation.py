@@ -1,0 +1,154 @@
+"""REPAIR restores the statistics of the endpoints, exactly where it says so."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from align_networks import attention, mlp, resnet, trained_like, vgg
+from torch import nn
+
+from merganser.align.moments import Moments
+from merganser.align.renormalisation import repair, reset_batch_norm
+from merganser.align.universes import universe
+from merganser.errors import InputError
+
+
+def batches_of(shape, count=3):
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(shape, generator=generator).double(), None) for _ in range(count)]
+
+
+def merged_and_endpoints(make, models=3):
+    module, symmetry = make()
+    found = universe([trained_like(module, seed) for seed in range(models)], symmetry)
+    loaded = []
+    for state in [found.merged(), *(found.to_universe(i) for i in range(models))]:
+        loaded.append(copy.deepcopy(module))
+        loaded[-1].load_state_dict(state)
+    return [m.double().eval() for m in loaded]
+
+
+def statistics(module, name, batches):
+    """Mean and std of every channel, from all outputs at once."""
+    outputs = []
+    layer = module.get_submodule(name)
+    handle = layer.register_forward_hook(lambda _m, _i, output: outputs.append(output.detach()))
+    with torch.no_grad():
+        for inputs, _ in batches:
+            module(inputs)
+    handle.remove()
+    rows = torch.cat([o.movedim(1, -1) if isinstance(layer, nn.Conv2d) else o for o in outputs])
+    rows = rows.reshape(-1, rows.shape[-1])
+    return rows.mean(0), rows.std(0, unbiased=False)
+
+
+NETWORKS = {
+    "mlp": (lambda: mlp(6, 12, 10, 3), (16, 6), ["0", "2", "4"]),
+    "vgg": (lambda: vgg(4), (8, 3, 8, 8), ["0", "3", "6", "8"]),
+    "attention": (lambda: attention(12, 3), (8, 5, 6), ["embed", "norm", "qkv", "out", "up", "down", "head"]),
+    "resnet": (lambda: resnet(4, "layer"), (8, 3, 8, 8), ["n0.norm", "m1.norm", "short", "n2.norm", "head"]),
+}
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+@pytest.mark.parametrize("weights", [None, [3.0, 2.0, 1.0]])
+def test_repair_restores_mean_and_std(case, weights):
+    make, shape, layers = NETWORKS[case]
+    merged, *endpoints = merged_and_endpoints(make)
+    batches = batches_of(shape)
+    before = copy.deepcopy(merged.state_dict())
+    repaired = repair(merged, endpoints, batches, weights=weights)
+    shares = [1 / 3] * 3 if weights is None else [w / 6 for w in weights]
+    for layer in layers:
+        ends = [statistics(e, layer, batches) for e in endpoints]
+        mean, std = statistics(repaired, layer, batches)
+        torch.testing.assert_close(mean, sum(w * m for w, (m, _) in zip(shares, ends, strict=True)))
+        torch.testing.assert_close(std, sum(w * s for w, (_, s) in zip(shares, ends, strict=True)))
+    assert all(torch.equal(before[n], t) for n, t in merged.state_dict().items())
+    assert {n: t.shape for n, t in repaired.state_dict().items()} == {n: t.shape for n, t in before.items()}
+
+
+def test_a_layer_without_bias_gets_its_spread():
+    merged, *endpoints = merged_and_endpoints(lambda: resnet(4, "layer"))
+    batches = batches_of((8, 3, 8, 8))
+    repaired = repair(merged, endpoints, batches)
+    for layer in ("stem", "b1"):
+        wanted = sum(statistics(e, layer, batches)[1] for e in endpoints) / 3
+        torch.testing.assert_close(statistics(repaired, layer, batches)[1], wanted)
+
+
+def test_one_pass_is_exact_on_a_single_batch_and_near_on_many():
+    make, shape, layers = NETWORKS["vgg"]
+    merged, *endpoints = merged_and_endpoints(make)
+    [batch] = batches_of(shape, 1)
+    exact = repair(merged, endpoints, [batch])
+    quick = repair(merged, endpoints, [batch], sequential=False)
+    for name, tensor in exact.state_dict().items():
+        torch.testing.assert_close(quick.state_dict()[name], tensor)
+    batches = batches_of((64, *shape[1:]))
+    quick = repair(merged, endpoints, batches, sequential=False)
+    for layer in layers:
+        wanted = sum(statistics(e, layer, batches)[1] for e in endpoints) / 3
+        torch.testing.assert_close(statistics(quick, layer, batches)[1], wanted, rtol=0.1, atol=0.01)
+
+
+def test_states_are_endpoints_too_and_layers_can_be_skipped():
+    make, shape, _ = NETWORKS["mlp"]
+    merged, *endpoints = merged_and_endpoints(make)
+    batches = batches_of(shape)
+    skipped = repair(merged, [e.state_dict() for e in endpoints], batches, skip=["4"])
+    assert torch.equal(skipped.get_submodule("4").weight, merged.get_submodule("4").weight)
+    whole = repair(merged, endpoints, batches)
+    assert torch.equal(skipped.get_submodule("2").weight, whole.get_submodule("2").weight)
+    with pytest.raises(InputError, match="'5'"):
+        repair(merged, endpoints, batches, skip=["5"])
+    with pytest.raises(InputError, match="endpoints"):
+        repair(merged, [], batches)
+    with pytest.raises(InputError, match="empty"):
+        repair(merged, endpoints, [])
+
+
+def test_a_dead_channel_is_shifted_only():
+    module, _ = mlp(4, 5, 2)
+    ends = []
+    for seed in range(2):
+        state = trained_like(module, seed)
+        state["0.weight"][2] = 0.0
+        ends.append(state)
+    module.load_state_dict(ends[0])
+    repaired = repair(module.double(), ends, batches_of((8, 4)))
+    assert torch.isfinite(repaired.get_submodule("0").weight).all()
+    wanted = (ends[0]["0.bias"][2] + ends[1]["0.bias"][2]).double() / 2
+    torch.testing.assert_close(repaired.get_submodule("0").bias[2], wanted)
+
+
+def test_batch_norm_networks_get_recomputed_statistics():
+    merged, *endpoints = merged_and_endpoints(lambda: resnet(4, "batch"))
+    batches = batches_of((16, 3, 8, 8))
+    before = copy.deepcopy(merged.state_dict())
+    repaired = repair(merged, endpoints, batches)
+    # The first BatchNorm sees the stem's output, which nothing before it changes.
+    outputs = [merged.stem(x).detach() for x, _ in batches]
+    mean = torch.stack([o.mean((0, 2, 3)) for o in outputs]).mean(0)
+    torch.testing.assert_close(repaired.n0.running_mean, mean)
+    assert not torch.equal(repaired.n2.running_var, merged.n2.running_var)
+    assert torch.equal(repaired.a1.weight, merged.a1.weight)
+    assert repaired.n0.momentum == merged.n0.momentum
+    assert all(torch.equal(before[n], t) for n, t in merged.state_dict().items())
+    again = reset_batch_norm(merged, batches)
+    assert torch.equal(again.n2.running_var, repaired.n2.running_var)
+    assert not again.n0.training
+
+
+def test_moments_merge_like_the_whole():
+    rows = torch.randn(37, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1e3
+    moments = Moments()
+    for part in rows.split([5, 1, 20, 11]):
+        moments.add(part)
+    mean, std = moments.values
+    torch.testing.assert_close(mean, rows.double().mean(0))
+    torch.testing.assert_close(std, rows.double().std(0, unbiased=False))
+    with pytest.raises(InputError, match="no batch"):
+        _ = Moments().values
