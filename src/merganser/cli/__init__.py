@@ -13,12 +13,6 @@ from merganser.errors import MerganserError
 #: Command (or group of commands) -> the module that defines it.
 COMMANDS = {
     "merge": "merganser.cli.merge",
-    "methods": "merganser.cli.methods",
-    "inspect": "merganser.cli.inspect",
-    "experts": "merganser.cli.experts",
-    "extract-lora": "merganser.cli.lora",
-    "evolve": "merganser.cli.evolve",
-    "align": "merganser.cli.align",
     "demo": "merganser.cli.demo",
 }
 

@@ -1,16 +1,37 @@
 """Merging rules, one family a file. Importing this package registers them all."""
 
-from merganser.methods import averages, extremes, informed, model_stock, pairs, ram, sce, spherical, tall, task_vectors
+from merganser.methods import (
+    adapters,
+    averages,
+    extremes,
+    informed,
+    isotropic,
+    model_stock,
+    pairs,
+    ram,
+    sce,
+    spectral,
+    spherical,
+    tall,
+    task_vectors,
+    tsv,
+    wudi,
+)
 
 __all__ = [
+    "adapters",
     "averages",
     "extremes",
     "informed",
+    "isotropic",
     "model_stock",
     "pairs",
     "ram",
     "sce",
+    "spectral",
     "spherical",
     "tall",
     "task_vectors",
+    "tsv",
+    "wudi",
 ]

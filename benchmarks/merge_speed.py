@@ -1,0 +1,265 @@
+"""How fast a merge is: ours, mergekit's (in its own environment) and the limit, in one run.
+
+    python -m benchmarks.merge_speed [--params 1.1B] [--mergekit PYTHON] [--json FILE]
+
+Makes Llama-shaped bfloat16 checkpoints (a base and three models) and merges them. The limit reads every input once
+and writes an output of the same size with plain copies. All sides find the inputs in the page cache, and all are
+charged for syncing what they wrote. Memory is the peak of anonymous pages, sampled. `ratio` columns compare with the
+same run's limit and mergekit. Takes about 20 minutes with mergekit at the default size, 3 without; needs 12 GB of
+disk for `--params 1.1B`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.machine import describe
+
+HIDDEN, INTERMEDIATE, VOCABULARY, KV = 2048, 5632, 32000, 256
+METHODS: dict[str, dict[str, object]] = {
+    "linear": {"weight": 1.0},
+    "task_arithmetic": {"weight": 0.4},
+    "slerp": {"t": 0.4},
+    "ties": {"weight": 0.4, "density": 0.2},
+    "dare_ties": {"weight": 0.4, "density": 0.5},
+    "della": {"weight": 0.4, "density": 0.5, "epsilon": 0.2},
+    "model_stock": {},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    seconds: float
+    cpu_seconds: float
+    peak_anonymous: int
+
+
+def shapes(parameters: float) -> dict[str, tuple[int, ...]]:
+    """A Llama of about this many parameters: fixed width, as many layers as it takes."""
+    layer = {
+        "self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+        "self_attn.k_proj.weight": (KV, HIDDEN),
+        "self_attn.v_proj.weight": (KV, HIDDEN),
+        "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+        "mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
+        "mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
+        "mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+        "input_layernorm.weight": (HIDDEN,),
+        "post_attention_layernorm.weight": (HIDDEN,),
+    }
+    each = sum(torch.Size(s).numel() for s in layer.values())
+    layers = max(1, round((parameters - 2 * VOCABULARY * HIDDEN) / each))
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    for number in range(layers):
+        found |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    return found | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+
+
+def make_checkpoints(directory: Path, parameters: float) -> list[Path]:
+    """A base and three models with deltas of 1 %, deterministic; made once."""
+    from safetensors.torch import save_file
+
+    wanted = shapes(parameters)
+    layers = sum(name.endswith("input_layernorm.weight") for name in wanted)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE, "num_hidden_layers": layers, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "vocab_size": VOCABULARY, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "hidden_act": "silu",
+    }  # fmt: skip
+    paths = [directory / f"{parameters:.3g}-{label}" for label in ("base", "a", "b", "c")]
+    for number, path in enumerate(paths):
+        if (path / "config.json").exists():
+            continue
+        path.mkdir(parents=True, exist_ok=True)
+        tensors = {}
+        for index, (name, shape) in enumerate(wanted.items()):
+            tensor = torch.randn(shape, generator=torch.Generator().manual_seed(index)) * 0.02
+            if number:
+                generator = torch.Generator().manual_seed(10_000 * number + index)
+                tensor += torch.randn(shape, generator=generator) * 2e-4
+            tensors[name] = tensor.bfloat16()
+        save_file(tensors, path / "model.safetensors", {"format": "pt"})
+        (path / "config.json").write_text(json.dumps(config))
+    return paths
+
+
+def recipe(method: str, paths: list[Path]) -> dict[str, object]:
+    """The same mergekit recipe for both programs."""
+    base, *models = (str(path.absolute()) for path in paths)
+    if method == "slerp":
+        models = [base, models[0]]
+    values = METHODS[method]
+    per_model = {k: v for k, v in values.items() if k in ("weight", "density", "epsilon")}
+    document: dict[str, object] = {
+        "merge_method": method,
+        "models": [{"model": model, "parameters": per_model} for model in models],
+        "parameters": {k: v for k, v in values.items() if k not in per_model},
+        "dtype": "bfloat16",
+    }
+    if method != "linear":
+        document["base_model"] = base
+    return document
+
+
+def warm(paths: list[Path]) -> None:
+    for path in paths:
+        with (path / "model.safetensors").open("rb", buffering=0) as file:
+            while file.read(1 << 24):
+                pass
+
+
+def measure(command: list[str], out: Path, environment: dict[str, str] | None = None) -> Run:
+    """Run a program that writes `out`, sync what it wrote, and watch its anonymous memory."""
+    shutil.rmtree(out, ignore_errors=True)
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        command, env=os.environ | (environment or {}), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    peak = 0
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not over.wait(0.02):
+            peak = max(peak, anonymous(process.pid))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    assert process.stderr is not None
+    errors = process.stderr.read().decode()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    over.set()
+    watcher.join()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{errors[-2000:]}")
+    for file in out.rglob("*"):
+        if file.is_file():
+            handle = os.open(file, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+    return Run(time.perf_counter() - began, usage.ru_utime + usage.ru_stime, peak)
+
+
+def anonymous(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+COPY = """
+import os, sys
+out, *inputs = sys.argv[1:]
+os.makedirs(out)
+buffer = bytearray(1 << 23)
+for path in inputs:
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+with open(inputs[0], "rb", buffering=0) as source, open(out + "/model.safetensors", "wb", buffering=0) as target:
+    while n := source.readinto(buffer):
+        target.write(memoryview(buffer)[:n])
+"""
+
+
+def limit(paths: list[Path], out: Path) -> Run:
+    """Read every input, write one output, nothing else."""
+    files = [str(path / "model.safetensors") for path in paths]
+    return measure([sys.executable, "-c", COPY, str(out), *files], out)
+
+
+def startup() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch, merganser.engine.api"], check=True)
+    return time.perf_counter() - began
+
+
+def median(runs: list[Run]) -> Run:
+    return Run(
+        statistics.median(r.seconds for r in runs),
+        statistics.median(r.cpu_seconds for r in runs),
+        max(r.peak_anonymous for r in runs),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--params", default="1.1B", help="size of the models, e.g. 1.1B or 200M")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--mergekit", type=Path, help="bin directory of an environment with mergekit")
+    parser.add_argument("--mergekit-methods", nargs="+", default=None, help="only these with mergekit")
+    parser.add_argument("--workdir", type=Path, default=Path(tempfile.gettempdir()) / "merganser-speed")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="200M parameters, one repetition")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.quick:
+        options.params, options.repeat = "200M", 1
+    factor = {"M": 1e6, "B": 1e9}[options.params[-1].upper()]
+    options.workdir.mkdir(parents=True, exist_ok=True)
+    paths = make_checkpoints(options.workdir, float(options.params[:-1]) * factor)
+    out = options.workdir / "out"
+    start = statistics.median(startup() for _ in range(3))
+    print(f"{describe()}\nstart-up of Python, torch and merganser: {start:.2f} s")
+    print(f"{'method':<16}{'ours s':>8}{'CPU s':>8}{'anon MiB':>10}{'limit s':>9}{'ratio':>7}", end="")
+    print(f"{'mergekit s':>12}{'ratio':>7}{'anon MiB':>10}")
+    results = {}
+    for method in options.methods:
+        document = recipe(method, paths)
+        config = options.workdir / f"{method}.json"
+        config.write_text(json.dumps(document))
+        used = paths[:2] if method == "slerp" else paths[1:] if method == "linear" else paths
+        warm(used)
+        ours, floor, theirs = [], [], []
+        for _ in range(options.repeat):
+            floor.append(limit(used, out))
+            ours.append(measure([sys.executable, "-m", "merganser", "merge", str(config), str(out)], out))
+        if options.mergekit and method in (options.mergekit_methods or options.methods):
+            command = [str(options.mergekit / "mergekit-yaml"), str(config), str(out), "--no-copy-tokenizer"]
+            theirs.append(measure(command, out, {"HF_HUB_OFFLINE": "1"}))
+        shutil.rmtree(out, ignore_errors=True)
+        our, low = median(ours), median(floor)
+        row = {"ours": asdict(our), "limit": asdict(low), "ratio_to_limit": (our.seconds - start) / low.seconds}
+        line = f"{method:<16}{our.seconds:>8.2f}{our.cpu_seconds:>8.1f}{our.peak_anonymous / 2**20:>10.0f}"
+        line += f"{low.seconds:>9.2f}{row['ratio_to_limit']:>7.2f}"
+        if theirs:
+            peer = median(theirs)
+            row |= {"mergekit": asdict(peer), "times_faster": peer.seconds / our.seconds}
+            line += f"{peer.seconds:>12.1f}{row['times_faster']:>7.1f}{peer.peak_anonymous / 2**20:>10.0f}"
+        else:
+            line += f"{'–':>12}"
+        print(line, flush=True)
+        results[method] = row
+    if not options.mergekit:
+        print("mergekit: not given (--mergekit BIN), so not measured")
+    if options.json:
+        stored = {
+            "command": sys.argv,
+            "machine": describe(),
+            "params": options.params,
+            "start_up": start,
+            "methods": results,
+        }
+        options.json.write_text(json.dumps(stored, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m merganser`."""
+
+from merganser.cli import main
+
+main()

@@ -1,0 +1,135 @@
+"""One self-contained HTML page: text, sortable tables, interactive plots; no network, tables remain without scripts."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from merganser.errors import MissingExtraError, require
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --accent: #2a78d6; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+caption { text-align: left; padding: .3rem 0; color: GrayText; }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+th[role] { cursor: pointer; }
+th[aria-sort=ascending]::after { content: " ▲"; }
+th[aria-sort=descending]::after { content: " ▼"; }
+td.best { font-weight: 700; color: var(--accent); }
+pre { overflow-x: auto; padding: .7rem; border: 1px solid var(--line); border-radius: 6px; }
+.figure { min-height: 20rem; }
+"""
+
+_SORT = """
+for (const table of document.querySelectorAll("table")) table.querySelectorAll("th").forEach((head, column) => {
+  head.setAttribute("role", "button"); head.tabIndex = 0;
+  const sort = () => {
+    const down = head.getAttribute("aria-sort") !== "descending";
+    table.querySelectorAll("th").forEach(h => h.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const value = row => { const t = row.cells[column].dataset.value ?? row.cells[column].textContent;
+      return isNaN(parseFloat(t)) ? t : parseFloat(t); };
+    const rows = [...table.tBodies[0].rows].sort((a, b) => { const x = value(a), y = value(b);
+      return (x > y ? 1 : x < y ? -1 : 0) * (down ? -1 : 1); });
+    table.tBodies[0].append(...rows);
+  };
+  head.addEventListener("click", sort);
+  head.addEventListener("keydown", event => { if (event.key === "Enter") sort(); });
+});
+"""
+
+
+class Page:
+    """Collects the parts of a page; `write` puts them into one file."""
+
+    def __init__(self, title: str, intro: str = "") -> None:
+        self.title = title
+        self._parts: list[str] = []
+        self._plots = False
+        if intro:
+            self.text(intro)
+
+    def heading(self, text: str) -> None:
+        self._parts.append(f"<h2>{html.escape(text)}</h2>")
+
+    def text(self, text: str) -> None:
+        self._parts.extend(f"<p>{html.escape(paragraph)}</p>" for paragraph in text.split("\n\n") if paragraph.strip())
+
+    def items(self, lines: Iterable[str]) -> None:
+        self._parts.append("<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>")
+
+    def code(self, text: str) -> None:
+        self._parts.append(f"<pre>{html.escape(text)}</pre>")
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        caption: str = "",
+        best: Mapping[str, str] | None = None,
+    ) -> None:
+        """Numbers are shown to three significant places and sorted by value; `best` marks the "max" or "min" of
+        a column."""
+        winners = {columns.index(name): _winner(rows, columns.index(name), kind) for name, kind in (best or {}).items()}
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+        body = "".join(
+            "<tr>" + "".join(_cell(value, value == winners.get(i, _NOTHING)) for i, value in enumerate(row)) + "</tr>"
+            for row in rows
+        )
+        title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+        self._parts.append(
+            f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        )
+
+    def figure(self, figure: Any, caption: str = "") -> None:
+        """A plotly figure. Without the `plots` extra the page says so and its tables carry the numbers."""
+        try:
+            plotly = require("plotly.io", "plots")
+        except MissingExtraError as error:
+            self.text(f"(plot left out: {error})")
+            return
+        script = False if self._plots else "inline"
+        self._plots = True
+        body = plotly.to_html(
+            figure, full_html=False, include_plotlyjs=script, config={"responsive": True, "displaylogo": False}
+        )
+        note = f"<p><small>{html.escape(caption)}</small></p>" if caption else ""
+        self._parts.append(f'<div class="figure">{body}</div>{note}')
+
+    def render(self) -> str:
+        title = html.escape(self.title)
+        return (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
+            f"{''.join(self._parts)}<script>{_SORT}</script></body></html>\n"
+        )
+
+    def write(self, path: Path) -> Path:
+        path.write_text(self.render(), encoding="utf-8")
+        return path
+
+
+_NOTHING = object()
+
+
+def _winner(rows: Sequence[Sequence[object]], column: int, kind: str) -> object:
+    values = [row[column] for row in rows if isinstance(row[column], (int, float))]
+    return (max if kind == "max" else min)(values) if values else _NOTHING  # type: ignore[type-var]
+
+
+def _cell(value: object, best: bool) -> str:
+    mark = ' class="best"' if best else ""
+    if isinstance(value, float):
+        return (
+            f'<td{mark} data-value="{value!r}">{value:.3g}</td>'
+            if abs(value) < 1e-3 or abs(value) >= 1e3
+            else (f'<td{mark} data-value="{value!r}">{value:.3f}</td>')
+        )
+    return f"<td{mark}>{html.escape(str(value))}</td>"
