@@ -85,11 +85,13 @@ def streams(kind, n, dtype, rng):
 KINDS = ("normal", "rounded", "equal", "zero", "sorted", "spike", "wild")
 
 
+@pytest.mark.parametrize("radix", [11, 4])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("kind", KINDS)
-def test_streamed_selection_equals_a_stable_sort(monkeypatch, kind, dtype):
+def test_streamed_selection_equals_a_stable_sort(monkeypatch, kind, dtype, radix):
     monkeypatch.setattr(selection, "SMALL", 1000)
     monkeypatch.setattr(selection, "_SAMPLED_SCORES", 200)
+    monkeypatch.setattr(selection, "_RADIX", radix)
     values = torch.from_numpy(streams(kind, 40_000, dtype, np.random.default_rng(0)))
     ranked = np.lexsort((np.arange(values.numel()), -values.abs().numpy()))
     for k in (1, 17, 400, 8000, 20_000, 39_999):

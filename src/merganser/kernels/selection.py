@@ -27,11 +27,14 @@ Bits = npt.NDArray[Any]
 
 #: Fewer scores than this are collected whole.
 SMALL = 1 << 20
-_SAMPLED_BLOCKS = 8
-_SAMPLED_SCORES = 1 << 13
+#: A sample draws so many scores from a block, and from one block in sixteen, within these bounds.
+_SAMPLED_SCORES = 1 << 14
+_SAMPLED_BLOCKS = (4, 32)
 #: A block may add this share of its scores to what is collected.
 _SHARE = 1 / 16
-_RADIX = 16
+#: Bits settled by a pass of histograms, and how many scores may then be left to be collected.
+_RADIX = 11
+_LEFT = 1 << 24
 
 
 class Stream(Protocol[B_co]):
@@ -100,7 +103,7 @@ def largest(
 
 @dataclass(frozen=True)
 class _Bracket:
-    """Scores from `low` to `high`, as integers; what is collected is bounded unless `final`."""
+    """Scores from `low` to `high`, as integers. How much is collected is bounded unless `final`."""
 
     low: int
     high: int
@@ -109,23 +112,17 @@ class _Bracket:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one block says of a bracket: counts, and the scores inside.
+    """What one block says of a bracket: the scores strictly inside, and how many lie above and on its ends.
 
-    Where many scores equal an end of the bracket, these are only counted, in `lows` and `highs`.
+    The ends come from a sample, so that values which many scores share lie on them and are counted, not collected.
     """
 
     size: int
     above: int
+    highs: int
     inside: Bits
-    lows: int = 0
-    highs: int = 0
-    overflow: bool = False
-
-    def equal(self, value: int, bracket: _Bracket) -> int:
-        count = int(np.count_nonzero(self.inside == value))
-        if value == bracket.low:
-            return count + self.lows
-        return count + self.highs if value == bracket.high else count
+    lows: int
+    overflow: bool
 
 
 class _Search:
@@ -138,7 +135,7 @@ class _Search:
         self.top = int(np.iinfo(sampled).max)
 
     def run(self, wanted: Sequence[tuple[int, int]]) -> list[Cutoff]:
-        everything = _Bracket(0, self.top, final=True)
+        everything = _Bracket(-1, self.top, final=True)
         brackets = [everything for _ in wanted] if self.numel <= SMALL else self.sample(wanted)
         while True:
             parts = list(zip(*self.scan([i for i, _ in wanted], brackets), strict=True))
@@ -151,7 +148,8 @@ class _Search:
 
     def sample(self, wanted: Sequence[tuple[int, int]]) -> list[_Bracket]:
         """Brackets from a few scores of a few blocks, as wide as their scatter within and between blocks asks."""
-        count = min(len(self.blocks), _SAMPLED_BLOCKS)
+        fewest, most = _SAMPLED_BLOCKS
+        count = min(len(self.blocks), max(fewest, len(self.blocks) // 16), most)
         places = [(2 * j + 1) * len(self.blocks) // (2 * count) for j in range(count)]
         # Odd strides, lest the same columns be drawn from every row.
         drawn = [[b[:: b.size // _SAMPLED_SCORES | 1] for b in self.bits(self.blocks[place])] for place in places]
@@ -180,46 +178,38 @@ class _Search:
         return self.blocks.map(over)
 
     def part(self, bits: Bits, bracket: _Bracket) -> _Part:
-        above = int(np.count_nonzero(bits > self.kind(bracket.high)))
-        if bracket.low == bracket.high:
-            return _Part(bits.size, above, bits[:0], lows=int(np.count_nonzero(bits == self.kind(bracket.low))))
-        inside = self.within(bits, bracket.low, bracket.high)
-        if bracket.final or np.count_nonzero(inside) <= _SHARE * bits.size:
-            return _Part(bits.size, above, bits[inside])
-        lows, highs = (int(np.count_nonzero(bits == self.kind(end))) for end in (bracket.low, bracket.high))
-        inside = self.within(bits, bracket.low + 1, bracket.high - 1)
-        overflow = bool(np.count_nonzero(inside) > _SHARE * bits.size)
-        return _Part(bits.size, above, bits[:0] if overflow else bits[inside], lows, highs, overflow)
-
-    def within(self, bits: Bits, low: int, high: int) -> npt.NDArray[np.bool_]:
-        """low ≤ bits ≤ high, as one comparison of unsigned distances from `low`."""
-        if high < low:
-            return np.zeros(bits.size, dtype=np.bool_)
+        low, high = self.kind(bracket.low), self.kind(bracket.high)
+        above = int(np.count_nonzero(bits > high))
+        lows = int(np.count_nonzero(bits == low))
+        if bracket.high - bracket.low < 2:
+            highs = int(np.count_nonzero(bits == high)) if high > low else 0
+            return _Part(bits.size, above, highs, bits[:0], lows, overflow=False)
+        highs = int(np.count_nonzero(bits == high))
+        # One comparison: unsigned distances from low + 1 are short for what lies inside alone.
         unsigned = np.dtype(f"u{bits.dtype.itemsize}").type
-        mask: npt.NDArray[np.bool_] = bits.view(unsigned) - unsigned(low) <= unsigned(high - low)
-        return mask
+        within = bits.view(unsigned) - unsigned(bracket.low + 1) < unsigned(bracket.high - bracket.low - 1)
+        overflow = not bracket.final and int(np.count_nonzero(within)) > _SHARE * bits.size
+        inside = bits[:0] if overflow else np.compress(within, bits)
+        return _Part(bits.size, above, highs, inside, lows, overflow)
 
     def resolve(self, column: int, keep: int, bracket: _Bracket, parts: Sequence[_Part]) -> Cutoff | None:
         """The cutoff, unless it lies outside the bracket or more lies inside than was collected."""
         rank = keep - sum(part.above for part in parts)
+        highs, lows = sum(part.highs for part in parts), sum(part.lows for part in parts)
         inside = np.concatenate([part.inside for part in parts])
-        lows, highs = sum(part.lows for part in parts), sum(part.highs for part in parts)
-        if any(part.overflow for part in parts) or not 1 <= rank <= inside.size + lows + highs:
+        if any(part.overflow for part in parts) or not 1 <= rank <= highs + inside.size + lows:
             return None
-        if rank <= highs + np.count_nonzero(inside == bracket.high):
-            value, ties = bracket.high, rank
-        elif rank > highs + np.count_nonzero(inside > bracket.low):
-            value, ties = bracket.low, rank - highs - int(np.count_nonzero(inside > bracket.low))
+        if rank <= highs:
+            value, equal = bracket.high, [part.highs for part in parts]
+        elif rank > highs + inside.size:
+            value, equal, rank = bracket.low, [part.lows for part in parts], rank - highs - inside.size
         else:
             place = inside.size - (rank - highs)
             value = int(np.partition(inside, place)[place])
-            ties = rank - highs - int(np.count_nonzero(inside > value))
-        return Cutoff(
-            float(np.array(value, self.kind).view(_FLOAT[self.kind])),
-            self.position(
-                column, value, ties, [part.equal(value, bracket) for part in parts], [part.size for part in parts]
-            ),
-        )
+            equal = [int(np.count_nonzero(part.inside == value)) for part in parts]
+            rank -= highs + int(np.count_nonzero(inside > value))
+        number = float(np.array(value, self.kind).view(_FLOAT[self.kind]))
+        return Cutoff(number, self.position(column, value, rank, equal, [part.size for part in parts]))
 
     def position(self, column: int, value: int, ties: int, equal: Sequence[int], sizes: Sequence[int]) -> int:
         """The flat index below which exactly `ties` scores equal `value`; one block is looked at again."""
@@ -236,12 +226,12 @@ class _Search:
     def histograms(self, wanted: Sequence[tuple[int, int]]) -> list[_Bracket]:
         """Brackets that cannot miss: the scores that share the leading bits of the k-th largest.
 
-        A pass settles 16 bits, until few enough scores are left or all bits are settled.
+        A pass settles a few bits, until few enough scores are left or all bits are settled.
         """
         ranks = [k for _, k in wanted]
         prefixes = [0] * len(wanted)
         shift = self.top.bit_length()
-        limit = max(SMALL, int(self.numel * _SHARE))
+        limit = max(SMALL, min(_LEFT, int(self.numel * _SHARE)))
         sizes = [self.numel] * len(wanted)
         while shift > 0 and max(sizes) > limit:
             before, shift = shift, max(0, shift - _RADIX)
@@ -253,17 +243,19 @@ class _Search:
                     heads = bits[i] >> self.kind(shift)
                     radix = 1 << (before - shift)
                     own = heads - self.kind(prefix << (before - shift))
-                    counts.append(np.bincount(own[(own >= 0) & (own < radix)], minlength=radix))
+                    counts.append(np.bincount(own[(own >= 0) & (own < radix)], minlength=radix).astype(np.int32))
                 return counts
 
             for j, parts in enumerate(zip(*self.blocks.map(over), strict=True)):
-                counts = np.sum(parts, axis=0)[::-1]
+                counts = np.asarray(parts).sum(axis=0, dtype=np.int64)[::-1]
                 below = np.cumsum(counts)
                 place = int(np.searchsorted(below, ranks[j]))
                 ranks[j] -= int(below[place] - counts[place])
                 prefixes[j] = (prefixes[j] << (before - shift)) + counts.size - 1 - place
                 sizes[j] = int(counts[place])
-        return [_Bracket(p << shift, (p << shift) + (1 << shift) - 1, final=True) for p in prefixes]
+        if shift == 0:
+            return [_Bracket(prefix, prefix, final=True) for prefix in prefixes]
+        return [_Bracket((p << shift) - 1, min((p + 1) << shift, self.top), final=True) for p in prefixes]
 
 
 _FLOAT: dict[Any, Any] = {np.int32: np.float32, np.int64: np.float64}
@@ -271,7 +263,7 @@ _FLOAT: dict[Any, Any] = {np.int32: np.float32, np.int64: np.float64}
 
 def _bits(score: Tensor) -> Bits:
     wide = torch.int64 if score.dtype == torch.float64 else torch.int32
-    bits: Bits = score.detach().reshape(-1).view(wide).cpu().numpy()
+    bits: Bits = score.reshape(-1).view(wide).cpu().numpy()
     return bits
 
 

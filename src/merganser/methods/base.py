@@ -47,8 +47,8 @@ class Group:
         return self.base
 
     def deltas(self) -> list[Tensor]:
-        """Task vectors Δ_t = θ_t − θ_0, fresh tensors that may be written into."""
-        return [model - self.anchor for model in self.models]
+        """Task vectors Δ_t = θ_t − θ_0, fresh contiguous tensors that may be written into."""
+        return [(model - self.anchor).contiguous() for model in self.models]
 
     def random_bits(self, model: int) -> Tensor:
         """Uniform signed 32-bit integers, one per element of this block; `bits < threshold(p)` has probability p.

@@ -1,0 +1,101 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from method_driver import RowBlocks, make_group
+
+from merganser.errors import RecipeError
+from merganser.methods.base import (
+    aliases,
+    build,
+    lookup,
+    mergekit_defaults,
+    parameters,
+    register,
+    registry,
+    threshold,
+)
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 40))
+def test_random_bits_are_addressed_by_element(rows, columns, step):
+    group = make_group([np.zeros((rows, columns), np.float32)] * 2)
+    for model in (0, 1):
+        parts = [block.random_bits(model) for block in RowBlocks(group, step)]
+        assert torch.equal(torch.cat(parts), group.random_bits(model))
+
+
+def test_random_bits_are_uniform():
+    bits = make_group([np.zeros(200_000, np.float32)]).random_bits(0)
+    assert bits.dtype == torch.int32
+    for probability in (0.01, 0.5, 0.9):
+        share = (bits < threshold(probability)).float().mean().item()
+        assert share == pytest.approx(probability, abs=0.005)
+    assert threshold(0.0) == -(2**31)
+    assert threshold(1.0) == 2**31
+
+
+def test_unknown_names_get_a_suggestion():
+    with pytest.raises(RecipeError, match="did you mean 'ties'"):
+        lookup("tiess")
+    with pytest.raises(RecipeError, match="unknown parameter 'densty'.*did you mean 'density'"):
+        build(lookup("ties"), {"densty": 0.5}, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "complaint"),
+    [
+        ("ties", {"density": 1.5}, "out of bounds"),
+        ("ties", {"density": [0.1, 0.2, 0.3]}, "3 values for 2 models"),
+        ("ties", {"scope": "layer"}, "not one of 'tensor', 'global'"),
+        ("ties", {"normalize": "yes"}, "expected true or false"),
+        ("ties", {"scale": "1"}, "expected a number"),
+        ("ties", {"scale": math.nan}, "finite"),
+        ("consensus_ta", {"agree": 1.5}, "whole number"),
+        ("slerp", {}, "needs the parameter 't'"),
+        ("karcher", {"weight": -1}, "at least 0"),
+    ],
+)
+def test_wrong_values_name_the_place(method, values, complaint):
+    with pytest.raises(RecipeError, match=complaint):
+        build(lookup(method), values, ["a", "b"])
+
+
+def test_per_model_values_are_spread_or_taken_one_by_one():
+    method = build(lookup("ties"), {"weight": [1, 2], "density": 0.5}, ["a", "b"])
+    assert method.weight == (1.0, 2.0)
+    assert method.density == (0.5, 0.5)
+    assert build(lookup("passthrough"), {"scale": [None]}, ["a"]).scale == (None,)
+
+
+def test_other_tools_names():
+    assert aliases(lookup("ties"))["lambda"] == "scale"
+    assert aliases(lookup("nuslerp")) == {"nuslerp_flatten": "flatten", "nuslerp_row_wise": "row_wise"}
+    assert mergekit_defaults(lookup("ties")) == {"density": 1.0}
+    assert mergekit_defaults(lookup("linear")) == {}
+    assert "int8_mask" in lookup("dare_ties").ignored
+
+
+def test_numbers_of_models_and_the_base_are_checked():
+    lookup("ties").check_inputs(1, True)
+    with pytest.raises(RecipeError, match="base model is needed"):
+        lookup("ties").check_inputs(2, False)
+    with pytest.raises(RecipeError, match=r"here: expected 2 model\(s\) besides the base, got 3"):
+        lookup("nuslerp").check_inputs(3, True, "here")
+
+
+def test_names_are_taken_once():
+    with pytest.raises(ValueError, match="two methods are called"):
+        register(lookup("ties"))
+    assert list(registry()) == sorted(registry())
+    assert "ramplus_tl" not in registry()
+
+
+def test_parameters_are_described():
+    density = parameters(lookup("ties"))["density"]
+    assert (density.kind, density.per_model, density.default, density.required) == (float, True, 0.2, False)
+    assert parameters(lookup("slerp"))["t"].required
+    assert parameters(lookup("passthrough"))["scale"].kind is float
