@@ -174,9 +174,9 @@ def test_memory_seen_in_two_ways_is_pinned() -> None:
 class Attention(nn.Module):
     """Attention over heads, its projection laid out as asked: 'three' q, k, v blocks, or q, k, v inside each 'head'."""
 
-    def __init__(self, layout: str = "three", mix: str = "sdpa") -> None:
+    def __init__(self, layout: str = "three", mix: str = "sdpa", slopes: bool = False) -> None:
         super().__init__()
-        self.layout, self.mix = layout, mix
+        self.layout, self.mix, self.slopes = layout, mix, slopes
         self.embed, self.qkv = nn.Linear(5, 12), nn.Linear(12, 36)
         self.out, self.head = nn.Linear(12, 12), nn.Linear(12, 2)
 
@@ -190,7 +190,8 @@ class Attention(nn.Module):
         else:
             q, k, v = fused.unflatten(-1, (3, 12)).transpose(1, 2).chunk(3, -1)
         if self.mix == "sdpa":
-            mixed = F.scaled_dot_product_attention(q, k, v)
+            bias = torch.tensor([1.0, 0.5, 0.25])[:, None, None] * torch.arange(x.shape[1]) if self.slopes else None
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         elif self.mix == "einsum":
             mixed = torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1), v)
         else:
@@ -310,6 +311,25 @@ def test_normalising_inside_heads_allows_an_order_for_each_head() -> None:
 
     net = Net(forward, a=nn.Linear(5, 12), b=nn.Linear(12, 2))
     assert freedom(symmetry(net, torch.randn(2, 5))) == {"m.a:outer": (3,), "m.a:inner": (3, 4)}
+
+
+def test_heads_told_apart_by_position_keep_an_order_for_each_head() -> None:
+    """ALiBi: each head has a slope of its own, so heads stay, and the units of each head move on their own."""
+
+    class Told(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 12), nn.Linear(12, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            slopes = torch.tensor([1.0, 0.5, 0.25])
+            return self.b((F.relu(self.a(x)).unflatten(-1, (3, 4)) * slopes[:, None]).flatten(-2))
+
+    found = symmetry(Told(), torch.randn(2, 5))
+    assert freedom(found) == {"a:outer": (4,), "a:outer#2": (4,), "a:outer#3": (4,)}
+    assert [s.offset for s in found.axes["a.weight"][0]] == [0, 4, 8]
+    found = symmetry(Attention("three", slopes=True), torch.randn(2, 6, 5))
+    assert sorted(freedom(found).values()) == [(4,)] * 6 + [(12,)]
 
 
 def test_rms_norm_written_out() -> None:

@@ -9,18 +9,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_EXPORTS = {
-    "Atom": "symmetries",
-    "Axis": "symmetries",
-    "Block": "symmetries",
-    "Factor": "symmetries",
-    "Segment": "symmetries",
-    "Symmetry": "symmetries",
-    "Permutations": "permutations",
-    "scramble": "permutations",
-    "symmetry": "derivation",
+_MODULES = {
+    "symmetries": ("Atom", "Axis", "Block", "Factor", "Segment", "Symmetry"),
+    "derivation": ("symmetry",),
+    "selftest": ("self_test",),
+    "permutations": ("Permutations", "scramble"),
+    "matching": ("match",),
+    "matches": ("Match",),
+    "universes": ("Universe", "universe"),
+    "baselines": ("match_to_reference", "merge_many"),
+    "renormalisation": ("repair",),
+    "ensembles": ("UniverseEnsemble", "ensemble"),
+    "transfer": ("transport",),
+    "subsets": ("compare_subsets", "merging_order", "quality_matrix"),
 }
-
+_EXPORTS = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_EXPORTS)
 
 

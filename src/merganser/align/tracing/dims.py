@@ -160,6 +160,8 @@ def unify(a: Dim, b: Dim) -> None:
     a, b = find(a), find(b)
     if a is b:
         return
+    if a.size != b.size:
+        raise ValueError(f"axes of sizes {a.size} and {b.size} cannot be the same")
     if b.form is None or (isinstance(a.form, Family | Sum) and not isinstance(b.form, Family)):
         a, b = b, a
     # From here: if one is bare it is a; if one is a family it is b; a sum stands after a product.

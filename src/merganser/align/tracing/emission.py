@@ -8,13 +8,14 @@ from dataclasses import replace
 from merganser.align.symmetries import Atom, Axis, Factor, Segment, Symmetry
 from merganser.align.tracing.dims import Axes, Dim, leaves
 from merganser.align.tracing.graph import Trace
-from merganser.align.tracing.nesting import Piece, parents, pieces, settle
+from merganser.align.tracing.nesting import Piece, enumerate_pinned, parents, pieces, settle
 
 
 def emit(state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliases: Mapping[str, str]) -> Symmetry:
     """The symmetry of the tensors in `state` under everything the trace has learnt."""
     values: list[Sequence[Dim]] = [*trace.values, *([dim] for axes in state.values() for dim in axes)]
     settle(values, trace.forbidden)
+    enumerate_pinned(values, trace.forbidden)
     cut = {name: [list(pieces([dim])) for dim in axes] for name, axes in state.items()}
     homes: dict[Dim, str] = {}
     for name, axes in cut.items():

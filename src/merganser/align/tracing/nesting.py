@@ -9,10 +9,23 @@ projection) iff the index is always at hand and never mixed away:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from merganser.align.tracing.dims import Dim, Family, Sum, collapse, factors, find, leaves, parts, select
+from merganser.align.tracing.dims import (
+    ENUMERABLE,
+    Dim,
+    Family,
+    Product,
+    Sum,
+    collapse,
+    factors,
+    find,
+    leaves,
+    parts,
+    select,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +87,70 @@ def settle(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden]) -> N
     changed = True
     while changed:
         changed = False
-        for rule in forbidden:
-            indices = {id(leaf) for leaf in leaves(rule.parent)}
-            while mixed := next((f for f in _families(rule.child) if id(find(_index(f))) in indices), None):
-                collapse(mixed)
+        for broken in (*(_mixed(rule) for rule in forbidden), *(_orphan(axes) for axes in values)):
+            if broken is not None:
+                collapse(broken)
                 changed = True
-        for axes in values:
-            while True:
-                try:
-                    for _ in pieces(axes):
-                        pass
-                    break
-                except _Orphan as orphan:
-                    collapse(orphan.dim)
-                    changed = True
 
 
-def _families(dim: Dim) -> Iterator[Dim]:
+def _mixed(rule: Forbidden) -> Dim | None:
+    """A family of the child whose index is in the parent."""
+    indices = set(leaves(rule.parent))
+    return next((dim for dim, index in _families(rule.child) if index in indices), None)
+
+
+def _families(dim: Dim) -> Iterator[tuple[Dim, Dim]]:
+    """Every family below, with its index."""
     dim = find(dim)
+    below: tuple[Dim, ...] = ()
     if isinstance(dim.form, Family):
-        yield dim
-        for member in dim.form.members:
-            yield from _families(member)
-    elif dim.form is not None and hasattr(dim.form, "parts"):
-        for part in dim.form.parts:
-            yield from _families(part)
+        yield dim, find(dim.form.index)
+        below = dim.form.members
+    elif isinstance(dim.form, Product | Sum):
+        below = dim.form.parts
+    for child in below:
+        yield from _families(child)
 
 
-def _index(dim: Dim) -> Dim:
-    assert isinstance(dim.form, Family)
-    return dim.form.index
+def _orphan(axes: Sequence[Dim]) -> Dim | None:
+    """A family without its index among the axes of a tensor."""
+    try:
+        for _ in pieces(axes):
+            pass
+    except _Orphan as orphan:
+        return orphan.dim
+    return None
+
+
+def companions(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden]) -> dict[Dim, list[Dim]]:
+    """For every free bare dim, the bare dims whose index its units may depend on."""
+    found: dict[Dim, list[Dim]] = {}
+    for axes in values:
+        for piece in pieces(axes):
+            once = [dim for dim, times in Counter(piece.dims).items() if times == 1]
+            for dim in {dim: None for dim in piece.dims if not dim.pinned}:
+                found[dim] = [other for other in found.get(dim, once) if other in once and other is not dim]
+    for rule in forbidden:
+        outer = set(leaves(rule.parent))
+        for leaf in leaves(rule.child):
+            if leaf in found:
+                found[leaf] = [other for other in found[leaf] if other not in outer]
+    return found
+
+
+def enumerate_pinned(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden]) -> None:
+    """Where an index is pinned (heads with a slope of their own), what may depend on it gets units at each index."""
+    while True:
+        pairs = [
+            (dim, index)
+            for dim, others in companions(values, forbidden).items()
+            for index in others
+            if index.pinned and index.size <= ENUMERABLE
+        ]
+        if not pairs:
+            return
+        for dim, index in dict(pairs).items():
+            dim.form = Family(index, tuple(Dim(dim.size) for _ in range(index.size)))
 
 
 def parents(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden], order: Sequence[Dim]) -> dict[Dim, Dim]:
@@ -111,24 +158,9 @@ def parents(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden], ord
 
     Of several possible parents the innermost is taken, if the atom may depend on all of that parent's ancestors too.
     """
-    possible: dict[int, set[int]] = {}
-    for axes in values:
-        for piece in pieces(axes):
-            free = [id(dim) for dim in piece.dims if not dim.pinned]
-            once = {key for key in free if free.count(key) == 1}
-            for key in set(free):
-                here = once - {key}
-                possible[key] = possible[key] & here if key in possible else here
-    for rule in forbidden:
-        outer = {id(leaf) for leaf in leaves(rule.parent)}
-        for leaf in leaves(rule.child):
-            if id(leaf) in possible:
-                possible[id(leaf)] -= outer
-    chain: dict[int, list[Dim]] = {}
+    possible = companions(values, forbidden)
+    chain: dict[Dim, list[Dim]] = {}
     for dim in order:
-        candidates = [
-            [*chain[id(other)], other] for other in order if id(other) in chain and id(other) in possible[id(dim)]
-        ]
-        allowed = [c for c in candidates if all(id(ancestor) in possible[id(dim)] for ancestor in c)]
-        chain[id(dim)] = max(allowed, key=len, default=[])
-    return {dim: chain[id(dim)][-1] for dim in order if chain[id(dim)]}
+        candidates = [[*chain[other], other] for other in order if other in chain and other in possible[dim]]
+        chain[dim] = max((c for c in candidates if all(other in possible[dim] for other in c)), key=len, default=[])
+    return {dim: chain[dim][-1] for dim in order if chain[dim]}

@@ -1,0 +1,32 @@
+"""The surface of the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from merganser import align
+
+
+def test_every_name_resolves_to_no_module() -> None:
+    for name in align.__all__:
+        assert not isinstance(getattr(align, name), type(sys)), name
+    assert set(align.__all__) == set(dir(align))
+
+
+def test_no_module_hides_an_exported_name() -> None:
+    modules = {path.stem for path in Path(align.__file__).parent.iterdir()}
+    assert not modules & set(align.__all__)
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'symetry'"):
+        _ = align.symetry
+
+
+def test_import_is_light() -> None:
+    program = "import sys, merganser.align; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
