@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from merganser.errors import InputError, did_you_mean
-from merganser.evolve.irt.logistic import Array, Posterior, regress
+from merganser.evolve.arrays import Array
+from merganser.evolve.irt.logistic import Posterior, regress
 from merganser.evolve.irt.model import IRT
 from merganser.evolve.subsets import Subset
 

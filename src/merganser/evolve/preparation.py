@@ -16,11 +16,11 @@ from numpy.typing import ArrayLike
 
 from merganser.errors import InputError
 from merganser.evolve import subsets
+from merganser.evolve.arrays import Array, Indices
 from merganser.evolve.design import Task
 from merganser.evolve.estimators import Estimator, adaptive_c, bias_variance_c, naive, validation_error
-from merganser.evolve.irt import IRT, Items, Normal, fit
-from merganser.evolve.irt.logistic import Array
-from merganser.evolve.subsets import Indices, Subset
+from merganser.evolve.irt.model import IRT, Items, Normal
+from merganser.evolve.subsets import Subset
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def _calibrated(task: Task, parts: Split, rows: Array, known: Calibration, seed:
         items = known.irt.select(parts.pool)
         abilities = np.array([items.ability(row).mean for row in rows])
         return IRT(abilities, items.items, items.prior)
+    from merganser.evolve.irt.fitting import fit
+
     others = np.empty((0, len(parts.pool)))
     if known.answers is not None:
         matrix = np.atleast_2d(np.asarray(known.answers, dtype=np.float64))
@@ -116,6 +118,8 @@ def _blend(task: Task, irt: IRT, rows: Array, subset: Subset, seed: int) -> floa
         return float(task.c)
     if task.c == "adaptive":
         return adaptive_c(rows, subset, irt)
+    from merganser.evolve.irt.fitting import fit
+
     # Validation error of models the IRT has not seen: each endpoint under an IRT fitted without it.
     errors, variances = [], []
     for left_out in range(len(rows)):

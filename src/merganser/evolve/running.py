@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from merganser.errors import InputError, MerganserError
+from merganser.evolve.arrays import Array
 from merganser.evolve.design import Design
-from merganser.evolve.irt.logistic import Array
 from merganser.evolve.preparation import Calibration, Prepared, from_bytes, prepare, split, to_bytes
 from merganser.evolve.progress import Event, forecast
 from merganser.evolve.ranking import best, pareto

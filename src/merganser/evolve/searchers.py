@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from merganser.errors import InputError, did_you_mean, require
-from merganser.evolve.irt.logistic import Array
+from merganser.evolve.arrays import Array
 
 
 class Searcher(Protocol):

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from merganser.errors import InputError, did_you_mean
-from merganser.evolve.irt.logistic import Array
+from merganser.evolve.arrays import Array
 
 Value: TypeAlias = "float | int | str | bool"
 Values: TypeAlias = Mapping[str, Value]

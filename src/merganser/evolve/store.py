@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from merganser.errors import InputError, MerganserError
-from merganser.evolve.irt.logistic import Array
+from merganser.evolve.arrays import Array
 from merganser.evolve.space import Values
 
 VERSION = 1

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from merganser.errors import InputError
-from merganser.evolve.irt.logistic import Array
+from merganser.evolve.arrays import Array, Indices
 from merganser.evolve.irt.model import Items
-
-Indices: TypeAlias = NDArray[np.intp]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from merganser.errors import InputError
-from merganser.evolve.irt.logistic import Array
+from merganser.evolve.arrays import Array
 from merganser.evolve.irt.model import IRT, Items, Normal
 
 MAX_DIMENSIONS = 15

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import expit
 from scipy.stats import norm
 
-Array = NDArray[np.float64]
+from merganser.evolve.arrays import Array
 
 # The likelihood alone has no maximum when one hyperplane separates right from wrong answers, which is common for
 # small subsets. This much ridge makes the maximum exist without moving one that exists already.

@@ -14,7 +14,8 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from merganser.errors import InputError
-from merganser.evolve.irt.logistic import Array, Posterior, regress
+from merganser.evolve.arrays import Array
+from merganser.evolve.irt.logistic import Posterior, regress
 
 FORMAT = "merganser-irt-1"
 

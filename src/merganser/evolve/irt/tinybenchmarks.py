@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from merganser.errors import InputError, did_you_mean
-from merganser.evolve.irt.logistic import Array
+from merganser.evolve.arrays import Array
 from merganser.evolve.irt.model import IRT, Items, Normal
 from merganser.evolve.subsets import Subset
 
