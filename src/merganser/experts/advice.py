@@ -1,0 +1,140 @@
+"""From measurements to a recommendation. The thresholds are rules of thumb, stated where they are used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+#: Task vectors this parallel are mostly one expert trained twice.
+TWINS = 0.7
+#: Task vectors this opposed undo each other when they are added.
+OPPOSED = -0.1
+#: Interference over chance that is worth naming; below it a pair looks unrelated.
+COLLIDING = 1.5
+#: Below these, plain sums lose little against orthogonalised ones.
+CALM_COSINE, CALM_INTERFERENCE = 0.05, 1.1
+#: Energy a rank should keep.
+ENOUGH = 0.95
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to know or to do, and why."""
+
+    kind: Literal["twins", "opposed", "collision", "where", "method", "rank"]
+    text: str
+    experts: tuple[str, ...] = ()
+
+
+class Measured(Protocol):
+    @property
+    def block(self) -> str: ...
+    @property
+    def normalized(self) -> float: ...
+    @property
+    def chance(self) -> float: ...
+
+
+class MeasuredMatrix(Measured, Protocol):
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def energy(self) -> tuple[float, ...]: ...
+    @property
+    def energy_curve(self) -> tuple[tuple[float, ...], ...]: ...
+    @property
+    def pairs(self) -> tuple[tuple[float, ...], ...]: ...
+
+
+def advise(
+    experts: Sequence[str],
+    matrices: Sequence[MeasuredMatrix],
+    blocks: Sequence[Measured],
+    cosine: Tensor,
+    pairs: Tensor,
+    fractions: Sequence[float],
+) -> tuple[Advice, ...]:
+    """Which experts collide, where, and which method and rank to try."""
+    if len(experts) < 2 or not matrices:
+        return ()
+    couples = [(a, b) for a in range(len(experts)) for b in range(a)]
+    found = [*_couples(experts, couples, cosine)]
+    usual = _mean(matrix.rank / math.sqrt(matrix.shape[0] * matrix.shape[1]) for matrix in matrices)
+    loud = sorted((c for c in couples if pairs[c] > COLLIDING * usual), key=lambda c: -float(pairs[c]))[:3]
+    for a, b in loud:
+        text = (
+            f"{experts[b]} and {experts[a]} interfere {float(pairs[a, b]) / usual:.1f} times as much as unrelated "
+            f"experts would, most in {_loudest(matrices, a, b)}"
+        )
+        found.append(Advice("collision", text, (experts[b], experts[a])))
+    top = sorted(blocks, key=lambda block: -_ratio(block))[:3]
+    places = ", ".join(f"{block.block} ({_ratio(block):.1f}× chance)" for block in top)
+    found.append(Advice("where", f"interference is highest in {places}"))
+    found.append(_method(couples, cosine, matrices, bool(loud)))
+    found.append(_rank(matrices, fractions, len(experts)))
+    return tuple(found)
+
+
+def _couples(experts: Sequence[str], couples: Sequence[tuple[int, int]], cosine: Tensor) -> list[Advice]:
+    found = []
+    for a, b in couples:
+        value, names = float(cosine[a, b]), (experts[b], experts[a])
+        if value >= TWINS:
+            text = f"{names[0]} and {names[1]} are near-twins (cosine {value:.2f}): average them first, or keep one"
+            found.append(Advice("twins", text, names))
+        elif value <= OPPOSED:
+            text = f"{names[0]} and {names[1]} oppose each other (cosine {value:.2f}): any sum weakens both"
+            found.append(Advice("opposed", text, names))
+    return found
+
+
+def _loudest(matrices: Sequence[MeasuredMatrix], a: int, b: int) -> str:
+    sums: dict[str, float] = {}
+    for matrix in matrices:
+        sums[matrix.block] = max(sums.get(matrix.block, 0.0), matrix.pairs[a][b])
+    return ", ".join(sorted(sums, key=lambda block: -sums[block])[:2])
+
+
+def _method(
+    couples: Sequence[tuple[int, int]], cosine: Tensor, matrices: Sequence[MeasuredMatrix], loud: bool
+) -> Advice:
+    alike = sum(abs(float(cosine[c])) for c in couples) / len(couples)
+    level = _mean(_ratio(matrix) for matrix in matrices)
+    kept = _mean(value for matrix in matrices for value in matrix.energy)
+    measured = f"mean |cosine| {alike:.2f}, interference {level:.1f}× chance"
+    if alike < CALM_COSINE and level < CALM_INTERFERENCE and not loud:
+        return Advice("method", f"the experts hardly overlap ({measured}): task_arithmetic may do; tsv to be sure")
+    if kept < 0.5:
+        return Advice(
+            "method",
+            f"the experts overlap ({measured}) and 1/T of the components holds only {kept:.0%} of their energy: "
+            "try iso_c, which truncates nothing, beside tsv",
+        )
+    return Advice("method", f"the experts overlap ({measured}): try tsv with scale 1.0, then iso_c with 1.0 to 1.5")
+
+
+def _rank(matrices: Sequence[MeasuredMatrix], fractions: Sequence[float], experts: int) -> Advice:
+    curve = [
+        _mean(expert[index] for matrix in matrices for expert in matrix.energy_curve) for index in range(len(fractions))
+    ]
+    kept = _mean(value for matrix in matrices for value in matrix.energy)
+    enough = next((share for share, value in zip(fractions, curve, strict=True) if value >= ENOUGH), fractions[-1])
+    text = f"the rank used keeps {kept:.0%} of the energy; {ENOUGH:.0%} needs a rank_fraction of {enough:g}"
+    if enough * experts > 1:
+        text += f", but {experts} experts share the space without crowding only up to {1 / experts:.2g}"
+    return Advice("rank", text)
+
+
+def _ratio(measured: Measured) -> float:
+    return measured.normalized / measured.chance if measured.chance > 0 else 0.0
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / max(1, len(numbers))

@@ -1,0 +1,148 @@
+"""Singular task interference and its relatives, on the factors of one matrix from several tasks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from merganser.kernels.spectra import TOLERANCE, Factors, passband
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The Gram matrices UᵀU and VᵀV of concatenated factors; `sizes` are the ranks of the tasks."""
+
+    left: Tensor
+    right: Tensor
+    s: Tensor
+    sizes: tuple[int, ...]
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, factors: Sequence[Factors]) -> Overlap:
+        u, s, v = (torch.cat([part.double() for part in parts], dim=-1) for parts in zip(*factors, strict=True))
+        return cls(u.T @ u, v.T @ v, s, tuple(f.rank for f in factors), (u.shape[0], v.shape[0]))
+
+    def interference(self) -> float:
+        """STI = ‖(UᵀU − I) Σ (VᵀV − I)‖₁, entrywise."""
+        return sti(self.left, self.s, self.right)
+
+    def normalized(self) -> float:
+        """‖(UᵀU − I) Σ (VᵀV − I)‖ / (c_T ‖Σ‖), Frobenius: 0 for orthogonal tasks, 1 for identical ones, of any size.
+
+        c_T² = (T − 1)(T² − 3T + 3). The entrywise norm of STI would not do: it adds up the many tiny overlaps of
+        unrelated tasks, among which identical ones do not stand out.
+        """
+        size = float(self.s.norm())
+        if len(self.sizes) < 2 or size == 0:
+            return 0.0
+        return float(deviation(self.left, self.s, self.right).norm()) / (size * _identical(len(self.sizes)))
+
+    def chance(self) -> float:
+        """The `normalized` value to expect of unrelated tasks, with singular vectors uniform on their spheres.
+
+        Entry (i, j) then is a sum over the components l of the other tasks of σ_l times two cosines of variance
+        1/d and 1/m, so that its expected square is Σ_l σ_l² / (d·m).
+        """
+        energy = [float(part.square().sum()) for part in _parts(self.s, self.sizes)]
+        total = sum(energy)
+        if len(self.sizes) < 2 or total == 0:
+            return 0.0
+        expected = 0.0
+        for a, rows in enumerate(self.sizes):
+            for b, columns in enumerate(self.sizes):
+                expected += rows * columns * (total - energy[a] - (energy[b] if a != b else 0.0))
+        squares = expected / (self.shape[0] * self.shape[1] * total)
+        return math.sqrt(max(0.0, squares)) / _identical(len(self.sizes))
+
+    def pairs(self) -> Tensor:
+        """The normalised interference of every two tasks alone, as a symmetric matrix."""
+        tasks = len(self.sizes)
+        table = torch.zeros(tasks, tasks, dtype=torch.float64)
+        for a in range(tasks):
+            for b in range(a):
+                table[a, b] = table[b, a] = self._only(a, b).normalized()
+        return table
+
+    def inner_products(self) -> Tensor:
+        """⟨Δ_a, Δ_b⟩ of the factored task matrices."""
+        weighted = self.left * self.right * self.s[:, None] * self.s
+        rows = torch.stack([part.sum(dim=0) for part in _parts(weighted, self.sizes)])
+        return torch.stack([part.sum(dim=1) for part in _parts(rows, self.sizes, 1)], dim=1)
+
+    def after_merging(self, tolerance: float = TOLERANCE) -> float:
+        """The STI of the orthogonalised factors, U⊥ᵀU⊥ and V⊥ᵀV⊥: zero where T·k directions fit into the space."""
+        return sti(_polar_gram(self.left, tolerance), self.s, _polar_gram(self.right, tolerance))
+
+    def procrustes(self) -> tuple[float, float]:
+        """‖U − U⊥‖ and ‖V − V⊥‖ for the orthogonal Procrustes solutions, relative to ‖U‖ = ‖V‖ = √(Tk)."""
+        left = _procrustes_error(torch.linalg.eigvalsh(self.left), self.shape[0])
+        right = _procrustes_error(torch.linalg.eigvalsh(self.right), self.shape[1])
+        size = math.sqrt(max(1, self.s.numel()))
+        return left / size, right / size
+
+    def _only(self, a: int, b: int) -> Overlap:
+        starts = [sum(self.sizes[:task]) for task in (b, a)]
+        keep = torch.cat([torch.arange(start, start + self.sizes[t]) for start, t in zip(starts, (b, a), strict=True)])
+        part = (self.sizes[b], self.sizes[a])
+        return Overlap(self.left[keep][:, keep], self.right[keep][:, keep], self.s[keep], part, self.shape)
+
+
+def sti(left: Tensor, s: Tensor, right: Tensor) -> float:
+    """‖(L − I) Σ (R − I)‖₁."""
+    return float(deviation(left, s, right).abs().sum())
+
+
+def deviation(left: Tensor, s: Tensor, right: Tensor) -> Tensor:
+    """(L − I) Σ (R − I)."""
+    a, b = left.clone(), right.clone()
+    a.diagonal().sub_(1)
+    b.diagonal().sub_(1)
+    return (a * s) @ b
+
+
+def _identical(tasks: int) -> float:
+    """c_T: what T identical tasks have, (J − I)² being (T − 2) J + I."""
+    return math.sqrt((tasks - 1) * (tasks * tasks - 3 * tasks + 3))
+
+
+def square_procrustes(n: int, tasks: int) -> float:
+    """The relative Procrustes error of T orthogonal n×n bases, whatever they are: U Uᵀ = T·I, error √n (√T − 1)."""
+    return math.sqrt(n) * (math.sqrt(tasks) - 1) / math.sqrt(n * tasks)
+
+
+def full_rank_procrustes(bases: Sequence[Tensor]) -> float:
+    """The relative Procrustes error of concatenated whole bases, from the smaller of the two Gram matrices."""
+    d, columns = bases[0].shape[0], sum(basis.shape[1] for basis in bases)
+    if columns <= d:
+        u = torch.cat([basis.double() for basis in bases], dim=1)
+        gram = u.T @ u
+    else:
+        gram = torch.zeros(d, d, dtype=torch.float64)
+        for basis in bases:
+            gram.addmm_(basis.double(), basis.double().T)
+    return _procrustes_error(torch.linalg.eigvalsh(gram), min(d, columns)) / math.sqrt(max(1, columns))
+
+
+def _procrustes_error(squares: Tensor, dimension: int) -> float:
+    """√Σ(σ − 1)² over the singular values a matrix of this many rows can have."""
+    values = squares.flip(0)[:dimension].clamp(min=0).sqrt()
+    return float((values - 1).norm())
+
+
+def _polar_gram(gram: Tensor, tolerance: float) -> Tensor:
+    values, w = torch.linalg.eigh(gram)
+    s = values.clamp(min=0).sqrt()
+    kept = passband(s / s[-1].clamp(min=1e-300), tolerance) if s.numel() else s
+    product: Tensor = (w * kept.square()) @ w.T
+    return product
+
+
+def _parts(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    starts = itertools.accumulate(sizes, initial=0)
+    return [tensor.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]

@@ -1,0 +1,327 @@
+"""Where experts fight: interference per matrix and block, similarity, spectra, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.errors import CheckpointError, InputError
+from merganser.experts.advice import Advice, advise
+from merganser.experts.building import check_complete, task_matrix
+from merganser.experts.library import Library
+from merganser.experts.sti import Overlap, full_rank_procrustes, square_procrustes
+from merganser.kernels.spectra import Factors, effective_rank, spectrum, top_svd
+from merganser.methods.matrices import FLOOR, rank_kept
+
+#: Shares of the components at which the kept energy is reported.
+FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class MatrixInterference:
+    """One matrix. `sti` as in the thesis; `normalized` between 0 (orthogonal) and 1 (identical experts), to be compared
+    with the `chance` of unrelated ones (see `sti.Overlap`).
+
+    Per expert: `effective_rank`, `energy` at the rank used, `energy_curve` at `FRACTIONS`. `pairs` is the normalised
+    interference of every two experts. Procrustes errors are relative, (left, right); at full rank only the short
+    side is reported unless asked for, where it is known in closed form.
+    """
+
+    name: str
+    block: str
+    shape: tuple[int, int]
+    rank: int
+    sti: float
+    normalized: float
+    chance: float
+    sti_after: float
+    procrustes: tuple[float, float]
+    procrustes_full: tuple[float | None, float | None]
+    effective_rank: tuple[float, ...]
+    energy: tuple[float, ...]
+    energy_curve: tuple[tuple[float, ...], ...]
+    pairs: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class BlockInterference:
+    """The matrices of one block: the sum of their STI before and after TSV-Merge, the means of the normalised one and
+    of its chance level."""
+
+    block: str
+    matrices: int
+    sti: float
+    normalized: float
+    chance: float
+    sti_after: float
+
+
+@dataclass(frozen=True)
+class Interference:
+    """What `interference` found. `cosine` is that of the whole task vectors. `truncated` says that experts came from
+    a library, so that spectra end where it cut them."""
+
+    experts: tuple[str, ...]
+    matrices: tuple[MatrixInterference, ...]
+    blocks: tuple[BlockInterference, ...]
+    cosine: tuple[tuple[float, ...], ...]
+    pairs: tuple[tuple[float, ...], ...]
+    truncated: bool
+    advice: tuple[Advice, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"fractions": list(FRACTIONS), **asdict(self)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A table of the blocks for people."""
+        return [
+            {
+                "block": block.block,
+                "matrices": block.matrices,
+                "STI": f"{block.sti:.3g}",
+                "normalised": f"{block.normalized:.3f}",
+                "by chance": f"{block.chance:.3f}",
+                "after TSV": f"{block.sti_after:.2g}",
+            }
+            for block in self.blocks
+        ]
+
+
+def interference(
+    base: Reference | Library,
+    experts: Mapping[str, Reference] | Sequence[str] | None = None,
+    *,
+    rank_fraction: float | None = None,
+    full_rank: bool = False,
+    on_matrix: Callable[[str], None] = lambda name: None,
+) -> Interference:
+    """Measure how the task matrices of experts overlap; takes a base with experts, or a library.
+
+    `rank_fraction` is the share of components looked at, 1/T by default as in TSV-Merge. `full_rank` also measures
+    the Procrustes error of whole bases on the long side of every matrix, which is slow.
+    """
+    source = _open(base, experts)
+    products = torch.zeros(len(source.names), len(source.names), dtype=torch.float64)
+    matrices: list[MatrixInterference] = []
+    for name, spec in source.tensors():
+        if len(spec.shape) != 2 or min(spec.shape) < 2:
+            products += source.inner_products(name)
+            continue
+        on_matrix(name)
+        products += source.inner_products(name)
+        if matrix := _measure(name, source, rank_fraction, full_rank):
+            matrices.append(matrix)
+    cosine = _cosine(products)
+    pairs = _mean([torch.tensor(matrix.pairs) for matrix in matrices], len(source.names))
+    blocks = _by_block(matrices)
+    advice = advise(source.names, matrices, blocks, cosine, pairs, FRACTIONS)
+    return Interference(
+        tuple(source.names), tuple(matrices), blocks, _tuple(cosine), _tuple(pairs), source.truncated, advice
+    )
+
+
+def similarity(
+    base: Reference | Library, experts: Mapping[str, Reference] | Sequence[str] | None, name: str, rank: int
+) -> tuple[Tensor, Tensor]:
+    """|UᵀU| and |VᵀV| of the top `rank` task singular vectors of one matrix: the heat maps with a block per task."""
+    overlap = Overlap.of(_open(base, experts).factors(name, rank))
+    return overlap.left.abs(), overlap.right.abs()
+
+
+def block_of(name: str) -> str:
+    """A tensor's block: its name up to the first number (`model.layers.3`), else its module."""
+    match = re.match(r"(?:[^.]+\.)*?\d+(?=\.)", name)
+    return match[0] if match else name.rpartition(".")[0] or name
+
+
+class _Experts(ABC):
+    """Where task matrices come from."""
+
+    names: Sequence[str]
+    truncated: bool
+    base: Checkpoint
+
+    @abstractmethod
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """The float tensors every expert shares with the base."""
+
+    @abstractmethod
+    def factors(self, name: str, k: int) -> list[Factors]:
+        """The top k components of every expert."""
+
+    @abstractmethod
+    def spectra(self, name: str) -> list[Tensor]:
+        """All singular values of every expert."""
+
+    @abstractmethod
+    def inner_products(self, name: str) -> Tensor:
+        """⟨Δ_a, Δ_b⟩ for one tensor."""
+
+
+class _Whole(_Experts):
+    """Experts as checkpoints."""
+
+    def __init__(self, base: Checkpoint, experts: Mapping[str, Checkpoint]) -> None:
+        self.base = base
+        self.names = list(experts)
+        self.truncated = False
+        self._experts = list(experts.values())
+        for expert in self._experts:
+            check_complete(base, expert)
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        for name in self.base.names():
+            spec = self.base.spec(name)
+            if is_integer(spec.dtype):
+                continue
+            for expert in self._experts:
+                if expert.spec(name).shape != spec.shape:
+                    raise CheckpointError(f"{expert.label}: {name!r} is {expert.spec(name)}, in the base {spec}")
+            yield name, spec
+
+    def factors(self, name: str, k: int) -> list[Factors]:
+        return [top_svd(task_matrix(self.base, expert, name), k).above(FLOOR) for expert in self._experts]
+
+    def spectra(self, name: str) -> list[Tensor]:
+        return [spectrum(task_matrix(self.base, expert, name)) for expert in self._experts]
+
+    def inner_products(self, name: str) -> Tensor:
+        spec = self.base.spec(name)
+        height = spec.shape[0] if spec.shape else 1
+        step = max(1, _ELEMENTS * height // max(1, spec.numel * len(self._experts)))
+        total = torch.zeros(len(self._experts), len(self._experts), dtype=torch.float64)
+        for start in range(0, height, step):
+            rows = (start, min(start + step, height)) if spec.shape else None
+            ours = self.base.read(name, rows).double()
+            flat = torch.stack([(expert.read(name, rows).double() - ours).flatten() for expert in self._experts])
+            total += flat @ flat.T
+        return total
+
+
+class _Stored(_Experts):
+    """Experts of a library, from their factors."""
+
+    def __init__(self, library: Library, names: Iterable[str] | None) -> None:
+        self.base = library.base
+        self.names = list(library.experts if names is None else names)
+        self.truncated = True
+        self._experts = [library.expert(name) for name in self.names]
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        for name in self.base.names():
+            if any(name in e.file.kinds for e in self._experts) and all(e.merges(name) for e in self._experts):
+                yield name, self.base.spec(name)
+
+    def factors(self, name: str, k: int) -> list[Factors]:
+        d, m = self.base.spec(name).shape
+        nothing = Factors(*(torch.zeros(size, dtype=torch.float64) for size in ((d, 0), (0,), (m, 0))))
+        return [found if (found := expert.factors(name, k)) is not None else nothing for expert in self._experts]
+
+    def spectra(self, name: str) -> list[Tensor]:
+        return [factors.s for factors in self.factors(name, min(self.base.spec(name).shape))]
+
+    def inner_products(self, name: str) -> Tensor:
+        shape = self.base.spec(name).shape
+        if len(shape) == 2 and all(expert.file.kinds.get(name) != "full" for expert in self._experts):
+            return Overlap.of(self.factors(name, min(shape))).inner_products()
+        flat = torch.stack([expert.delta(name).double().flatten() for expert in self._experts])
+        return flat @ flat.T
+
+
+def _open(base: Reference | Library, experts: Mapping[str, Reference] | Sequence[str] | None) -> _Experts:
+    if isinstance(base, Library):
+        source: _Experts = _Stored(base, experts)
+    elif isinstance(experts, Mapping):
+        source = _Whole(open_checkpoint(base), {name: open_checkpoint(ref) for name, ref in experts.items()})
+    else:
+        raise InputError("name the experts of a base, as in {'task': checkpoint, …}")
+    if not source.names:
+        raise InputError("at least one expert is needed")
+    return source
+
+
+def _measure(name: str, source: _Experts, rank_fraction: float | None, full_rank: bool) -> MatrixInterference | None:
+    """None where no expert changed the matrix."""
+    shape = source.base.spec(name).shape
+    n, tasks = min(shape), len(source.names)
+    k = rank_kept(n, tasks, rank_fraction)
+    spectra = source.spectra(name)
+    energies = [values.square() for values in spectra]
+    totals = [float(energy.sum()) for energy in energies]
+    if not any(totals):
+        return None
+    overlap = Overlap.of(source.factors(name, k))
+
+    def kept(rank: int) -> tuple[float, ...]:
+        return tuple(float(e[:rank].sum()) / total if total else 1.0 for e, total in zip(energies, totals, strict=True))
+
+    curves = [kept(rank_kept(n, 1, share)) for share in FRACTIONS]
+    return MatrixInterference(
+        name=name,
+        block=block_of(name),
+        shape=(shape[0], shape[1]),
+        rank=k,
+        sti=overlap.interference(),
+        normalized=overlap.normalized(),
+        chance=overlap.chance(),
+        sti_after=overlap.after_merging(),
+        procrustes=overlap.procrustes(),
+        procrustes_full=_procrustes_full(name, source, spectra, full_rank),
+        effective_rank=tuple(effective_rank(values) for values in spectra),
+        energy=kept(k),
+        energy_curve=tuple(zip(*curves, strict=True)),
+        pairs=_tuple(overlap.pairs()),
+    )
+
+
+def _procrustes_full(
+    name: str, source: _Experts, spectra: Sequence[Tensor], measure: bool
+) -> tuple[float | None, float | None]:
+    d, m = source.base.spec(name).shape
+    n = min(d, m)
+    if measure:
+        whole = source.factors(name, n)
+        return full_rank_procrustes([f.u for f in whole]), full_rank_procrustes([f.v for f in whole])
+    whole_rank = all(s.numel() == n and bool(s[-1] > FLOOR * s[0]) for s in spectra)
+    known = square_procrustes(n, len(spectra)) if whole_rank else None
+    return (known if d == n else None), (known if m == n else None)
+
+
+def _by_block(matrices: Sequence[MatrixInterference]) -> tuple[BlockInterference, ...]:
+    groups: dict[str, list[MatrixInterference]] = {}
+    for matrix in matrices:
+        groups.setdefault(matrix.block, []).append(matrix)
+    return tuple(
+        BlockInterference(
+            block,
+            len(group),
+            sum(matrix.sti for matrix in group),
+            sum(matrix.normalized for matrix in group) / len(group),
+            sum(matrix.chance for matrix in group) / len(group),
+            sum(matrix.sti_after for matrix in group),
+        )
+        for block, group in groups.items()
+    )
+
+
+def _cosine(products: Tensor) -> Tensor:
+    norms = products.diagonal().clamp(min=0).sqrt()
+    return products / (norms[:, None] * norms).clamp(min=1e-300)
+
+
+def _mean(tables: Sequence[Tensor], size: int) -> Tensor:
+    return torch.stack(list(tables)).mean(dim=0) if tables else torch.zeros(size, size)
+
+
+def _tuple(table: Tensor) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(value) for value in row) for row in table)
