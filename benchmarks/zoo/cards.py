@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine import describe
 from merganser.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -31,7 +31,8 @@ class Card:
     scores: dict[str, float]
     history: list[dict[str, float]]
     seconds: float
-    machine: str = field(default_factory=lambda: machine())
+    machine: str = field(default_factory=describe)
+    threads: int = field(default_factory=torch.get_num_threads)
     torch: str = torch.__version__
 
     def write(self, directory: Path) -> None:
@@ -57,16 +58,6 @@ def command(module: str) -> str:
         elif not argument.startswith(("--data=", "--cache=")):
             kept.append(argument)
     return " ".join(["python -m", module, *kept])
-
-
-def machine() -> str:
-    """Processor, cores and threads in use, in one line."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        name = models[0] if models else name
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s), {platform.system()}"
 
 
 def add_locations(parser: argparse.ArgumentParser) -> None:

@@ -43,10 +43,10 @@ class Schedule:
 
 SCHEDULES = {
     "mlp": Schedule((None,) * 5, rate=0.1, decay=1e-4, augment=False),
-    "resnet20-bn": Schedule((16, 16, 16, 16, 24, 24, 32), rate=0.2),
-    "resnet20-bn-2x": Schedule((16, 16, 16, 16, 24, 24, 32), rate=0.2),
-    "resnet20-ln": Schedule((16, 16, 16, 16, 24, 24, 32), rate=0.1),
-    "resnet20-ln-2x": Schedule((16, 16, 16, 16, 24, 24, 32), rate=0.1),
+    "resnet20-bn": Schedule((16, 16, 16, 24, 32), rate=0.2),
+    "resnet20-bn-2x": Schedule((16, 16, 16, 24, 32), rate=0.2),
+    "resnet20-ln": Schedule((16, 16, 16, 24, 32), rate=0.1),
+    "resnet20-ln-2x": Schedule((16, 16, 16, 24, 32), rate=0.1),
     "vgg16": Schedule((None,) * 4, rate=0.05),
 }
 
