@@ -5,23 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merganser.align.tracing.dims import (
-    Dim,
-    concat,
-    cut,
-    enumerate_index,
-    factors,
-    family,
-    find,
-    is_pinned,
-    merge,
-    narrow,
-    parts,
-    pin,
-    select,
-    split,
-    unify,
-)
+from merganser.align.tracing.dims import Dim, concat, factors, family, find, is_pinned, merge, parts, pin, select
+from merganser.align.tracing.refinement import cut, enumerate_index, narrow, split, unify
 
 
 def sizes(dims: list[Dim]) -> list[int]:

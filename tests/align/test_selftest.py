@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.align import Symmetry, symmetry
-from merganser.align.derivation import evaluating
+from merganser.align.derivation import traceable
 from merganser.align.selftest import cycles, self_test
 from merganser.align.symmetries import Atom, Factor, product
 from merganser.errors import InputError, MerganserError
@@ -88,10 +88,10 @@ def test_inconclusive_and_impossible_tests_say_so() -> None:
             symmetry(nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 2)), X)
 
 
-def test_evaluating_restores_modes() -> None:
+def test_traceable_restores_modes() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
     net[1].eval()
-    with evaluating(net):
+    with traceable(net):
         assert not net.training
         assert not net[0].training
     assert net.training

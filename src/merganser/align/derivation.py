@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from merganser.align.moments import evaluating
 from merganser.align.selftest import self_test as run_self_test
 from merganser.align.symmetries import Symmetry
 from merganser.align.tracing.dims import ONE, Axes, Dim, fresh, pin
@@ -41,7 +42,7 @@ def symmetry(
     derivation that fails raises `MerganserError`. Models of transformers are traced without their key-value cache.
     """
     args, named = arguments(module, example_inputs, kwargs or {})
-    with evaluating(module):
+    with traceable(module):
         program = _export(module, args, named)
         found = _derive(module, program)
         if self_test:
@@ -67,19 +68,15 @@ def arguments(
 
 
 @contextmanager
-def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients and without fused attention kernels; everything is put back after."""
-    modes = [(child, child.training) for child in module.modules()]
-    fast = torch.backends.mha.get_fastpath_enabled()
+def traceable(module: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, no fused attention kernels; everything is put back after."""
+    fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    module.eval()
     try:
-        with torch.no_grad():
+        with evaluating(module), torch.no_grad():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for child, mode in modes:
-            child.training = mode
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:

@@ -13,19 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from merganser.align.tracing.dims import (
-    ENUMERABLE,
-    Dim,
-    Family,
-    Product,
-    Sum,
-    collapse,
-    factors,
-    find,
-    leaves,
-    parts,
-    select,
-)
+from merganser.align.tracing.dims import ENUMERABLE, Dim, Family, Product, Sum, factors, find, leaves, parts, select
+from merganser.align.tracing.refinement import collapse
 
 
 @dataclass(frozen=True, slots=True)

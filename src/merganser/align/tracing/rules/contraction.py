@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from string import ascii_letters
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, rule
-from merganser.align.tracing.dims import ONE, Axes, Dim, factors, merge, pin, split, unify
+from merganser.align.tracing.dims import ONE, Axes, Dim, factors, merge, pin
+from merganser.align.tracing.refinement import split, unify
 from merganser.align.tracing.rules.pointwise import broadcast
 
 

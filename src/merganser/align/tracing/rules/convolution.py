@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from merganser.align.tracing.calls import Call, Result, rule
-from merganser.align.tracing.dims import Axes, Dim, fresh, merge, pin, split, unify
+from merganser.align.tracing.dims import Axes, Dim, fresh, merge, pin
+from merganser.align.tracing.refinement import split, unify
 from merganser.align.tracing.rules.contraction import einsum
 
 

@@ -3,21 +3,8 @@
 from __future__ import annotations
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, replaced, rule, without
-from merganser.align.tracing.dims import (
-    ENUMERABLE,
-    ONE,
-    Axes,
-    Dim,
-    concat,
-    enumerate_index,
-    family,
-    find,
-    narrow,
-    pin,
-    select,
-    split,
-    unify,
-)
+from merganser.align.tracing.dims import ENUMERABLE, ONE, Axes, Dim, concat, family, find, pin, select
+from merganser.align.tracing.refinement import enumerate_index, narrow, split, unify
 from merganser.align.tracing.rules.pointwise import broadcast
 
 

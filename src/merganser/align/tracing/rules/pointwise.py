@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from merganser.align.tracing.calls import Call, Result, rule
-from merganser.align.tracing.dims import ONE, Axes, Dim, fresh, unify
+from merganser.align.tracing.dims import ONE, Axes, Dim, fresh
+from merganser.align.tracing.refinement import unify
 
 
 def broadcast(tensors: Sequence[Sequence[Dim]]) -> Axes:

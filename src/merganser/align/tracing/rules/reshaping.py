@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from math import prod
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, rule
-from merganser.align.tracing.dims import ONE, Axes, Dim, merge, split
+from merganser.align.tracing.dims import ONE, Axes, Dim, merge
+from merganser.align.tracing.refinement import split
 
 
 def regroup(axes: Sequence[Dim], shape: Sequence[int]) -> Axes:
