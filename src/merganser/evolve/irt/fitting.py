@@ -76,7 +76,7 @@ def fit(
     *,
     seed: int = 0,
     sweeps: int = 200,
-    tolerance: float = 1e-6,
+    tolerance: float = 1e-5,
     device: str = "cpu",
 ) -> IRT:
     """Fit models × items answers in [0, 1]; entries that are NaN, or 0 in `mask`, are missing.
