@@ -268,3 +268,24 @@ def test_planning_asks_each_header_a_bounded_number_of_times(header):
 
     small, large = questions(100), questions(200)
     assert large <= 2.05 * small
+
+
+def test_yaml_anchors_may_be_refined_but_keys_not_repeated(hub):
+    text = """
+method: linear
+models:
+  - &first {path: a, weight: 0.25}
+  - {<<: *first, path: b}
+"""
+    assert recipes.plan(recipes.load(text), hub()).outputs[0].parameters == {"weight": [0.25, 0.25]}
+
+
+def test_notes_of_nested_recipes_are_passed_on(hub):
+    text = "method: linear\nmodels: [c, {recipe: {method: linear, base: base, models: [a]}, label: stage}]"
+    notes = recipes.plan(recipes.load(text), hub()).notes
+    assert "stage: base is only the template: 'linear' knows no base" in notes
+
+
+def test_scientific_notation_is_a_number(hub):
+    made = recipes.plan(recipes.load("method: linear\nmodels: [a, b]\nparameters: {weight: 1e-3}"), hub())
+    assert made.outputs[0].parameters == {"weight": [1e-3, 1e-3]}

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from merganser import recipes
+from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.sidecars import edited
 from merganser.errors import CheckpointError
 from merganser.recipes.configs import layer_edits
@@ -102,13 +103,38 @@ def test_a_slice_of_the_base_alone_is_copied(hub):
 
 
 def test_a_model_without_layers_cannot_be_sliced(header):
-    from merganser.checkpoints.base import TensorSpec
-
     with pytest.raises(CheckpointError, match="a has no run of numbered layers"):
         recipes.plan(
             recipes.load("method: passthrough\nslices: [{path: a, layers: [0, 1]}]"),
             lambda reference: header(reference, {"w": TensorSpec((1,), torch.float32)}),
         )
+
+
+def test_a_tensor_lost_between_layers_is_an_error(header, make_llama):
+    def opener(reference):
+        extra = {"model.layers.2.mlp.gate.weight": TensorSpec((2,), torch.float32)} if reference == "b" else {}
+        return header(reference, make_llama() | extra)
+
+    text = "method: nuslerp\nslices: [{models: [{path: a, layers: [0, 2]}, {path: b, layers: [%d, %d]}]}]"
+    with pytest.raises(CheckpointError, match=r"b has 'model.layers.2.mlp.gate.weight', which a has not"):
+        recipes.plan(recipes.load(text % (1, 3)), opener)
+    assert recipes.plan(recipes.load(text % (0, 2)), opener).outputs
+
+
+def test_a_nested_stack_passes_its_config_on(directory, tmp_path):
+    config = {"num_hidden_layers": 4}
+    for name in "ab":
+        directory(name, config=config)
+    (tmp_path / "stage.yml").write_text(FRANKEN)
+    (tmp_path / "recipe.yml").write_text(
+        "method: slerp\nparameters: {t: 0.5}\nmodels: [stage.yml, {recipe: stage.yml, label: c}]"
+    )
+    plan = recipes.plan(recipes.load(tmp_path / "recipe.yml"))
+    assert edited(config, plan.sidecars["config"]) == {"num_hidden_layers": 6}
+    again = FRANKEN.replace("path: a, layers: [0, 3]", "recipe: stage.yml, layers: [1, 6]")
+    (tmp_path / "again.yml").write_text(again)
+    plan = recipes.plan(recipes.load(tmp_path / "again.yml"))
+    assert edited(config, plan.sidecars["config"]) == {"num_hidden_layers": 8}
 
 
 def restacked(prefix="model.layers", old=4, order=(0, 1, 2, 1, 2, 3)):

@@ -187,6 +187,16 @@ def test_a_model_without_tokenizer_is_taken_to_have_the_bases(family, tmp_path):
         plan_for(tmp_path, "base")
 
 
+def test_a_nested_union_keeps_its_tokens(family, tmp_path):
+    family()
+    (tmp_path / "stage.yml").write_text("method: linear\nbase: base\nmodels: [a, b]\noutput: {tokenizer: union}\n")
+    (tmp_path / "recipe.yml").write_text("method: linear\nmodels: [stage.yml, a]\noutput: {tokenizer: union}\n")
+    plan = recipes.plan(recipes.load(tmp_path / "recipe.yml"))
+    assert [record["content"] for record in plan.sidecars["tokenizer"]["add"]] == ["<a>", "<c>"]
+    assert {o.name: o.spec.shape for o in plan.outputs}[NAME] == (7, 3)
+    assert plan.models[1].remap is None
+
+
 def test_tied_heads_stay_tied(directory, tmp_path):
     for seed, (name, added) in enumerate((("base", []), ("a", ["<a>"]), ("b", ["<b>"]))):
         own = {n: s for n, s in specs(4 + len(added)).items() if n != "lm_head.weight"}

@@ -34,13 +34,17 @@ def describe(
     """The sidecars of a plan, and what its user should know about them."""
     config = table.config(0)
     edits, notes = layer_edits(config, restacked)
+    nested = table.models[0].plan
+    inherited: Mapping[str, Any] = nested.sidecars if nested else {"config": [], "tokenizer": {"add": []}}
+    edits = [*((list(path), value) for path, value in inherited["config"]), *edits]
     edits += dtype_edits(config, recipe.output.dtype)
     if "quantization_config" in config:
         edits.append((["quantization_config"], None))
     tokens: list[Edit] = []
-    tokenizer: dict[str, Any] = {"model": 0, "add": []}
+    tokenizer: dict[str, Any] = {"model": 0, "add": list(inherited["tokenizer"]["add"])}
     if vocabulary is not None:
-        tokenizer = {"model": vocabulary.model, "add": list(vocabulary.added)}
+        kept = tokenizer["add"] if vocabulary.model == 0 else []
+        tokenizer = {"model": vocabulary.model, "add": [*kept, *vocabulary.added]}
         edits += vocabulary_edits(config, vocabulary.rows)
         if vocabulary.model != 0:
             tokens = [([k], v) for k, v in table.config(vocabulary.model).items() if k.endswith("_token_id")]

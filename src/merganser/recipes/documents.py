@@ -17,8 +17,9 @@ class _Loader(yaml.SafeLoader):
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, int] = {}
-    loader.flatten_mapping(node)
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
         key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
         if not isinstance(key, Hashable):
@@ -26,6 +27,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
         if key in seen:
             raise RecipeError(f"line {line}: {key!r} is given twice (first at line {seen[key]})")
         seen[key] = line
+    loader.flatten_mapping(node)
     return loader.construct_mapping(node, deep=True)
 
 

@@ -10,6 +10,7 @@ from merganser.errors import CheckpointError
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import Table
+from merganser.recipes.stacking import Stacking
 
 #: Float buffers that some library versions saved and others compute: they carry nothing learned.
 _COMPUTED = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|\.masked_bias)$")
@@ -62,15 +63,15 @@ class Mismatches:
             f"{name!r} of {label} is {spec}: a quantised weight cannot be merged; dequantise the model first"
         )
 
-    def extra(self, planned: Iterable[str]) -> None:
-        """Tensors of the models that the output would silently lose."""
+    def extra(self, planned: Iterable[str], stacking: Stacking) -> None:
+        """Tensors of the models that the output would silently lose; layers no slice takes are left out on purpose."""
         known = set(planned) | set(self.table.checkpoints[0].names())
         tied = self.table.checkpoints[0].aliases()
         dropped: dict[str, list[str]] = {}
-        for i, checkpoint in enumerate(self.table.checkpoints[1:], 1):
+        for i, checkpoint in enumerate(self.table.checkpoints):
             label = self.table.models[i].label
-            for name in checkpoint.names():
-                if name in known or any(matches(glob, name) for glob in self.recipe.output.exclude):
+            for name in stacking.unmatched(i, known):
+                if any(matches(glob, name) for glob in self.recipe.output.exclude):
                     continue
                 if is_buffer(name, checkpoint.spec(name)):
                     dropped.setdefault(label, []).append(name)

@@ -47,7 +47,8 @@ def _plan(recipe: Recipe, opener: Open) -> tuple[Plan, Path | None]:
     planner = _Planner(recipe, table)
     outputs = planner.outputs()
     sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs)
-    notes = [*recipe.notes, *planner.notes, *(vocabulary.notes if vocabulary else ()), *remarks]
+    nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
+    notes = [*nested, *recipe.notes, *planner.notes, *(vocabulary.notes if vocabulary else ()), *remarks]
     result = Plan(
         models=tuple(table.models),
         outputs=tuple(outputs),
@@ -87,8 +88,7 @@ class _Planner:
         outputs = [output for job in jobs if (output := self._output(job)) is not None]
         if not outputs and not self.mismatches.found:
             raise RecipeError("the merge has no tensors: everything is excluded")
-        if not any(part.sliced for part in self.recipe.parts):
-            self.mismatches.extra(known)
+        self.mismatches.extra(known, self.stacking)
         self.mismatches.finish()
         self.notes += self.mismatches.notes
         return outputs

@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
+from merganser.checkpoints.sidecars import edited
+from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.errors import CheckpointError, did_you_mean
 from merganser.recipes.layers import Layout, layout
 from merganser.recipes.plan import Model, Plan
@@ -87,10 +89,20 @@ class Table:
         return self._layouts[index]
 
     def config(self, index: int) -> dict[str, Any]:
-        """The model's config.json, empty if it has none."""
+        """The model's config.json, a nested merge's with its changes; empty if there is none."""
         if index not in self._configs:
-            self._configs[index] = read_config(self.checkpoints[index])
+            config, plan = read_config(self.checkpoints[index]), self.models[index].plan
+            self._configs[index] = edited(config, plan.sidecars["config"]) if plan and config else config
         return self._configs[index]
+
+    def tokens(self, index: int) -> Tokens | None:
+        """The model's vocabulary, a nested merge's with the tokens it adds; None without one."""
+        found, plan = read_tokens(self.checkpoints[index].directory), self.models[index].plan
+        if found is None or plan is None:
+            return found
+        added = {record["content"]: record for record in plan.sidecars["tokenizer"]["add"]}
+        ids = {**found.ids, **{token: record["id"] for token, record in added.items()}}
+        return Tokens(ids, {**found.added, **added}, found.extensible)
 
     def _key(self, entry: Entry) -> Any:
         return id(entry.recipe) if entry.recipe is not None else locate(entry.label, self._root)

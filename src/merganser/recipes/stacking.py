@@ -62,9 +62,33 @@ class Stacking:
         assert layers is not None
         return self._stack(entry, job.part).name(layers[0] + job.offset, job.rest)
 
+    def unmatched(self, model: int, known: set[str]) -> Iterator[str]:
+        """Tensors of a model that no output is made of, those of layers left out by slices aside."""
+        stacks = {
+            self._stack(entry, part).title
+            for part, each in self._slices()
+            for entry in each.models
+            if self.table.of(entry) == model
+        }
+        places = self.table.layout(model).places
+        for name in self.table.checkpoints[model].names():
+            if name not in known and not (name in places and places[name].stack.title in stacks):
+                yield name
+        for part, each in self._slices():
+            first = each.models[0]
+            for entry in each.models[1:]:
+                if self.table.of(entry) == model and entry.layers and first.layers:
+                    for ours, theirs in zip(range(*first.layers), range(*entry.layers), strict=True):
+                        lost = set(self._layers(entry, part)[theirs]) - set(self._layers(first, part)[ours])
+                        yield from (self._stack(entry, part).name(theirs, rest) for rest in sorted(lost))
+
     def depth_outside(self, name: str) -> float:
         """Depth of a tensor that is in no layer: in mergekit's dialect 0, in ours 0 before the layers, 1 after."""
         return 0.0 if self.recipe.dialect == "mergekit" or is_input(name) else 1.0
+
+    def _slices(self) -> Iterator[tuple[Part, Slice]]:
+        """The slices that choose layers, with the part they are of."""
+        return ((part, each) for part in self.recipe.parts if part.sliced for each in part.slices)
 
     def _whole(self, part: Part, names: Sequence[str]) -> Iterator[Job]:
         layout = self.table.layout(0)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from merganser.checkpoints.tokenizer import Tokens, added_token, read_tokens
+from merganser.checkpoints.tokenizer import Tokens, added_token
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.mismatches import tied_source
 from merganser.recipes.schema import Recipe, TokenizerOptions, TokenRow
@@ -93,14 +93,14 @@ def _names(table: Table, model: int) -> dict[str, list[str]]:
 
 
 def _tokens(table: Table, heights: Sequence[int], where: str, notes: list[str]) -> list[Tokens]:
-    base = read_tokens(table.checkpoints[0].directory)
+    base = table.tokens(0)
     if base is None:
         raise CheckpointError(
             f"{where}: {table.models[0].label} has no tokenizer.json, vocab.json or vocab.txt to take a vocabulary from"
         )
     found = [base]
     for i in range(1, len(table)):
-        own = read_tokens(table.checkpoints[i].directory)
+        own = table.tokens(i)
         if own is None and heights[i] != heights[0]:
             raise CheckpointError(
                 f"{where}: {table.models[i].label} has no tokenizer.json, vocab.json or vocab.txt, and its "
