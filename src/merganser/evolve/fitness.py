@@ -1,0 +1,197 @@
+"""Fitness: a candidate is merged into a live module in memory, asked its items, and overwritten by the next.
+
+The endpoints stay resident; a trial computes only the tensors whose method or parameters changed since the last one, by
+the engine's own arithmetic, so a recipe of the same values reproduces the weights bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from merganser import recipes
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.memory import StateDict
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.vocabulary import remapped
+from merganser.engine.execute import execute
+from merganser.engine.sinks import ModuleSink
+from merganser.errors import InputError
+from merganser.evolve.space import Space
+from merganser.evolve.workers import Candidate
+from merganser.methods.base import lookup
+from merganser.recipes.plan import Output, Plan
+
+SCORE = "score"
+
+
+class Examiner(Protocol):
+    """Asks a model some items of one task. Returns measures by name; `score` is the task's own."""
+
+    def __len__(self) -> int: ...
+
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Mapping[str, Sequence[float]]: ...
+
+
+def resident(checkpoint: Checkpoint) -> StateDict:
+    """All tensors of a checkpoint in memory, tied ones once."""
+    tensors = {name: checkpoint.read(name).clone() for name in checkpoint.names()}
+    tied = {alias: tensors[name] for alias, name in checkpoint.aliases().items()}
+    copy = StateDict(tensors | tied, checkpoint.label)
+    copy.directory = checkpoint.directory
+    return copy
+
+
+class LiveMerge:
+    """A module that becomes one candidate after the other.
+
+    `template` is a native recipe without the values under search, its models in the order of `labels`.
+    """
+
+    def __init__(self, module: nn.Module, template: Mapping[str, Any], labels: Sequence[str], space: Space) -> None:
+        self.module = module
+        self.template = template
+        self.labels = list(labels)
+        self.space = space
+        self._open: dict[str, Checkpoint] = {}
+        self._loaded: dict[str, Any] = {}
+        self._same: dict[tuple[Any, ...], bool] = {}
+        self._first: Checkpoint | None = None
+        state = module.state_dict(keep_vars=True)
+        self._names = _Names(state, getattr(module, "base_model_prefix", ""))
+        self._sink = _RenamingSink(module, self._names)
+
+    def load(self, candidate: Candidate) -> nn.Module:
+        """The module with the candidate's weights (an endpoint's own, for a label)."""
+        plan = recipes.plan(recipes.load(self.document(candidate)), open=self._resident)
+        self._names.check(plan)
+        sources = self._sources(plan)
+        if self._first is None and not isinstance(candidate, str):
+            self._first = sources[0]
+        marks = {o.name: self._mark(plan, o, sources) for o in plan.outputs if o.name in self._names}
+        changed = tuple(o for o in plan.outputs if o.name in marks and self._loaded.get(o.name) != marks[o.name])
+        if changed:
+            self._loaded = {n: m for n, m in self._loaded.items() if n not in {o.name for o in changed}}
+            with torch.no_grad():
+                execute(replace(plan, outputs=changed), sources, self._sink)
+            self._loaded = marks
+        return self.module
+
+    def document(self, candidate: Candidate) -> dict[str, Any]:
+        """The recipe of a candidate."""
+        if not isinstance(candidate, str):
+            return self.space.recipe(self.template, self.labels, candidate)
+        if candidate not in self.labels:
+            raise InputError(f"no endpoint {candidate!r}; there are {', '.join(self.labels)}")
+        model = self.template["models"][self.labels.index(candidate)]
+        kept = {k: self.template[k] for k in ("output",) if k in self.template}
+        return {"method": "passthrough", "models": [{"path": model["path"]}], **kept}
+
+    def _resident(self, reference: str) -> Checkpoint:
+        if reference not in self._open:
+            self._open[reference] = resident(open_checkpoint(reference))
+        return self._open[reference]
+
+    def _sources(self, plan: Plan) -> list[Checkpoint]:
+        if nested := [model.label for model in plan.models if model.plan is not None]:
+            raise InputError(f"{nested[0]}: a nested recipe cannot be evolved; merge it first and name the result")
+        plain = [self._resident(str(model.path)) for model in plan.models]
+        return [remapped(s, m.remap, plain) if m.remap else s for s, m in zip(plain, plan.models, strict=True)]
+
+    def _mark(self, plan: Plan, output: Output, sources: Sequence[Checkpoint]) -> Any:
+        """Equal marks, equal tensors: how the output is made, or only that every model has the base's tensor."""
+        if output.method == "passthrough" or lookup(output.method).base == "required":
+            parts = [*output.inputs, *([output.base] if output.base else [])]
+            places = [(str(plan.models[s.model].path), s.name) for s in parts]
+            if self._untouched(places, [sources[s.model] for s in parts]):
+                return ("untouched", output.spec.dtype)
+        inputs = [(str(plan.models[s.model].path), s.name) for s in output.inputs]
+        base = output.base and (str(plan.models[output.base.model].path), output.base.name)
+        parameters = json.dumps(dict(output.parameters), sort_keys=True, default=str)
+        return (output.method, inputs, base, parameters, plan.seed, output.spec.dtype)
+
+    def _untouched(self, places: Sequence[tuple[str, str]], sources: Sequence[Checkpoint]) -> bool:
+        """Whether all these tensors equal the base's (the first model's, without a base)."""
+        first = self._first
+        if first is None:
+            return False
+        key = tuple(places)
+        if key not in self._same:
+            self._same[key] = all(
+                name in first and torch.equal(source.read(name), first.read(name))
+                for (_, name), source in zip(places, sources, strict=True)
+            )
+        return self._same[key]
+
+
+class _Names:
+    """Checkpoint names to the module's: equal, or with the module's base prefix put on or taken off."""
+
+    def __init__(self, state: Mapping[str, Any], prefix: str) -> None:
+        self._state = state
+        self._prefix = f"{prefix}." if prefix else ""
+
+    def __contains__(self, name: str) -> bool:
+        return self.find(name) is not None
+
+    def find(self, name: str) -> str | None:
+        options = [name]
+        if self._prefix:
+            options += [self._prefix + name, name.removeprefix(self._prefix)]
+        return next((option for option in options if option in self._state), None)
+
+    def check(self, plan: Plan) -> None:
+        """Every parameter of the module must be filled, and with its shape."""
+        given: dict[str | None, Output | None] = {self.find(alias): None for alias in plan.aliases}
+        given |= {self.find(o.name): o for o in plan.outputs}
+        tied = {tensor.data_ptr() for name, tensor in self._state.items() if name in given}
+        for name, tensor in self._state.items():
+            if name not in given and tensor.data_ptr() not in tied and isinstance(tensor, nn.Parameter):
+                raise InputError(f"the merged checkpoint has no tensor for the module's {name!r}")
+            output = given.get(name)
+            if output is not None and tuple(tensor.shape) != output.spec.shape:
+                raise InputError(f"{name!r} is {tuple(tensor.shape)} in the module and {output.spec.shape} merged")
+
+
+class _RenamingSink(ModuleSink):
+    def __init__(self, module: nn.Module, names: _Names) -> None:
+        super().__init__(module)
+        self._found = names
+
+    def write(self, output: Output, piece: Any, tensor: torch.Tensor) -> None:
+        super().write(replace(output, name=str(self._found.find(output.name))), piece, tensor)
+
+
+@dataclass
+class MergedModels:
+    """The evaluator of a study over merges: picklable; each process builds its module and endpoints on first use."""
+
+    module: Callable[[], nn.Module]
+    template: Mapping[str, Any]
+    labels: tuple[str, ...]
+    space: Space
+    examiners: Mapping[str, Examiner]
+    _live: LiveMerge | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_live": None}
+
+    @property
+    def live(self) -> LiveMerge:
+        if self._live is None:
+            self._live = LiveMerge(self.module().eval(), self.template, self.labels, self.space)
+        return self._live
+
+    def __call__(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
+        model = self.live.load(candidate)
+        answers: dict[str, Sequence[float]] = {}
+        with torch.inference_mode():
+            for task, chosen in items.items():
+                for measure, values in self.examiners[task](model, chosen).items():
+                    answers[task if measure == SCORE else f"{task}.{measure}"] = values
+        return answers

@@ -1,0 +1,170 @@
+"""Live merges equal what the engine writes, whatever was loaded before; only changed tensors are computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import merganser as mg
+from merganser.engine import execute as execute_module
+from merganser.errors import InputError
+from merganser.evolve import fitness
+from merganser.evolve.fitness import LiveMerge, MergedModels
+from merganser.evolve.space import Choices, Parameter, Range, Space
+from merganser.methods import base as methods
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(self.embed(x).mean(1))))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    base = Net().state_dict()
+    for name in ("base", "math", "code"):
+        state = {k: v.clone() for k, v in base.items()}
+        if name != "base":
+            for key, value in state.items():
+                if value.is_floating_point() and not key.startswith("embed"):
+                    value += 0.1 * torch.randn_like(value)
+        save_file(state, tmp_path / f"{name}.safetensors")
+    return tmp_path
+
+
+def template(folder, method="ties", **parameters):
+    return {
+        "method": method,
+        "base": str(folder / "base.safetensors"),
+        "models": [{"path": str(folder / f"{name}.safetensors")} for name in ("math", "code")],
+        "parameters": parameters,
+    }
+
+
+SPACE = Space(
+    (
+        Parameter("weight", Range(0, 2), models=("math", "code")),
+        Parameter("density", Range(0.1, 1), groups={"first": "first*", "rest": "*"}),
+    )
+)
+LABELS = ("math", "code")
+
+
+def written(document, out):
+    mg.run(document, out)
+    return mg.open(out).state_dict()
+
+
+def test_every_load_equals_the_checkpoint_the_recipe_writes(folder):
+    live = LiveMerge(Net(), template(folder), LABELS, SPACE)
+    rng = np.random.default_rng(0)
+    candidates = [SPACE.decode(g) for g in rng.random((3, len(SPACE.variables)))]
+    for number, candidate in enumerate([candidates[0], "math", *candidates, "code", candidates[0]]):
+        module = live.load(candidate)
+        expected = written(live.document(candidate), folder / f"out{number}")
+        state = module.state_dict()
+        assert state.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(state[name], tensor), (number, name)
+
+
+def test_only_changed_tensors_are_computed(folder, monkeypatch):
+    computed = []
+    original = execute_module.execute
+
+    def spy(plan, sources, sink, **kwargs):
+        computed.append({output.name for output in plan.outputs})
+        original(plan, sources, sink, **kwargs)
+
+    monkeypatch.setattr(fitness, "execute", spy)
+    live = LiveMerge(Net(), template(folder), LABELS, SPACE)
+    values = SPACE.decode(np.full(len(SPACE.variables), 0.5))
+    live.load(values)
+    assert "embed.weight" in computed[0]
+    live.load(values)
+    assert len(computed) == 1
+    live.load(values | {"density.first": 0.2})
+    assert computed[-1] == {"first.weight", "first.bias"}
+    live.load(values | {"weight.math": 1.9})
+    assert "embed.weight" not in computed[-1], "no model touches the embedding"
+    assert "last.weight" in computed[-1]
+
+
+@pytest.mark.parametrize("name", sorted(n for n, m in methods.registry().items() if m.base == "required"))
+def test_rules_on_deltas_leave_untouched_tensors_alone(name):
+    """What lets a live merge skip tensors that no model touches."""
+    rule = methods.lookup(name)
+    if rule.statistics or any(p.required for p in methods.parameters(rule).values()):
+        pytest.skip("needs more than models")
+    state = {"a": torch.randn(6, 5, generator=torch.Generator().manual_seed(0))}
+    count = max(2, rule.models[0]) if rule.models[1] >= 2 else 1
+    merged = mg.merge([dict(state) for _ in range(count)], method=name, base=state)
+    assert torch.equal(merged["a"], state["a"])
+
+
+class Quiz:
+    """Twenty inputs whose right answer is what the mean of both models says."""
+
+    def __len__(self):
+        return 20
+
+    def __call__(self, model, items):
+        x = torch.arange(60).view(20, 3)[list(items)] % 11
+        logits = model(x)
+        return {"score": (logits.argmax(1) == x[:, 0] % 3).float().tolist(), "size": logits.abs().mean(1).tolist()}
+
+
+def test_the_evaluator_of_a_study(folder):
+    evaluate = MergedModels(Net, template(folder), LABELS, SPACE, {"quiz": Quiz()})
+    values = SPACE.decode(np.full(len(SPACE.variables), 0.5))
+    answers = evaluate(values, {"quiz": [3, 5]})
+    assert set(answers) == {"quiz", "quiz.size"}
+    assert len(answers["quiz"]) == 2
+    import pickle
+
+    again = pickle.loads(pickle.dumps(MergedModels(Net, template(folder), LABELS, SPACE, {"quiz": Quiz()})))
+    assert again(values, {"quiz": [3, 5]}) == answers
+    module = evaluate.live.module
+    assert not module.training
+
+
+def test_a_method_under_search(folder):
+    space = Space((Parameter("method", Choices(("ties", "task_arithmetic"))), SPACE.parameters[0]))
+    live = LiveMerge(Net(), template(folder), LABELS, space)
+    for method in ("ties", "task_arithmetic"):
+        values = {"method": method, "weight.math": 0.5, "weight.code": 0.7}
+        expected = written(live.document(values), folder / method)
+        assert torch.equal(live.load(values).state_dict()["first.weight"], expected["first.weight"])
+
+
+def test_a_module_of_another_shape_is_refused(folder):
+    class Wider(Net):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(8, 4)
+            self.extra = nn.Linear(2, 2)
+
+    values = SPACE.decode(np.full(len(SPACE.variables), 0.5))
+    with pytest.raises(InputError, match="last.weight"):
+        LiveMerge(Wider(), template(folder), LABELS, SPACE).load(values)
+
+    class More(Net):
+        def __init__(self):
+            super().__init__()
+            self.extra = nn.Linear(2, 2)
+
+    with pytest.raises(InputError, match=r"no tensor for the module's 'extra\.weight'"):
+        LiveMerge(More(), template(folder), LABELS, SPACE).load(values)
+    with pytest.raises(InputError, match="no endpoint 'maths'"):
+        LiveMerge(Net(), template(folder), LABELS, SPACE).load("maths")
