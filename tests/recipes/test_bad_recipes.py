@@ -172,6 +172,7 @@ NATIVE = {
     ),
 }
 MERGEKIT = {
+    "no method": ("base_model: a\nmodels: [{model: b}]", "merge_method: expected text, got nothing"),
     "unknown method": (
         "merge_method: dare_tie\nmodels: [{model: a}]",
         "merge_method: unknown method 'dare_tie'; did you mean 'dare_ties'?",

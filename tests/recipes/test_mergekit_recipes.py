@@ -381,7 +381,9 @@ def test_stages_that_all_have_names_end_with_the_last(hub):
             "mixture-of-experts configuration (mergekit-moe)",
         ),
         ("genome: {models: [a], merge_method: linear}\ntasks: []", "search configuration (mergekit-evolve)"),
+        ("base_model: a\ngate_mode: random\narchitecture: qwen", "mixture-of-experts configuration (mergekit-moe)"),
         ("model: a\ndonor: b\nk: 64", "tokenizer transplant (mergekit-tokensurgeon)"),
+        ("layer_slices: [{model: a, start: 0, end: 4}]", "a bakllama configuration"),
     ],
 )
 def test_files_of_other_tools_are_refused_by_name(text, message):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -289,3 +290,10 @@ def test_notes_of_nested_recipes_are_passed_on(hub):
 def test_scientific_notation_is_a_number(hub):
     made = recipes.plan(recipes.load("method: linear\nmodels: [a, b]\nparameters: {weight: 1e-3}"), hub())
     assert made.outputs[0].parameters == {"weight": [1e-3, 1e-3]}
+
+
+def test_a_mapping_may_hold_what_programs_hold(hub, tmp_path):
+    document = {"method": "linear", "models": ({"path": tmp_path, "weight": np.float64(0.25)}, "b")}
+    recipe = recipes.load(document)
+    assert recipes.plan(recipe, hub()).outputs[0].parameters == {"weight": [0.25, 1.0]}
+    assert recipes.load(recipe.text).parts == recipe.parts

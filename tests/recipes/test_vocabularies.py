@@ -197,6 +197,14 @@ def test_a_nested_union_keeps_its_tokens(family, tmp_path):
     assert plan.models[1].remap is None
 
 
+def test_base_without_any_tokenizer_or_embedding_asks_for_nothing(directory, tmp_path):
+    for name in ("base", "a", "b"):
+        directory(name, {"w": TensorSpec((2, 2), torch.float32)})
+    assert plan_for(tmp_path, "base").models[0].remap is None
+    with pytest.raises(CheckpointError, match="base has no token embedding"):
+        plan_for(tmp_path, "union")
+
+
 def test_tied_heads_stay_tied(directory, tmp_path):
     for seed, (name, added) in enumerate((("base", []), ("a", ["<a>"]), ("b", ["<b>"]))):
         own = {n: s for n, s in specs(4 + len(added)).items() if n != "lm_head.weight"}

@@ -20,7 +20,8 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Recipe:
     for beside the recipe's file first, then in the working directory.
     """
     if isinstance(source, Mapping):
-        return _load([dict(source)], None, documents.dump(_plain(source)), "recipe", ())
+        plain = _plain(source)
+        return _load([plain], None, documents.dump(plain), "recipe", ())
     text = os.fspath(source)
     if "\n" in text or (": " in text and not Path(text).exists()):
         return _load(documents.parse(text), None, text, "recipe", ())
@@ -101,7 +102,7 @@ def _document(
             return _load_file(beside if beside.exists() else Path(inner), parents)
         if not isinstance(inner, dict):
             raise RecipeError(f"{where}: expected a recipe or the path of one")
-        return _document(inner, stages, root, documents.dump(_plain(inner)), where, parents)
+        return _document(inner, stages, root, documents.dump(inner), where, parents)
 
     try:
         mergekit.refuse_other_tools(data)
@@ -109,14 +110,17 @@ def _document(
         raise RecipeError(f"{source}: {error}") from None
     if "merge_method" in data and "method" in data:
         raise RecipeError(f"{source}: has method and merge_method; a recipe is in one dialect")
-    if "merge_method" in data:
+    if mergekit.speaks(data):
         return mergekit.read(data, nested, stages, root, text, source)
     return native.read(data, nested, root, text, source)
 
 
 def _plain(value: Any) -> Any:
+    """The value as YAML would have given it: paths as text, tuples as lists, scalars of arrays as numbers."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") else value

@@ -44,22 +44,34 @@ _PARAMETERS = frozenset(
 Nested = Callable[[Any, str], Recipe]
 
 
+#: Configurations of mergekit's other programs: a key only they have -> what they are, and what to do instead.
+_OTHER_TOOLS = {
+    "experts": (
+        "a mixture-of-experts configuration (mergekit-moe)",
+        "see merganser experts for models of many experts",
+    ),
+    "gate_mode": (
+        "a mixture-of-experts configuration (mergekit-moe)",
+        "see merganser experts for models of many experts",
+    ),
+    "genome": ("a search configuration (mergekit-evolve)", "merganser searches with: merganser evolve run"),
+    "donor": ("a tokenizer transplant (mergekit-tokensurgeon)", "output.tokenizer unites vocabularies within a merge"),
+    "layer_slices": ("a bakllama configuration", "write it as slices: [{sources: [{model: …, layer_range: [a, b]}]}]"),
+}
+
+
 def refuse_other_tools(data: Mapping[str, Any]) -> None:
-    """Files of mergekit's other programs, by what only they contain."""
-    tools = {
-        "experts": (
-            "a mixture-of-experts configuration (mergekit-moe)",
-            "merganser builds expert libraries instead: merganser experts build",
-        ),
-        "genome": ("a search configuration (mergekit-evolve)", "merganser searches with: merganser evolve run"),
-        "donor": ("a tokenizer transplant (mergekit-tokensurgeon)", "see output.tokenizer for vocabularies in a merge"),
-        "layers": ("a bakllama configuration", "write its slices as: slices: [{sources: [{model, layer_range}]}]"),
-    }
-    if "merge_method" in data or "method" in data:
-        return
-    for key, (what, instead) in tools.items():
-        if key in data or (key == "donor" and {"approximation_method", "k"} & set(data)):
-            raise RecipeError(f"this is {what}, not a merge; {instead}")
+    """An error that names what a file is, if it is no merge."""
+    found = [tool for key, tool in _OTHER_TOOLS.items() if key in data]
+    if found and "merge_method" not in data and "method" not in data:
+        what, instead = found[0]
+        raise RecipeError(f"this is {what}, not a merge; {instead}")
+
+
+def speaks(data: Mapping[str, Any]) -> bool:
+    """Whether a document is in this dialect: by its method, or without one by keys of no other dialect."""
+    ours = {"base_model", "modules", "dtype", "out_dtype", "tokenizer_source"}
+    return "merge_method" in data or ("method" not in data and bool(ours & set(data)))
 
 
 def read(

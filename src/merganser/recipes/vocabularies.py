@@ -8,6 +8,7 @@ the mean row of the model. The output never has fewer rows than the source of it
 
 from __future__ import annotations
 
+import filecmp
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,13 @@ def unify(recipe: Recipe, table: Table) -> Unified | None:
         return None
     where = "tokenizer" if recipe.dialect == "mergekit" else "output.tokenizer"
     notes: list[str] = []
-    heights = [_height(table, i) for i in range(len(table))]
+    found = [_height(table, i) for i in range(len(table))]
+    if options == TokenizerOptions("base") and len(set(found)) == 1 and table.tokens(0) is None:
+        return None  # nothing to unify, and nothing that could tell otherwise
+    for named, height in zip(table.models, found, strict=True):
+        if height is None:
+            raise CheckpointError(f"{where}: {named.label} has no token embedding, so no vocabulary to unify")
+    heights = [height or 0 for height in found]
     tokens = _tokens(table, heights, where, notes)
     model = 0
     if options.source not in ("base", "union"):
@@ -71,13 +78,13 @@ def unify(recipe: Recipe, table: Table) -> Unified | None:
     return Unified(rows, model, tuple(added), tuple(remaps), tuple(notes))
 
 
-def _height(table: Table, model: int) -> int:
-    """The number of rows of a model's input embedding."""
+def _height(table: Table, model: int) -> int | None:
+    """The number of rows of a model's input embedding, if it has one."""
     checkpoint, inside = table.checkpoints[model], table.layout(model).places
     for name in checkpoint.names():
         if name not in inside and _EMBEDDING.search(name) and len(shape := checkpoint.spec(name).shape) == 2:
             return shape[0]
-    raise CheckpointError(f"{table.models[model].label} has no token embedding, so it has no vocabulary to unify")
+    return None
 
 
 def _names(table: Table, model: int) -> dict[str, list[str]]:
@@ -100,7 +107,7 @@ def _tokens(table: Table, heights: Sequence[int], where: str, notes: list[str]) 
         )
     found = [base]
     for i in range(1, len(table)):
-        own = table.tokens(i)
+        own = base if _same_file(table, i) else table.tokens(i)
         if own is None and heights[i] != heights[0]:
             raise CheckpointError(
                 f"{where}: {table.models[i].label} has no tokenizer.json, vocab.json or vocab.txt, and its "
@@ -110,6 +117,15 @@ def _tokens(table: Table, heights: Sequence[int], where: str, notes: list[str]) 
             notes.append(f"{table.models[i].label} has no tokenizer; it is taken to be that of {table.models[0].label}")
         found.append(own or base)
     return found
+
+
+def _same_file(table: Table, model: int) -> bool:
+    """Whether a model's tokenizer.json is the base's, byte by byte: then it need not be read."""
+    base, own = table.checkpoints[0].directory, table.checkpoints[model].directory
+    if base is None or own is None or table.models[0].plan or table.models[model].plan:
+        return False
+    files = base / "tokenizer.json", own / "tokenizer.json"
+    return files[0].is_file() and files[1].is_file() and filecmp.cmp(files[0], files[1], shallow=False)
 
 
 def _output_ids(
