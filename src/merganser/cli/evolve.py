@@ -1,0 +1,216 @@
+"""`merganser evolve`: run, watch, and read studies."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from merganser.cli.units import show_time
+
+if TYPE_CHECKING:
+    from merganser.evolve.progress import Event
+    from merganser.evolve.store import Trial
+    from merganser.evolve.study import Study
+
+app = typer.Typer(help="Search for a merge with few evaluations, and read what a search found.", no_args_is_help=True)
+
+StudyFile = Annotated[Path, typer.Argument(help="The study's file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+Objective = Annotated[str | None, typer.Option(help="Best by this objective; needed when there are several.")]
+
+
+@app.command()
+def run(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN", help="Run file (YAML): models, space, tasks, search.")],
+    study: Annotated[Path | None, typer.Option(help="The study's file; default: beside RUN, with .sqlite.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a study that was interrupted.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: as the run file says.")] = None,
+    ray: Annotated[str | None, typer.Option(help="Evaluate on a Ray cluster at this address.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the run file, say what it means, stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the study a run file describes; kill it whenever you like and --resume it.
+
+    The winner's score comes from items that neither the search nor the calibration has seen.
+    """
+    from merganser.evolve import runfile
+    from merganser.evolve.starting import start
+
+    if dry_run:
+        _describe(runfile.load(run_file), as_json)
+        return
+    path = study or run_file.with_suffix(".sqlite")
+    opened = start(run_file, path, resume=resume, workers=workers, ray=ray, listen=_Listener(as_json))
+    _show_best(opened, None, as_json)
+
+
+@app.command()
+def watch(
+    study: StudyFile,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="One look, then stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look on while a study runs in another process."""
+    from merganser.evolve.study import Study
+
+    while True:
+        opened = Study.open(study, readonly=True)
+        try:
+            ended = _status(opened, as_json)
+        finally:
+            opened.close()
+        if once or ended:
+            return
+        time.sleep(every)
+
+
+@app.command()
+def best(study: StudyFile, objective: Objective = None, as_json: AsJson = False) -> None:
+    """The best merge found (with several objectives: the Pareto front), and its scores on unseen items."""
+    from merganser.evolve.study import Study
+
+    _show_best(Study.open(study, readonly=True), objective, as_json)
+
+
+@app.command()
+def export(
+    study: StudyFile,
+    out: Annotated[Path, typer.Argument(help="Recipe file to be made.")],
+    objective: Objective = None,
+    trial: Annotated[str | None, typer.Option(help="GENERATION:POSITION of another trial than the best.")] = None,
+) -> None:
+    """Write the winner as a recipe; `merganser merge` of it gives the weights that were evaluated."""
+    from merganser.errors import InputError
+    from merganser.evolve.starting import recipe
+    from merganser.evolve.study import Study
+    from merganser.recipes import documents
+
+    opened = Study.open(study, readonly=True)
+    chosen = _trial(opened, trial) if trial else opened.best(objective)
+    if out.exists():
+        raise InputError(f"{out}: exists already")
+    out.write_text(documents.dump(recipe(opened, chosen)), encoding="utf-8")
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def report(
+    study: StudyFile,
+    out: Annotated[Path, typer.Argument(help="HTML page to be made.")],
+) -> None:
+    """Write a page: winners, convergence, Pareto front, estimator error, transfer, what was saved."""
+    from merganser.evolve.pages import fill
+    from merganser.evolve.study import Study
+    from merganser.report import Page
+
+    page = Page(f"Study {study.name}")
+    fill(page, Study.open(study, readonly=True))
+    page.write(out)
+    typer.echo(f"wrote {out}")
+
+
+class _Listener:
+    """A line a trial, or JSON lines."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._json = as_json
+
+    def __call__(self, event: Event) -> None:
+        left = event.forecast.seconds if event.forecast else None
+        if self._json:
+            trial = _trial_json(event.trial) if event.trial else None
+            print(
+                json.dumps({"event": event.phase, "done": event.done, "total": event.total, "trial": trial}), flush=True
+            )
+            return
+        words = [f"{event.phase:<9} {event.done}/{event.total}"]
+        if event.trial is not None:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in event.trial.objectives.items())
+            words.append(shown or event.trial.state)
+        if left is not None and left == left:
+            words.append(f"about {show_time(left)} of evaluation left")
+        print("  ".join(words), file=sys.stderr, flush=True)
+
+
+def _trial_json(trial: Trial) -> dict[str, Any]:
+    return {
+        "kind": trial.kind,
+        "generation": trial.generation,
+        "position": trial.position,
+        "state": trial.state,
+        "values": dict(trial.values) if trial.values is not None else None,
+        "objectives": dict(trial.objectives),
+        "seconds": round(trial.seconds, 3),
+        "error": trial.error,
+    }
+
+
+def _describe(loaded: Any, as_json: bool) -> None:
+    design = loaded.design
+    facts = {
+        "event": "plan",
+        "variables": [variable.name for variable in design.space.variables],
+        "trials": design.trials,
+        "items_per_trial": sum(task.subset or task.pool for task in design.tasks),
+        "tasks": {t.name: {"items": t.items, "pool": t.pool, "test": t.items - t.pool} for t in design.tasks},
+        "objectives": [objective.name for objective in design.objectives],
+        "algorithm": design.algorithm,
+        "workers": loaded.workers,
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    typer.echo(f"searches  {', '.join(facts['variables'])}")
+    typer.echo(f"trials    {facts['trials']} by {facts['algorithm']}, {facts['items_per_trial']} items each")
+    for name, task in facts["tasks"].items():
+        typer.echo(f"task      {name}: {task['pool']} items for fitness and calibration, {task['test']} for the test")
+
+
+def _status(study: Study, as_json: bool) -> bool:
+    """One look; true when the search has ended."""
+    design = study.design
+    trials = study.trials()
+    forecast = study.forecast()
+    valid = [trial for trial in trials if trial.valid]
+    facts: dict[str, Any] = {"event": "status", "done": len(trials), "total": design.trials}
+    facts["failed"] = sum(trial.state == "failed" for trial in trials)
+    facts["best"] = {o.name: study.best(o.name).objectives[o.name] for o in design.objectives} if valid else {}
+    facts["seconds_left"] = round(forecast.seconds, 1) if forecast.seconds == forecast.seconds else None
+    if as_json:
+        print(json.dumps(facts), flush=True)
+    else:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in facts["best"].items()) or "nothing yet"
+        left = "" if facts["seconds_left"] is None else f", about {show_time(facts['seconds_left'])} of evaluation left"
+        print(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{left}", flush=True)
+    return len(trials) >= design.trials and bool(study.store.trials("test"))
+
+
+def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
+    single = objective is not None or len(study.design.objectives) == 1
+    winners = [study.best(objective)] if single else study.pareto()
+    if as_json:
+        found = [_trial_json(trial) | {"test": study.test_scores(trial)} for trial in winners]
+        typer.echo(json.dumps({"event": "best", "winners": found}))
+        return
+    for trial in winners:
+        estimated = ", ".join(f"{name} {value:.4f}" for name, value in trial.objectives.items())
+        typer.echo(f"trial {trial.generation}:{trial.position}  estimated {estimated}")
+        if scores := study.test_scores(trial):
+            typer.echo(f"  on unseen items: {', '.join(f'{name} {value:.4f}' for name, value in scores.items())}")
+        for name, value in (trial.values or {}).items():
+            typer.echo(f"  {name} = {value}")
+
+
+def _trial(study: Study, place: str) -> Trial:
+    from merganser.errors import InputError
+
+    found = next((t for t in study.trials() if f"{t.generation}:{t.position}" == place), None)
+    if found is None:
+        raise InputError(f"--trial {place}: no such trial; expected GENERATION:POSITION, as `best` shows them")
+    return found

@@ -1,0 +1,304 @@
+"""Examiners for `transformers` models: classification, multiple choice, generation, perplexity; or a function of yours.
+
+Frozen records of where the questions are and how to ask them; each process reads them, and its tokenizer, on first use.
+Every examiner takes a JSON-lines or tab-separated file, or a list of mappings.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from merganser.errors import InputError, MerganserError, did_you_mean, require
+from merganser.evolve.fitness import SCORE
+
+Records = Sequence[Mapping[str, Any]]
+Measures = dict[str, list[float]]
+
+
+def read_records(path: str | Path) -> list[dict[str, Any]]:
+    """Records of a .jsonl, .json (a list) or .tsv (`label<TAB>text`, or with a header) file."""
+    source = Path(path)
+    try:
+        text = source.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read: {error.strerror}") from error
+    records: list[Any]
+    if source.suffix == ".tsv":
+        rows = list(csv.reader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+        header = rows.pop(0) if rows and {"label", "text"} <= set(rows[0]) else ["label", "text"]
+        records = [dict(zip(header, row, strict=False)) for row in rows]
+    else:
+        try:
+            whole = json.loads(text) if source.suffix == ".json" else None
+            records = whole if whole is not None else [json.loads(line) for line in text.splitlines() if line.strip()]
+        except json.JSONDecodeError as error:
+            raise InputError(f"{source}: not JSON{'' if source.suffix == '.json' else ' lines'}: {error}") from error
+    if not isinstance(records, list) or not records or not all(isinstance(r, dict) for r in records):
+        raise InputError(f"{source}: expected a list of records, one a question")
+    return records
+
+
+def imported(reference: str) -> Any:
+    """The object at `package.module:name`."""
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{reference!r}: expected package.module:name of something that exists ({error})") from error
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(path: str) -> Any:
+    tokenizer = require("transformers", "hf").AutoTokenizer.from_pretrained(path)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Builds the module that candidates are merged into: a `transformers` architecture from `path`, or a function."""
+
+    kind: str
+    path: str
+    device: str = "cpu"
+
+    def __call__(self) -> nn.Module:
+        if ":" in self.kind:
+            module: nn.Module = imported(self.kind)()
+            return module.to(self.device)
+        transformers = require("transformers", "hf")
+        if self.kind not in LOADERS:
+            raise InputError(
+                f"unknown kind of model {self.kind!r}{did_you_mean(self.kind, LOADERS)}; or package.module:function"
+            )
+        found: nn.Module = getattr(transformers, LOADERS[self.kind]).from_pretrained(self.path, dtype="auto")
+        return found.to(self.device)
+
+
+LOADERS = {
+    "causal-lm": "AutoModelForCausalLM",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "encoder": "AutoModel",
+}
+
+
+@dataclass(frozen=True)
+class Function:
+    """`package.module:name`, called with (model, items); returns answers, or measures by name. `count` items."""
+
+    reference: str
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Mapping[str, Sequence[float]]:
+        found = imported(self.reference)(model, items)
+        return found if isinstance(found, Mapping) else {SCORE: found}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Questions from a file (or given), a tokenizer, and batches."""
+
+    source: str | Records
+    tokenizer: str
+    batch: int = 16
+    max_length: int = 512
+
+    fields: ClassVar[tuple[str, ...]] = ("text",)
+
+    @cached_property
+    def records(self) -> Records:
+        records = read_records(self.source) if isinstance(self.source, str) else self.source
+        where = self.source if isinstance(self.source, str) else "records"
+        for number, record in enumerate(records):
+            for name in self.fields:
+                if name not in record:
+                    raise InputError(f"{where}: record {number} has no {name!r}{did_you_mean(name, map(str, record))}")
+        return records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "records"}
+
+    def chosen(self, items: Sequence[int]) -> Iterator[Records]:
+        for start in range(0, len(items), self.batch):
+            yield [self.records[i] for i in items[start : start + self.batch]]
+
+    def encoded(self, texts: Sequence[str], model: nn.Module, side: str = "right") -> Any:
+        tokenizer = _tokenizer(self.tokenizer)
+        tokenizer.padding_side = side
+        batch = tokenizer(list(texts), padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
+        batch.pop("token_type_ids", None)
+        return batch.to(next(model.parameters()).device)
+
+
+@dataclass(frozen=True)
+class Classification(Asked):
+    """`text` and `label` (the index of the class); right when the largest logit is the label's."""
+
+    fields: ClassVar[tuple[str, ...]] = ("text", "label")
+
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
+        scores: list[float] = []
+        for records in self.chosen(items):
+            logits = _finite(model(**self.encoded([str(r["text"]) for r in records], model)).logits)
+            labels = torch.tensor([int(r["label"]) for r in records], device=logits.device)
+            scores += (logits.argmax(-1) == labels).double().tolist()
+        return {SCORE: scores}
+
+
+@dataclass(frozen=True)
+class MultipleChoice(Asked):
+    """`question`, `options` and `answer` (an index): right when the answer has the highest log-likelihood of all
+    options after the prompt, per character of the option with `normalize`."""
+
+    prompt: str = "{context}Question: {question}\nAnswer:"
+    normalize: bool = True
+
+    fields: ClassVar[tuple[str, ...]] = ("question", "options", "answer")
+
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
+        scores: list[float] = []
+        for item in items:
+            record = self.records[item]
+            options = [str(option) for option in record["options"]]
+            prompt = _filled(self.prompt, record)
+            found: list[float] = []
+            for start in range(0, len(options), self.batch):
+                found += self._likelihoods(model, prompt, options[start : start + self.batch])
+            if self.normalize:
+                found = [value / max(len(option), 1) for value, option in zip(found, options, strict=True)]
+            scores.append(float(max(range(len(found)), key=found.__getitem__) == int(record["answer"])))
+        return {SCORE: scores}
+
+    def _likelihoods(self, model: nn.Module, prompt: str, options: Sequence[str]) -> list[float]:
+        tokenizer = _tokenizer(self.tokenizer)
+        start = tokenizer(prompt)["input_ids"]
+        batch = self.encoded([f"{prompt} {option}" for option in options], model)
+        ids, mask = batch["input_ids"], batch["attention_mask"].bool()
+        logs = _token_logs(model(**batch).logits, ids)
+        totals = []
+        for row in range(len(options)):
+            tokens = ids[row][mask[row]].tolist()
+            # A tokenizer may join the prompt's end with the option; what is common belongs to the prompt.
+            common = next((i for i, (a, b) in enumerate(zip(start, tokens, strict=False)) if a != b), len(start))
+            totals.append(float(logs[row, max(common - 1, 0) : len(tokens) - 1].sum()))
+        return totals
+
+
+@dataclass(frozen=True)
+class Generation(Asked):
+    """`question` and `answer`: right when what `pattern` finds last in the reply is what it finds last in the answer.
+
+    Also measures `length`, the reply's tokens, and with `script` (a prefix of Unicode names such as "HIRAGANA|CJK")
+    `language`, the share of the reply's letters in it.
+    """
+
+    prompt: str = "{context}Question: {question}\nAnswer:"
+    pattern: str = r"-?\d[\d,]*(?:\.\d+)?"
+    max_new_tokens: int = 128
+    script: str | None = None
+
+    fields: ClassVar[tuple[str, ...]] = ("question", "answer")
+
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
+        measures: Measures = {SCORE: [], "length": []}
+        if self.script:
+            measures["language"] = []
+        tokenizer = _tokenizer(self.tokenizer)
+        generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
+        for records in self.chosen(items):
+            batch = self.encoded([_filled(self.prompt, r) for r in records], model, side="left")
+            ids = generate(
+                **batch, max_new_tokens=self.max_new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
+            )
+            for record, reply in zip(records, ids[:, batch["input_ids"].shape[1] :], strict=True):
+                text = str(tokenizer.decode(reply, skip_special_tokens=True))
+                right = extracted(self.pattern, text) == extracted(self.pattern, str(record["answer"]))
+                measures[SCORE].append(float(right and extracted(self.pattern, text) is not None))
+                measures["length"].append(float((reply != tokenizer.pad_token_id).sum()))
+                if self.script:
+                    measures["language"].append(share_of_script(text, self.script))
+        return measures
+
+
+@dataclass(frozen=True)
+class Perplexity(Asked):
+    """`text`: its mean negative log-likelihood per token, to be minimised (its exponential is the perplexity)."""
+
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
+        scores: list[float] = []
+        for records in self.chosen(items):
+            batch = self.encoded([str(r["text"]) for r in records], model)
+            logs = _token_logs(model(**batch).logits, batch["input_ids"])
+            mask = batch["attention_mask"][:, 1:].to(logs.dtype)
+            scores += (-(logs * mask).sum(1) / mask.sum(1).clamp_min(1)).tolist()
+        return {SCORE: scores}
+
+
+def extracted(pattern: str, text: str) -> str | None:
+    """The last match, its first group if it has one, without thousands separators."""
+    found = [match[1] if match.re.groups else match[0] for match in re.finditer(pattern, text)]
+    return found[-1].replace(",", "").strip() if found else None
+
+
+def share_of_script(text: str, script: str) -> float:
+    """Share of the letters whose Unicode name starts with one of the `|`-separated prefixes."""
+    prefixes = tuple(script.upper().split("|"))
+    letters = [unicodedata.name(c, "") for c in text if c.isalpha()]
+    return sum(name.startswith(prefixes) for name in letters) / len(letters) if letters else 0.0
+
+
+def embeddings(model: nn.Module, examiner: Asked, items: Sequence[int]) -> Tensor:
+    """Mean over tokens of the last hidden state, one row an item: what representation clustering works on."""
+    rows = []
+    for records in examiner.chosen(items):
+        texts = [str(r.get("question", r.get("text", ""))) for r in records]
+        batch = examiner.encoded(texts, model)
+        hidden = model(**batch, output_hidden_states=True).hidden_states[-1].double()
+        mask = batch["attention_mask"][:, :, None].to(hidden)
+        rows.append((hidden * mask).sum(1) / mask.sum(1))
+    return torch.cat(rows).cpu()
+
+
+def _filled(prompt: str, record: Mapping[str, Any]) -> str:
+    context = str(record.get("context") or "")
+    return prompt.format(**{**record, "context": f"{context}\n" if context else ""})
+
+
+def _token_logs(logits: Tensor, ids: Tensor) -> Tensor:
+    """log p of every token after the first, given those before it."""
+    found: Tensor = torch.log_softmax(_finite(logits)[:, :-1].float(), -1).gather(-1, ids[:, 1:, None])[..., 0]
+    return found
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """The logits, or an error: comparing NaN would make up answers."""
+    if not bool(torch.isfinite(logits).all()):
+        raise MerganserError("the merged model's logits are not finite")
+    return logits
+
+
+KINDS: Mapping[str, type[Asked]] = {
+    "classification": Classification,
+    "multiple-choice": MultipleChoice,
+    "generation": Generation,
+    "perplexity": Perplexity,
+}

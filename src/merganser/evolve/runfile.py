@@ -1,0 +1,300 @@
+"""The run file: models, search space, tasks, objectives and search of a study, as a user writes them.
+
+    base: ./base
+    models: {math: ./math, code: ./code}
+    method: ties
+    space:
+      weight: {low: 0, high: 1.5, per: model, points: 3}
+      density: {low: 0.1, high: 1.0, groups: {mlp: "*.mlp.*", rest: "*"}}
+    constraints: ["weight.math[0] + weight.code[0] <= 2"]
+    tasks:
+      quiz: {kind: multiple-choice, data: ./quiz.jsonl, subset: 30, estimator: gmp-irt, c: adaptive}
+    objectives: [quiz]
+    search: {algorithm: ga, population: 25, generations: 7, seed: 0}
+    model: {kind: causal-lm}
+
+Everything wrong with it is said at once, before any work. Relative paths are looked for beside the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import ValidationError
+
+from merganser import recipes
+from merganser.errors import InputError, MerganserError, did_you_mean
+from merganser.evolve.design import Design, Objective, Task
+from merganser.evolve.examiners import KINDS, LOADERS, Function, Loader, imported
+from merganser.evolve.fitness import Examiner, MergedModels
+from merganser.evolve.preparation import Calibration
+from merganser.evolve.runschema import ObjectiveEntry, RunFile, SpaceEntry, TaskEntry, problems
+from merganser.evolve.space import Choices, Parameter, Range, Space
+from merganser.methods.base import lookup
+from merganser.methods.base import parameters as declared
+from merganser.recipes import documents
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run file, checked and resolved: what `Study.run` takes."""
+
+    design: Design
+    evaluate: MergedModels
+    calibration: Mapping[str, Calibration]
+    workers: int
+    text: str
+    root: str
+
+
+def load(source: str | os.PathLike[str]) -> Run:
+    """Read and check the run file at `source`."""
+    path = Path(source)
+    if not path.is_file():
+        raise InputError(f"{path}: no such run file")
+    return parse(path.read_text(encoding="utf-8"), path.parent, str(path))
+
+
+def parse(text: str, root: str | Path = ".", source: str = "run file") -> Run:
+    """A run file from its text; relative paths in it start at `root`."""
+    found = [document for document in documents.parse(text, source) if document is not None]
+    if len(found) != 1 or not isinstance(found[0], dict):
+        raise InputError(f"{source}: expected one mapping with models, method, space, tasks and objectives")
+    try:
+        run = RunFile.model_validate(found[0])
+    except ValidationError as error:
+        raise _error(problems(error), source) from None
+    return _Resolver(run, Path(root), source, text).resolve()
+
+
+class _Resolver:
+    """From the schema to a design, collecting problems."""
+
+    def __init__(self, run: RunFile, root: Path, source: str, text: str) -> None:
+        self.run, self.root, self.source, self.text = run, root, source, text
+        self.problems: list[str] = []
+
+    def resolve(self) -> Run:
+        run = self.run
+        if not run.models:
+            self.problems.append("models: name at least one")
+        template = self.template()
+        space = self.space()
+        self.finish()
+        assert space is not None
+        self.attempt("recipe", self.check_recipe, space, template)
+        examiners: dict[str, Examiner] = {}
+        tasks: list[Task | None] = []
+        calibration: dict[str, Calibration] = {}
+        for name, entry in run.tasks.items():
+            examiner = self.attempt(f"tasks.{name}", self.examiner, entry)
+            if examiner is not None:
+                examiners[name] = examiner
+                tasks.append(self.attempt("", self.task, name, entry, examiner))
+            if entry.calibration is not None:
+                known = self.attempt(f"tasks.{name}.calibration", self.calibration, entry.calibration)
+                calibration |= {name: known} if known else {}
+        objectives = [self.attempt(f"objectives[{i}]", _objective, each) for i, each in enumerate(run.objectives)]
+        if run.workers < 1:
+            self.problems.append(f"workers: {run.workers}; at least 1")
+        self.finish()
+        search = run.search.model_dump()
+        points = search.pop("reference_points")
+        design = self.attempt(
+            "",
+            lambda: Design(
+                space=space,
+                tasks=tuple(t for t in tasks if t),
+                objectives=tuple(o for o in objectives if o),
+                endpoints=tuple(run.models),
+                reference_points=None if points is None else tuple(map(tuple, points)),
+                **search,
+            ),
+        )
+        self.finish()
+        assert design is not None
+        evaluate = MergedModels(self.loader(), template, tuple(run.models), space, examiners)
+        return Run(design, evaluate, calibration, run.workers, self.text, str(self.root))
+
+    def attempt(self, where: str, build: Callable[..., T], *args: Any) -> T | None:
+        """What `build` returns; an error it raises becomes a problem."""
+        try:
+            return build(*args)
+        except MerganserError as error:
+            self.problems.append(f"{where}: {error}" if where else str(error))
+        return None
+
+    def finish(self) -> None:
+        if self.problems:
+            raise _error(self.problems, self.source)
+
+    def place(self, path: str) -> str:
+        """A path beside the run file if it is there, else as it is (the working directory, or a hub id)."""
+        beside = (self.root / path).expanduser()
+        return str(beside.resolve()) if beside.exists() else path
+
+    def template(self) -> dict[str, Any]:
+        run = self.run
+        template: dict[str, Any] = {"method": run.method}
+        if run.base is not None:
+            template["base"] = self.place(run.base)
+        template["models"] = [{"path": self.place(path)} for path in run.models.values()]
+        for key in ("parameters", "overrides", "output"):
+            if value := getattr(run, key):
+                template[key] = value
+        return template | {"seed": run.search.seed}
+
+    def space(self) -> Space | None:
+        parameters = []
+        for name, entry in self.run.space.items():
+            models = tuple(self.run.models) if entry.per == "model" else ()
+            parameter = self.attempt(f"space.{name}", _parameter, name, entry, models)
+            parameters += [parameter] if parameter else []
+        self.known_parameters()
+        self.finish()
+        return self.attempt("space", Space, tuple(parameters), tuple(self.run.constraints))
+
+    def known_parameters(self) -> None:
+        """Every parameter of the space must belong to (one of) the method(s), and be per model only if it is there."""
+        methods = [self.run.method]
+        if "method" in self.run.space:
+            methods = [str(option) for option in self.run.space["method"].choices or ()]
+        known: dict[str, bool] = {}
+        for method in methods:
+            rule = self.attempt("method", lookup, method)
+            if rule is not None:
+                for name, parameter in declared(rule).items():
+                    known[name] = known.get(name, False) or parameter.per_model
+        if not known:
+            return
+        for name, entry in self.run.space.items():
+            if name == "method":
+                continue
+            if name not in known:
+                hint = did_you_mean(name, known)
+                self.problems.append(f"space.{name}: not a parameter of {', '.join(methods)}{hint}")
+            elif entry.per == "model" and not known[name]:
+                self.problems.append(f"space.{name}: one value for all models of a merge; leave out 'per: model'")
+
+    def check_recipe(self, space: Space, template: Mapping[str, Any]) -> None:
+        """The recipe of both corners and the middle of the space must be a recipe, and its checkpoints must fit."""
+        labels = list(self.run.models)
+        for u in (0.0, 0.5, 1.0):
+            values = space.decode(np.full(len(space.variables), u))
+            recipe = recipes.load(space.recipe(template, labels, values))
+            if u == 0.5:
+                recipes.plan(recipe)
+
+    def examiner(self, entry: TaskEntry) -> Examiner:
+        if entry.kind == "function":
+            if entry.function is None or entry.items is None:
+                raise InputError("kind function needs function: package.module:name and items: their number")
+            imported(entry.function)
+            return Function(entry.function, entry.items)
+        if entry.kind not in KINDS:
+            raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, [*KINDS, 'function'])}")
+        if entry.data is None:
+            raise InputError(f"kind {entry.kind} needs data: a file of questions")
+        tokenizer = self.place(self.run.model.tokenizer or self.run.model.path or self.run.base or "")
+        if not tokenizer:
+            raise InputError("which tokenizer? There is no base; say model: {tokenizer: …}")
+        kind = KINDS[entry.kind]
+        known = set(kind.__dataclass_fields__) - {"source", "tokenizer"}
+        for option in entry.options:
+            if option not in known:
+                raise InputError(f"options: unknown {option!r}{did_you_mean(option, known)}")
+        examiner = kind(self.place(entry.data), tokenizer, **entry.options)
+        if not len(examiner):
+            raise InputError(f"{entry.data}: no questions")
+        return examiner  # type: ignore[return-value]
+
+    def task(self, name: str, entry: TaskEntry, examiner: Examiner) -> Task:
+        strata = None
+        if entry.strata is not None:
+            records = getattr(examiner, "records", None)
+            if records is None:
+                raise InputError(f"task {name!r}: strata are a field of the data, and a function has none")
+            missing = next((i for i, r in enumerate(records) if entry.strata not in r), None)
+            if missing is not None:
+                raise InputError(f"task {name!r}: record {missing} has no field {entry.strata!r} to stratify by")
+            strata = tuple(str(r[entry.strata]) for r in records)
+        return Task(
+            name,
+            len(examiner),
+            entry.subset,
+            entry.extractor,
+            entry.estimator,
+            entry.c,
+            entry.dimensions,
+            entry.test,
+            strata,
+        )
+
+    def calibration(self, reference: str) -> Calibration:
+        """`.npy` or `.npz` (array `answers`, models × items), or `tinyBenchmarks.pkl#benchmark/scenario`."""
+        path, _, part = reference.partition("#")
+        where = self.place(path)
+        if not Path(where).is_file():
+            raise InputError(f"{path}: no such file")
+        if part:
+            from merganser.evolve.irt import tinybenchmarks
+
+            benchmark, _, scenario = part.partition("/")
+            tiny = tinybenchmarks.load(where, benchmark)
+            if not scenario:
+                return Calibration(irt=tiny.irt)
+            if scenario not in tiny.scenarios:
+                raise InputError(f"{path}: no scenario {scenario!r}{did_you_mean(scenario, tiny.scenarios)}")
+            return Calibration(irt=tiny.irt.select(tiny.scenarios[scenario]))
+        try:
+            loaded = np.load(where, allow_pickle=False)
+            answers = loaded["answers"] if not isinstance(loaded, np.ndarray) else loaded
+        except (ValueError, OSError, KeyError) as error:
+            raise InputError(f"{path}: not a numpy file with the array 'answers': {error}") from error
+        return Calibration(answers=np.asarray(answers, dtype=np.float64))
+
+    def loader(self) -> Loader:
+        model = self.run.model
+        path = model.path or self.run.base or next(iter(self.run.models.values()))
+        if ":" not in model.kind and model.kind not in LOADERS:
+            self.problems.append(f"model.kind: unknown {model.kind!r}{did_you_mean(model.kind, LOADERS)}")
+        elif ":" in model.kind:
+            self.attempt("model.kind", imported, model.kind)
+        self.finish()
+        return Loader(model.kind, self.place(path), model.device)
+
+
+def _parameter(name: str, entry: SpaceEntry, models: tuple[str, ...]) -> Parameter:
+    return Parameter(name, _domain(entry), models, entry.groups, entry.points)
+
+
+def _domain(entry: SpaceEntry) -> Range | Choices:
+    if entry.choices is not None:
+        if entry.low is not None or entry.high is not None:
+            raise InputError("either choices, or low and high")
+        return Choices(tuple(entry.choices))
+    if entry.low is None or entry.high is None:
+        raise InputError("needs low and high, or choices")
+    return Range(entry.low, entry.high, entry.integer, entry.log)
+
+
+def _objective(entry: str | ObjectiveEntry) -> Objective:
+    if isinstance(entry, str):
+        return Objective.of(entry)
+    if not entry.measures:
+        raise InputError("measures: name at least one")
+    return Objective(entry.name, entry.measures, entry.maximize)
+
+
+def _error(found: Iterable[str], source: str) -> InputError:
+    lines = list(dict.fromkeys(found))
+    if len(lines) == 1:
+        return InputError(f"{source}: {lines[0]}")
+    return InputError(f"{source}: {len(lines)} problems\n" + "\n".join(f"  {line}" for line in lines))

@@ -1,0 +1,187 @@
+"""What a study found, as data: winners with honest scores, convergence, estimator error, transfer, what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from merganser.evolve import subsets
+from merganser.evolve.arrays import Array
+from merganser.evolve.estimators import Estimator, compare
+from merganser.evolve.preparation import Prepared
+from merganser.evolve.store import Trial
+from merganser.evolve.study import Study
+
+STABILITY_SUBSETS = 20
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A winner with its estimated score, its score on unseen items with standard errors, and its transfer."""
+
+    trial: Trial
+    test: Mapping[str, float]
+    errors: Mapping[str, float]
+    negative_transfer: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Estimates against full evaluations of the same merges: mean absolute error and rank correlation; and ε over
+    many subsets of the same size, for every estimator the task's IRT allows."""
+
+    task: str
+    merges: int
+    error: float
+    spearman: float
+    epsilon: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Questions asked of candidates, and how many a full evaluation of each would have been; seconds spent."""
+
+    asked: int
+    full: int
+    calibration: int
+    seconds: float
+
+    @property
+    def saved(self) -> float:
+        """How many times fewer, the questions for calibration counted."""
+        return self.full / max(1, self.asked + self.calibration)
+
+
+@dataclass(frozen=True)
+class Summary:
+    winners: tuple[Winner, ...]
+    endpoints: Mapping[str, Mapping[str, float]]
+    convergence: Mapping[str, tuple[float, ...]]
+    agreement: tuple[Agreement, ...]
+    cost: Cost
+    states: Mapping[str, int]
+
+
+def summarize(study: Study) -> Summary:
+    """Everything the report shows. Needs a study whose search has ended."""
+    design = study.design
+    trials = study.trials()
+    winners = study.pareto() if len(design.objectives) > 1 else [study.best()]
+    tested = {label: _test_answers(study, label) for label in design.endpoints}
+    return Summary(
+        winners=tuple(_winner(study, trial, tested) for trial in winners),
+        endpoints={label: study.test_scores(label) or {} for label in design.endpoints},
+        convergence=convergence(study),
+        agreement=tuple(a for name, p in study.prepared().items() if (a := agreement(study, name, p))),
+        cost=_cost(study),
+        states={state: sum(t.state == state for t in trials) for state in ("done", "failed", "infeasible")},
+    )
+
+
+def negative_transfer(merged: Array, endpoints: Array) -> float:
+    """Share of the items some endpoint (row) answers rightly that the merge does not; NaN if none answers any."""
+    known = (endpoints == 1).any(0)
+    return float((merged[known] != 1).mean()) if known.any() else float("nan")
+
+
+def convergence(study: Study) -> dict[str, tuple[float, ...]]:
+    """Best value so far of every objective after each generation."""
+    found = {}
+    for objective in study.design.objectives:
+        better = max if objective.maximize else min
+        best: float | None = None
+        line: list[float] = []
+        generations: dict[int, list[float]] = {}
+        for trial in study.trials():
+            values = generations.setdefault(trial.generation or 0, [])
+            if trial.valid:
+                values.append(trial.objectives[objective.name])
+        for values in generations.values():
+            best = better([*values, *([] if best is None else [best])], default=None)
+            line.append(float("nan") if best is None else best)
+        found[objective.name] = tuple(line)
+    return found
+
+
+def agreement(study: Study, task: str, prepared: Prepared) -> Agreement | None:
+    """How far estimates are from full evaluations on merges; None without full evaluations of at least two."""
+    full = {t.label: study.store.answers(t)[task].values for t in study.store.trials("full") if t.state == "done"}
+    estimated = {t.label: t.estimates[task]["value"] for t in study.trials() if t.valid and task in t.estimates}
+    labels = [label for label in full if label in estimated]
+    if len(labels) < 2:
+        return None
+    answers = np.array([full[label] for label in labels])
+    truth, guess = answers.mean(1), np.array([estimated[label] for label in labels])
+    constant = np.ptp(truth) == 0 or np.ptp(guess) == 0
+    drawn = [subsets.random(answers.shape[1], len(prepared.subset), seed=s) for s in range(STABILITY_SUBSETS)]
+    return Agreement(
+        task,
+        len(labels),
+        float(np.abs(truth - guess).mean()),
+        float("nan") if constant else float(spearmanr(truth, guess).statistic),
+        compare(_estimators(prepared.estimator), answers, drawn),
+    )
+
+
+def _estimators(used: Estimator) -> dict[str, Estimator]:
+    if used.irt is None:
+        return {"naive": used}
+    irt, endpoints, c = used.irt, used.endpoints, used.c
+    return {name: Estimator(name, irt, endpoints, c) for name in ("naive", "p-irt", "gp-irt", "mp-irt", "gmp-irt")}
+
+
+def _winner(study: Study, trial: Trial, endpoints: Mapping[str, Mapping[str, Array]]) -> Winner:
+    answers = _test_answers(study, trial.label)
+    transfer = {}
+    for task in (t.name for t in study.design.tasks):
+        rows = [found[task] for found in endpoints.values() if task in found]
+        if task in answers and rows:
+            transfer[task] = negative_transfer(answers[task], np.array(rows))
+    errors = {m: float(v.std(ddof=1) / len(v) ** 0.5) if len(v) > 1 else float("nan") for m, v in answers.items()}
+    return Winner(trial, {m: float(v.mean()) for m, v in answers.items()}, errors, transfer)
+
+
+def _test_answers(study: Study, label: str) -> dict[str, Array]:
+    tested = [t for t in study.store.trials("test", label) if t.state == "done"]
+    return {m: a.values for m, a in study.store.answers(tested[-1]).items()} if tested else {}
+
+
+def _cost(study: Study) -> Cost:
+    evaluated = [t for t in study.trials() if t.state == "done" and t.cached_from is None]
+    size = sum(task.subset or task.pool for task in study.design.tasks)
+    pool = sum(task.pool for task in study.design.tasks)
+    calibrated = study.store.trials("endpoint")
+    irt = sum(task.pool for task in study.design.tasks if task.needs_irt)
+    return Cost(
+        asked=size * len(evaluated),
+        full=pool * len(evaluated),
+        calibration=irt * sum(t.state == "done" for t in calibrated),
+        seconds=sum(t.seconds for t in [*evaluated, *calibrated]),
+    )
+
+
+def to_json(summary: Summary) -> dict[str, Any]:
+    """Plain values, for --json and the report."""
+    return {
+        "winners": [
+            {
+                "values": dict(w.trial.values or {}),
+                "generation": w.trial.generation,
+                "position": w.trial.position,
+                "estimated": dict(w.trial.objectives),
+                "test": dict(w.test),
+                "standard_error": dict(w.errors),
+                "negative_transfer": dict(w.negative_transfer),
+            }
+            for w in summary.winners
+        ],
+        "endpoints": {k: dict(v) for k, v in summary.endpoints.items()},
+        "convergence": {k: list(v) for k, v in summary.convergence.items()},
+        "agreement": [{**a.__dict__, "epsilon": dict(a.epsilon)} for a in summary.agreement],
+        "cost": {**summary.cost.__dict__, "saved": summary.cost.saved},
+        "states": dict(summary.states),
+    }

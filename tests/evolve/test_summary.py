@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy.stats import spearmanr
+from synthetic_designs import design, two_objectives
+from synthetic_world import ITEMS, World
+
+from merganser.evolve.design import Task
+from merganser.evolve.study import Study
+from merganser.evolve.summary import negative_transfer, summarize, to_json
+
+pytest.importorskip("pymoo")
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrays.arrays(np.int8, (4, 12), elements=st.integers(0, 1)))
+def test_negative_transfer_rate_is_the_thesis_definition(answers):
+    merged, endpoints = answers[0].astype(float), answers[1:].astype(float)
+    known = [i for i in range(12) if any(endpoints[j][i] == 1 for j in range(3))]
+    lost = [i for i in known if merged[i] == 0]
+    expected = len(lost) / len(known) if known else float("nan")
+    assert negative_transfer(merged, endpoints) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    opened = Study.open(tmp_path_factory.mktemp("study") / "s.sqlite")
+    opened.run(design(stability=6), World())
+    return opened
+
+
+def test_a_summary_of_one_objective(study):
+    summary = summarize(study)
+    (winner,) = summary.winners
+    world = World()
+    test = study.prepared()["quiz"].split.test
+    answers = np.array(world(winner.trial.values, {"quiz": test})["quiz"])
+    assert winner.test["quiz"] == answers.mean()
+    assert winner.errors["quiz"] == pytest.approx(answers.std(ddof=1) / len(answers) ** 0.5)
+    endpoints = np.array([world(label, {"quiz": test})["quiz"] for label in ("math", "code")])
+    assert winner.negative_transfer["quiz"] == negative_transfer(answers, endpoints)
+
+    line = summary.convergence["quiz"]
+    assert len(line) == 4
+    assert list(line) == sorted(line)
+    assert line[-1] == study.best().objectives["quiz"]
+
+    evaluated = sum(t.cached_from is None for t in study.trials())
+    assert summary.cost.asked == 20 * evaluated
+    assert summary.cost.full == 160 * evaluated
+    assert summary.cost.calibration == 2 * 160
+    assert summary.cost.saved == pytest.approx(summary.cost.full / (summary.cost.asked + 320))
+
+
+def test_the_estimator_is_judged_by_merges_that_were_fully_evaluated(study):
+    (agreement,) = summarize(study).agreement
+    pool = study.prepared()["quiz"].split.pool
+    estimates = {t.label: t.objectives["quiz"] for t in study.trials()}
+    pairs = [
+        (np.mean(World()(t.values, {"quiz": pool})["quiz"]), estimates[t.label]) for t in study.store.trials("full")
+    ]
+    truth, guess = np.array(pairs).T
+    assert agreement.merges == 6
+    assert agreement.error == pytest.approx(np.abs(truth - guess).mean())
+    assert agreement.spearman == pytest.approx(spearmanr(truth, guess).statistic)
+    assert set(agreement.epsilon) == {"naive", "p-irt", "gp-irt", "mp-irt", "gmp-irt"}
+
+
+def test_json_is_plain(study):
+    import json
+
+    assert json.loads(json.dumps(to_json(summarize(study))))["states"]["done"] == 32
+
+
+def test_a_page_of_two_objectives_with_failures(tmp_path):
+    from merganser.evolve.pages import fill
+    from merganser.report import Page
+
+    study = Study.open(tmp_path / "s.sqlite")
+    study.run(two_objectives(), World(fail_above=1.6))
+    page = Page("study")
+    fill(page, study)
+    html = page.render()
+    for expected in ("Winners on unseen items", "Convergence", "Pareto front", "times fewer", "answers nonsense"):
+        assert expected in html
+
+
+def test_a_study_without_calibration(tmp_path):
+    study = Study.open(tmp_path / "s.sqlite")
+    study.run(design(tasks=(Task("quiz", ITEMS, subset=20),), endpoints=(), population=5, generations=1), World())
+    summary = summarize(study)
+    assert summary.cost.calibration == 0
+    assert summary.agreement == ()
+    assert summary.winners[0].negative_transfer == {}
