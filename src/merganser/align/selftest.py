@@ -102,11 +102,11 @@ def random_weights(module: torch.nn.Module, seed: int = 0) -> tuple[dict[str, to
 
 
 def _perturbed(name: str, tensor: torch.Tensor, is_buffer: bool, generator: torch.Generator) -> torch.Tensor:
-    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
+    noise = torch.rand(tensor.shape, generator=generator).to(tensor.device).double().sub_(0.5)
     if name.endswith("running_var") or (is_buffer and not name.endswith("running_mean")):
-        return tensor * (1 + 0.5 * torch.tanh(noise))  # stays positive; a mask of −∞ and 0 stays one
-    scale = float(tensor.square().mean().sqrt()) if tensor.numel() else 0.0
-    return tensor + noise * max(0.3 * scale, 0.02)
+        return noise.add_(1).mul_(tensor)  # stays positive; a mask of −∞ and 0 stays one
+    scale = float(torch.linalg.vector_norm(tensor)) / max(tensor.numel(), 1) ** 0.5
+    return noise.mul_(max(scale, 0.05)).add_(tensor)
 
 
 def _outputs(
