@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from scipy.linalg import blas, eigh, eigvalsh
 from torch import Tensor
 
 from merganser.errors import MerganserError
+from merganser.kernels.lapack import add_gram, leading_eigenpairs
 
 Orthogonalization = Literal["polar", "whiten"]
 
@@ -120,9 +120,7 @@ def gram(matrix: Tensor, without: Tensor | None = None) -> Tensor:
         if without is not None and without.shape[1]:
             rows = rows - (rows @ without) @ without.T
         if matrix.device.type == "cpu":
-            # Row-major A is column-major Aᵀ, and the upper triangle of a column-major total the lower one of
-            # the row-major: no copy on the way, and half the work of a general product.
-            blas.dsyrk(1.0, rows.numpy().T, beta=1.0, c=total.numpy().T, lower=0, overwrite_c=1)
+            add_gram(rows, total)
         else:
             total.addmm_(rows.T, rows)
     _assert_finite(total)
@@ -137,8 +135,8 @@ def spectrum(matrix: Tensor) -> Tensor:
         _assert_finite(matrix)
         values: Tensor = torch.linalg.svdvals(matrix.double())
         return values
-    squares = eigvalsh(gram(matrix).cpu().numpy(), lower=True, check_finite=False, overwrite_a=True)
-    return torch.from_numpy(squares).flip(0).clamp(min=0).sqrt().to(matrix.device)
+    squares: Tensor = torch.linalg.eigvalsh(gram(matrix))
+    return squares.flip(0).clamp(min=0).sqrt()
 
 
 def nuclear_norm(matrix: Tensor) -> float:
@@ -189,8 +187,8 @@ def _inverse_root(s: Tensor, w: Tensor, tolerance: float, kind: Orthogonalizatio
     kept = passband(s / s[0], tolerance, kind)
     weights = torch.where(kept > 0, kept / s.clamp(min=torch.finfo(s.dtype).tiny), 0.0)
     active = weights > 0
-    w, weights = w[:, active], weights[active]
-    return (w * weights) @ w.T
+    lower = gram((w[:, active] * weights[active].sqrt()).T)
+    return lower.tril() + lower.tril(-1).T
 
 
 def passband(x: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> Tensor:
@@ -229,16 +227,7 @@ def _leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if symmetric.device.type != "cpu":
         values, vectors = torch.linalg.eigh(symmetric)
         return values.flip(0)[:k], vectors.flip(1)[:, :k]
-    columns = symmetric.numpy().T  # column-major as LAPACK wants it, hence the other triangle
-    try:
-        if 2 * k < n:
-            found = eigh(columns, lower=False, driver="evr", subset_by_index=(n - k, n - 1), check_finite=False)
-        else:
-            found = eigh(columns, lower=False, driver="evd", check_finite=False)
-    except np.linalg.LinAlgError as error:
-        raise MerganserError(f"the eigenvalues of a {n}×{n} Gram matrix did not converge: {error}") from error
-    values, vectors = (torch.from_numpy(part) for part in found)
-    return values.flip(0)[:k], vectors.flip(1)[:, :k]
+    return leading_eigenpairs(symmetric, k)
 
 
 def _row_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
