@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, TypeAlias
 
 Scalar: TypeAlias = float | int | bool | str | tuple[str, ...]
@@ -18,10 +18,14 @@ class Gradient:
 
     values: tuple[Scalar, ...]
 
+    @cached_property
+    def numeric(self) -> bool:
+        return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in self.values)
+
     def at(self, t: float) -> Scalar:
         position = t * (len(self.values) - 1)
         below = int(position)
-        if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in self.values):
+        if not self.numeric:
             return self.values[below]
         above = min(below + 1, len(self.values) - 1)
         part = position - below

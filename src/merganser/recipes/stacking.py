@@ -70,7 +70,7 @@ class Stacking:
             for entry in each.models
             if self.table.of(entry) == model
         }
-        places = self.table.layout(model).places
+        places = self.table.layout(model).places if stacks else {}
         for name in self.table.checkpoints[model].names():
             if name not in known and not (name in places and places[name].stack.title in stacks):
                 yield name
