@@ -29,7 +29,7 @@ SMALL = 32
 #: Default tolerance of polar factors, relative to the largest singular value. Float32 weights carry task vectors
 #: with errors of 1e-5 to 1e-4 of their size: a direction weaker than that was decided by rounding.
 TOLERANCE = 1e-4
-_BLOCK_ELEMENTS = 1 << 22
+_BLOCK_ELEMENTS = 1 << 20
 
 
 class Factors(NamedTuple):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.methods.base import Group, Method, param, per_model
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 #: Components below this share of σ₁ are the rounding of float32 task vectors: their directions mean nothing.
 FLOOR = 1e-6
@@ -109,3 +113,13 @@ def sum_of(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Tensor:
 def rank_kept(n: int, models: int, fraction: float | None) -> int:
     """k = max(1, ⌊fraction · n⌋), the fraction being 1/T if it is not given."""
     return max(1, n // models if fraction is None else int(fraction * n + 1e-9))
+
+
+def side_by_side(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """`map` over the threads torch may use: decompositions gain more from running beside each other than from several
+    threads each. Inside the engine's workers torch has one thread, and this is a plain map."""
+    workers = min(torch.get_num_threads(), len(items))
+    if workers < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(function, items))

@@ -12,7 +12,7 @@ from torch import Tensor
 from merganser.checkpoints.base import TensorSpec
 from merganser.kernels.spectra import SMALL, TOLERANCE, Factors, polar, top_svd, top_svds
 from merganser.methods.base import param, register
-from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, matrix_shape, rank_kept
+from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, matrix_shape, rank_kept, side_by_side
 
 Orthogonalize = Literal["polar", "whiten", "none"]
 
@@ -63,7 +63,7 @@ def decompose(matrices: Sequence[Tensor], k: int) -> list[Factors]:
     """The top-k factors of every task matrix, without components that only rounding put there."""
     if min(matrices[0].shape) <= SMALL:
         return [factors.above(FLOOR) for factors in top_svds(list(matrices), k)]
-    return [top_svd(matrix, k).above(FLOOR) for matrix in matrices]
+    return side_by_side(lambda index: top_svd(matrices[index], k).above(FLOOR), range(len(matrices)))
 
 
 def orthogonal_sum(
@@ -75,7 +75,7 @@ def orthogonal_sum(
     """U⊥ Σ V⊥ᵀ from the factors of each task; a single task needs no orthogonalisation."""
     u, s, v = (torch.cat(parts, dim=-1) for parts in zip(*factors, strict=True))
     if orthogonalize != "none" and len(factors) > 1:
-        u = polar(u, tolerance, orthogonalize)
-        v = polar(v, tolerance, orthogonalize)
+        kind = orthogonalize
+        u, v = side_by_side(lambda side: polar(side, tolerance, kind), (u, v))
     # Orthonormal factors are well-conditioned: their product loses nothing that float32 could hold.
     return (u * s).to(dtype) @ v.to(dtype).T

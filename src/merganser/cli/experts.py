@@ -1,0 +1,203 @@
+"""`merganser experts`: a library of experts in about twice the space of their base."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from merganser.cli.units import parse_size, show_size
+
+if TYPE_CHECKING:
+    from merganser.experts.library import Library
+
+app = typer.Typer(help="Keep many experts of one base as low-rank factors.", no_args_is_help=True)
+
+LibraryPath = Annotated[Path, typer.Argument(help="Directory of the library.")]
+Base = Annotated[str | None, typer.Option("--base", help="Where the base is now, if it was moved.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted run stopped.")]
+RankFraction = Annotated[float | None, typer.Option(help="Share of the components to keep; default 1/T.")]
+Energy = Annotated[float | None, typer.Option(help="Share of each matrix' energy to keep instead.")]
+Budget = Annotated[str | None, typer.Option(help="Bytes for all expert files instead, e.g. 2GB.")]
+Randomized = Annotated[bool, typer.Option("--randomized", help="Faster, approximate factors.")]
+
+
+@app.command()
+def build(
+    library: LibraryPath,
+    experts: Annotated[list[str], typer.Argument(help="NAME=CHECKPOINT, one for each expert.")],
+    base: Annotated[str, typer.Option("--base", help="The model the experts were fine-tuned from.")],
+    rank_fraction: RankFraction = None,
+    energy: Energy = None,
+    budget: Budget = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8; default: the base's.")] = None,
+    copy_base: Annotated[bool, typer.Option("--copy-base", help="Keep a copy of the base in the library.")] = False,
+    randomized: Randomized = False,
+    as_json: Json = False,
+) -> None:
+    """Build a library. Run the same command again after an interruption to go on."""
+    from merganser.experts.library import Library
+
+    built = Library.build(
+        base,
+        dict(_named(text) for text in experts),
+        library,
+        rank_fraction=rank_fraction,
+        energy=energy,
+        budget=parse_size(budget) if budget else None,
+        dtype=dtype,
+        copy_base=copy_base,
+        randomized=randomized,
+        on_step=lambda action, name: typer.echo(f"{action} {name}", err=True),
+    )
+    _show(built, as_json)
+
+
+@app.command()
+def add(
+    library: LibraryPath,
+    expert: Annotated[str, typer.Argument(help="NAME=CHECKPOINT")],
+    rank_fraction: RankFraction = None,
+    energy: Energy = None,
+    budget: Budget = None,
+    randomized: Randomized = False,
+    base: Base = None,
+    as_json: Json = False,
+) -> None:
+    """Add one expert; the others are not touched."""
+    name, path = _named(expert)
+    grown = _open(library, base).add(
+        name,
+        path,
+        rank_fraction=rank_fraction,
+        energy=energy,
+        budget=parse_size(budget) if budget else None,
+        randomized=randomized,
+    )
+    _show(grown, as_json)
+
+
+@app.command()
+def remove(
+    library: LibraryPath,
+    name: Annotated[str, typer.Argument(help="Expert to remove.")],
+    base: Base = None,
+    as_json: Json = False,
+) -> None:
+    """Remove one expert and its file."""
+    _show(_open(library, base).remove(name), as_json)
+
+
+@app.command("list")
+def list_experts(library: LibraryPath, base: Base = None, as_json: Json = False) -> None:
+    """List the experts with their sizes and the energy kept."""
+    _show(_open(library, base), as_json)
+
+
+@app.command()
+def extract(
+    library: LibraryPath,
+    name: Annotated[str, typer.Argument(help="Expert to rebuild.")],
+    out: Annotated[Path, typer.Argument(help="Directory to be made.")],
+    form: Annotated[str, typer.Option("--as", help="checkpoint, or lora for a PEFT adapter.")] = "checkpoint",
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank of the adapter; default: the stored one.")] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of the adapter.")] = "bfloat16",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    base: Base = None,
+    as_json: Json = False,
+) -> None:
+    """Rebuild one expert as an ordinary checkpoint, or as a LoRA adapter for PEFT and vLLM."""
+    from merganser.cli.lora import check_dtype, show_report
+    from merganser.errors import InputError
+
+    opened = _open(library, base)
+    if form == "lora":
+        from merganser.experts.lora import export_expert
+
+        report = export_expert(opened.expert(name), out, rank=rank, dtype=check_dtype(dtype), overwrite=overwrite)
+        show_report(report, as_json)
+    elif form == "checkpoint":
+        _done(opened.extract(name, out, resume=resume, overwrite=overwrite), as_json)
+    else:
+        raise InputError(f"--as {form}: choose checkpoint or lora")
+
+
+@app.command()
+def merge(
+    library: LibraryPath,
+    out: Annotated[Path, typer.Argument(help="Directory to be made.")],
+    experts: Annotated[list[str] | None, typer.Option("--expert", "-e", help="Only these; default: all.")] = None,
+    scale: Annotated[float, typer.Option(help="Factor of the merged task vector.")] = 1.0,
+    rank_fraction: RankFraction = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    base: Base = None,
+    as_json: Json = False,
+) -> None:
+    """TSV-Merge experts straight from their stored factors."""
+    from merganser.experts.export import write_checkpoint
+
+    settings: dict[str, Any] = {"scale": scale}
+    if rank_fraction is not None:
+        settings["rank_fraction"] = rank_fraction
+    merged = _open(library, base).merge(experts or None, **settings)
+    _done(write_checkpoint(merged, out, resume=resume, overwrite=overwrite), as_json)
+
+
+@app.command()
+def verify(library: LibraryPath, base: Base = None, as_json: Json = False) -> None:
+    """Read every file and compare it with what the library says; exit code 1 if something is wrong."""
+    findings = _open(library, base).verify()
+    if as_json:
+        typer.echo(json.dumps([{"part": f.part, "sound": f.sound, "message": f.message} for f in findings]))
+    else:
+        for finding in findings:
+            typer.echo(f"{'ok ' if finding.sound else 'BAD'}  {finding.part}: {finding.message}")
+    if not all(finding.sound for finding in findings):
+        raise typer.Exit(1)
+
+
+def _open(path: Path, base: str | None) -> Library:
+    from merganser.experts.library import Library
+
+    return Library(path, base)
+
+
+def _named(text: str) -> tuple[str, str]:
+    from merganser.errors import InputError
+
+    name, separator, path = text.partition("=")
+    if not separator or not name or not path:
+        raise InputError(f"{text!r}: name the expert and its checkpoint as NAME=CHECKPOINT")
+    return name, path
+
+
+def _show(library: Library, as_json: bool) -> None:
+    size = library.size()
+    records = library.manifest.experts
+    if as_json:
+        content = {
+            "path": str(library.path),
+            "base": library.base.label,
+            "base_bytes": size.base,
+            "ratio": size.ratio,
+            "experts": {
+                name: {"bytes": record.nbytes, "energy": record.energy, "source": record.source}
+                for name, record in records.items()
+            },
+        }
+        typer.echo(json.dumps(content))
+        return
+    typer.echo(f"base     {library.base.label}, {show_size(size.base)}")
+    for name, record in records.items():
+        typer.echo(f"{name:<24} {show_size(record.nbytes):>12}   {record.energy:.1%} of the energy")
+    typer.echo(f"in all {show_size(size.total)}, {size.ratio:.2f}× the base")
+
+
+def _done(path: Path, as_json: bool) -> None:
+    typer.echo(json.dumps({"event": "done", "path": str(path)}) if as_json else f"wrote {path}")

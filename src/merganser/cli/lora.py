@@ -1,0 +1,86 @@
+"""`merganser extract-lora` and `merganser merge-lora`: adapters for PEFT and vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from merganser.experts.lora import AdapterDtype, AdapterReport
+
+
+def command(
+    finetuned: Annotated[str, typer.Argument(help="The fine-tuned checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="Directory of the adapter to be made.")],
+    base: Annotated[str, typer.Option("--base", help="The checkpoint it was fine-tuned from.")],
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 64,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    fan_in_fan_out: Annotated[
+        bool, typer.Option("--fan-in-fan-out", help="Weights are stored input × output, as in GPT-2.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """The best LoRA adapter for the difference of two checkpoints, in PEFT's format."""
+    from merganser.experts.lora import extract_lora
+
+    report = extract_lora(
+        finetuned,
+        base,
+        out,
+        rank=rank,
+        dtype=check_dtype(dtype),
+        fan_in_fan_out=fan_in_fan_out,
+        overwrite=overwrite,
+    )
+    show_report(report, as_json)
+
+
+def merge_command(
+    out: Annotated[Path, typer.Argument(help="Directory of the adapter to be made.")],
+    adapters: Annotated[list[str], typer.Argument(help="PEFT adapters of one base.")],
+    space: Annotated[str, typer.Option(help="Shared basis: core_space or knots.")] = "core_space",
+    method: Annotated[str, typer.Option(help="Rule applied in it, e.g. tsv, ties, iso_c.")] = "tsv",
+    rank: Annotated[int | None, typer.Option(min=1, help="Cut the result to this rank.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+) -> None:
+    """Merge LoRA adapters into one adapter; no base is read."""
+    from merganser.errors import InputError
+    from merganser.experts.lora import merge_adapters
+    from merganser.methods.adapters import Space
+
+    if space not in ("core_space", "knots"):
+        raise InputError(f"--space {space}: choose core_space or knots")
+    path = merge_adapters(
+        adapters,
+        out,
+        space=cast(Space, space),
+        method=method,
+        rank=rank,
+        dtype=check_dtype(dtype),
+        overwrite=overwrite,
+    )
+    typer.echo(f"wrote {path}")
+
+
+def check_dtype(dtype: str) -> AdapterDtype:
+    from merganser.errors import InputError, did_you_mean
+
+    known = ("float32", "bfloat16", "float16")
+    if dtype not in known:
+        raise InputError(f"--dtype {dtype}: not a dtype of adapters{did_you_mean(dtype, known)}")
+    return cast("AdapterDtype", dtype)
+
+
+def show_report(report: AdapterReport, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report.to_dict()))
+        return
+    typer.echo(f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy")
+    if report.left_out:
+        shown = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
+        typer.echo(f"not in it, since adapters change Linear layers only: {shown}")

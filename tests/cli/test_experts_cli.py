@@ -1,0 +1,88 @@
+"""The commands of `merganser experts` and `extract-lora`, called as a user would."""
+
+import json
+
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.cli import experts, lora
+from merganser.errors import CheckpointError, InputError
+
+runner = CliRunner()
+LORA = typer.Typer()
+LORA.command("extract-lora")(lora.command)
+LORA.command("merge-lora")(lora.merge_command)
+
+
+@pytest.fixture
+def models(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    base = {"a.weight": torch.randn(40, 36, generator=rng), "norm.weight": torch.ones(8)}
+    paths = {}
+    for index, name in enumerate(("base", "math", "code")):
+        noise = {key: 0.1 * index * torch.randn(tensor.shape, generator=rng) for key, tensor in base.items()}
+        (tmp_path / name).mkdir()
+        save_file({key: base[key] + noise[key] for key in base}, tmp_path / name / "model.safetensors")
+        paths[name] = str(tmp_path / name)
+    return paths
+
+
+def call(app, *arguments, code=0):
+    result = runner.invoke(app, list(map(str, arguments)))
+    if code == 0 and result.exception is not None:
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def build(models, tmp_path, *options):
+    pairs = [f"{name}={models[name]}" for name in ("math", "code")]
+    return call(experts.app, "build", tmp_path / "lib", *pairs, "--base", models["base"], "--json", *options)
+
+
+def test_a_library_from_beginning_to_end(models, tmp_path):
+    built = json.loads(build(models, tmp_path, "--rank-fraction", "0.2").stdout.splitlines()[-1])
+    assert set(built["experts"]) == {"math", "code"}
+    lib = tmp_path / "lib"
+    call(experts.app, "add", lib, f"again={models['math']}")
+    assert "again" in call(experts.app, "list", lib).stdout
+    call(experts.app, "remove", lib, "again")
+    call(experts.app, "extract", lib, "math", tmp_path / "out")
+    assert open_checkpoint(tmp_path / "out").read("a.weight").shape == (40, 36)
+    report = json.loads(call(experts.app, "extract", lib, "math", tmp_path / "ad", "--as", "lora", "--json").stdout)
+    assert report["left_out"] == ["norm.weight"]
+    call(experts.app, "merge", lib, tmp_path / "merged", "-e", "math", "-e", "code", "--scale", "0.5")
+    assert open_checkpoint(tmp_path / "merged").names()
+    assert call(experts.app, "verify", lib).stdout.count("ok") == 3
+    (lib / "experts/math.safetensors").write_bytes(b"broken")
+    findings = json.loads(call(experts.app, "verify", lib, "--json", code=1).stdout)
+    assert [f["part"] for f in findings if not f["sound"]] == ["math"]
+
+
+def test_budgets_are_sizes(models, tmp_path):
+    built = json.loads(build(models, tmp_path, "--budget", "8kB", "--dtype", "int8").stdout.splitlines()[-1])
+    assert sum(expert["bytes"] for expert in built["experts"].values()) <= 8000
+
+
+def test_errors_reach_the_caller(models, tmp_path):
+    with pytest.raises(InputError, match="NAME=CHECKPOINT"):
+        call(experts.app, "build", tmp_path / "lib", "math", "--base", models["base"])
+    with pytest.raises(CheckpointError, match="not an expert library"):
+        call(experts.app, "list", models["base"])
+    build(models, tmp_path)
+    with pytest.raises(InputError, match="choose checkpoint or lora"):
+        call(experts.app, "extract", tmp_path / "lib", "math", tmp_path / "x", "--as", "gguf")
+
+
+def test_adapters_from_the_command_line(models, tmp_path):
+    for name in ("math", "code"):
+        arguments = ("extract-lora", models[name], tmp_path / f"{name}-lora", "--base", models["base"], "--rank", 4)
+        assert "rank 4" in call(LORA, *arguments).stdout
+    call(LORA, "merge-lora", tmp_path / "both", tmp_path / "math-lora", tmp_path / "code-lora", "--rank", 6)
+    assert json.loads((tmp_path / "both/adapter_config.json").read_text())["r"] == 6
+    with pytest.raises(InputError, match="not a dtype"):
+        call(LORA, "extract-lora", models["math"], tmp_path / "y", "--base", models["base"], "--dtype", "int8")
