@@ -15,6 +15,7 @@ import json
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,10 @@ import json, sys, time
 import numpy as np
 from py_irt.config import IrtConfig
 from py_irt.training import IrtModelTrainer
-source, dimensions, epochs, target = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+source, target = sys.argv[1], sys.argv[4]
+dimensions, epochs, rate = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[5])
 config = IrtConfig(
-    model_type="multidim_2pl", dims=dimensions, epochs=epochs, lr=0.1, priors="hierarchical", seed=42,
+    model_type="multidim_2pl", dims=dimensions, epochs=epochs, lr=rate, priors="hierarchical", seed=42,
     deterministic=True,
 )
 trainer = IrtModelTrainer(config=config, data_path=source, verbose=False)
@@ -60,19 +62,33 @@ def log_loss(logits: np.ndarray, answers: np.ndarray, where: np.ndarray) -> floa
     return float((np.logaddexp(0, logits) - answers * logits)[where].mean())
 
 
-def peer(python: str, answers: np.ndarray, known: np.ndarray, dimensions: int, epochs: int) -> tuple[float, np.ndarray]:
-    """Seconds of py-irt's training alone (not its start or its reading), and its logits."""
+@dataclass(frozen=True)
+class Peer:
+    """CPU seconds of py-irt's training alone (not its start or its reading), its logits, and its learning rate."""
+
+    seconds: float
+    logits: np.ndarray
+    rate: float
+
+
+def peer(python: str, answers: np.ndarray, known: np.ndarray, dimensions: int, epochs: int) -> Peer | None:
+    """py-irt at the largest learning rate, from its default down, at which it does not end in NaN; None if at none."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "answers.jsonlines"), Path(folder, "fit.npz")
         with source.open("w") as file:
             for m, (row, seen) in enumerate(zip(answers, known, strict=True)):
                 responses = {str(i): int(row[i]) for i in np.flatnonzero(seen)}
                 file.write(json.dumps({"subject_id": str(m), "responses": responses}) + "\n")
-        arguments = [python, "-c", PEER, str(source), str(dimensions), str(epochs), str(target)]
-        subprocess.run(arguments, check=True, capture_output=True)
-        with np.load(target) as found:
-            shift = (found["disc"] * found["diff"]).sum(1)
-            return float(found["seconds"]), found["ability"] @ found["disc"].T - shift
+        for rate in (0.1, 0.03, 0.01):
+            arguments = [python, "-c", PEER, str(source), str(dimensions), str(epochs), str(target), str(rate)]
+            done = subprocess.run(arguments, capture_output=True, text=True)
+            if done.returncode == 0:
+                with np.load(target) as found:
+                    shift = (found["disc"] * found["diff"]).sum(1)
+                    return Peer(float(found["seconds"]), found["ability"] @ found["disc"].T - shift, rate)
+            if "nan" not in done.stderr:
+                raise RuntimeError(f"py-irt failed:\n{done.stderr[-2000:]}")
+    return None
 
 
 def main() -> None:
@@ -100,7 +116,7 @@ def main() -> None:
     print(f"{options.models} × {options.items} answers, {options.planted} dimensions planted")
     print(f"held-out log-loss of the true probabilities: {entropy:.4f}")
     results = []
-    peers: dict[int, tuple[float, np.ndarray]] = {}
+    peers: dict[int, Peer | None] = {}
     for dimensions in [*options.dimensions, None]:
         seconds = []
         for _ in range(options.repeats):
@@ -120,13 +136,16 @@ def main() -> None:
             against = dimensions or options.dimensions[0]
             if against not in peers:
                 peers[against] = peer(options.py_irt, answers, known, against, options.epochs)
-            spent, theirs = peers[against]
-            row |= {"peer_seconds": spent, "peer_log_loss": log_loss(theirs, answers, ~known)}
-            row["times_faster"] = spent / row["seconds"]
-            line += (
-                f"; py-irt at {against}: {spent:.1f} s, log-loss {row['peer_log_loss']:.4f}; "
-                f"{row['times_faster']:.0f} × faster"
-            )
+            other = peers[against]
+            if other is None:
+                line += f"; py-irt at {against} ended in NaN at every learning rate"
+            else:
+                row |= {"peer_seconds": other.seconds, "peer_log_loss": log_loss(other.logits, answers, ~known)}
+                row |= {"peer_rate": other.rate, "times_faster": other.seconds / row["seconds"]}
+                line += (
+                    f"; py-irt at {against} (learning rate {other.rate}): {other.seconds:.1f} s, log-loss "
+                    f"{row['peer_log_loss']:.4f}; {row['times_faster']:.0f} × faster"
+                )
         print(line, flush=True)
         results.append(row)
     if not options.py_irt:

@@ -199,7 +199,7 @@ class MultipleChoice(Asked):
             tokens = ids[row][mask[row]].tolist()
             # A tokenizer may join the prompt's end with the option; what is common belongs to the prompt.
             common = next((i for i, (a, b) in enumerate(zip(start, tokens, strict=False)) if a != b), len(start))
-            totals.append(float(logs[row, max(common - 1, 0) : len(tokens) - 1].sum()))
+            totals.append(float(logs[row, max(common - 1, 0) : len(tokens) - 1].detach().sum()))
         return totals
 
 

@@ -128,7 +128,8 @@ class _Resolver:
         try:
             return build(*args)
         except MerganserError as error:
-            self.problems.append(f"{where}: {error}" if where else str(error))
+            message = str(error).removeprefix(f"{where.rpartition('.')[2]}: ")
+            self.problems.append(f"{where}: {message}" if where else message)
         return None
 
     def finish(self) -> None:

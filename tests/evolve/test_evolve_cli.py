@@ -1,0 +1,126 @@
+"""The user's story on tiny Llamas: run, watch, best, export, merge, report."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import merganser as mg
+from merganser.cli.evolve import app
+from merganser.errors import InputError
+from merganser.evolve.starting import recipe
+from merganser.evolve.study import Study
+
+pytest.importorskip("pymoo")
+
+
+def call(*arguments):
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def finished(run_file):
+    path = run_file()
+    call("run", path)
+    return path.with_suffix(".sqlite")
+
+
+def test_the_whole_story(finished, run_file, tmp_path):
+    shown = call("best", finished)
+    assert "on unseen items: quiz" in shown
+    found = json.loads(call("best", finished, "--json"))["winners"][0]
+    status = json.loads(call("watch", finished, "--once", "--json"))
+    assert (status["done"], status["total"]) == (10, 10)
+    assert status["best"]["quiz"] == found["objectives"]["quiz"]
+
+    call("export", finished, tmp_path / "winner.yml")
+    mg.run(tmp_path / "winner.yml", tmp_path / "merged")
+    study = Study.open(finished)
+    from merganser.evolve import runfile
+
+    live = runfile.load(run_file()).evaluate.live
+    weights = live.load(study.best().values).state_dict()
+    merged = mg.open(tmp_path / "merged").state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in merged.items())
+
+    call("report", finished, tmp_path / "page.html")
+    assert "Winners on unseen items" in (tmp_path / "page.html").read_text()
+
+
+def test_the_exported_recipe_scores_what_the_study_says(finished, run_file, llamas, tmp_path):
+    """The merged checkpoint, loaded by transformers, gives the very answers that the trial recorded."""
+    from merganser.evolve import runfile
+    from merganser.evolve.examiners import Loader
+
+    call("export", finished, tmp_path / "winner.yml")
+    mg.run(tmp_path / "winner.yml", tmp_path / "merged")
+    study = Study.open(finished)
+    winner = study.best()
+    tested = study.store.trials("test", winner.label)[-1]
+    answers = study.store.answers(tested)["quiz"]
+    model = Loader("causal-lm", str(tmp_path / "merged"))().eval()
+    examiner = runfile.load(run_file()).evaluate.examiners["quiz"]
+    with torch.inference_mode():
+        assert examiner(model, answers.items.tolist())["score"] == answers.values.tolist()
+
+
+def test_running_again_needs_resume_and_the_same_file(finished, run_file):
+    path = run_file()
+    with pytest.raises(InputError, match="holds a study already"):
+        call("run", path)
+    before = call("best", finished, "--json")
+    assert call("run", path, "--resume", "--json").splitlines()[-1] == before.strip()
+    changed = run_file(("high: 1.5", "high: 1.4"))
+    with pytest.raises(InputError, match="differs from the run file"):
+        call("run", changed, "--resume")
+
+
+def test_dry_run_and_json_events(run_file):
+    path = run_file(("estimator: gmp-irt, c: adaptive", "extractor: random"), ("generations: 2", "generations: 1"))
+    assert "48 items for fitness and calibration, 12 for the test" in call("run", path, "--dry-run")
+    assert json.loads(call("run", path, "--dry-run", "--json"))["trials"] == 5
+    events = [json.loads(line) for line in call("run", path, "--json").splitlines()]
+    assert [e["event"] for e in events].count("search") == 6
+    assert events[-1]["event"] == "best"
+
+
+def test_representation_clustering_and_two_objectives(run_file, tmp_path):
+    path = run_file(
+        (
+            "estimator: gmp-irt, c: adaptive}",
+            "extractor: representation}\n  sums: {kind: generation, data: ./sums.jsonl, "
+            "subset: 4, options: {max_new_tokens: 4}}",
+        ),
+        ("objectives: [quiz]", "objectives: [quiz, {name: short, measures: {sums.length: 1.0}, maximize: false}]"),
+        ("{population: 5, generations: 2", "{algorithm: nsga2, population: 6, generations: 1"),
+    )
+    call("run", path)
+    study = Study.open(path.with_suffix(".sqlite"))
+    assert study.prepared()["quiz"].subset.weights.std() > 0
+    assert all("sums.length" in t.estimates for t in study.trials() if t.valid)
+    with pytest.raises(InputError, match="several objectives"):
+        call("export", path.with_suffix(".sqlite"), tmp_path / "winner.yml")
+    call("export", path.with_suffix(".sqlite"), tmp_path / "winner.yml", "--objective", "short")
+    place = study.trials()[1]
+    call(
+        "export", path.with_suffix(".sqlite"), tmp_path / "other.yml", "--trial", f"{place.generation}:{place.position}"
+    )
+    with pytest.raises(InputError, match="no such trial"):
+        call("export", path.with_suffix(".sqlite"), tmp_path / "x.yml", "--trial", "9:9")
+    with pytest.raises(InputError, match="exists already"):
+        call("export", path.with_suffix(".sqlite"), tmp_path / "other.yml", "--objective", "quiz")
+
+
+def test_a_study_without_a_run_file_has_no_recipe(tmp_path):
+    from synthetic_designs import design
+    from synthetic_world import World
+
+    study = Study.open(tmp_path / "s.sqlite")
+    winner = study.run(design(population=5, generations=1), World())
+    with pytest.raises(InputError, match="not started from a run file"):
+        recipe(study, winner)

@@ -1,0 +1,132 @@
+"""Bad run files say what is wrong, where, and what would be right, before any work."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from merganser.errors import MerganserError
+from merganser.evolve import runfile
+
+pytest.importorskip("pymoo")
+
+TASK = "quiz: {kind: multiple-choice, data: ./quiz.jsonl, subset: 8, estimator: gmp-irt, c: adaptive}"
+SPACE_LINE = "weight: {low: 0, high: 1.5, per: model}"
+BAD = [
+    # keys and types
+    (("method: ties", "methd: ties"), "unknown key 'methd'; did you mean 'method'?"),
+    (("method: ties", "method: tie"), "did you mean 'ties'"),
+    (("method: ties\n", ""), "'method' is missing"),
+    (("objectives: [quiz]\n", ""), "'objectives' is missing"),
+    (("objectives: [quiz]", "objectives: quiz"), "objectives: must be a valid list"),
+    (("models: {math: ./math, code: ./code}", "models: [./math, ./code]"), "models: must be a valid dictionary"),
+    (("models: {math: ./math, code: ./code}", "models: {}"), "models: name at least one"),
+    (("code: ./code", "code: 3"), "models.code: must be a valid string, got 3"),
+    (
+        ("search: {population: 5", "search: {popultion: 5"),
+        "search: unknown key 'popultion'; did you mean 'population'?",
+    ),
+    (("population: 5", "population: five"), "search.population: must be a valid integer, got 'five'"),
+    (("subset: 8", "subst: 8"), "tasks.quiz: unknown key 'subst'; did you mean 'subset'?"),
+    (("kind: causal-lm", "knd: causal-lm"), "model: unknown key 'knd'; did you mean 'kind'?"),
+    (("per: model", "per: layer"), "space.weight.per: expected 'model' or 'merge', got 'layer'"),
+    (("low: 0, high: 1.5", "lo: 0, high: 1.5"), "space.weight: unknown key 'lo'; did you mean 'low'?"),
+    # the space
+    ((SPACE_LINE, "weight: {low: 0, per: model}"), "space.weight: needs low and high, or choices"),
+    ((SPACE_LINE, "weight: {low: 2, high: 1, per: model}"), "space.weight: a range goes from low to a higher high"),
+    ((SPACE_LINE, "weight: {low: 0, high: 1, choices: [1, 2]}"), "space.weight: either choices, or low and high"),
+    ((SPACE_LINE, "weight: {choices: [1]}"), "space.weight: choices are two or more"),
+    ((SPACE_LINE, "weight: {low: 0, high: 1, log: true}"), "space.weight: a logarithmic range"),
+    (
+        (SPACE_LINE, "weight: {low: 0.5, high: 2, integer: true}"),
+        "space.weight: a range of whole numbers has whole ends",
+    ),
+    ((SPACE_LINE, "weight: {low: 0, high: 1, points: 0}"), "space.weight: 0 control points"),
+    ((SPACE_LINE, "weight: {choices: [0, 1], points: 2}"), "space.weight: only real numbers can be interpolated"),
+    ((SPACE_LINE, "weigth: {low: 0, high: 1}"), "space.weigth: not a parameter of ties; did you mean 'weight'?"),
+    ((SPACE_LINE, "normalize: {choices: [true, false], per: model}"), "one value for all models"),
+    (("density: {low: 0.2", "density: {low: -0.2"), "out of bounds"),
+    (("tasks:", 'constraints: ["weight.maths <= 1"]\ntasks:'), "did you mean 'weight.math'"),
+    (("tasks:", 'constraints: ["weight.math = 1"]\ntasks:'), "expected one <= or >="),
+    (("method: ties", "method: ties\nparameters: {densty: 1}"), "densty"),
+    # models
+    (("code: ./code", "code: ./absent"), "absent"),
+    (("base: ./base\n", ""), "base"),
+    (("kind: causal-lm", "kind: causal"), "did you mean 'causal-lm'"),
+    (("kind: causal-lm", "kind: 'no_such.module:build'"), "model.kind: 'no_such.module:build'"),
+    # tasks
+    (("kind: multiple-choice", "kind: multiplechoice"), "tasks.quiz: unknown kind 'multiplechoice'; did you mean"),
+    (("data: ./quiz.jsonl, ", ""), "tasks.quiz: kind multiple-choice needs data"),
+    (("./quiz.jsonl", "./quizz.jsonl"), "cannot be read"),
+    (("./quiz.jsonl", "./sums.jsonl"), "record 0 has no 'options'"),
+    (("kind: multiple-choice", "kind: function"), "needs function: package.module:name and items"),
+    (("c: adaptive", "options: {promt: x}"), "options: unknown 'promt'; did you mean 'prompt'?"),
+    (("estimator: gmp-irt", "estimator: gmpirt"), "unknown estimator 'gmpirt'; did you mean 'gmp-irt'?"),
+    (("c: adaptive", "extractor: randm"), "unknown extractor 'randm'; did you mean 'random'?"),
+    (("subset: 8", "subset: 80"), "a subset of 80 out of the 48 items left after 12"),
+    (("c: adaptive", "test: 1.5"), "test is the share of items kept"),
+    (("c: adaptive", "c: 2.0"), "c lies in [0, 1]"),
+    (("c: adaptive", "c: best"), "c is a number in [0, 1], 'adaptive' or 'bias-variance'"),
+    (("c: adaptive", "strata: topic"), "strata and the stratified extractor go together"),
+    (("c: adaptive", "extractor: stratified, strata: tpic"), "record 0 has no field 'tpic'"),
+    (("c: adaptive", "calibration: ./absent.npy"), "no such file"),
+    (("c: adaptive", "calibration: ./quiz.jsonl"), "not a numpy file"),
+    # objectives and search
+    (("objectives: [quiz]", "objectives: [quizz]"), "did you mean 'quiz'"),
+    (("objectives: [quiz]", "objectives: []"), "a study needs a task and an objective"),
+    (("objectives: [quiz]", "objectives: [{name: x, measures: {}}]"), "measures: name at least one"),
+    (("objectives: [quiz]", "objectives: [quiz, quiz.length]"), "GA is for one objective, and there are 2"),
+    (("{population: 5", "{algorithm: gaa, population: 5"), "unknown algorithm 'gaa'; did you mean 'ga'?"),
+    (("{population: 5", "{algorithm: nsga2, population: 5"), "NSGA-II is for several objectives"),
+    (("population: 5", "population: 1"), "a population of 1 is too small"),
+    (("generations: 2", "generations: 0"), "0 generations"),
+    (("model: {kind: causal-lm}", "workers: 0"), "workers: 0; at least 1"),
+    # YAML itself
+    (("method: ties", "method: ties\nmethod: linear"), "'method' is given twice"),
+    (("objectives: [quiz]", "objectives: [quiz"), "not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[f"{i}: {m[:40]}" for i, (_, m) in enumerate(BAD)])
+def test_bad_run_files(run_file, change, message):
+    path = run_file(change)
+    with pytest.raises(MerganserError) as caught:
+        runfile.load(path)
+    assert message in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert "run.yml" in str(caught.value)
+
+
+def test_several_problems_are_said_at_once(run_file):
+    path = run_file(("subset: 8", "subset: 80"), ("kind: causal-lm}", "kind: causal-lm}\nworkers: 0"))
+    with pytest.raises(MerganserError, match="2 problems"):
+        runfile.load(path)
+
+
+def test_no_file_and_no_mapping(tmp_path):
+    with pytest.raises(MerganserError, match="no such run file"):
+        runfile.load(tmp_path / "absent.yml")
+    with pytest.raises(MerganserError, match="expected one mapping"):
+        runfile.parse("- a list")
+
+
+def test_a_good_run_file(run_file, llamas, tmp_path):
+    np.save(tmp_path / "answers.npy", np.random.default_rng(0).integers(0, 2, (5, 60)).astype(float))
+    extra = f"c: 0.3, extractor: stratified, strata: topic, calibration: {tmp_path}/answers.npy, options: {{batch: 4}}"
+    path = run_file(
+        ("c: adaptive", extra),
+        ("per: model}", "per: model, points: 2}"),
+        ("tasks:", 'constraints: ["weight.math[0] + weight.code[1] <= 2"]\ntasks:'),
+        ("objectives: [quiz]", "objectives: [{name: score, measures: {quiz: 1.0}}]"),
+    )
+    run = runfile.load(path)
+    assert [v.name for v in run.design.space.variables][:2] == ["weight.math[0]", "weight.math[1]"]
+    assert run.design.endpoints == ("math", "code")
+    assert run.design.tasks[0].items == 60
+    assert run.design.tasks[0].strata[:5] == ("0", "1", "2", "3", "0")
+    assert run.calibration["quiz"].answers.shape == (5, 60)
+    assert run.evaluate.examiners["quiz"].batch == 4
+    assert run.evaluate.template["base"] == str(llamas / "base")
+    assert pickle.loads(pickle.dumps(run.evaluate)).template == run.evaluate.template
