@@ -14,6 +14,7 @@ _NAMES = {
     "open": "merganser.checkpoints",
     "merge": "merganser.engine.api",
     "run": "merganser.engine.api",
+    "TaskVector": "merganser.engine.task_vector",
     "MerganserError": "merganser.errors",
 }
 _PACKAGES = (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from merganser.checkpoints import open as open
     from merganser.engine.api import merge as merge
     from merganser.engine.api import run as run
+    from merganser.engine.task_vector import TaskVector as TaskVector
     from merganser.errors import MerganserError as MerganserError
 
 

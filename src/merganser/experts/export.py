@@ -1,44 +1,5 @@
-"""A checkpoint view to an ordinary checkpoint directory, streamed by the engine."""
+"""Experts and their merges to ordinary checkpoint directories."""
 
-from __future__ import annotations
+from merganser.engine.export import write_checkpoint
 
-import os
-from collections.abc import Callable
-from pathlib import Path
-
-from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.sidecars import write_sidecars
-from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
-from merganser.engine.writer import CheckpointWriter
-from merganser.recipes.plan import Model, Output, Plan, Source
-
-
-def write_checkpoint(
-    source: Checkpoint,
-    out: str | os.PathLike[str],
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    workers: int | None = None,
-    memory: int = DEFAULT_MEMORY,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Path:
-    """Write `source` to the directory `out`, tensor by tensor, with the sidecars of its directory."""
-    plan = Plan(
-        models=(Model(source.label, source.label),),
-        outputs=tuple(
-            Output(name, source.spec(name), "passthrough", (Source(0, name),), parameters={"scale": [None]})
-            for name in source.names()
-        ),
-        aliases=source.aliases(),
-    )
-    writer = CheckpointWriter(
-        Path(out), plan, plan.fingerprint([source.fingerprint()]), resume=resume, overwrite=overwrite
-    )
-    try:
-        if not writer.published:
-            execute(plan, [source], writer, workers=workers, memory=memory, on_progress=on_progress)
-        return writer.publish(lambda directory: write_sidecars(plan, [source], directory))
-    except BaseException:
-        writer.abandon()
-        raise
+__all__ = ["write_checkpoint"]

@@ -1,0 +1,317 @@
+"""Vectors in weight space as lazy checkpoints: differences of checkpoints, and what can be made of them.
+
+A vector has the floating tensors of its sources and is read in float32 (float64 where a source is). Every node is
+elementwise and gives the same bits whatever rows are asked for, except `LowRank`, which decomposes whole matrices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, is_integer
+from merganser.errors import CheckpointError, InputError, did_you_mean
+from merganser.kernels.selection import Cutoff, largest
+from merganser.kernels.spectra import Factors, top_svd
+
+T = TypeVar("T")
+Condition = Callable[[str, Tensor, Tensor], Tensor]
+_BLOCK = 1 << 17
+_KEPT = 4
+
+
+class Vector(Checkpoint):
+    """A node: the specs of its tensors, fixed when it is made, and a way to read rows of them."""
+
+    def __init__(self, specs: Mapping[str, TensorSpec], label: str, parts: Sequence[Checkpoint]) -> None:
+        self.label = label
+        self.parts = tuple(parts)
+        self._specs = dict(specs)
+
+    def names(self) -> Sequence[str]:
+        return list(self._specs)
+
+    def spec(self, name: str) -> TensorSpec:
+        if name not in self._specs:
+            raise self.missing(name)
+        return self._specs[name]
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        spec = self.spec(name)
+        if not spec.shape:
+            return self.compute(name, None)
+        return in_blocks(spec, rows, lambda part: self.compute(name, part))
+
+    @abstractmethod
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        """These rows, in the dtype of the spec; a fresh tensor."""
+
+    def fingerprint(self) -> str:
+        text = " ".join([self.label, *(part.fingerprint() for part in self.parts), *self._specs])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        for part in self.parts:
+            if name in part:
+                part.prefetch(name, rows)
+
+
+class Difference(Vector):
+    """Δ = θ − θ_0 over the floating tensors of the base."""
+
+    def __init__(self, finetuned: Checkpoint, base: Checkpoint, exclude: Sequence[str] = ()) -> None:
+        specs = {name: wide(spec) for name in _floating(base, exclude) for spec in [base.spec(name)]}
+        problems = [
+            f"{finetuned.label} has no {name!r}{did_you_mean(name, finetuned.names())}"
+            if name not in finetuned
+            else f"{name!r} is {finetuned.spec(name)} in {finetuned.label} and {base.spec(name)} in {base.label}"
+            for name, spec in specs.items()
+            if name not in finetuned or finetuned.spec(name).shape != spec.shape
+        ]
+        extra = [name for name in _floating(finetuned, exclude) if name not in base]
+        problems += [f"{finetuned.label} has {name!r}, which {base.label} has not" for name in extra]
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise CheckpointError(f"no task vector: {problems[0]}{more}; `exclude` leaves tensors out")
+        for name, spec in specs.items():
+            if finetuned.spec(name).dtype == torch.float64:
+                specs[name] = TensorSpec(spec.shape, torch.float64)
+        super().__init__(specs, f"{finetuned.label} − {base.label}", (finetuned, base))
+
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        finetuned, base = (part.read(name, rows) for part in self.parts)
+        dtype = self._specs[name].dtype
+        return finetuned.to(dtype) - base.to(dtype)
+
+
+class Stored(Vector):
+    """A vector read from a checkpoint that holds one, such as a saved task vector or a state dict of differences."""
+
+    def __init__(self, source: Checkpoint) -> None:
+        super().__init__({n: wide(source.spec(n)) for n in _floating(source)}, source.label, (source,))
+
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        return self.parts[0].read(name, rows).to(self._specs[name].dtype, copy=True)
+
+
+class Combination(Vector):
+    """Σ c_i v_i; a vector without a tensor counts as zero there.
+
+    Sums of sums are one sum, and equal terms are one term, so that a + b − b is a to the last bit.
+    """
+
+    def __init__(self, terms: Sequence[tuple[float, Vector]]) -> None:
+        collected: dict[int, tuple[float, Vector]] = {}
+        specs: dict[str, TensorSpec] = {}
+        for coefficient, vector in terms:
+            _unite(specs, vector)
+            inner = vector.terms if isinstance(vector, Combination) else [(1.0, vector)]
+            for c, v in inner:
+                before = collected.get(id(v), (0.0, v))[0]
+                collected[id(v)] = (before + coefficient * c, v)
+        self.terms: list[tuple[float, Vector]] = [(c, v) for c, v in collected.values() if c != 0]
+        if unsound := next((c for c, _ in self.terms if not math.isfinite(c)), None):
+            raise InputError(f"a task vector cannot be multiplied by {unsound}")
+        label = " + ".join(v.label if c == 1 else f"{c:g}·({v.label})" for c, v in self.terms) or "0"
+        super().__init__(specs, label, [v for _, v in self.terms])
+
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        spec = self._specs[name]
+        total: Tensor | None = None
+        for coefficient, vector in self.terms:
+            if name not in vector:
+                continue
+            tensor = vector.compute(name, rows)
+            if total is None:
+                total = tensor.to(spec.dtype).mul_(coefficient)
+            else:
+                total.add_(tensor, alpha=coefficient)
+        return torch.zeros(_shape(spec, rows), dtype=spec.dtype) if total is None else total
+
+
+class Restricted(Vector):
+    """The tensors whose names match one of the globs, or none of them."""
+
+    def __init__(self, vector: Vector, globs: Sequence[str], keep: bool) -> None:
+        chosen = {n: vector.spec(n) for n in vector.names() if any(fnmatchcase(n, g) for g in globs) == keep}
+        if not chosen:
+            raise InputError(f"{', '.join(globs)}: leaves no tensor of {vector.label}, e.g. {vector.names()[:1]}")
+        super().__init__(chosen, f"{vector.label} {'in' if keep else 'without'} {','.join(globs)}", (vector,))
+        self.vector = vector
+
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        return self.vector.compute(name, rows)
+
+
+class Masked(Vector):
+    """v ⊙ m, with m a function of the name and the same rows of v and of `by`; zero in tensors `by` lacks."""
+
+    def __init__(self, vector: Vector, condition: Condition, label: str, by: Vector | None = None) -> None:
+        specs = {n: vector.spec(n) for n in vector.names()}
+        super().__init__(specs, label, (vector, *([by] if by else [])))
+        if by is not None:
+            _unite(dict(specs), by)
+        self.vector, self.by, self.condition = vector, by or vector, condition
+
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        tensor = self.vector.compute(name, rows)
+        if name not in self.by:
+            return tensor.zero_()
+        other = tensor if self.by is self.vector else self.by.compute(name, rows)
+        kept = self.condition(name, tensor, other)
+        if kept.shape != tensor.shape:
+            raise InputError(f"the mask of {name!r} has shape {list(kept.shape)}, expected {list(tensor.shape)}")
+        return tensor.masked_fill_(~kept.bool(), 0)
+
+
+class Largest(Vector):
+    """The entries of each tensor at which `by` (itself if none) is largest in magnitude.
+
+    Exactly ⌊density · n⌋ of them, at least one unless the density is 0; of equal ones the first. The threshold of a
+    tensor is found by streaming over it at the first read.
+    """
+
+    def __init__(self, vector: Vector, density: float, by: Vector | None = None) -> None:
+        if not 0 <= density <= 1:
+            raise InputError(f"density must lie in [0, 1], got {density}")
+        by = by or vector
+        if lacking := next((name for name in vector.names() if name not in by), None):
+            raise InputError(f"{by.label} has no {lacking!r} to choose entries by{did_you_mean(lacking, by.names())}")
+        _unite({n: vector.spec(n) for n in vector.names()}, by)
+        label = f"largest {density:g} of {vector.label} by {by.label}"
+        super().__init__({n: vector.spec(n) for n in vector.names()}, label, (vector, by))
+        self.vector, self.by, self.density = vector, by, density
+        self._cutoffs: Kept[Cutoff] = Kept(1 << 20)
+
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        cutoff = self._cutoffs.get(name, lambda: self._cutoff(name))
+        tensor = self.vector.compute(name, rows)
+        scores = (tensor if self.by is self.vector else self.by.compute(name, rows)).abs().reshape(-1)
+        offset = rows[0] * math.prod(tensor.shape[1:]) if rows else 0
+        ties = min(max(cutoff.index - offset, 0), scores.numel())
+        kept = scores > cutoff.value
+        kept[:ties] |= scores[:ties] == cutoff.value
+        return tensor.masked_fill_(~kept.view(tensor.shape), 0)
+
+    def _cutoff(self, name: str) -> Cutoff:
+        spec = self._specs[name]
+        keep = min(spec.numel, max(1, int(self.density * spec.numel))) if self.density > 0 else 0
+        ((cutoff,),) = largest(_Scores(self.by, name, spec), lambda block: [block], [[keep]], spec.numel)
+        return cutoff
+
+
+class LowRank(Vector):
+    """Matrices cut to their leading singular components; tensors of more axes as matrices of their first axis, and
+    vectors as they are. `rank` is a number of components, or a share of them below 1."""
+
+    def __init__(self, vector: Vector, rank: int | float) -> None:
+        if isinstance(rank, bool) or rank <= 0 or (rank >= 1 and rank != int(rank)):
+            raise InputError(f"a rank is a whole number, or a share between 0 and 1; got {rank}")
+        super().__init__({n: vector.spec(n) for n in vector.names()}, f"{vector.label} at rank {rank:g}", (vector,))
+        self.vector, self.rank = vector, rank
+        self._factors: Kept[Factors] = Kept(_KEPT)
+
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        spec = self._specs[name]
+        if len(spec.shape) < 2 or min(spec.shape[0], math.prod(spec.shape[1:])) < 2:
+            return self.vector.compute(name, rows)
+        u, s, v = self._factors.get(name, lambda: self._decompose(name))
+        part = u if rows is None else u[rows[0] : rows[1]]
+        return ((part * s) @ v.T).to(spec.dtype).view(_shape(spec, rows))
+
+    def _decompose(self, name: str) -> Factors:
+        matrix = self.vector.read(name).flatten(1)
+        n = min(matrix.shape)
+        return top_svd(matrix, min(n, int(self.rank) if self.rank >= 1 else max(1, math.ceil(self.rank * n))))
+
+
+class Kept(Generic[T]):
+    """The last few results by name, each made once however many threads ask for it."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.RLock()
+        self._held: OrderedDict[str, T] = OrderedDict()
+
+    def get(self, name: str, make: Callable[[], T]) -> T:
+        with self._lock:
+            if name not in self._held:
+                self._held[name] = make()
+                if len(self._held) > self._size:
+                    self._held.popitem(last=False)
+            return self._held[name]
+
+
+class _Scores:
+    """Magnitudes of one tensor in blocks, as `kernels.selection` streams them."""
+
+    def __init__(self, vector: Vector, name: str, spec: TensorSpec) -> None:
+        self._vector, self._name = vector, name
+        self._rows: list[Rows | None] = list(row_blocks(spec)) if spec.shape else [None]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int, /) -> Tensor:
+        return self._vector.compute(self._name, self._rows[index]).abs_()
+
+    def map(self, function: Callable[[Tensor], T]) -> list[T]:
+        return [function(self[index]) for index in range(len(self))]
+
+
+def wide(spec: TensorSpec) -> TensorSpec:
+    """The spec of a difference: at least float32."""
+    return TensorSpec(spec.shape, torch.float64 if spec.dtype == torch.float64 else torch.float32)
+
+
+def row_blocks(spec: TensorSpec, rows: Rows | None = None) -> Iterator[Rows]:
+    """Rows `[start, stop)` in blocks that stay in cache."""
+    first, last = rows or (0, spec.shape[0])
+    step = max(1, _BLOCK // max(1, math.prod(spec.shape[1:])))
+    for start in range(first, last, step):
+        yield start, min(start + step, last)
+
+
+def in_blocks(spec: TensorSpec, rows: Rows | None, compute: Callable[[Rows], Tensor]) -> Tensor:
+    """`compute` over blocks of rows, put together: intermediate results never leave the cache."""
+    first, last = rows or (0, spec.shape[0])
+    blocks = list(row_blocks(spec, (first, last)))
+    if len(blocks) == 1:
+        return compute(blocks[0])
+    whole: Tensor | None = None
+    for start, stop in blocks:
+        part = compute((start, stop))
+        if whole is None:
+            whole = torch.empty((last - first, *spec.shape[1:]), dtype=part.dtype)
+        whole[start - first : stop - first] = part
+    return torch.empty(_shape(spec, (first, last)), dtype=spec.dtype) if whole is None else whole
+
+
+def _shape(spec: TensorSpec, rows: Rows | None) -> tuple[int, ...]:
+    return (rows[1] - rows[0], *spec.shape[1:]) if rows is not None and spec.shape else spec.shape
+
+
+def _floating(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> list[str]:
+    return [
+        name
+        for name in checkpoint.names()
+        if not is_integer(checkpoint.spec(name).dtype) and not any(fnmatchcase(name, glob) for glob in exclude)
+    ]
+
+
+def _unite(specs: dict[str, TensorSpec], vector: Vector) -> None:
+    """`specs` with those of another vector, the wider dtype where both have a tensor."""
+    for name in vector.names():
+        found, known = vector.spec(name), specs.get(name)
+        if known is not None and known.shape != found.shape:
+            raise CheckpointError(f"{name!r} is {found} in {vector.label} and {known} in another term")
+        specs[name] = found if known is None or found.dtype == torch.float64 else known

@@ -1,0 +1,58 @@
+"""A checkpoint view to an ordinary checkpoint directory, streamed by the engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.sidecars import write_sidecars
+from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
+from merganser.engine.writer import CheckpointWriter
+from merganser.recipes.plan import Model, Output, Plan, Source
+
+
+def write_checkpoint(
+    source: Checkpoint,
+    out: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    sidecars: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    workers: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Path:
+    """Write `source` to the directory `out`, tensor by tensor, with the sidecars of its directory.
+
+    Floating tensors are cast to `dtype` if one is given.
+    """
+
+    def written(name: str) -> TensorSpec:
+        spec = source.spec(name)
+        return spec if dtype is None or is_integer(spec.dtype) else TensorSpec(spec.shape, dtype)
+
+    plan = Plan(
+        models=(Model(source.label, source.label),),
+        outputs=tuple(
+            Output(name, written(name), "passthrough", (Source(0, name),), parameters={"scale": [None]})
+            for name in source.names()
+        ),
+        aliases=source.aliases(),
+        sidecars=sidecars or {},
+    )
+    writer = CheckpointWriter(
+        Path(out), plan, plan.fingerprint([source.fingerprint()]), resume=resume, overwrite=overwrite
+    )
+    try:
+        if not writer.published:
+            execute(plan, [source], writer, workers=workers, memory=memory, on_progress=on_progress)
+        return writer.publish(lambda directory: write_sidecars(plan, [source], directory))
+    except BaseException:
+        writer.abandon()
+        raise

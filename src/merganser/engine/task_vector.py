@@ -1,0 +1,228 @@
+"""Task vectors as algebra: expressions over checkpoints that are computed only as they are read.
+
+>>> math, code, toxic = (mg.TaskVector(path, base) for path in paths)
+>>> (0.4 * (math + code) - toxic).apply_to(base).save("out/")
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Union
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.differences import (
+    Combination,
+    Difference,
+    Largest,
+    LowRank,
+    Masked,
+    Restricted,
+    Stored,
+    Vector,
+    in_blocks,
+    wide,
+)
+from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine import geometry
+from merganser.engine.export import write_checkpoint
+from merganser.errors import CheckpointError, InputError, did_you_mean
+
+Mask = Union["TaskVector", Callable[[str, Tensor], Tensor]]
+
+
+class TaskVector(Checkpoint):
+    """τ = θ − θ_0 of any two checkpoints, and everything that linear algebra makes of such.
+
+    Nothing is read before it is asked for, and then in blocks: checkpoints may be larger than memory. A task vector is
+    itself a checkpoint, in float32 (float64 where a source is). `exclude` leaves out tensors that match one of
+    its globs, such as the heads of different tasks.
+    """
+
+    def __init__(self, finetuned: Reference, base: Reference, *, exclude: Sequence[str] = ()) -> None:
+        self._bind(Difference(open_checkpoint(finetuned), open_checkpoint(base), exclude))
+
+    @classmethod
+    def load(cls, reference: Reference) -> TaskVector:
+        """A checkpoint or state dict that holds differences already, such as `save` wrote."""
+        return cls._of(Stored(open_checkpoint(reference)))
+
+    @classmethod
+    def _of(cls, vector: Vector) -> TaskVector:
+        made = cls.__new__(cls)
+        made._bind(vector)
+        return made
+
+    def _bind(self, vector: Vector) -> None:
+        self.vector = vector
+        self.label = vector.label
+
+    def names(self) -> Sequence[str]:
+        return self.vector.names()
+
+    def spec(self, name: str) -> TensorSpec:
+        return self.vector.spec(name)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        return self.vector.read(name, rows)
+
+    def fingerprint(self) -> str:
+        return self.vector.fingerprint()
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        self.vector.prefetch(name, rows)
+
+    def __repr__(self) -> str:
+        return f"TaskVector({self.label})"
+
+    def __add__(self, other: TaskVector | int) -> TaskVector:
+        if isinstance(other, TaskVector):
+            return self._of(Combination([(1.0, self.vector), (1.0, other.vector)]))
+        return self if isinstance(other, int) and other == 0 else NotImplemented  # sum() starts from 0
+
+    __radd__ = __add__
+
+    def __sub__(self, other: TaskVector) -> TaskVector:
+        if not isinstance(other, TaskVector):
+            return NotImplemented
+        return self._of(Combination([(1.0, self.vector), (-1.0, other.vector)]))
+
+    def __neg__(self) -> TaskVector:
+        return self * -1.0
+
+    def __mul__(self, factor: float) -> TaskVector:
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+            return NotImplemented
+        return self._of(Combination([(float(factor), self.vector)]))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> TaskVector:
+        if isinstance(divisor, bool) or not isinstance(divisor, (int, float)):
+            return NotImplemented
+        if divisor == 0:
+            raise InputError(f"{self.label} divided by zero")
+        return self * (1.0 / divisor)
+
+    def only(self, *globs: str) -> TaskVector:
+        """The tensors whose names match; the others count as zero."""
+        return self._of(Restricted(self.vector, globs, keep=True))
+
+    def without(self, *globs: str) -> TaskVector:
+        """The tensors whose names do not match."""
+        return self._of(Restricted(self.vector, globs, keep=False))
+
+    def masked(self, mask: Mask) -> TaskVector:
+        """The entries at which another task vector is not zero, or where `mask(name, tensor)` is true.
+
+        A function sees blocks of rows of this vector, and must look at each entry alone.
+        """
+        if isinstance(mask, TaskVector):
+            label = f"{self.label} where {mask.label}"
+            return self._of(Masked(self.vector, lambda name, own, other: other != 0, label, mask.vector))
+        function = mask
+        label = f"{self.label} where {getattr(function, '__qualname__', type(function).__qualname__)}"
+        return self._of(Masked(self.vector, lambda name, own, other: function(name, own), label))
+
+    def agreeing(self, other: TaskVector) -> TaskVector:
+        """The entries with the same sign as another task vector's."""
+        label = f"{self.label} agreeing with {other.label}"
+        return self._of(Masked(self.vector, lambda name, a, b: a.sign() == b.sign(), label, other.vector))
+
+    def top(self, density: float, by: TaskVector | None = None) -> TaskVector:
+        """The largest entries of each tensor by magnitude, exactly; or those at which another vector is largest."""
+        return self._of(Largest(self.vector, density, by.vector if by is not None else None))
+
+    def low_rank(self, rank: int | float) -> TaskVector:
+        """The leading singular components of every matrix: so many, or such a share of them if below 1."""
+        return self._of(LowRank(self.vector, rank))
+
+    def dot(self, other: TaskVector) -> float:
+        return float(geometry.inner_products([self, other])[0, 1])
+
+    def norm(self) -> float:
+        return math.sqrt(float(geometry.inner_products([self])[0, 0]))
+
+    def norms(self) -> dict[str, float]:
+        """The norm of every tensor."""
+        return geometry.norms(self)
+
+    def cosine(self, other: TaskVector) -> float:
+        """cos(τ, τ'); 0 if one of them is zero."""
+        gram = geometry.inner_products([self, other])
+        scale = math.sqrt(float(gram[0, 0])) * math.sqrt(float(gram[1, 1]))
+        return max(-1.0, min(1.0, float(gram[0, 1]) / scale)) if scale else 0.0
+
+    def sign_agreement(self, other: TaskVector) -> float:
+        """The share of equal signs among the entries at which both move; NaN if there is none."""
+        return geometry.sign_agreement(self, other)
+
+    def apply_to(self, base: Reference, scale: float = 1.0) -> Applied:
+        """θ = base + scale · τ as a checkpoint, computed as it is read."""
+        return Applied(open_checkpoint(base), self.vector, scale)
+
+    def save(self, out: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **options: Any) -> Path:
+        """Write the vector itself to the directory `out`, by streaming; `load` reads it (options of
+        `write_checkpoint`)."""
+        card = {"card": {"models": [self.label], "methods": ["task vector"]}}
+        return write_checkpoint(self, out, dtype=dtype, sidecars=card, **options)
+
+
+class Applied(View):
+    """base + scale · τ. Changed tensors are read in float32 or wider: they are rounded once, when written."""
+
+    def __init__(self, base: Checkpoint, vector: Vector, scale: float = 1.0) -> None:
+        super().__init__(base, f"{base.label} + {scale:g}·({vector.label})")
+        self.vector, self.scale = vector, scale
+        self._moved: dict[str, str] = {}
+        for name in vector.names():
+            if name not in base:
+                raise CheckpointError(
+                    f"the task vector moves {name!r}, which {base.label} has not{did_you_mean(name, base.names())}"
+                )
+            if base.spec(name).shape != vector.spec(name).shape:
+                raise CheckpointError(
+                    f"{name!r} is {vector.spec(name)} in the task vector and {base.spec(name)} in {base.label}"
+                )
+            stored = base.aliases().get(name, name)
+            if stored in self._moved:
+                raise CheckpointError(
+                    f"{base.label} ties {name!r} to {self._moved[stored]!r}, and the task vector moves both; "
+                    "leave one of them out"
+                )
+            self._moved[stored] = name
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        stored = self.source.aliases().get(name, name)
+        if stored not in self._moved:
+            return self.source.read(stored, rows)
+        spec = self.source.spec(stored)
+        if not spec.shape:
+            return self._compute(stored, None)
+        return in_blocks(wide(spec), rows, lambda part: self._compute(stored, part))
+
+    def _compute(self, stored: str, rows: Rows | None) -> Tensor:
+        moved = self.vector.compute(self._moved[stored], rows)
+        base = self.source.read(stored, rows).to(torch.promote_types(moved.dtype, wide(self.source.spec(stored)).dtype))
+        return torch.add(base, moved, alpha=self.scale)
+
+    def fingerprint(self) -> str:
+        parts = f"{self.source.fingerprint()} {self.scale!r} {self.vector.fingerprint()}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        super().prefetch(name, rows)
+        if (stored := self.source.aliases().get(name, name)) in self._moved:
+            self.vector.prefetch(self._moved[stored], rows)
+
+    def save(self, out: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **options: Any) -> Path:
+        """Write the model to the directory `out`, by streaming, with the base's config and tokenizer."""
+        card = {"card": {"base": self.source.label, "models": [self.vector.label], "methods": ["task_arithmetic"]}}
+        return write_checkpoint(self, out, dtype=dtype, sidecars=card, **options)
