@@ -97,9 +97,10 @@ def test_objective_rises_and_runs_repeat(network, method):
     a, b = trained_like(module, 1), trained_like(module, 2)
     first, second = (match(a, b, symmetry, method, seed=4) for _ in range(2))
     assert all(np.array_equal(p, second.permutations[n]) for n, p in first.permutations.items())
-    values = [step.objective for step in first.trace]
-    assert all(y >= x - 1e-5 * abs(x) for x, y in pairwise(values))
-    assert first.objective >= values[0]
+    for before, after in pairwise(first.trace):
+        if before.run == after.run:
+            assert after.objective >= before.objective - 1e-5 * abs(before.objective)
+    assert first.objective >= first.trace[0].objective
 
 
 def test_the_seed_orders_weight_matching_and_starts_are_kept():

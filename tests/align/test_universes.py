@@ -76,13 +76,15 @@ def test_the_objective_never_falls(network, start):
         {n: t.double() if t.is_floating_point() else t for n, t in trained_like(module, s).items()} for s in (1, 2, 3)
     ]
     found = universe(models, symmetry, start=start, solver=FrankWolfe(max_iterations=25))
-    values = [step.objective for step in found.trace] + [found.objective]
-    scale = max(abs(v) for v in values)
-    assert all(b >= a - 1e-10 * scale for a, b in pairwise(values))
+    scale = max(abs(step.objective) for step in found.trace)
+    for before, after in pairwise(found.trace):
+        if before.run == after.run:
+            assert after.objective >= before.objective - 1e-10 * scale
+    assert found.objective == pytest.approx(max(step.objective for step in found.trace), rel=1e-12)
     assert found.objective == pytest.approx(objective_of(found.models, found.permutations, symmetry))
     gaps = [step.gap for step in found.trace if step.gap is not None]
     assert min(gaps) >= -1e-9 * scale
-    assert found.iterations == len(gaps) <= 25
+    assert found.iterations == len(gaps) <= 50
 
 
 def test_cycles_close_bit_for_bit_through_the_disk(network, tmp_path):
@@ -146,6 +148,15 @@ def test_more_starts_are_never_worse():
     assert again.objective >= often.objective * (1 - 1e-6)
     with pytest.raises(InputError, match="sinkhorn"):
         universe(models, symmetry, starts=2)
+
+
+def test_reheating_is_never_worse_and_can_be_left_out():
+    module, symmetry = mlp(6, 24, 24, 3)
+    models = [trained_like(module, seed) for seed in range(3)]
+    objectives = [universe(models, symmetry, solver=FrankWolfe(reheats=k)).objective for k in range(4)]
+    assert objectives == sorted(objectives)
+    assert objectives[1] > objectives[0]
+    assert {step.run for step in universe(models, symmetry, solver=FrankWolfe(reheats=0)).trace} == {0}
 
 
 def test_merged_is_the_weighted_mean_and_counters_are_kept():

@@ -26,13 +26,14 @@ Coordinate = tuple[int, str]
 @dataclass(frozen=True)
 class Step:
     """One line of a trace: the objective reached; for Frank-Wolfe the gap it saw and the step it took from there;
-    for the straight-through estimator the loss of the midpoint."""
+    for the straight-through estimator the loss of the midpoint. Within a run f never falls."""
 
     phase: str
     objective: float
     gap: float | None = None
     size: float | None = None
     loss: float | None = None
+    run: int = 0
 
 
 def coordinates(placement: Placement) -> list[Coordinate]:

@@ -21,11 +21,17 @@ class FrankWolfe:
     """Stop when the gap, or the gain of the last `patience` steps together, is at most tolerance · ½(n−1)Σ‖W‖².
 
     The second rule ends the crawl toward a soft stationary point, which rounding leaves in any case.
+
+    A polished solution is a vertex no single move improves. Mixed with `warmth` of the barycentre it is a soft point
+    near a good solution, from which the same iteration usually ends higher: done up to `reheats` times, as long as it
+    helps.
     """
 
     tolerance: float = 1e-4
     patience: int = 5
     max_iterations: int = 200
+    reheats: int = 1
+    warmth: float = 0.5
 
     def run(self, placement: Placement, workers: int | None = None) -> list[Step]:
         """Move the soft images of a placement to a stationary point; the trace."""

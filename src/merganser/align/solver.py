@@ -1,20 +1,20 @@
-"""Frank-Wolfe, then rounding, then polish: from a start to permutations."""
+"""From a start to permutations: Frank-Wolfe, rounding, polish, and once more from the solution made soft again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from merganser.align.ascent import Ascent, Step, polish, round_images
 from merganser.align.frank_wolfe import FrankWolfe
-from merganser.align.images import HardImage, SoftImage
+from merganser.align.images import HardImage, Placing, SoftImage
 from merganser.align.layout import Layout
 from merganser.align.objective import Placement
 from merganser.align.permutations import Permutations, identity
-from merganser.align.starts import Start, hard_placing, start_placings
+from merganser.align.starts import Start, hard_placing, soften, start_placings
 from merganser.align.state import State
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError
@@ -82,7 +82,35 @@ def _solve_once(
     solver: FrankWolfe,
     workers: int | None,
 ) -> Solved:
+    """A run from the start, then runs from softened solutions for as long as they find better ones."""
     placings = start_placings(layout, len(weights), start, seed, held)
+    best = _run(layout, weights, held, placings, solver, workers)
+    trace = list(best.trace)
+    for run in range(1, solver.reheats + 1):
+        softened = [
+            placing if model in held else soften(hard_placing(layout, permutations), solver.warmth)
+            for model, (placing, permutations) in enumerate(zip(placings, best.permutations, strict=True))
+        ]
+        again = _run(layout, weights, held, softened, solver, workers)
+        trace += [replace(step, run=run) for step in again.trace]
+        if again.objective <= best.objective:
+            break
+        best = again
+    permutations = list(best.permutations)
+    for model in held:
+        permutations[model] = identity(layout.symmetry) if isinstance(start, str) else start[model]
+    return Solved(permutations, best.objective, trace)
+
+
+def _run(
+    layout: Layout,
+    weights: Sequence[Sequence[Tensor]],
+    held: frozenset[int],
+    placings: Sequence[Placing],
+    solver: FrankWolfe,
+    workers: int | None,
+) -> Solved:
+    """Frank-Wolfe, rounding and polish; the permutations of held models are left empty."""
     soft = Placement(
         layout,
         [
@@ -94,12 +122,10 @@ def _solve_once(
     trace = solver.run(soft, workers)
     rounded = round_images(soft, workers)
     del soft  # the partial images are most of the memory
-    still = identity(layout.symmetry)
-    fixed = [still if isinstance(start, str) else start[model] for model in range(len(weights))]
-    found = [fixed[model] if model in held else p for model, p in enumerate(rounded)]
-    placement = hard_placement(layout, weights, found, held)
+    found = [placings[m] if m in held else hard_placing(layout, p) for m, p in enumerate(rounded)]
+    placement = Placement(layout, [HardImage(layout, w, p) for w, p in zip(weights, found, strict=True)], held)
     trace.append(Step("rounding", placement.objective()))
-    ascent = Ascent(placement, found, workers)
+    ascent = Ascent(placement, rounded, workers)
     trace += polish(ascent)
     placement.refresh()
     return Solved(ascent.permutations, placement.objective(), trace)

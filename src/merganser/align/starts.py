@@ -49,6 +49,11 @@ def hard_placing(layout: Layout, permutations: Permutations) -> dict[Path, Tenso
     return {path: index for root in layout.trees for path, index in layout.indices(root, permutations).items()}
 
 
+def soften(placing: Placing, share: float) -> dict[Path, Tensor]:
+    """Permutations mixed with the barycentre: (1 − share) P + share / m."""
+    return {path: (1.0 - share) * torch.eye(len(p))[p] + share / len(p) for path, p in placing.items()}
+
+
 def sinkhorn(matrices: NDArray[np.float64], tolerance: float = 1e-9, max_sweeps: int = 1000) -> NDArray[np.float64]:
     """Positive matrices (…, m, m) scaled to rows and columns that sum to one (Sinkhorn-Knopp)."""
     scaled: NDArray[np.float64] = matrices / matrices.sum(axis=-1, keepdims=True)

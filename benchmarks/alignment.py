@@ -1,0 +1,192 @@
+"""How fast and how good C²M³ is, against the algorithm as printed, in one run.
+
+    python -m benchmarks.alignment [--quick] [--only compare scale memory] [--json FILE]
+
+compare   the same models matched by `merganser.align.universe` and by `benchmarks.alignment_reference` (pairs of
+          models, dense matrices, `fminbound`). Goal: ≥ 10× at n = 3 and ≥ 25× at n = 5, the objective at least equal.
+          The reference runs until it converges or has used 1.2 times the goal; a ratio marked ≥ is of one cut short.
+scale     time for one iteration at n = 2 … 20: its growth against n (1 is linear, 2 quadratic).
+memory    the peak of a process that matches three ResNet20-16× (74M parameters). Goal: within 10 GB.
+
+Ratios are of processor time, so that other work on the machine weighs on neither side. Networks are initialised from
+seeds 0, 1, … and not trained: the hardest case for matching, and the same for both. `--quick` takes small networks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import alignment_reference
+from benchmarks.machine import describe
+from benchmarks.zoo.architectures import MLP, ChannelLayerNorm, ResNet20
+from merganser.align.derivation import symmetry
+from merganser.align.frank_wolfe import FrankWolfe
+from merganser.align.solver import objective_of
+from merganser.align.symmetries import Symmetry
+from merganser.align.universes import universe
+
+GOALS = {3: 10.0, 5: 25.0}
+GIGABYTE = 1e9
+
+
+def resnet20(width: int) -> nn.Module:
+    """The thesis' ResNet20, whose shortcuts are 3×3: 4.655M parameters at width 4, 74.360M at width 16."""
+    network = ResNet20(ChannelLayerNorm, width)
+    for block in network.blocks:
+        if isinstance(block.shortcut, nn.Sequential):
+            conv = block.shortcut[0]
+            block.shortcut[0] = nn.Conv2d(conv.in_channels, conv.out_channels, 3, conv.stride, padding=1, bias=False)
+    return network
+
+
+@dataclass(frozen=True)
+class Network:
+    name: str
+    make: Callable[[], nn.Module]
+    inputs: tuple[int, ...]
+
+    def symmetry(self) -> Symmetry:
+        return symmetry(self.make(), torch.randn(self.inputs))
+
+    def states(self, count: int) -> list[dict[str, Tensor]]:
+        found = []
+        for seed in range(count):
+            torch.manual_seed(seed)
+            found.append(self.make().state_dict())
+        return found
+
+
+MLP_THESIS = Network("MLP", MLP, (2, 784))
+RESNET = {width: Network(f"ResNet20-{width}×", partial(resnet20, width), (2, 3, 16, 16)) for width in (1, 4, 16)}
+MLP_SMALL = Network("MLP-small", partial(MLP, 64, 10, (64, 128, 64)), (2, 64))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    network: str
+    models: int
+    ours_seconds: float
+    reference_seconds: float
+    reference_finished: bool
+    ours_iterations: int
+    reference_iterations: int
+    ours_objective: float
+    reference_objective: float
+
+    @property
+    def ratio(self) -> float:
+        return self.reference_seconds / self.ours_seconds
+
+    def __str__(self) -> str:
+        more = "" if self.reference_finished else "≥ "
+        return (
+            f"{self.network:12} n={self.models}  {more}{self.ratio:5.1f}× (goal {GOALS[self.models]:.0f}×)   "
+            f"objective ours/reference {self.ours_objective / self.reference_objective:.4f}   "
+            f"iterations {self.ours_iterations} / {self.reference_iterations}   "
+            f"({self.ours_seconds:.1f} s against {self.reference_seconds:.1f} s of processor)"
+        )
+
+
+def spec_of(known: Symmetry) -> dict[str, tuple[str | None, ...]]:
+    """The reference's table of permutations: one name or None for every axis."""
+    return {name: tuple(axis[0].factors[0].atom for axis in known.axes[name]) for name in known.objective}
+
+
+def compare(network: Network, count: int) -> Comparison:
+    known, models = network.symmetry(), network.states(count)
+    began = time.process_time()
+    ours = universe(models, known)
+    seconds = time.process_time() - began
+    limit = 1.2 * GOALS[count] * seconds
+    began = time.process_time()
+    permutations, _, iterations = alignment_reference.match(
+        models, spec_of(known), stop=lambda: time.process_time() - began > limit
+    )
+    spent = time.process_time() - began
+    reached = objective_of(models, [{k: p.numpy() for k, p in own.items()} for own in permutations], known)
+    return Comparison(
+        network.name, count, seconds, spent, spent <= limit, ours.iterations, iterations, ours.objective, reached
+    )
+
+
+def scale(network: Network, counts: Sequence[int], iterations: int) -> dict[int, float]:
+    """Processor seconds for one Frank-Wolfe iteration."""
+    known, models = network.symmetry(), network.states(max(counts))
+    solver = FrankWolfe(tolerance=0.0, patience=iterations, max_iterations=iterations, reheats=0)
+    universe(models[:2], known, solver=FrankWolfe(max_iterations=1, reheats=0))  # warm the caches
+    found = {}
+    for count in counts:
+        began = time.process_time()
+        universe(models[:count], known, solver=solver)
+        found[count] = (time.process_time() - began) / iterations
+    return found
+
+
+def growth(seconds: Mapping[int, float]) -> float:
+    """The exponent between the second count and the last: time ∝ n^growth."""
+    counts = sorted(seconds)
+    low, high = counts[1], counts[-1]
+    return math.log(seconds[high] / seconds[low]) / math.log(high / low)
+
+
+def memory(width: int, iterations: int) -> float:
+    """Peak resident gigabytes of a fresh process that matches three ResNet20 of a width."""
+    code = f"from benchmarks.alignment import peak_of_universe; print(peak_of_universe({width}, {iterations}))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def peak_of_universe(width: int, iterations: int) -> float:
+    network = Network("", partial(resnet20, width), (2, 3, 8, 8))
+    universe(network.states(3), network.symmetry(), solver=FrankWolfe(max_iterations=iterations))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIGABYTE
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=("compare", "scale", "memory"), default=())
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args(argv)
+    chosen = arguments.only or ("compare", "scale", "memory")
+    quick = arguments.quick
+    record: dict[str, object] = {"machine": describe(), "threads": torch.get_num_threads(), "quick": quick}
+    print(record["machine"])
+    if "compare" in chosen:
+        cases = []
+        for network in (MLP_SMALL, RESNET[1]) if quick else (MLP_THESIS, RESNET[4]):
+            for count in (3,) if quick else tuple(GOALS):
+                cases.append(compare(network, count))
+                print(cases[-1], flush=True)
+        record["compare"] = [asdict(case) | {"ratio": case.ratio} for case in cases]
+    if "scale" in chosen:
+        counts = (2, 5, 10) if quick else (2, 5, 10, 20)
+        seconds = scale(MLP_SMALL if quick else MLP_THESIS, counts, iterations=3 if quick else 5)
+        print(
+            f"time of an iteration ∝ n^{growth(seconds):.2f} from n = {counts[1]} to {counts[-1]} (goal 1)", flush=True
+        )
+        record["scale"] = {"seconds": seconds, "growth": growth(seconds)}
+    if "memory" in chosen:
+        width = 4 if quick else 16
+        peak = memory(width, iterations=2)
+        print(f"peak of ResNet20-{width}×, n = 3: {peak:.1f} GB ({peak / 10:.2f} of the goal, 10 GB)")
+        record["memory"] = {"width": width, "peak_gigabytes": peak}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()
