@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from merganser.errors import RecipeError
-from merganser.recipes import documents, mergekit, native
+from merganser.recipes import documents, expressions, mergekit, native
 from merganser.recipes.schema import Recipe
 
 
 def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Recipe:
     """Read a recipe: the path of a YAML file, YAML text, or a mapping.
 
-    A recipe with `merge_method` is in mergekit's dialect, one with `method` in the native one. Several documents
-    are stages: each but the last needed has a `name` by which later ones call it. Relative paths inside are looked
-    for beside the recipe's file first, then in the working directory.
+    A recipe with `merge_method` is in mergekit's dialect, one with `method` or an `expression` in the native one.
+    Several documents are stages: each but the last needed has a `name` by which later ones call it. Relative paths
+    inside are looked for beside the recipe's file first, then in the working directory.
     """
     if isinstance(source, Mapping):
         plain = _plain(source)
@@ -112,6 +112,8 @@ def _document(
         raise RecipeError(f"{source}: has method and merge_method; a recipe is in one dialect")
     if mergekit.speaks(data):
         return mergekit.read(data, nested, stages, root, text, source)
+    if expressions.speaks(data):
+        data = expressions.expand(data, source)
     return native.read(data, nested, root, text, source)
 
 

@@ -135,7 +135,7 @@ class _Reader:
             if isinstance(raw, str):
                 return self._reference(raw, where)
             expect_entry(raw, where)
-            if "method" in raw or "merge_method" in raw:
+            if any(key in raw for key in ("method", "merge_method", "expression")):
                 return Entry(where, where, recipe=self.nested(raw, where))
             return self._mapping(raw, where, declared)
         return None

@@ -1,0 +1,155 @@
+"""Arithmetic on models as a recipe.
+
+    expression: base + 0.4*(math + code) - toxic
+    models: {base: ./base, math: ./math, code: ./code, toxic: ./toxic}
+
+The model called `base` stands for its weights and every other name for its task vector, model − base, so that the line
+reads as in the papers. Without a model of that name all names stand for weights: `0.5*a + 0.5*b`. Numbers,
++ − * / and parentheses are all there is; the result is a weighted sum, merged by `task_arithmetic` or `linear`.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from merganser.errors import RecipeError, did_you_mean
+from merganser.recipes.fields import kind_of, known_keys
+from merganser.recipes.schema import Problems
+
+KEYS = ("expression", "models", "overrides", "output", "seed")
+BASE = "base"
+_LONGEST = 10_000
+#: The part of a sum that is a plain number, under a key no model can have.
+_NUMBER = ""
+Sum = dict[str, float]
+
+
+def speaks(data: Mapping[str, Any]) -> bool:
+    return "expression" in data
+
+
+def expand(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The native recipe that an expression means."""
+    problems = Problems()
+    known_keys(data, KEYS, "", problems)
+    models = data.get("models")
+    if not isinstance(models, dict) or not models:
+        problems.add("models", f"expected a mapping of names to models, got {kind_of(models)}")
+    else:
+        with problems.collect():
+            weights = coefficients(data["expression"], models)
+            document = _document(weights, models)
+    problems.finish(source)
+    return document | {key: data[key] for key in ("overrides", "output", "seed") if key in data}
+
+
+def coefficients(expression: Any, models: Mapping[str, Any]) -> Sum:
+    """The factor of every model in the expression."""
+    for name in models:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise RecipeError(f"models: {name!r} cannot stand in an expression; use letters, digits and _")
+    if not isinstance(expression, str) or not expression.strip():
+        raise RecipeError(f"expression: expected arithmetic on models, got {kind_of(expression)}")
+    if len(expression) > _LONGEST:
+        raise RecipeError(f"expression: longer than {_LONGEST} characters")
+    try:
+        tree = ast.parse(" ".join(expression.split()), mode="eval")
+        found: Sum = _Fold(models).visit(tree.body)
+    except SyntaxError as error:
+        raise RecipeError(f"expression: not valid arithmetic at column {error.offset}: {error.msg}") from None
+    except ValueError as error:
+        raise RecipeError(f"expression: {error}") from None
+    except (RecursionError, MemoryError):
+        raise RecipeError("expression: nested too deeply") from None
+    if _NUMBER in found:
+        raise RecipeError("expression: a number alone is no model; numbers multiply or divide")
+    if unused := [name for name in models if name not in found]:
+        raise RecipeError(f"models.{unused[0]}: is not used in the expression")
+    return found
+
+
+def _document(weights: Sum, models: Mapping[str, Any]) -> dict[str, Any]:
+    entries = [_entry(models[name], weight) for name, weight in weights.items() if name != BASE and weight != 0]
+    if BASE not in models:
+        if not entries:
+            raise RecipeError("expression: everything cancels")
+        return {"method": "linear", "models": entries, "parameters": {"normalize": False}}
+    if not math.isclose(weights[BASE], 1.0, abs_tol=1e-9):
+        raise RecipeError(
+            f"expression: the factor of base is {weights[BASE]:g} and must be 1: the other names are task vectors, "
+            "model − base (give base another name if all of them are to stand for their weights)"
+        )
+    if not entries:
+        raise RecipeError("expression: every task vector cancels; what is left is the base")
+    return {"method": "task_arithmetic", "base": models[BASE], "models": entries}
+
+
+def _entry(model: Any, weight: float) -> dict[str, Any]:
+    if isinstance(model, str):
+        return {"path": model, "weight": weight}
+    if not isinstance(model, dict):
+        raise RecipeError(f"models: expected a path or a recipe for each name, got {kind_of(model)}")
+    inner = model if "path" in model or "recipe" in model else {"recipe": model}
+    return {**inner, "weight": weight}
+
+
+class _Fold(ast.NodeVisitor):
+    """A tree of arithmetic as one weighted sum."""
+
+    def __init__(self, models: Mapping[str, Any]) -> None:
+        self._models = models
+
+    def visit_Name(self, node: ast.Name) -> Sum:
+        if node.id not in self._models:
+            raise RecipeError(f"expression: unknown model {node.id!r}{did_you_mean(node.id, self._models)}")
+        return {node.id: 1.0}
+
+    def visit_Constant(self, node: ast.Constant) -> Sum:
+        if isinstance(node.value, bool) or not isinstance(node.value, (int, float)):
+            raise RecipeError(f"expression: {node.value!r} is neither a model nor a number")
+        return {_NUMBER: _finite(node.value)}
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Sum:
+        inner: Sum = self.visit(node.operand)
+        if isinstance(node.op, ast.UAdd):
+            return inner
+        if isinstance(node.op, ast.USub):
+            return {name: -value for name, value in inner.items()}
+        return self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> Sum:
+        if not isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.Div)):
+            return self.generic_visit(node)
+        left, right = self.visit(node.left), self.visit(node.right)
+        if isinstance(node.op, (ast.Add, ast.Sub)):
+            if (_NUMBER in left) != (_NUMBER in right):
+                raise RecipeError(f"expression: a number and a model cannot be added: {ast.unparse(node)}")
+            sign = -1.0 if isinstance(node.op, ast.Sub) else 1.0
+            names = dict.fromkeys([*left, *right])
+            return {name: _finite(left.get(name, 0.0) + sign * right.get(name, 0.0)) for name in names}
+        if isinstance(node.op, ast.Mult):
+            if _NUMBER not in left and _NUMBER not in right:
+                raise RecipeError(f"expression: models can be added, not multiplied: {ast.unparse(node)}")
+            models, factor = (right, left[_NUMBER]) if _NUMBER in left else (left, right[_NUMBER])
+            return {name: _finite(value * factor) for name, value in models.items()}
+        if _NUMBER not in right:
+            raise RecipeError(f"expression: a model cannot divide: {ast.unparse(node)}")
+        if right[_NUMBER] == 0:
+            raise RecipeError(f"expression: division by zero: {ast.unparse(node)}")
+        return {name: _finite(value / right[_NUMBER]) for name, value in left.items()}
+
+    def generic_visit(self, node: ast.AST) -> Sum:
+        raise RecipeError(f"expression: only names, numbers, + - * / and parentheses, not {ast.unparse(node)!r}")
+
+
+def _finite(value: float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise RecipeError("expression: a number is too large")
+    return number
