@@ -10,9 +10,14 @@ from typing import Any
 
 from merganser.errors import MerganserError
 
-#: Command (or group of commands) -> the module that defines it.
+#: Command (or group of commands) -> the module that defines it as `app` or `command`, or `module:function`.
 COMMANDS = {
     "merge": "merganser.cli.merge",
+    "methods": "merganser.cli.methods",
+    "experts": "merganser.cli.experts",
+    "extract-lora": "merganser.cli.lora",
+    "merge-lora": "merganser.cli.lora:merge_command",
+    "evolve": "merganser.cli.evolve",
     "demo": "merganser.cli.demo",
 }
 
@@ -41,11 +46,12 @@ def build() -> Any:
             raise typer.Exit
 
     for name, path in COMMANDS.items():
-        module = import_module(path)
+        location, _, function = path.partition(":")
+        module = import_module(location)
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)
         else:
-            app.command(name)(module.command)
+            app.command(name)(getattr(module, function or "command"))
     return app
 
 

@@ -1,0 +1,66 @@
+"""`merganser methods`: every merging rule with its parameters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from merganser.cli.tables import table
+
+if TYPE_CHECKING:
+    from merganser.methods.catalogue import MethodRow, ParameterRow
+
+
+def command(
+    name: Annotated[str | None, typer.Argument(help="One method, with its formula; default: all of them.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """List the merging methods, or show one with its formula and parameters."""
+    from merganser.methods.catalogue import catalogue, describe
+
+    if name is not None:
+        row = describe(name)
+        typer.echo(json.dumps(asdict(row)) if as_json else _one(row))
+        return
+    rows = catalogue()
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows]))
+        return
+    for row in rows:
+        settings = ", ".join(map(_setting, row.parameters))
+        typer.echo(f"{row.name:<20} {row.summary}" + (f" ({settings})" if settings else ""))
+    typer.echo(f"\n{len(rows)} methods; `merganser methods NAME` shows one with its formula.")
+
+
+def _setting(parameter: ParameterRow) -> str:
+    return f"{parameter.name} {parameter.default or 'none'}"
+
+
+def _one(row: MethodRow) -> str:
+    also = f" (also {', '.join(row.also)})" if row.also else ""
+    facts = [
+        f"models      {row.models}",
+        f"base        {row.base}",
+        f"reach       {row.reach}",
+        *([f"statistics  {', '.join(row.statistics)}"] if row.statistics else []),
+    ]
+    parts = [f"{row.name}{also}: {row.summary}", row.description, "\n".join(facts)]
+    if row.parameters:
+        parts.append(
+            table(
+                ("parameter", "default", "values", "per model", "meaning"),
+                [
+                    (p.name, p.default or "none", p.bounds, "yes" if p.per_model else "", _meaning(p))
+                    for p in row.parameters
+                ],
+            )
+        )
+    return "\n\n".join(parts)
+
+
+def _meaning(parameter: ParameterRow) -> str:
+    also = f" (also {', '.join(parameter.aliases)})" if parameter.aliases else ""
+    return parameter.help + also

@@ -1,0 +1,55 @@
+"""`merganser methods`, called as a user would."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from merganser.cli import build
+from merganser.errors import RecipeError
+from merganser.methods.base import parameters, registry
+
+runner = CliRunner()
+
+
+def call(*arguments):
+    result = runner.invoke(build(), ["methods", *arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_the_list_has_one_line_for_each_method_with_its_parameters():
+    lines = {line.split()[0]: line for line in call().splitlines() if line}
+    for name, method in registry().items():
+        assert method.summary in lines[name]
+        for parameter in parameters(method):
+            assert f"{parameter} " in lines[name]
+
+
+def test_one_method_shows_its_formula_parameters_and_other_names():
+    shown = call("ties")
+    assert "θ = θ_0 + λ" in shown
+    assert "0 … 1" in shown
+    assert "also lambda" in shown
+    assert "base        required" in shown
+
+
+def test_a_method_is_found_under_another_tools_name():
+    other = next((alias, method) for method in registry().values() for alias in method.also)
+    assert call(other[0]).startswith(f"{other[1].name} (also")
+
+
+def test_json_says_the_same():
+    rows = json.loads(call("--json"))
+    assert [row["name"] for row in rows] == list(registry())
+    ties = json.loads(call("ties", "--json"))
+    assert ties == next(row for row in rows if row["name"] == "ties")
+    density = next(parameter for parameter in ties["parameters"] if parameter["name"] == "density")
+    assert density["default"] == "0.2"
+    assert density["per_model"]
+
+
+def test_an_unknown_method_gets_a_suggestion():
+    with pytest.raises(RecipeError, match="did you mean 'ties'"):
+        call("tise")
