@@ -31,4 +31,5 @@ clean:
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps timm # its torchvision has no CPU build to match
 	touch $@

@@ -59,7 +59,7 @@ def execute(
     ]
     total = plan.bytes_out
     counter = _Counter(total - sum(c.output.spec.nbytes for c in todo), total, on_progress)
-    with _torch_threads(max(1, (os.cpu_count() or 1) // workers)), _Pool(workers, memory) as pool:
+    with _one_torch_thread(), _Pool(workers, memory) as pool:
         for batch in batches(todo):
             if len(batch) == 1 and len(batch[0].spans) > 1:
                 _submit_large(pool, batch[0], sink, counter)
@@ -193,10 +193,11 @@ class _Pool:
 
 
 @contextlib.contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    """Workers share the cores; torch's own threads inside each of them would only be in the way."""
+def _one_torch_thread() -> Iterator[None]:
+    """Workers are the parallelism: torch's own threads inside each would fight over the same cores, and fixing
+    their number at one fixes the bits of decompositions."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(1)
     try:
         yield
     finally:

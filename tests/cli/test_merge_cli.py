@@ -1,0 +1,198 @@
+"""The command as its user runs it: what it prints, what it leaves behind, how it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from merganser.cli import main
+from merganser.engine.disk import Disk
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`merganser ARGS` in this process: exit code, standard output, standard error."""
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["merganser", *map(str, args)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return int(stopped.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, checkpoint: Callable[..., Path]) -> Path:
+    """A base and two models of several tensors, with a recipe beside them."""
+    generator = torch.Generator().manual_seed(0)
+    for name in ("base", "a", "b"):
+        layers = {f"layers.{i}.w": torch.randn(40, 30, generator=generator) for i in range(6)}
+        checkpoint(name, layers | {"head": torch.randn(5, 30, generator=generator)})
+    file = tmp_path / "recipe.yml"
+    file.write_text("method: ties\nbase: ./base\nmodels: [./a, ./b]\nparameters: {density: 0.4}\nseed: 1\n")
+    return file
+
+
+def digest(directory: Path) -> str:
+    return hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_merge_end_to_end(run: Run, recipe: Path, tmp_path: Path) -> None:
+    code, out, _ = run("merge", recipe, tmp_path / "out")
+    assert code == 0
+    assert "ties × 7" in out
+    assert "wrote" in out
+    assert (
+        load_file(tmp_path / "out" / "model.safetensors").keys()
+        == load_file(tmp_path / "a" / "model.safetensors").keys()
+    )
+    assert "ties" in (tmp_path / "out" / "README.md").read_text()
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_dry_run_reads_no_weights_and_writes_nothing(run: Run, recipe: Path, tmp_path: Path) -> None:
+    code, out, _ = run("merge", recipe, tmp_path / "out", "--dry-run")
+    assert code == 0
+    assert "reads" in out
+    assert "at most" in out
+    assert not (tmp_path / "out").exists()
+    code, out, _ = run("merge", recipe, tmp_path / "out", "--dry-run", "--json")
+    plan = json.loads(out)
+    assert plan["tensors"] == 7
+    assert plan["bytes_in"] == 3 * plan["bytes_out"]
+
+
+def test_json_lines(run: Run, recipe: Path, tmp_path: Path) -> None:
+    code, out, _ = run("merge", recipe, tmp_path / "out", "--json")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [events[0]["event"], events[-1]["event"]] == ["plan", "done"]
+    assert events[-2]["done"] == events[-2]["total"]
+    code, out, _ = run("merge", recipe, tmp_path / "out", "--json")
+    assert code == 2
+    assert json.loads(out.splitlines()[-1])["event"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (("density", "densty"), [], "unknown parameter 'densty'.*did you mean 'density'"),
+        (("ties", "tiess"), [], "unknown method 'tiess'.*did you mean 'ties'"),
+        (("./b]", "./c]"), [], "./c: no such file"),
+        (("0.4", "7"), [], "out of bounds"),
+        (("method: ties", "method: [ties"), [], "recipe.yml"),
+        ((), ["--memory", "lots"], "'lots' is not a size"),
+        ((), ["--memory", "1KB"], "one tensor alone needs"),
+        ((), ["--device", "gpu9"], "not usable here"),
+    ],
+)
+def test_bad_input_is_refused_before_work(
+    run: Run, recipe: Path, tmp_path: Path, change: tuple[str, str], options: list[str], message: str
+) -> None:
+    if change:
+        recipe.write_text(recipe.read_text().replace(*change))
+    code, _, err = run("merge", recipe, tmp_path / "out", *options)
+    assert code == 2
+    assert re.search(message, err, re.DOTALL), err
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_damaged_sources_are_refused_before_work(run: Run, recipe: Path, tmp_path: Path, checkpoint: Any) -> None:
+    weights = tmp_path / "a" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-10])
+    code, _, err = run("merge", recipe, tmp_path / "out")
+    assert (code, "truncated" in err) == (2, True)
+    weights.write_bytes(content)
+    tensors = load_file(weights)
+    checkpoint("a", {k: v for k, v in tensors.items() if k != "head"})
+    code, _, err = run("merge", recipe, tmp_path / "out")
+    assert (code, "'head'" in err) == (2, True)
+    checkpoint("a", tensors | {"head": torch.zeros(5, 31)})
+    code, _, err = run("merge", recipe, tmp_path / "out")
+    assert (code, "[5, 31]" in err and "[5, 30]" in err) == (2, True)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_nan_in_a_source(run: Run, recipe: Path, tmp_path: Path, checkpoint: Any) -> None:
+    tensors = load_file(tmp_path / "a" / "model.safetensors")
+    tensors["head"][1, 2] = float("nan")
+    checkpoint("a", tensors)
+    code, _, err = run("merge", recipe, tmp_path / "out")
+    assert (code, "'head' contains NaN" in err) == (2, True)
+    assert not (tmp_path / "out").exists()
+    assert run("merge", recipe, tmp_path / "out", "--allow-nan", "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize("operation", [3, 9, 15, 21, 24])
+def test_kill_9_then_resume_gives_the_same_bytes(run: Run, recipe: Path, tmp_path: Path, operation: int) -> None:
+    assert run("merge", recipe, tmp_path / "reference")[0] == 0
+    child = os.fork()
+    if child == 0:  # the child dies in the middle of a disk operation
+        count = 0
+
+        def before(self: Disk, name: str, path: Path) -> None:
+            nonlocal count
+            count += 1
+            if count == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Disk.before = before  # type: ignore[method-assign]
+        from merganser.engine.api import run as merge
+
+        merge(recipe, tmp_path / "out", workers=1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert not (tmp_path / "out").exists()
+    if (tmp_path / "out.partial").exists():
+        assert run("merge", recipe, tmp_path / "out")[0] == 2
+    code, _, err = run("merge", recipe, tmp_path / "out", "--resume")
+    assert code == 0, err
+    assert digest(tmp_path / "out") == digest(tmp_path / "reference")
+
+
+def test_a_full_disk_says_so_and_resumes(run: Run, recipe: Path, tmp_path: Path) -> None:
+    assert run("merge", recipe, tmp_path / "reference")[0] == 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        code, _, err = run("merge", recipe, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 1
+    assert "--resume" in err
+    assert run("merge", recipe, tmp_path / "out", "--resume")[0] == 0
+    assert digest(tmp_path / "out") == digest(tmp_path / "reference")
+
+
+def test_resume_with_another_recipe_is_refused(run: Run, recipe: Path, tmp_path: Path, checkpoint: Any) -> None:
+    tensors = load_file(tmp_path / "b" / "model.safetensors")
+    checkpoint("b", {k: v * (float("nan") if k == "head" else 1) for k, v in tensors.items()})
+    assert run("merge", recipe, tmp_path / "out", "--workers", 1)[0] == 2
+    recipe.write_text(recipe.read_text().replace("0.4", "0.5"))
+    code, _, err = run("merge", recipe, tmp_path / "out", "--resume")
+    assert (code, "begun with another recipe" in err) == (2, True)
+
+
+def test_version_and_unknown_command(run: Run) -> None:
+    from merganser import __version__
+
+    assert run("--version")[1].strip() == __version__
+    assert run("marge")[0] == 2
