@@ -140,7 +140,7 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """TSV-Merge experts straight from their stored factors."""
-    from merganser.experts.export import write_checkpoint
+    from merganser.engine.export import write_checkpoint
 
     settings: dict[str, Any] = {"scale": scale}
     if rank_fraction is not None:

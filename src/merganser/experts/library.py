@@ -12,9 +12,9 @@ from typing import Any
 from merganser.checkpoints.base import Checkpoint, is_integer
 from merganser.checkpoints.opening import Reference, register_opener
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError, did_you_mean
 from merganser.experts.building import Compressor, Step, check_complete
-from merganser.experts.export import write_checkpoint
 from merganser.experts.manifest import FILE, ExpertRecord, Manifest
 from merganser.experts.ranks import RankPolicy
 from merganser.experts.storage import FACTOR_DTYPES, ExpertFile, checksum

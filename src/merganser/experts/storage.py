@@ -32,6 +32,7 @@ FACTOR_DTYPES: Mapping[str, torch.dtype] = {
     "int8": torch.int8,
 }
 _LARGEST = 10**16
+_PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,22 @@ class ExpertFile:
         u, s, v = (self.weights.read(f"{name}::{part}") for part in "usv")
         return normalized(u, s, v)
 
-    def product(self, name: str, rows: Rows | None = None) -> Tensor:
-        """u · diag(s) · vᵀ in float32, or its rows."""
+    def product(self, name: str) -> Tensor:
+        """u · diag(s) · vᵀ in float32."""
         u, s, v = (self.weights.read(f"{name}::{part}") for part in "usv")
-        return (select_rows(u, rows).float() * s) @ v.float().T
+        return (u.float() * s) @ v.float().T
+
+    def added_to(self, base: Tensor, name: str, rows: Rows | None = None) -> Tensor:
+        """base + u · diag(s) · vᵀ, or these rows of it, in at least float32."""
+        u, s, v = (self.weights.read(f"{name}::{part}") for part in "usv")
+        out = torch.empty(base.shape, dtype=torch.promote_types(base.dtype, torch.float32))
+        left, right = (select_rows(u, rows).float() * s).to(out.dtype), v.to(out.dtype).T
+        # In pieces that stay in cache between the copy and the product.
+        step = max(1, _PIECE // max(1, base.shape[1]))
+        for start in range(0, base.shape[0], step):
+            piece = slice(start, start + step)
+            out[piece].copy_(base[piece]).addmm_(left[piece], right)
+        return out
 
 
 def checksum(path: Path) -> str:

@@ -49,7 +49,7 @@ class Expert(View):
         if kind == "full":
             return self.file.full(name, rows)
         tensor = self.source.read(name, rows)
-        return tensor if kind is None else self.file.product(name, rows).add_(tensor)
+        return tensor if kind is None else self.file.added_to(tensor, name, rows)
 
     def fingerprint(self) -> str:
         parts = f"{self.source.fingerprint()} {self.file.weights.fingerprint()}"

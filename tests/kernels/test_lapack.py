@@ -1,0 +1,62 @@
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from merganser.errors import MerganserError
+from merganser.kernels.lapack import add_gram, leading_eigenpairs
+
+
+def positive(n, seed=0):
+    a = np.random.default_rng(seed).standard_normal((n + 3, n))
+    return a.T @ a
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 40])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_leading_eigenpairs(n, share):
+    k = max(1, int(share * n))
+    matrix = positive(n)
+    lower = torch.from_numpy(np.tril(matrix))
+    before = lower.clone()
+    values, vectors = leading_eigenpairs(lower, k)
+    wanted = np.linalg.eigvalsh(matrix)[::-1][:k]
+    np.testing.assert_allclose(values, wanted, rtol=1e-10)
+    np.testing.assert_allclose(matrix @ vectors.numpy(), vectors.numpy() * wanted, atol=1e-9 * wanted[0])
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(k), atol=1e-10)
+    assert torch.equal(lower, before)
+
+
+def test_gram_is_added_to_the_lower_triangle():
+    rows = torch.randn(9, 5, dtype=torch.float64)
+    total = torch.ones(5, 5, dtype=torch.float64)
+    add_gram(rows, total)
+    np.testing.assert_allclose(np.tril(total), np.tril(1 + rows.numpy().T @ rows.numpy()), rtol=1e-12)
+    np.testing.assert_array_equal(np.triu(total, 1), np.triu(np.ones((5, 5)), 1))
+
+
+def test_threads_do_not_disturb_each_other():
+    matrices = [torch.from_numpy(positive(60, seed)) for seed in range(4)]
+    alone = [leading_eigenpairs(matrix, 5)[0] for matrix in matrices]
+    found = [None] * 4
+
+    def work(index):
+        found[index] = leading_eigenpairs(matrices[index], 5)[0]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=True))
+
+
+def test_failure_is_an_error(monkeypatch):
+    def failing(*arguments):
+        arguments[-1]._obj.value = 3
+
+    monkeypatch.setattr("merganser.kernels.lapack._lapack", lambda name: failing)
+    monkeypatch.setattr("merganser.kernels.lapack._with_workspace", lambda call: call(0, 1, 0, 1))
+    with pytest.raises(MerganserError, match="did not converge"):
+        leading_eigenpairs(torch.eye(4, dtype=torch.float64), 4)
