@@ -14,6 +14,7 @@ from merganser.errors import MerganserError
 COMMANDS = {
     "merge": "merganser.cli.merge",
     "methods": "merganser.cli.methods",
+    "align": "merganser.cli.align",
     "experts": "merganser.cli.experts",
     "extract-lora": "merganser.cli.lora",
     "merge-lora": "merganser.cli.lora:merge_command",

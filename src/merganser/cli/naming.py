@@ -1,0 +1,37 @@
+"""Short names for the checkpoints of a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from merganser.errors import InputError
+
+_GENERIC = {"model", "pytorch_model", "adapter_model", "weights", "checkpoint"}
+_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+
+
+def name_checkpoints(references: Sequence[str]) -> dict[str, str]:
+    """Name -> reference, in order: NAME=CHECKPOINT as given, else the last telling part of the path, numbered
+    where two are the same."""
+    named: dict[str, str] = {}
+    for text in references:
+        given, separator, path = text.partition("=")
+        if separator and given and path and "/" not in given and not Path(text).exists():
+            if given in named:
+                raise InputError(f"two checkpoints are called {given!r}")
+            named[given] = path
+            continue
+        name = short = _short(text)
+        count = 1
+        while name in named:
+            count += 1
+            name = f"{short}-{count}"
+        named[name] = text
+    return named
+
+
+def _short(reference: str) -> str:
+    path = Path(reference)
+    stem = path.stem if path.suffix in _SUFFIXES else path.name
+    return path.resolve().parent.name if stem in _GENERIC or stem in ("", "..") else stem

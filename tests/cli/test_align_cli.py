@@ -1,0 +1,146 @@
+"""`merganser align` on small networks of a user's own module, from a user's own directory."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from typer.testing import CliRunner
+
+from merganser.align import Symmetry, scramble, symmetry
+from merganser.cli import build
+from merganser.errors import InputError
+
+runner = CliRunner()
+counter = itertools.count()
+SOURCE = """
+import torch
+from torch import nn
+
+def network():
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 3))
+
+def with_inputs():
+    return network(), torch.zeros(2, 6)
+
+def broken():
+    raise ZeroDivisionError("no network today")
+
+def number():
+    return 3
+"""
+
+
+def call(*arguments):
+    result = runner.invoke(build(), ["align", *map(str, arguments)])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 3))
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """A directory with a module of a name not yet imported, and three scrambled copies of one network."""
+    module = f"users_network_{next(counter)}"
+    (tmp_path / f"{module}.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    torch.manual_seed(0)
+    net = network()
+    free = symmetry(net, torch.zeros(2, 6))
+    for position, name in enumerate("abc"):
+        save_file(scramble(dict(net.state_dict()), free, seed=position), tmp_path / f"{name}.safetensors")
+    return module, net
+
+
+@pytest.mark.parametrize("method", ["universe", "weights", "frank_wolfe", "merge_many"])
+def test_scrambled_copies_merge_to_the_network_they_came_from(user, tmp_path, method):
+    module, net = user
+    files = ("a.safetensors", "b.safetensors", "c.safetensors")
+    shown = call(*files, "--model", f"{module}:with_inputs", "--out", "out", "--method", method, "--json")
+    report = json.loads(shown)
+    assert report["objective"]["after"] > report["objective"]["before"]
+    assert report["cycle_error"] == 0
+    assert [pair["models"] for pair in report["pairs"]] == [["a", "b"], ["a", "c"], ["b", "c"]]
+    assert all(pair["cosine"]["after"] > 0.999999 for pair in report["pairs"])
+    x = torch.randn(7, 6)
+    expected = net(x)
+    for file in ("merged", "aligned/a", "aligned/b", "aligned/c"):
+        again = network()
+        again.load_state_dict(load_file(tmp_path / "out" / f"{file}.safetensors"))
+        torch.testing.assert_close(again(x), expected, atol=1e-5, rtol=1e-5)
+    assert len(Symmetry.from_json((tmp_path / "out/symmetry.json").read_text()).atoms) == 2
+
+
+def test_permutations_serve_again_without_the_network(user, tmp_path):
+    module, _ = user
+    shown = call("x=a.safetensors", "b.safetensors", "--model", f"{module}:network", "--shape", "2x6", "--out", "one")
+    assert "2 free permutations" in shown
+    assert "cosine x – b" in shown
+    call("a.safetensors", "b.safetensors", "--permutations", "one/permutations.safetensors", "--out", "two")
+    first, second = (load_file(tmp_path / run / "merged.safetensors") for run in ("one", "two"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_tied_weights_that_a_file_holds_once(user, tmp_path):
+    module, _ = user
+    (tmp_path / f"{module}.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Tied(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed = nn.Embedding(9, 8)\n"
+        "        self.mix = nn.Linear(8, 8)\n"
+        "        self.head = nn.Linear(8, 9, bias=False)\n"
+        "        self.head.weight = self.embed.weight\n"
+        "    def forward(self, x):\n"
+        "        return self.head(torch.relu(self.mix(self.embed(x))))\n"
+        "def tied():\n"
+        "    return Tied(), torch.zeros(2, 3, dtype=torch.long)\n"
+    )
+    for seed, name in enumerate("de"):
+        torch.manual_seed(seed)
+        tensors = {"embed.weight": torch.randn(9, 8), "mix.weight": torch.randn(8, 8), "mix.bias": torch.randn(8)}
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    call("d.safetensors", "e.safetensors", "--model", f"{module}:tied", "--out", "out")
+    assert set(load_file(tmp_path / "out/merged.safetensors")) == {"embed.weight", "mix.weight", "mix.bias"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "is needed to derive"),
+        (("--model", "nowhere.to.be.found:f"), "no module 'nowhere.to.be.found'"),
+        (("--model", "MODULE"), "pkg.module:function"),
+        (("--model", "MODULE:netwrok"), "did you mean 'network'"),
+        (("--model", "MODULE:broken"), "ZeroDivisionError: no network today"),
+        (("--model", "MODULE:number"), "expected an nn.Module"),
+        (("--model", "MODULE:network"), "give its shape"),
+        (("--model", "MODULE:network", "--shape", "two by six"), "write sizes with x"),
+        (("--model", "MODULE:with_inputs", "--method", "univers"), "did you mean 'universe'"),
+        (("--permutations", "a.safetensors"), "no symmetry in its header"),
+    ],
+)
+def test_mistakes_are_named(user, options, message):
+    module, _ = user
+    options = [option.replace("MODULE", module) for option in options]
+    with pytest.raises(InputError, match=message):
+        call("a.safetensors", "b.safetensors", "--out", "out", *options)
+
+
+def test_nothing_is_replaced_unasked(user, tmp_path):
+    module, _ = user
+    (tmp_path / "out").mkdir()
+    arguments = ("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--out", "out")
+    with pytest.raises(InputError, match="--overwrite"):
+        call(*arguments)
+    call(*arguments, "--overwrite")
+    assert (tmp_path / "out/merged.safetensors").exists()
+    with pytest.raises(InputError, match="at least two"):
+        call("a.safetensors", "--model", f"{module}:with_inputs", "--out", "out2")
