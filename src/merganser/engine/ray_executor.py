@@ -37,6 +37,7 @@ def execute_on_ray(
             address=None if address == "local" else address,
             num_cpus=workers if address == "local" else None,
             log_to_driver=False,
+            logging_level="error",
             include_dashboard=False,
         )
     try:
