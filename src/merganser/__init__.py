@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "open": "merganser.checkpoints",
-    "merge": "merganser.engine.api",
+    "merge": "merganser.tuning.merging",
     "run": "merganser.engine.api",
     "TaskVector": "merganser.engine.task_vector",
     "MerganserError": "merganser.errors",
@@ -33,10 +33,10 @@ __all__ = [*_NAMES, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
     from merganser.checkpoints import open as open
-    from merganser.engine.api import merge as merge
     from merganser.engine.api import run as run
     from merganser.engine.task_vector import TaskVector as TaskVector
     from merganser.errors import MerganserError as MerganserError
+    from merganser.tuning.merging import merge as merge
 
 
 def __getattr__(name: str) -> Any:

@@ -35,6 +35,7 @@ def merge(
     seed: int = 0,
     dtype: str | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
+    statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
     workers: int | None = None,
     memory: int = DEFAULT_MEMORY,
     device: str = "cpu",
@@ -45,7 +46,8 @@ def merge(
 
     `parameters` are the method's (`merganser methods NAME` lists them); one that is per model takes a number or a
     list with one number for each model. A mapping of models gives them labels, which key the randomness of
-    methods that draw.
+    methods that draw. `statistics` are what methods that are informed by data want, by kind, one for each model:
+    `{"fisher": [...]}` of paths, state dicts or `tuning.Statistics`.
 
     >>> merged = mg.merge([math, code], method="ties", base=base, density=0.2, weight=[0.6, 0.4])
     """
@@ -53,9 +55,14 @@ def merge(
     if len(labelled) < len(models):
         raise InputError("two models have the same path; give them labels with a mapping")
     opened = {label: _named(open_checkpoint(reference), label) for label, reference in labelled.items()}
+    entries = _entries(method, list(opened), parameters)
+    for entry, sides in zip(entries, _sides(statistics or {}, list(opened)), strict=True):
+        for kind, side in sides.items():
+            entry[kind] = f"{kind} of {entry['path']}"
+            opened[entry[kind]] = _named(open_checkpoint(getattr(side, "tensors", side)), entry[kind])
     document: dict[str, Any] = {
         "method": method,
-        "models": _entries(method, list(opened), parameters),
+        "models": entries,
         "parameters": {name: value for name, value in parameters.items() if not _spread(method, name, value)},
         "overrides": [dict(override) for override in overrides],
         "seed": seed,
@@ -123,6 +130,22 @@ def _named(checkpoint: Checkpoint, label: str) -> Checkpoint:
     if isinstance(checkpoint, StateDict):
         checkpoint.label = label
     return checkpoint
+
+
+def _sides(
+    statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]], labels: Sequence[str]
+) -> list[dict[str, Reference]]:
+    """For each model its statistics by kind, from lists in the order of the models or mappings by their labels."""
+    found: list[dict[str, Reference]] = [{} for _ in labels]
+    for kind, given in statistics.items():
+        if isinstance(given, Mapping) and set(given) != set(labels):
+            raise InputError(f"statistics[{kind!r}]: expected one for each of {list(labels)}, got {list(given)}")
+        if len(given) != len(labels):
+            raise InputError(f"statistics[{kind!r}]: {len(given)} values for {len(labels)} models")
+        each = [given[label] for label in labels] if isinstance(given, Mapping) else given
+        for sides, side in zip(found, each, strict=True):
+            sides[kind] = side
+    return found
 
 
 def _spread(method: str, name: str, value: Any) -> bool:

@@ -113,6 +113,7 @@ class Computation:
         first, last = bounds(span)
         rows = (first, last) if self.shape else None
         tensors = [self.sources[s.model].read(s.name, rows) for s in self._reads()]
+        sides = {kind: [self._side(s, rows) for s in each] for kind, each in self.output.statistics.items()}
         for block in span:
             parts = [self._widen(take(t, block, first), s) for t, s in zip(tensors, self._reads(), strict=True)]
             base = parts.pop() if self.output.base else None
@@ -126,9 +127,22 @@ class Computation:
                     shape=self.shape,
                     offset=block.offset,
                     seed=self.plan.seed,
+                    statistics={
+                        kind: tuple(
+                            self._widen(take(side, block, first) if cut else side, source)
+                            for (side, cut), source in zip(each, self.output.statistics[kind], strict=True)
+                        )
+                        for kind, each in sides.items()
+                    },
                     prepared=self.prepared,
                 ),
             )
+
+    def _side(self, source: Source, rows: tuple[int, int] | None) -> tuple[Tensor, bool]:
+        """A statistic, and whether it was cut like the tensor itself; one of another shape is read whole."""
+        checkpoint = self.sources[source.model]
+        cut = checkpoint.spec(source.name).shape == self.shape
+        return checkpoint.read(source.name, rows if cut else None), cut
 
     def _reads(self) -> tuple[Source, ...]:
         return (*self.output.inputs, self.output.base) if self.output.base else self.output.inputs

@@ -69,7 +69,8 @@ def execute(
 
 def footprint(computation: Computation) -> int:
     """Bytes of working memory one task of this computation may hold."""
-    inputs = len(computation.output.inputs) + (computation.output.base is not None)
+    output = computation.output
+    inputs = len(output.inputs) + (output.base is not None) + sum(map(len, output.statistics.values()))
     spec = computation.output.spec
     if computation.copies:
         return min(spec.nbytes, SPAN * spec.dtype.itemsize)

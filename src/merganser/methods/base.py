@@ -131,6 +131,11 @@ class Method:
             besides = " besides the base" if base and cls.base != "none" else ""
             raise RecipeError(f"{where}: expected {wanted} model(s){besides}, got {models}")
 
+    @classmethod
+    def statistic_shape(cls, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a statistic of that kind for a tensor of this shape."""
+        return shape
+
     def reduce(self, blocks: Blocks) -> State:
         """What `merge` must know of the whole tensor (reduce_map only)."""
         return None

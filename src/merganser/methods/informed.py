@@ -69,6 +69,10 @@ class RegMean(Method):
         inverse: Tensor = torch.linalg.pinv(whole, hermitian=True)
         return mean + (pull @ inverse).to(mean.dtype)
 
+    @classmethod
+    def statistic_shape(cls, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[-1], shape[-1]) if shape else ()
+
     def _shrink(self, gram: Tensor, weight: float) -> Tensor:
         return (gram * self.alpha + torch.diag(gram.diagonal() * (1 - self.alpha))) * weight
 

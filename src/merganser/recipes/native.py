@@ -12,6 +12,9 @@
     output: {dtype: bfloat16, shard_size: 5GB, tokenizer: base}
     seed: 0
 
+Methods that want statistics (fisher, regmean) take the path of each model's beside it, `{path: ./math, fisher:
+./math.fisher.safetensors}`, or for all models in order, `statistics: {fisher: [...]}`.
+
 A parameter may also be chosen by tensor name: `density: {"*.mlp.*": 0.2, "*": 0.5}`, first match wins. Instead of
 `models`, `slices` stack layers: each slice is a model entry with `layers: [first, last)`, or `{models: [...]}` of such.
 """
@@ -19,6 +22,7 @@ A parameter may also be chosen by tensor name: `density: {"*.mlp.*": 0.2, "*": 0
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +34,7 @@ from merganser.recipes.schema import Entry, OutputOptions, Override, Part, Probl
 from merganser.recipes.settings import Case, Choice
 
 Nested = Callable[[Any, str], Recipe]
-KEYS = ("method", "base", "models", "slices", "parameters", "overrides", "output", "seed")
+KEYS = ("method", "base", "models", "slices", "parameters", "statistics", "overrides", "output", "seed")
 _OUTPUT_KEYS = ("dtype", "shard_size", "tokenizer", "chat_template", "exclude")
 _ENTRY_KEYS = ("path", "recipe", "label", "layers", "parameters")
 _OVERRIDE_KEYS = ("match", "method", "model", "parameters")
@@ -72,7 +76,7 @@ class _Reader:
             base = self._entry(data["base"], "base", Declared(()))
             if base is not None and base.layers:
                 problems.add("base.layers", "a base is always taken whole")
-        parts = self._parts(data, declared)
+        parts = self._with_statistics(self._parts(data, declared), data.get("statistics"), declared)
         overrides = [self._override(raw, f"overrides[{i}]", declared) for i, raw in enumerate(raw_overrides)]
         return Recipe(
             method=main.name,
@@ -159,13 +163,37 @@ class _Reader:
         if label != entry.label and entry.recipe is None:
             raise RecipeError(f"{where}.label: only a nested recipe needs a label; a model is called by its path")
         layers = fields.layer_range(raw["layers"], f"{where}.layers") if raw.get("layers") is not None else None
-        parameters = self._own(raw, _ENTRY_KEYS, where, declared)
+        kinds = statistics_of(declared)
+        statistics = {kind: expect(raw[kind], str, f"{where}.{kind}") for kind in kinds if kind in raw}
+        parameters = self._own(raw, (*_ENTRY_KEYS, *kinds), where, declared)
         for name in parameters:
             if not any(p.per_model for p in declared.known[name]):
                 self.problems.add(
                     f"{where}.{name}", "is one value for all models of a merge; move it to the recipe's parameters"
                 )
-        return Entry(label, where, entry.recipe, layers, parameters)
+        return Entry(label, where, entry.recipe, layers, parameters, statistics)
+
+    def _with_statistics(self, parts: tuple[Part, ...], raw: Any, declared: Declared) -> tuple[Part, ...]:
+        """Statistics given for all models at once, `{fisher: [path, path]}`, handed to each."""
+        if raw is None or not parts:
+            return parts
+        with self.problems.collect():
+            expect(raw, dict, "statistics")
+            known_keys(raw, statistics_of(declared), "statistics", self.problems)
+            models = parts[0].slices[0].models
+            if len(parts[0].slices) > 1 or parts[0].sliced:
+                raise RecipeError("statistics: slices have them beside each model, not here")
+            for kind, paths in raw.items():
+                where = f"statistics.{kind}"
+                if len(expect(paths, list, where)) != len(models):
+                    raise RecipeError(f"{where}: {len(paths)} paths for {len(models)} models")
+                each = [expect(path, str, f"{where}[{i}]") for i, path in enumerate(paths)]
+                models = tuple(
+                    replace(model, statistics={**model.statistics, kind: path})
+                    for model, path in zip(models, each, strict=True)
+                )
+            return (replace(parts[0], slices=(replace(parts[0].slices[0], models=models),)),)
+        return parts
 
     def _own(self, raw: Mapping[str, Any], keys: tuple[str, ...], where: str, declared: Declared) -> dict[str, Any]:
         """Parameters written beside an entry's own keys, or under `parameters`."""
@@ -223,6 +251,11 @@ class _Reader:
             seed: int = expect(raw, int, "seed")
             return seed
         return 0
+
+
+def statistics_of(declared: Declared) -> tuple[str, ...]:
+    """The kinds of side checkpoints the recipe's methods look at."""
+    return tuple(dict.fromkeys(kind for method in declared.methods for kind in method.statistics))
 
 
 def expect_entry(raw: Any, where: str) -> None:

@@ -39,7 +39,8 @@ class Source:
 class Output:
     """One tensor to be made: `method(parameters)` of `inputs` around `base`, cast to `spec.dtype`.
 
-    `parameters` are plain JSON values; per-model ones are lists as long as `inputs`.
+    `parameters` are plain JSON values; per-model ones are lists as long as `inputs`. `statistics` are tensors of side
+    checkpoints (also models of the plan), one for each of `inputs`.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Output:
     inputs: tuple[Source, ...]
     base: Source | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Plan:
                     "inputs": [[s.model, s.name] for s in o.inputs],
                     "base": [o.base.model, o.base.name] if o.base else None,
                     "parameters": dict(o.parameters),
+                    "statistics": {kind: [[s.model, s.name] for s in each] for kind, each in o.statistics.items()},
                 }
                 for o in self.outputs
             ],
@@ -112,6 +115,7 @@ class Plan:
                     inputs=tuple(Source(*s) for s in o["inputs"]),
                     base=Source(*o["base"]) if o["base"] else None,
                     parameters=o["parameters"],
+                    statistics={kind: tuple(Source(*s) for s in each) for kind, each in o["statistics"].items()},
                 )
                 for o in data["outputs"]
             ),

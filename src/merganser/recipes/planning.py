@@ -50,7 +50,7 @@ def _plan(recipe: Recipe, opener: Open) -> tuple[Plan, Path | None]:
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
     notes = [*nested, *recipe.notes, *planner.notes, *(vocabulary.notes if vocabulary else ()), *remarks]
     result = Plan(
-        models=tuple(table.models),
+        models=(*table.models, *table.sides),
         outputs=tuple(outputs),
         aliases=planner.aliases(outputs),
         seed=recipe.seed,
@@ -132,8 +132,42 @@ class _Planner:
         # Without a base, the first model gives the shape; the dtype is the template's unless the recipe says.
         shape = self.table.checkpoints[sources[0].model].spec(sources[0].name).shape
         parameters = self._parameters(roles, job, [source.name for source in sources])
-        dtype = self._dtype or spec.dtype
-        return Output(job.name, TensorSpec(shape, dtype), roles.method.name, tuple(sources), base, parameters)
+        return Output(
+            job.name,
+            TensorSpec(shape, self._dtype or spec.dtype),
+            roles.method.name,
+            tuple(sources),
+            base,
+            parameters,
+            self._statistics(job, roles, sources, shape),
+        )
+
+    def _statistics(
+        self, job: Job, roles: Roles, sources: list[Source], shape: tuple[int, ...]
+    ) -> dict[str, tuple[Source, ...]]:
+        """The side tensors a rule wants; a tensor of which no model has any does without."""
+        found = {}
+        for kind in roles.method.statistics:
+            if lacking := next((entry for entry in roles.inputs if kind not in entry.statistics), None):
+                raise RecipeError(
+                    f"{lacking.where}: method {roles.method.name!r} needs the {kind} statistics of {lacking.label}; "
+                    f"write `{kind}: path` beside it"
+                )
+            sides = [self.table.side(entry, kind) for entry in roles.inputs]
+            having = [name.name in side for (_, side), name in zip(sides, sources, strict=True)]
+            if not all(having):
+                if any(having):
+                    with_, without = (roles.inputs[having.index(has)].label for has in (True, False))
+                    self.mismatches.found.append(f"{job.name!r} has {kind} statistics of {with_}, not of {without}")
+                continue
+            expected = roles.method.statistic_shape(kind, shape)
+            for (_, side), source in zip(sides, sources, strict=True):
+                if (stored := side.spec(source.name)).shape != expected:
+                    self.mismatches.found.append(
+                        f"{kind} statistics of {source.name!r} are {stored} in {side.label}, expected {list(expected)}"
+                    )
+            found[kind] = tuple(Source(i, source.name) for (i, _), source in zip(sides, sources, strict=True))
+        return found
 
     def _template(self, job: Job, default: Source) -> Source:
         """Where dtype and buffers come from: the base, if it has the tensor."""

@@ -17,13 +17,17 @@ DEFAULT_SHARD_SIZE = 5_000_000_000
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of a merge: a reference to open, or a recipe of its own. `layers` [a, b) takes part of its depth."""
+    """A model of a merge: a reference to open, or a recipe of its own. `layers` [a, b) takes part of its depth.
+
+    `statistics` are the paths of its side checkpoints by kind (`fisher`, `gram`).
+    """
 
     label: str
     where: str
     recipe: Recipe | None = None
     layers: tuple[int, int] | None = None
     parameters: Parameters = field(default_factory=dict)
+    statistics: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ class Table:
         self._layouts: dict[int, Layout] = {}
         self._configs: dict[int, dict[str, Any]] = {}
         self._root = recipe.root
+        self._opener = opener
+        self._sides: dict[str, tuple[Model, Checkpoint]] = {}
         for entry in recipe.entries():
             key = self._key(entry)
             if key in self._index:
@@ -74,6 +77,18 @@ class Table:
 
     def of(self, entry: Entry) -> int:
         return self._index[self._key(entry)]
+
+    def side(self, entry: Entry, kind: str) -> tuple[int, Checkpoint]:
+        """A model's statistics of that kind: their index in the plan, after the models, and the open checkpoint."""
+        path = locate(entry.statistics[kind], self._root)
+        if path not in self._sides:
+            opened = self._open(replace(entry, where=f"{entry.where}.{kind}"), path, self._opener)
+            self._sides[path] = (Model(f"{kind} of {entry.label}", path), opened)
+        return len(self.models) + list(self._sides).index(path), self._sides[path][1]
+
+    @property
+    def sides(self) -> list[Model]:
+        return [model for model, _ in self._sides.values()]
 
     def named(self, label: str, where: str) -> int:
         """The model a recipe calls by its path or label."""

@@ -1,6 +1,7 @@
 """Merging with data: statistics as side checkpoints (Fisher, Gram), AdaMerging, ATM, soups, forgetting.
 
-Modules load on first use: `tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.soups`, `.search`, `.forgetting`.
+Modules load on first use: `tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.soups`, `.search`,
+`.merging`, `.forgetting`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_MODULES = ("adamerging", "atm", "fisher", "forgetting", "gram", "search", "soups")
+_MODULES = ("adamerging", "atm", "fisher", "forgetting", "gram", "merging", "search", "soups")
 
 __all__ = [*_MODULES]
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from merganser.tuning import fisher as fisher
     from merganser.tuning import forgetting as forgetting
     from merganser.tuning import gram as gram
+    from merganser.tuning import merging as merging
     from merganser.tuning import search as search
     from merganser.tuning import soups as soups
 

@@ -1,0 +1,159 @@
+"""Statistics on their way through recipes, the plan and the engine to the methods; data put through modules."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import merganser as mg
+from merganser import recipes
+from merganser.engine.blocks import BLOCK
+from merganser.errors import CheckpointError, InputError, RecipeError
+from merganser.recipes.plan import Plan
+from merganser.tuning.fisher import diagonal_fisher
+from merganser.tuning.gram import linear_grams
+from merganser.tuning.statistics import Statistics
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+
+
+@pytest.fixture
+def world():
+    base = network(0)
+    models = []
+    for seed in (1, 2):
+        model = copy.deepcopy(base)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+        models.append(model)
+    torch.manual_seed(9)
+    return base, models, [[torch.randn(8, 5) for _ in range(3)] for _ in models]
+
+
+def test_fisher_merge_equals_the_formula(world):
+    _, models, data = world
+    merged = mg.merge(models, method="fisher", data=data, weight=[1.0, 2.0])
+    stats = [diagonal_fisher(m, None, batches) for m, batches in zip(models, data, strict=True)]
+    assert merged.keys() == models[0].state_dict().keys()
+    for name, tensor in merged.items():
+        f = [w * s.tensors[name].double() for w, s in zip((1.0, 2.0), stats, strict=True)]
+        x = [m.state_dict()[name].double() for m in models]
+        expected = (f[0] * x[0] + f[1] * x[1]) / (f[0] + f[1])
+        seen = f[0] + f[1] > 0
+        assert torch.allclose(tensor.double()[seen], expected[seen], atol=1e-5)
+        mean = (x[0] + 2 * x[1]) / 3
+        assert torch.allclose(tensor.double()[~seen], mean[~seen], atol=1e-6)
+
+
+def test_regmean_is_the_least_squares_fit(world):
+    _, models, data = world
+    merged = mg.merge(models, method="regmean", data=data, alpha=1.0)
+    x = [torch.cat(batches).double().numpy() for batches in data]
+    targets = [xi @ m[0].weight.detach().double().numpy().T for xi, m in zip(x, models, strict=True)]
+    fitted = np.linalg.lstsq(np.concatenate(x), np.concatenate(targets), rcond=None)[0].T
+    assert np.allclose(merged["0.weight"].numpy(), fitted, atol=1e-4)
+    mean = (models[0][0].bias + models[1][0].bias) / 2
+    assert torch.allclose(merged["0.bias"], mean, atol=1e-6)
+
+
+def test_statistics_are_reused_without_the_data(world, checkpoint, tmp_path):
+    _, models, data = world
+    stats = [diagonal_fisher(m, None, batches) for m, batches in zip(models, data, strict=True)]
+    expected = mg.merge(models, method="fisher", data=data)
+    by_object = mg.merge(models, method="fisher", statistics={"fisher": stats})
+    paths = [str(checkpoint(f"m{i}", m.state_dict())) for i, m in enumerate(models)]
+    files = [str(s.save(tmp_path / f"f{i}.safetensors")) for i, s in enumerate(stats)]
+    labelled = {"a": paths[0], "b": paths[1]}
+    by_label = mg.merge(labelled, method="fisher", statistics={"fisher": {"b": files[1], "a": files[0]}})
+    beside = {"method": "fisher", "models": [{"path": p, "fisher": f} for p, f in zip(paths, files, strict=True)]}
+    at_top = {"method": "fisher", "models": paths, "statistics": {"fisher": files}}
+    written = [mg.open(mg.run(d, tmp_path / f"out{i}")).state_dict() for i, d in enumerate((beside, at_top))]
+    for made in (by_object, by_label, *written):
+        for name, tensor in expected.items():
+            assert torch.equal(made[name], tensor), name
+    plan = recipes.plan(recipes.load(beside))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert plan.fingerprint() != recipes.plan(recipes.load({"method": "linear", "models": paths})).fingerprint()
+
+
+def test_fisher_is_cut_like_the_tensor():
+    torch.manual_seed(0)
+    shape = (5, BLOCK // 2 + 3)
+    models = [{"w": torch.randn(shape)} for _ in range(2)]
+    fisher = [Statistics("fisher", {"w": torch.rand(shape)}, 1) for _ in range(2)]
+    merged = mg.merge(models, method="fisher", statistics={"fisher": fisher}, workers=2)
+    f, x = [s.tensors["w"].double() for s in fisher], [m["w"].double() for m in models]
+    assert torch.allclose(merged["w"].double(), (f[0] * x[0] + f[1] * x[1]) / (f[0] + f[1]), atol=1e-5)
+
+
+def test_gram_is_read_whole_also_when_nested(world, checkpoint, tmp_path):
+    _, models, data = world
+    paths = [str(checkpoint(f"m{i}", m.state_dict())) for i, m in enumerate(models)]
+    grams = [
+        linear_grams(m, None, b).save(tmp_path / f"g{i}.safetensors")
+        for i, (m, b) in enumerate(zip(models, data, strict=True))
+    ]
+    inner = {"method": "regmean", "models": paths, "statistics": {"gram": [str(g) for g in grams]}}
+    outer = {"method": "linear", "models": [inner, paths[0]]}
+    made = mg.open(mg.run(outer, tmp_path / "out")).state_dict()
+    expected = mg.merge(models, method="regmean", data=data)
+    for name, tensor in expected.items():
+        assert torch.allclose(made[name], (tensor + models[0].state_dict()[name]) / 2, atol=1e-6)
+
+
+def test_adamerging_through_merge(world):
+    base, models, data = world
+    before = [p.clone() for m in (base, *models) for p in m.parameters()]
+    merged = mg.merge(models, method="adamerging", base=base, data=data, steps=3, learning_rate=0.1)
+    assert merged.keys() == base.state_dict().keys()
+    assert not torch.equal(merged["0.weight"], base.state_dict()["0.weight"])
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, (p for m in (base, *models) for p in m.parameters()), strict=True)
+    )
+
+
+def test_refusals(world, checkpoint, tmp_path):
+    base, models, data = world
+    states = [m.state_dict() for m in models]
+    stats = [diagonal_fisher(m, None, b) for m, b in zip(models, data, strict=True)]
+    with pytest.raises(RecipeError, match="needs the fisher statistics of models\\[0\\]; write `fisher: path`"):
+        mg.merge(states, method="fisher")
+    with pytest.raises(InputError, match="1 values for 2 models"):
+        mg.merge(states, method="fisher", statistics={"fisher": stats[:1]})
+    with pytest.raises(RecipeError, match="unknown key or parameter 'fisher'"):
+        mg.merge(states, method="linear", statistics={"fisher": stats})
+    short = Statistics("fisher", {k: v for k, v in stats[1].tensors.items() if k != "0.bias"}, 1)
+    with pytest.raises(CheckpointError, match="'0.bias' has fisher statistics of models\\[0\\], not of models\\[1\\]"):
+        mg.merge(states, method="fisher", statistics={"fisher": [stats[0], short]})
+    wrong = Statistics("fisher", stats[1].tensors | {"0.bias": torch.ones(2)}, 1)
+    with pytest.raises(CheckpointError, match="expected \\[7\\]"):
+        mg.merge(states, method="fisher", statistics={"fisher": [stats[0], wrong]})
+    with pytest.raises(InputError, match="only be put through a module"):
+        mg.merge(states, method="fisher", data=data)
+    with pytest.raises(InputError, match="has no use for it"):
+        mg.merge(models, method="linear", data=data)
+    with pytest.raises(InputError, match="expected batches for each"):
+        mg.merge(models, method="fisher", data=data[:1])
+    with pytest.raises(InputError, match="learns from data"):
+        mg.merge(models, method="adamerging", base=base)
+    with pytest.raises(InputError, match="takes no 'density'"):
+        mg.merge(models, method="adamerging", base=base, data=data, density=1)
+    with pytest.raises(RecipeError, match="statistics.fisher: 1 paths for 2 models"):
+        recipes.load({"method": "fisher", "models": ["a", "b"], "statistics": {"fisher": ["x"]}})
+    with pytest.raises(RecipeError, match="unknown key 'fischer'; did you mean 'fisher'"):
+        recipes.load({"method": "fisher", "models": ["a", "b"], "statistics": {"fischer": ["x", "y"]}})
+    path = str(checkpoint("m", states[0]))
+    with pytest.raises(CheckpointError, match="models\\[0\\].fisher: .*no such file"):
+        recipes.plan(
+            recipes.load({"method": "fisher", "models": [{"path": path, "fisher": str(tmp_path / "no.safetensors")}]})
+        )
