@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,20 +22,11 @@ from merganser.checkpoints.vocabulary import remapped
 from merganser.engine.execute import execute
 from merganser.engine.sinks import ModuleSink
 from merganser.errors import InputError
+from merganser.evaluate.examiners import SCORE, Examiner
 from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
 from merganser.methods.base import lookup
 from merganser.recipes.plan import Output, Plan
-
-SCORE = "score"
-
-
-class Examiner(Protocol):
-    """Asks a model some items of one task. Returns measures by name; `score` is the task's own."""
-
-    def __len__(self) -> int: ...
-
-    def __call__(self, model: nn.Module, items: Sequence[int]) -> Mapping[str, Sequence[float]]: ...
 
 
 def resident(checkpoint: Checkpoint) -> StateDict:

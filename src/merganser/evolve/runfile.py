@@ -29,9 +29,9 @@ from pydantic import ValidationError
 
 from merganser import recipes
 from merganser.errors import InputError, MerganserError, did_you_mean
+from merganser.evaluate.examiners import KINDS, LOADERS, Examiner, Function, Loader, imported
 from merganser.evolve.design import Design, Objective, Task
-from merganser.evolve.examiners import KINDS, LOADERS, Function, Loader, imported
-from merganser.evolve.fitness import Examiner, MergedModels
+from merganser.evolve.fitness import MergedModels
 from merganser.evolve.preparation import Calibration
 from merganser.evolve.runschema import ObjectiveEntry, RunFile, SpaceEntry, TaskEntry, problems
 from merganser.evolve.space import Choices, Parameter, Range, Space

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from merganser.errors import InputError
+from merganser.evaluate.examiners import Asked, embeddings
 from merganser.evolve import runfile
-from merganser.evolve.examiners import Asked, embeddings
 from merganser.evolve.preparation import Calibration
 from merganser.evolve.runfile import Run
 from merganser.evolve.running import Listener

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from merganser.errors import InputError, MerganserError
-from merganser.evolve import examiners
-from merganser.evolve.examiners import (
+from merganser.evaluate import examiners
+from merganser.evaluate.examiners import (
     Classification,
     Function,
     Generation,

@@ -15,16 +15,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError, MerganserError, did_you_mean, require
-from merganser.evolve.fitness import SCORE
 
 Records = Sequence[Mapping[str, Any]]
 Measures = dict[str, list[float]]
+#: The measure that is a task's own.
+SCORE = "score"
+
+
+class Examiner(Protocol):
+    """Asks a model some items of one task. Returns measures by name; `score` is the task's own."""
+
+    def __len__(self) -> int: ...
+
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Mapping[str, Sequence[float]]: ...
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
