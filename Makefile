@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 EXTRAS := hf,evolve,ray,plots,serve,demo,test,lint
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format readme bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/merganser demo --out demo-output --overwrite
@@ -19,6 +19,9 @@ lint: $(VENV)/.installed
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+readme: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.readme
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.merge_speed

@@ -1,0 +1,84 @@
+"""Rewrites the generated parts of README.md and docs/parity.md from the method registry and stored results.
+
+    python -m benchmarks.readme [--check]
+
+Numbers come from `benchmarks/results/*.json`, which the benchmarks write with `--json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from merganser.methods.catalogue import table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def stored(name: str) -> dict[str, Any] | None:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def speed() -> str:
+    found = stored("merge_speed")
+    if found is None:
+        return "Not measured yet: `python -m benchmarks.merge_speed --mergekit BIN`."
+    lines = [
+        f"`python -m benchmarks.merge_speed`: a base and three models of {found['params']} parameters in bfloat16, warm "
+        f"cache, everything synced; {found['machine']}. The limit reads the inputs and writes the output with plain copies.",
+        "",
+        "| method | seconds | × limit | peak memory | mergekit, seconds | times faster | mergekit, peak memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for method, row in found["methods"].items():
+        ours, peer = row["ours"], row.get("mergekit")
+        cells = [f"`{method}`", f"{ours['seconds']:.1f}", f"{row['ratio_to_limit']:.1f}", mib(ours)]
+        cells += [f"{peer['seconds']:.0f}", f"**{row['times_faster']:.0f}×**", mib(peer)] if peer else ["–", "–", "–"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def mib(run: dict[str, Any]) -> str:
+    return f"{run['peak_anonymous'] / 2**20:.0f} MiB"
+
+
+def parity() -> str:
+    found = stored("parity")
+    if found is None:
+        return "Not measured yet: `python -m benchmarks.parity --mergekit BIN`."
+    lines = ["| recipe | of the largest weight | of the largest change | |", "|---|---|---|---|"]
+    for case, gap in found["differences"].items():
+        verdict = "equal" if gap["of_weight"] <= 1e-5 else "differs"
+        lines.append(f"| {case} | {gap['of_weight']:.1e} | {gap['of_change']:.1e} | {verdict} |")
+    return "\n".join(lines)
+
+
+PARTS = {"README.md": {"speed": speed, "methods": table}, "docs/parity.md": {"parity": parity}}
+
+
+def rewritten(file: str) -> str:
+    text = (ROOT / file).read_text()
+    for mark, make in PARTS[file].items():
+        pattern = rf"(<!-- {mark}:begin -->\n).*?(<!-- {mark}:end -->)"
+        text = re.sub(pattern, lambda m, body=make(): f"{m[1]}{body.strip()}\n{m[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="fail if a file is out of date")
+    stale = [file for file in PARTS if rewritten(file) != (ROOT / file).read_text()]
+    if parser.parse_args().check and stale:
+        sys.exit(f"out of date: {', '.join(stale)}; run make readme")
+    for file in stale:
+        (ROOT / file).write_text(rewritten(file))
+
+
+if __name__ == "__main__":
+    main()
