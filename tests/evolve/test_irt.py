@@ -71,7 +71,7 @@ def test_missing_answers_are_ignored():
 
 def test_bit_for_bit_the_same_again():
     answers, *_ = planted(40, 60, 2, 4)
-    first, second = fit(answers, seed=5), fit(torch.from_numpy(answers), seed=5)
+    first, second = fit(answers, dimensions=3), fit(torch.from_numpy(answers), dimensions=3)
     np.testing.assert_array_equal(first.abilities, second.abilities)
     np.testing.assert_array_equal(first.items.embedding, second.items.embedding)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from merganser.evolve.design import Design
 from merganser.evolve.store import Store, Trial
 
@@ -35,12 +33,11 @@ def forecast(store: Store, design: Design) -> Forecast:
 
     NaN seconds when nothing was evaluated yet.
     """
-    trials = store.trials("candidate")
+    count, evaluated, seconds = store.pace("candidate")
     size = sum(task.subset or task.pool for task in design.tasks)
-    left = max(0, design.trials - len(trials))
-    evaluated = [t.seconds for t in trials if t.state == "done" and t.cached_from is None]
+    left = max(0, design.trials - count)
     if evaluated:
-        return Forecast(left, left * size, left * float(np.mean(evaluated)))
+        return Forecast(left, left * size, left * seconds / evaluated)
     calibrated = [t for t in store.trials("endpoint") if t.state == "done"]
     asked = sum(len(a.items) for t in calibrated for name, a in store.answers(t).items() if "." not in name)
     pace = sum(t.seconds for t in calibrated) / asked if asked else float("nan")

@@ -179,6 +179,14 @@ class Store:
         """Trials in the order of the search (by generation and position), others in the order they ended."""
         return list(self._select(kind, label))
 
+    def pace(self, kind: str) -> tuple[int, int, float]:
+        """Trials of a kind; how many of them were evaluated (not copied) with success, and the seconds that took."""
+        fresh = "CASE WHEN state = 'done' AND cached_from IS NULL THEN seconds END"
+        row = self._connection.execute(
+            f"SELECT count(*), count({fresh}), total({fresh}) FROM trials WHERE kind = ?", (kind,)
+        ).fetchone()
+        return int(row[0]), int(row[1]), float(row[2])
+
     def _select(self, kind: str | None, label: str | None) -> Iterator[Trial]:
         query = "SELECT * FROM trials WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR label = ?2) "
         cursor = self._connection.execute(query + "ORDER BY kind, generation, position, id", (kind, label))
