@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,9 @@ def speed() -> str:
     if found is None:
         return "Not measured yet: `python -m benchmarks.merge_speed --mergekit BIN`."
     lines = [
-        f"`python -m benchmarks.merge_speed`: a base and three models of {found['params']} parameters in bfloat16, warm "
-        f"cache, everything synced; {found['machine']}. The limit reads the inputs and writes the output with plain copies.",
+        f"`python -m benchmarks.merge_speed`: a base and three models of {found['params']} parameters in bfloat16, "
+        f"warm cache, everything synced; {found['machine']}. The limit reads the inputs and writes the output with "
+        "plain copies.",
         "",
         "| method | seconds | × limit | peak memory | mergekit, seconds | times faster | mergekit, peak memory |",
         "|---|---|---|---|---|---|---|",
@@ -65,8 +65,9 @@ PARTS = {"README.md": {"speed": speed, "methods": table}, "docs/parity.md": {"pa
 def rewritten(file: str) -> str:
     text = (ROOT / file).read_text()
     for mark, make in PARTS[file].items():
-        pattern = rf"(<!-- {mark}:begin -->\n).*?(<!-- {mark}:end -->)"
-        text = re.sub(pattern, lambda m, body=make(): f"{m[1]}{body.strip()}\n{m[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+        before, begin, rest = text.partition(f"<!-- {mark}:begin -->\n")
+        _, end, after = rest.partition(f"<!-- {mark}:end -->")
+        text = f"{before}{begin}{make().strip()}\n{end}{after}"
     return text
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from merganser.errors import MerganserError
-from merganser.kernels.lapack import add_gram, leading_eigenpairs
+from merganser.kernels.lapack import _one_thread, add_gram, leading_eigenpairs
 
 
 def positive(n, seed=0):
@@ -50,6 +50,16 @@ def test_threads_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=True))
+
+
+def test_threads_of_the_blas_are_restored():
+    inside = _one_thread._get
+    if inside is None:
+        pytest.skip("scipy is linked against another BLAS")
+    before = inside()
+    with _one_thread, _one_thread:
+        assert inside() == 1
+    assert inside() == before
 
 
 def test_failure_is_an_error(monkeypatch):

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import merganser
+from merganser.checkpoints.base import TensorSpec
 from merganser.methods.base import Group, build
 from merganser.methods.tsv import TSV, decompose, orthogonal_sum
 
@@ -219,9 +221,24 @@ def test_truncation_theorem(t, n, seed):
     assert all(procrustes_error(k) <= full + 1e-9 for k in range(1, bound + 1))
 
 
-def test_memory_is_declared():
-    from merganser.checkpoints.base import TensorSpec
+def test_through_the_engine():
+    base = {"a.weight": torch.randn(40, 36), "norm.weight": torch.ones(8), "steps": torch.tensor([7])}
+    deltas = task_matrices(3, 40, 36)
+    models = [
+        {
+            "a.weight": base["a.weight"] + torch.from_numpy(d),
+            "norm.weight": base["norm.weight"] + i,
+            "steps": base["steps"],
+        }
+        for i, d in enumerate(deltas)
+    ]
+    merged = merganser.merge(models, method="tsv", base=base)
+    np.testing.assert_allclose(merged["a.weight"], merge(deltas, base["a.weight"]), atol=1e-5)
+    np.testing.assert_allclose(merged["norm.weight"], torch.full((8,), 2.0))
+    assert torch.equal(merged["steps"], base["steps"])
 
+
+def test_memory_is_declared():
     rule = build(TSV, {}, ["a"] * 8)
     spec = TensorSpec((32000, 2048), torch.float32)
     assert 2048 * 2048 * 8 < rule.scratch(spec, 8) < 24 * spec.nbytes

@@ -14,6 +14,7 @@ from merganser.errors import MerganserError
 COMMANDS = {
     "merge": "merganser.cli.merge",
     "methods": "merganser.cli.methods",
+    "inspect": "merganser.cli.inspect",
     "align": "merganser.cli.align",
     "experts": "merganser.cli.experts",
     "extract-lora": "merganser.cli.lora",

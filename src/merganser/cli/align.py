@@ -12,7 +12,7 @@ import typer
 
 from merganser.cli.factories import build_network
 from merganser.cli.naming import name_checkpoints
-from merganser.cli.tables import table
+from merganser.report.tables import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,7 +182,7 @@ def _show(report: dict[str, Any], as_json: bool) -> None:
         both = " – ".join(pair["models"])
         rows.append((f"cosine {both}", pair["cosine"]["before"], pair["cosine"]["after"]))
         rows.append((f"distance {both}", pair["distance"]["before"], pair["distance"]["after"]))
-    typer.echo(table(("", "before", "after"), rows))
+    typer.echo(Table(("", "before", "after"), rows).text())
     typer.echo(f"wrote {report['out']}: aligned/, merged.safetensors, permutations.safetensors, symmetry.json")
     if report["running_statistics"]:
         typer.echo("note: averaging shifts activations; recompute running statistics with merganser.align.repair")

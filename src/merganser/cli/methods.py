@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from merganser.cli.tables import table
+from merganser.report.tables import Table
 
 if TYPE_CHECKING:
     from merganser.methods.catalogue import MethodRow, ParameterRow
@@ -50,13 +50,13 @@ def _one(row: MethodRow) -> str:
     parts = [f"{row.name}{also}: {row.summary}", row.description, "\n".join(facts)]
     if row.parameters:
         parts.append(
-            table(
+            Table(
                 ("parameter", "default", "values", "per model", "meaning"),
                 [
                     (p.name, p.default or "none", p.bounds, "yes" if p.per_model else "", _meaning(p))
                     for p in row.parameters
                 ],
-            )
+            ).text()
         )
     return "\n\n".join(parts)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from merganser.errors import InputError, did_you_mean
 from merganser.evolve import estimators
-from merganser.evolve.searchers import ALGORITHMS, Search, searcher
+from merganser.evolve.arrays import Array
+from merganser.evolve.searchers import Search, searcher
 from merganser.evolve.space import Choices, Parameter, Range, Space
 
 EXTRACTORS = ("random", "stratified", "irt", "representation")
@@ -109,7 +112,6 @@ class Design:
     seed: int = 0
     stability: int = 0
     reference_points: tuple[tuple[float, ...], ...] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.tasks or not self.objectives:
@@ -144,9 +146,7 @@ class Design:
     def trials(self) -> int:
         return self.population * self.generations
 
-    def _points(self) -> Any:
-        import numpy as np
-
+    def _points(self) -> Array | None:
         if self.reference_points is None:
             return None
         signs = [-1.0 if objective.maximize else 1.0 for objective in self.objectives]
@@ -167,7 +167,7 @@ class Design:
             objectives=tuple(Objective(**o) for o in data["objectives"]),
             endpoints=tuple(data["endpoints"]),
             reference_points=None if points is None else tuple(map(tuple, points)),
-            **{k: data[k] for k in ("algorithm", "population", "generations", "seed", "stability", "extra")},
+            **{k: data[k] for k in ("algorithm", "population", "generations", "seed", "stability")},
         )
 
 
@@ -184,6 +184,3 @@ def _parameter(data: Mapping[str, Any]) -> Parameter:
         data["groups"],
         data["points"],
     )
-
-
-__all__ = ["ALGORITHMS", "EXTRACTORS", "Design", "Objective", "Task"]

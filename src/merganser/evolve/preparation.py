@@ -74,8 +74,18 @@ def prepare(
     if irt is None or task.estimator == "naive":
         return Prepared(parts, subset, Estimator())
     abilities = irt.abilities[len(irt.abilities) - len(rows) :]
-    c = _blend(task, irt, rows, subset, seed)
+    c = _blend(task, parts, irt, rows, subset, known)
     return Prepared(parts, subset, Estimator(task.estimator, irt, abilities, c))
+
+
+def _others(task: Task, parts: Split, known: Calibration) -> Array:
+    """Answers of calibration models to the pool (none: no rows)."""
+    if known.answers is None:
+        return np.empty((0, len(parts.pool)))
+    matrix = np.atleast_2d(np.asarray(known.answers, dtype=np.float64))
+    if matrix.shape[1] != task.items:
+        raise InputError(f"task {task.name!r}: answers to {matrix.shape[1]} items for {task.items} items")
+    return matrix[:, parts.pool]
 
 
 def _calibrated(task: Task, parts: Split, rows: Array, known: Calibration, seed: int) -> IRT:
@@ -90,13 +100,7 @@ def _calibrated(task: Task, parts: Split, rows: Array, known: Calibration, seed:
         return IRT(abilities, items.items, items.prior)
     from merganser.evolve.irt.fitting import fit
 
-    others = np.empty((0, len(parts.pool)))
-    if known.answers is not None:
-        matrix = np.atleast_2d(np.asarray(known.answers, dtype=np.float64))
-        if matrix.shape[1] != task.items:
-            raise InputError(f"task {task.name!r}: answers to {matrix.shape[1]} items for {task.items} items")
-        others = matrix[:, parts.pool]
-    return fit(np.concatenate([others, rows]), dimensions=task.dimensions, seed=seed)
+    return fit(np.concatenate([_others(task, parts, known), rows]), dimensions=task.dimensions, seed=seed)
 
 
 def _extracted(task: Task, parts: Split, size: int, irt: IRT | None, known: Calibration, seed: int) -> Subset:
@@ -113,21 +117,28 @@ def _extracted(task: Task, parts: Split, size: int, irt: IRT | None, known: Cali
     return subsets.random(len(parts.pool), size, seed=seed)
 
 
-def _blend(task: Task, irt: IRT, rows: Array, subset: Subset, seed: int) -> float:
+def _blend(task: Task, parts: Split, irt: IRT, rows: Array, subset: Subset, known: Calibration) -> float:
     if not isinstance(task.c, str):
         return float(task.c)
     if task.c == "adaptive":
         return adaptive_c(rows, subset, irt)
+    variance = float(np.mean([(naive(row[subset.items], subset).error or 0.0) ** 2 for row in rows]))
+    return bias_variance_c(_bias(task, parts, irt, rows, subset, known), variance)
+
+
+def _bias(task: Task, parts: Split, irt: IRT, rows: Array, subset: Subset, known: Calibration) -> float:
+    """The IRT's error on models it has not seen: a given one has seen no endpoint, a fitted one is fitted without each."""
+    if known.irt is not None:
+        return validation_error(irt, rows, subset)
     from merganser.evolve.irt.fitting import fit
 
-    # Validation error of models the IRT has not seen: each endpoint under an IRT fitted without it.
-    errors, variances = [], []
-    for left_out in range(len(rows)):
-        kept = np.delete(rows, left_out, axis=0)
-        without = fit(kept, dimensions=irt.dimensions, seed=seed) if len(kept) else irt
-        errors.append(validation_error(without, rows[left_out], subset))
-        variances.append((naive(rows[left_out][subset.items], subset).error or 0.0) ** 2)
-    return bias_variance_c(float(np.mean(errors)), float(np.mean(variances)))
+    others = _others(task, parts, known)
+    errors = []
+    for left_out, row in enumerate(rows):
+        rest = np.concatenate([others, np.delete(rows, left_out, axis=0)])
+        without = fit(rest, dimensions=irt.dimensions) if len(rest) else irt
+        errors.append(validation_error(without, row, subset))
+    return float(np.mean(errors))
 
 
 def to_bytes(prepared: Prepared) -> bytes:

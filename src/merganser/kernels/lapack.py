@@ -1,12 +1,14 @@
 """Three LAPACK and BLAS routines, called so that other threads go on meanwhile.
 
 scipy's own wrappers hold the interpreter's lock while they compute, and torch has no eigensolver for a part of the
-spectrum. The routines are those scipy links, reached through the pointers it exports for Cython.
+spectrum. The routines are those scipy links, reached through the pointers it exports for Cython. Each call keeps to
+one thread: decompositions are run beside each other, and threads within them would only be in the way.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -25,10 +27,11 @@ def add_gram(rows: Tensor, total: Tensor) -> None:
     """total += rowsᵀ · rows in the lower triangle; both contiguous float64 on the CPU."""
     count, columns = rows.shape
     # Row-major rows are column-major rowsᵀ, and the upper triangle of a column-major total the lower of a row-major.
-    _blas("dsyrk")(
-        b"U", b"N", _int(columns), _int(count), _double(1.0), rows.data_ptr(), _int(columns), _double(1.0),
-        total.data_ptr(), _int(columns),
-    )  # fmt: skip
+    with _one_thread:
+        _blas("dsyrk")(
+            b"U", b"N", _int(columns), _int(count), _double(1.0), rows.data_ptr(), _int(columns), _double(1.0),
+            total.data_ptr(), _int(columns),
+        )  # fmt: skip
 
 
 def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -72,7 +75,8 @@ def _with_workspace(call: Any) -> None:
     call(size.data_ptr(), -1, integers.data_ptr(), -1)
     work = torch.empty(int(size), dtype=torch.float64)
     iwork = torch.empty(int(integers), dtype=torch.int32)
-    call(work.data_ptr(), work.numel(), iwork.data_ptr(), iwork.numel())
+    with _one_thread:
+        call(work.data_ptr(), work.numel(), iwork.data_ptr(), iwork.numel())
 
 
 def _int(value: int) -> Any:
@@ -100,3 +104,38 @@ def _load(module: ModuleType, name: str) -> Any:
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * _ARGUMENTS[name])
     return prototype(pointer_of(capsule, name_of(capsule)))
+
+
+class _OneThread:
+    """While anyone is inside, scipy's BLAS has one thread; whoever leaves last restores what was before.
+
+    Does nothing where scipy is linked against another BLAS than the one of its wheels.
+    """
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(cython_lapack.__file__)
+        self._set: Any = getattr(library, "scipy_openblas_set_num_threads", None)
+        self._get: Any = getattr(library, "scipy_openblas_get_num_threads", None)
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = 1
+
+    def __enter__(self) -> None:
+        if self._set is None:
+            return
+        with self._lock:
+            if self._inside == 0:
+                self._before = self._get()
+                self._set(1)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self._set is None:
+            return
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._set(self._before)
+
+
+_one_thread = _OneThread()

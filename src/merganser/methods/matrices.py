@@ -58,9 +58,9 @@ class MatrixRule(Method):
         raise NotImplementedError
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
-        """A task matrix at a time, their sum, its factors and polar factor in float64, and the short side's square."""
+        """The sum of the task matrices and copies of its long factor in float64, and squares of the short side."""
         n = min(matrix_shape(spec.shape))
-        return 4 * spec.numel * 8 + 8 * 4 * n * n
+        return 8 * (6 * spec.numel + 4 * n * n)
 
 
 class TaskMatrices(Sequence[Tensor]):

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from merganser.checkpoints.base import TensorSpec
 from merganser.methods.base import param, register
-from merganser.methods.matrices import MatrixRule, TaskMatrices, sum_of
+from merganser.methods.matrices import MatrixRule, TaskMatrices, matrix_shape, sum_of
 
 
 @register
@@ -47,6 +48,11 @@ class WUDI(MatrixRule):
                 target += wide @ own
         solve = self._closed if self.solver == "closed" else self._descend
         return solve(total, curvature, target).to(deltas.dtype)
+
+    def scratch(self, spec: TensorSpec, models: int) -> int:
+        """Squares of the input side, besides a handful of matrices."""
+        columns = matrix_shape(spec.shape)[1]
+        return 8 * (6 * spec.numel + 4 * columns * columns)
 
     def _closed(self, total: Tensor, curvature: Tensor, target: Tensor) -> Tensor:
         size = curvature.norm()

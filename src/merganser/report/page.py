@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from merganser.errors import MissingExtraError, require
+from merganser.report.tables import Table, show
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #2a78d6; }
@@ -33,16 +34,19 @@ for (const table of document.querySelectorAll("table")) table.querySelectorAll("
     const down = head.getAttribute("aria-sort") !== "descending";
     table.querySelectorAll("th").forEach(h => h.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const value = row => { const t = row.cells[column].dataset.value ?? row.cells[column].textContent;
-      return isNaN(parseFloat(t)) ? t : parseFloat(t); };
-    const rows = [...table.tBodies[0].rows].sort((a, b) => { const x = value(a), y = value(b);
-      return (x > y ? 1 : x < y ? -1 : 0) * (down ? -1 : 1); });
+    const value = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
+    const compare = (x, y) => x === "" || y === "" || isNaN(x) || isNaN(y)
+      ? x.localeCompare(y, undefined, {numeric: true}) : x - y;
+    const rows = [...table.tBodies[0].rows].sort((a, b) => compare(value(a), value(b)) * (down ? -1 : 1));
     table.tBodies[0].append(...rows);
   };
   head.addEventListener("click", sort);
   head.addEventListener("keydown", event => { if (event.key === "Enter") sort(); });
 });
 """
+
+
+_WITHOUT_SCRIPTS = "<noscript><p>Plots need scripts; the tables hold the same numbers.</p></noscript>"
 
 
 class Page:
@@ -87,27 +91,42 @@ class Page:
             f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
-    def figure(self, figure: Any, caption: str = "") -> None:
-        """A plotly figure. Without the `plots` extra the page says so and its tables carry the numbers."""
+    def add(self, table: Table) -> None:
+        """A table made elsewhere."""
+        self.table(table.columns, table.rows, table.caption)
+
+    def draw(self, make: Callable[[], Any], caption: str = "") -> None:
+        """The plotly figure that `make` returns. Without the `plots` extra the page says so and its tables carry the
+        numbers."""
         try:
-            plotly = require("plotly.io", "plots")
+            self.figure(make(), caption)
         except MissingExtraError as error:
             self.text(f"(plot left out: {error})")
-            return
+
+    def figure(self, figure: Any, caption: str = "") -> None:
+        """A plotly figure, in colours that go with a light and a dark page."""
+        plotly = require("plotly.io", "plots")
+        figure = require("plotly.graph_objects", "plots").Figure(figure)
+        figure.update_layout(paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font_color="#808080")
+        figure.update_xaxes(gridcolor="#8884", zerolinecolor="#8884")
+        figure.update_yaxes(gridcolor="#8884", zerolinecolor="#8884")
         script = False if self._plots else "inline"
         self._plots = True
         body = plotly.to_html(
             figure, full_html=False, include_plotlyjs=script, config={"responsive": True, "displaylogo": False}
         )
         note = f"<p><small>{html.escape(caption)}</small></p>" if caption else ""
-        self._parts.append(f'<div class="figure">{body}</div>{note}')
+        self._parts.append(f'<div class="figure">{body}{note}</div>')
 
     def render(self) -> str:
         title = html.escape(self.title)
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
+            f"<title>{title}</title><style>{_STYLE}</style>"
+            "<noscript><style>.figure { display: none; }</style></noscript></head>"
+            f"<body><h1>{title}</h1>"
+            f"{_WITHOUT_SCRIPTS if self._plots else ''}"
             f"{''.join(self._parts)}<script>{_SORT}</script></body></html>\n"
         )
 
@@ -132,4 +151,4 @@ def _cell(value: object, best: bool) -> str:
             if abs(value) < 1e-3 or abs(value) >= 1e3
             else (f'<td{mark} data-value="{value!r}">{value:.3f}</td>')
         )
-    return f"<td{mark}>{html.escape(str(value))}</td>"
+    return f"<td{mark}>{html.escape(show(value))}</td>"

@@ -1,0 +1,41 @@
+"""Tables as data, and as plain text: what a terminal, a log and a pipe can all show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows, for a terminal (`text`) or a page (`Page.add`)."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    caption: str = ""
+
+    def text(self) -> str:
+        """Columns padded to their widest cell, numbers to the right and to three places."""
+        numeric = [
+            bool(self.rows) and all(isinstance(row[i], (int, float)) or row[i] is None for row in self.rows)
+            for i in range(len(self.columns))
+        ]
+        cells = [list(self.columns), *([show(value) for value in row] for row in self.rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(line, widths, numeric, strict=True)
+            ).rstrip()
+            for line in cells
+        ]
+        return "\n".join([*([self.caption] if self.caption else []), *lines])
+
+
+def show(value: object) -> str:
+    """One value as a person wants to read it; nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e3 else f"{value:.3g}"
+    return str(value)
