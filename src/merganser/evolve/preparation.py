@@ -127,7 +127,7 @@ def _blend(task: Task, parts: Split, irt: IRT, rows: Array, subset: Subset, know
 
 
 def _bias(task: Task, parts: Split, irt: IRT, rows: Array, subset: Subset, known: Calibration) -> float:
-    """The IRT's error on models it has not seen: a given one has seen no endpoint, a fitted one is fitted without each."""
+    """The IRT's error on models it has not seen: a given one saw no endpoint, a fitted one is fitted without each."""
     if known.irt is not None:
         return validation_error(irt, rows, subset)
     from merganser.evolve.irt.fitting import fit
