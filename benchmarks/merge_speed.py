@@ -192,6 +192,31 @@ def startup() -> float:
     return time.perf_counter() - began
 
 
+def small_tensors(directory: Path, count: int = 10_000) -> Run:
+    """Many tiny tensors: what planning, scheduling and writing cost apart from bytes."""
+    from safetensors.torch import save_file
+
+    paths = []
+    for label in ("base", "a", "b"):
+        paths.append(directory / f"small-{label}")
+        paths[-1].mkdir(exist_ok=True)
+        tensors = {f"layers.{i}.w": torch.randn(8, 8) for i in range(count)}
+        save_file(tensors, paths[-1] / "model.safetensors", {"format": "pt"})
+        (paths[-1] / "config.json").write_text("{}")
+    config = directory / "small.json"
+    config.write_text(json.dumps({"method": "ties", "base": str(paths[0]), "models": [str(p) for p in paths[1:]]}))
+    out = directory / "out"
+    return measure([sys.executable, "-m", "merganser", "merge", str(config), str(out)], out)
+
+
+def help_cpu() -> float:
+    """CPU seconds of `merganser --help`."""
+    before = os.times()
+    subprocess.run([sys.executable, "-m", "merganser", "--help"], check=True, stdout=subprocess.DEVNULL)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
 def median(runs: list[Run]) -> Run:
     return Run(
         statistics.median(r.seconds for r in runs),
@@ -248,6 +273,10 @@ def main() -> None:
             line += f"{'–':>12}"
         print(line, flush=True)
         results[method] = row
+    small, usage = small_tensors(options.workdir), min(help_cpu() for _ in range(3))
+    shutil.rmtree(out, ignore_errors=True)
+    print(f"10,000 tensors of 64 entries, ties: {small.seconds:.1f} s, {small.cpu_seconds:.1f} s of CPU")
+    print(f"merganser --help: {usage:.2f} s of CPU")
     if not options.mergekit:
         print("mergekit: not given (--mergekit BIN), so not measured")
     if options.json:

@@ -25,7 +25,15 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, or an unfinished merge.")] = False,
     memory: Annotated[str | None, typer.Option(help="Bound on tensors in flight, e.g. 2GiB (the default).")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads; default: one per core.")] = None,
-    ray: Annotated[str | None, typer.Option(help="Run on a Ray cluster at this address; 'local' starts one.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Run on the Ray cluster at this address; without one, start a local cluster.",
+            is_flag=False,
+            flag_value="local",
+            metavar="[ADDRESS]",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 …")] = "cpu",
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Go on when an input contains NaN.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")] = False,
