@@ -19,6 +19,7 @@ COMMANDS = {
     "experts": "merganser.cli.experts",
     "extract-lora": "merganser.cli.lora",
     "merge-lora": "merganser.cli.lora:merge_command",
+    "evaluate": "merganser.cli.evaluate",
     "evolve": "merganser.cli.evolve",
     "demo": "merganser.cli.demo",
 }

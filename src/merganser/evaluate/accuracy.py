@@ -1,0 +1,20 @@
+"""Scores of a merged model beside those of its experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from merganser.errors import InputError, did_you_mean
+
+
+def normalized_accuracy(merged: Mapping[str, float], experts: Mapping[str, float]) -> float:
+    """(1/T) Σ_t acc_t(merged) / acc_t(expert t): 1 when nothing of the experts' skill is lost."""
+    if not merged:
+        raise InputError("no tasks to normalise over")
+    for task in merged:
+        if task not in experts:
+            raise InputError(f"no expert's score on {task!r}{did_you_mean(task, experts)}")
+        if not experts[task] > 0:
+            raise InputError(f"the expert of {task!r} scores {experts[task]}: nothing to normalise by")
+    return math.fsum(score / experts[task] for task, score in merged.items()) / len(merged)

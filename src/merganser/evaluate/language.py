@@ -1,0 +1,144 @@
+"""Models that `transformers` loads: do they load whole, answer with numbers, speak, and know where to stop."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from merganser.errors import MerganserError, require
+from merganser.evaluate.examiners import LOADERS, SCORE, Perplexity
+from merganser.evaluate.texts import TEXTS
+from merganser.evaluate.verdicts import Check, Status
+
+#: Perplexity, relative to the worst parent's, from which a model is doubtful, and from which it is broken.
+DOUBTFUL, BROKEN = 1.5, 20.0
+_SUFFIXES = {"ForCausalLM": "causal-lm", "ForSequenceClassification": "sequence-classification"}
+#: What chat templates mark turns with; each should be one token.
+_MARKERS = re.compile(r"<\|[^|<>\s]+\|>|<(?:start|end)_of_turn>|\[/?INST\]")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module in evaluation mode, what its config calls it, and how complete its weights were."""
+
+    module: nn.Module
+    kind: str
+    check: Check
+
+
+def kind_of_model(directory: Path | None) -> str | None:
+    """The kind of loader a config.json asks for; None for what `transformers` does not know."""
+    file = directory / "config.json" if directory else None
+    if file is None or not file.is_file():
+        return None
+    config = json.loads(file.read_text(encoding="utf-8"))
+    if "model_type" not in config:
+        return None
+    names = config.get("architectures") or [""]
+    return next((kind for suffix, kind in _SUFFIXES.items() if names[0].endswith(suffix)), "encoder")
+
+
+def load(directory: Path, kind: str, device: str = "cpu") -> Loaded:
+    """Load a model; weights that are missing and would be made up are a failure."""
+    transformers = require("transformers", "hf")
+    try:
+        module, info = getattr(transformers, LOADERS[kind]).from_pretrained(
+            str(directory), dtype="auto", output_loading_info=True
+        )
+    except Exception as error:  # loaders fail in as many ways as there are architectures
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise MerganserError(f"{directory}: transformers cannot load it: {type(error).__name__}: {reason}") from error
+    missing, extra = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    size = sum(parameter.numel() for parameter in module.parameters())
+    check = Check("loads", "pass", f"{type(module).__name__}, {size:,} parameters")
+    if missing:
+        check = Check("loads", "fail", f"{len(missing)} weights are missing and were made up, such as {missing[0]!r}")
+    elif extra:
+        check = Check("loads", "warn", f"{len(extra)} weights are not used, such as {extra[0]!r}")
+    return Loaded(module.eval().to(device), kind, check)
+
+
+def check_outputs(loaded: Loaded, tokenizer: Any) -> Check:
+    """One forward pass over short text."""
+    batch = tokenizer(TEXTS[0], return_tensors="pt")
+    batch.pop("token_type_ids", None)
+    with torch.inference_mode():
+        outputs = loaded.module(**batch.to(next(loaded.module.parameters()).device))
+    tensors = [value for value in outputs.values() if isinstance(value, torch.Tensor)]
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        return Check("outputs", "fail", "not finite on plain text")
+    return Check("outputs", "pass", "finite on plain text")
+
+
+def perplexity(module: nn.Module, directory: Path) -> float:
+    """exp of the mean negative log-likelihood per token over the built-in texts."""
+    examiner = Perplexity([{"text": text} for text in TEXTS], str(directory), batch=2)
+    with torch.inference_mode():
+        values = examiner(module, range(len(TEXTS)))[SCORE]
+    return math.exp(min(700.0, sum(values) / len(values)))
+
+
+def check_perplexity(own: float, parents: Mapping[str, float], vocabulary: int) -> Check:
+    """Against the worst parent; and no model should do worse than guessing among all words."""
+    if own > vocabulary:
+        return Check("perplexity", "fail", f"{own:.4g}: worse than guessing among {vocabulary} words")
+    if not parents:
+        return Check("perplexity", "pass", f"{own:.4g} (no parents to compare with)")
+    label, worst = max(parents.items(), key=lambda item: item[1])
+    status: Status = "fail" if own > BROKEN * worst else "warn" if own > DOUBTFUL * worst else "pass"
+    return Check("perplexity", status, f"{own:.4g}, {own / worst:.2f} times its worst parent's, {label} ({worst:.4g})")
+
+
+def check_vocabulary(module: Any, tokenizer: Any) -> Check:
+    """Every token has a row of the embedding."""
+    embedding = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
+    if embedding is None:
+        return Check("vocabulary", "skip", "no input embedding")
+    rows, tokens = embedding.weight.shape[0], len(tokenizer)
+    if tokens > rows:
+        return Check("vocabulary", "fail", f"{tokens} tokens for {rows} rows of the embedding")
+    return Check("vocabulary", "pass", f"{tokens} tokens, {rows} rows")
+
+
+def check_end_token(module: Any, tokenizer: Any) -> Check:
+    """Where generation stops is a token the tokenizer knows, and the one it calls its end."""
+    given = getattr(module, "generation_config", None)
+    given = given if given is not None and given.eos_token_id is not None else module.config
+    ids = given.eos_token_id
+    ends = ids if isinstance(ids, list) else [ids] if ids is not None else []
+    if not ends:
+        return Check("end token", "warn", "the config names none: generation runs to its length limit")
+    if any(not 0 <= end < len(tokenizer) for end in ends):
+        return Check("end token", "fail", f"{ends} is outside the tokenizer's {len(tokenizer)} tokens")
+    own = tokenizer.eos_token_id
+    if own is not None and own not in ends:
+        what = f"generation stops at {ends}, the tokenizer's end is {own} ({tokenizer.eos_token!r})"
+        return Check("end token", "warn", what)
+    return Check("end token", "pass", f"{tokenizer.convert_ids_to_tokens(ends)}")
+
+
+def check_chat_template(tokenizer: Any, parents_have_one: bool) -> Check:
+    """The template renders a short conversation, and each of its markers is one token."""
+    if not tokenizer.chat_template:
+        if parents_have_one:
+            return Check("chat template", "warn", "none, although a parent has one")
+        return Check("chat template", "skip", "none")
+    talk = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes."}]
+    try:
+        text = tokenizer.apply_chat_template(talk, tokenize=False)
+    except Exception as error:  # templates are programs, and fail like programs
+        return Check("chat template", "fail", f"does not render: {error}")
+    if "Hello?" not in text or "Yes." not in text:
+        return Check("chat template", "fail", "loses what was said")
+    for marker in dict.fromkeys(_MARKERS.findall(text)):
+        if len(tokenizer(marker, add_special_tokens=False)["input_ids"]) != 1 and not marker.startswith("["):
+            return Check("chat template", "warn", f"marks turns with {marker!r}, which is not one token")
+    return Check("chat template", "pass", f"renders to {len(text)} characters")

@@ -1,0 +1,147 @@
+"""`evaluate`: a merged checkpoint against its parents, from its bytes to its answers."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.directory import Directory
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.errors import InputError, MerganserError, require
+from merganser.evaluate import language
+from merganser.evaluate.accuracy import normalized_accuracy
+from merganser.evaluate.tasks import Task
+from merganser.evaluate.verdicts import Check, Verdict, verdict
+from merganser.evaluate.weights import check_weights
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one model reaches: perplexity on the built-in texts, if it is a language model, and its tasks."""
+
+    perplexity: float | None = None
+    tasks: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The checks of a model, its scores and its parents'. `normalized` is the normalised accuracy over the tasks, each
+    task's expert being the parent that does best at it."""
+
+    path: str
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    scores: Scores
+    parents: dict[str, Scores]
+    normalized: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluate(
+    checkpoint: str | os.PathLike[str],
+    parents: Sequence[str | os.PathLike[str]] = (),
+    tasks: Sequence[Task] = (),
+    *,
+    limit: int | None = None,
+    device: str = "cpu",
+    on_step: Callable[[str], None] = lambda step: None,
+) -> Evaluation:
+    """Check and score the model at `checkpoint`, and score its parents for comparison, one in memory at a time.
+
+    `limit` bounds the questions asked of each task. What is not a Hugging Face model is judged by its weights alone.
+    """
+    if len({task.name for task in tasks}) < len(tasks):
+        raise InputError("two tasks have the same name; write name=kind:file")
+    opened = open_checkpoint(checkpoint)
+    on_step(f"weights of {opened.label}")
+    checks = [check_weights(opened)]
+    # A view over a directory (an adapter, a file of it) is not what transformers would load from there.
+    kind = language.kind_of_model(opened.directory) if isinstance(opened, Directory) else None
+    own, others = Scores(), {}
+    if kind is None:
+        if tasks:
+            raise InputError(f"{opened.label}: tasks need a model that transformers loads; it has no such config.json")
+        checks.append(Check("loads", "skip", "not a transformers model: no config.json with a model_type"))
+    elif checks[0].status != "fail":
+        others = {
+            label: _examined(parent, kind, tasks, limit, device, on_step)[0]
+            for parent in map(open_checkpoint, parents)
+            for label in [parent.label]
+        }
+        try:
+            own, more = _examined(opened, kind, tasks, limit, device, on_step)
+            checks += more
+        except MerganserError as error:
+            checks.append(Check("loads", "fail", str(error)))
+        checks += _comparison(opened, own, others, [open_checkpoint(parent) for parent in parents])
+    return Evaluation(
+        str(checkpoint), verdict(checks), tuple(checks), own, others, _normalized(tasks, own, list(others.values()))
+    )
+
+
+def _examined(
+    checkpoint: Checkpoint,
+    kind: str,
+    tasks: Sequence[Task],
+    limit: int | None,
+    device: str,
+    on_step: Callable[[str], None],
+) -> tuple[Scores, list[Check]]:
+    """Load one model, ask it everything, and let it go."""
+    directory = checkpoint.directory
+    if not isinstance(checkpoint, Directory) or directory is None:
+        raise InputError(f"{checkpoint.label}: not a model directory; write it out as one first")
+    on_step(f"loading {checkpoint.label}")
+    loaded = language.load(directory, kind, device)
+    checks, found = [loaded.check], None
+    tokenizer = _tokenizer(directory)
+    if tokenizer is None:
+        checks.append(Check("tokenizer", "fail" if kind == "causal-lm" else "skip", "none beside the weights"))
+    else:
+        checks += [language.check_vocabulary(loaded.module, tokenizer), language.check_outputs(loaded, tokenizer)]
+        if kind == "causal-lm":
+            checks.append(language.check_end_token(loaded.module, tokenizer))
+            if checks[-2].status == "pass":
+                on_step(f"perplexity of {checkpoint.label}")
+                found = language.perplexity(loaded.module, directory)
+    scores = {}
+    for task in tasks:
+        on_step(f"{task.name} of {checkpoint.label}")
+        scores[task.name] = task.score(loaded.module, str(directory), limit)
+    del loaded
+    gc.collect()
+    return Scores(found, scores), checks
+
+
+def _comparison(
+    opened: Checkpoint, own: Scores, others: dict[str, Scores], parents: Sequence[Checkpoint]
+) -> list[Check]:
+    """What can only be said beside the parents."""
+    checks = []
+    tokenizer = _tokenizer(opened.directory)
+    if own.perplexity is not None and tokenizer is not None:
+        beside = {label: scores.perplexity for label, scores in others.items() if scores.perplexity is not None}
+        checks.append(language.check_perplexity(own.perplexity, beside, len(tokenizer)))
+        theirs = [_tokenizer(parent.directory) for parent in parents]
+        checks.append(language.check_chat_template(tokenizer, any(t is not None and t.chat_template for t in theirs)))
+    return checks
+
+
+def _normalized(tasks: Sequence[Task], own: Scores, others: Sequence[Scores]) -> float | None:
+    names = [task.name for task in tasks if task.higher_is_better and task.name in own.tasks]
+    best = {name: max((scores.tasks[name] for scores in others), default=0.0) for name in names}
+    merged = {name: own.tasks[name] for name in names if best[name] > 0}
+    return normalized_accuracy(merged, best) if merged else None
+
+
+def _tokenizer(directory: Path | None) -> Any:
+    if directory is None or not any(directory.glob("tokenizer*")):
+        return None
+    return require("transformers", "hf").AutoTokenizer.from_pretrained(str(directory))

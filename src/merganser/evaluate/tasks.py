@@ -1,0 +1,60 @@
+"""Tasks in local files, asked of whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from merganser.errors import InputError, did_you_mean
+from merganser.evaluate.examiners import KINDS, SCORE, Examiner, Generation
+
+#: The first line of a reply, without the space around it.
+FIRST_LINE = r"\A\s*(\S[^\n]*?)[ \t\r]*(?:\n|\Z)"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Questions in a .jsonl, .json or .tsv file and how to ask them: the kind of an examiner, or `exact-match`, which
+    compares the first line of a reply with the answer. `options` are the examiner's."""
+
+    name: str
+    kind: str
+    path: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Task:
+        """`kind:file` or `name=kind:file`, as the command line has it."""
+        name, equals, rest = text.partition("=")
+        kind, colon, path = (rest if equals else text).partition(":")
+        if not colon or not path:
+            raise InputError(f"{text!r}: expected [name=]kind:file, e.g. quiz=multiple-choice:quiz.jsonl")
+        return cls(name if equals else Path(path).stem, kind, path)
+
+    def __post_init__(self) -> None:
+        if self.kind != "exact-match" and self.kind not in KINDS:
+            kinds = [*KINDS, "exact-match"]
+            raise InputError(f"task {self.name!r}: unknown kind {self.kind!r}{did_you_mean(self.kind, kinds)}")
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.kind != "perplexity"
+
+    def examiner(self, tokenizer: str) -> Examiner:
+        if self.kind == "exact-match":
+            return Generation(self.path, tokenizer, **{"pattern": FIRST_LINE, **self.options})
+        found: Any = KINDS[self.kind](self.path, tokenizer, **self.options)
+        return cast(Examiner, found)
+
+    def score(self, model: nn.Module, tokenizer: str, limit: int | None = None) -> float:
+        """The mean score over the first `limit` questions."""
+        examiner = self.examiner(tokenizer)
+        items = range(len(examiner) if limit is None else min(limit, len(examiner)))
+        with torch.inference_mode():
+            answers = examiner(model, items)[SCORE]
+        return sum(answers) / len(answers)

@@ -1,0 +1,167 @@
+"""`evaluate` on tiny Llamas: what is sound passes, what is broken is said to be."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from merganser.checkpoints.memory import StateDict
+from merganser.cli import build
+from merganser.errors import InputError
+from merganser.evaluate import Task, evaluate, normalized_accuracy
+from merganser.evaluate.language import check_chat_template, check_perplexity
+from merganser.evaluate.weights import check_weights
+
+
+def statuses(found):
+    return {check.name: check.status for check in found.checks}
+
+
+@pytest.fixture
+def copy(llamas, tmp_path):
+    """A copy of the base whose weights and files may be spoilt."""
+    path = tmp_path / "copy"
+    shutil.copytree(llamas / "base", path)
+    return path
+
+
+def spoil(path, change):
+    tensors = load_file(path / "model.safetensors")
+    save_file(change({k: v.clone() for k, v in tensors.items()}), path / "model.safetensors", {"format": "pt"})
+
+
+def edit(path, **changes):
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | changes))
+
+
+def test_a_model_against_its_parents(llamas):
+    quiz = Task("quiz", "multiple-choice", str(llamas / "quiz.jsonl"))
+    words = Task.parse(f"words=perplexity:{llamas / 'texts.tsv'}")
+    found = evaluate(llamas / "base", [llamas / "math", llamas / "code"], [quiz, words], limit=12)
+    assert statuses(found) == {
+        "weights": "pass", "loads": "pass", "vocabulary": "pass", "outputs": "pass", "end token": "pass",
+        "perplexity": found.checks[-2].status, "chat template": "skip",
+    }  # fmt: skip
+    assert len(found.parents) == 2
+    best = max(scores.tasks["quiz"] for scores in found.parents.values())
+    assert found.normalized == pytest.approx(found.scores.tasks["quiz"] / best)
+    assert 0 < found.scores.tasks["words"] < 20
+    assert json.loads(json.dumps(found.to_dict()))["scores"]["tasks"]["quiz"] == found.scores.tasks["quiz"]
+
+
+def test_broken_weights_are_not_even_loaded(copy):
+    spoil(copy, lambda t: t | {"model.norm.weight": torch.full_like(t["model.norm.weight"], math.nan)})
+    found = evaluate(copy)
+    assert found.verdict == "broken"
+    assert "'model.norm.weight' with 16" in found.checks[0].message
+    result = CliRunner().invoke(build(), ["evaluate", str(copy), "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["verdict"] == "broken"
+
+
+def test_missing_weights_fail(copy):
+    spoil(copy, lambda t: {k: v for k, v in t.items() if "layers.1.mlp.up" not in k})
+    found = evaluate(copy)
+    assert statuses(found)["loads"] == "fail"
+    assert "layers.1.mlp.up_proj" in next(c for c in found.checks if c.name == "loads").message
+
+
+def test_outputs_that_overflow(copy):
+    spoil(copy, lambda t: t | {"model.embed_tokens.weight": t["model.embed_tokens.weight"] * 3e38})
+    found = evaluate(copy)
+    assert found.verdict == "broken"
+
+
+def test_ends_and_vocabularies(copy):
+    edit(copy / "generation_config.json", eos_token_id=7)
+    assert statuses(evaluate(copy))["end token"] == "warn"
+    edit(copy / "generation_config.json", eos_token_id=10**6)
+    assert statuses(evaluate(copy))["end token"] == "fail"
+
+
+def test_not_a_transformers_model(tmp_path):
+    save_file({"w": torch.ones(2, 2)}, tmp_path / "plain.safetensors")
+    found = evaluate(tmp_path / "plain.safetensors")
+    assert (found.verdict, statuses(found)) == ("sound", {"weights": "pass", "loads": "skip"})
+    with pytest.raises(InputError, match="tasks need a model"):
+        evaluate(tmp_path / "plain.safetensors", tasks=[Task("q", "multiple-choice", "x")])
+
+
+def test_weights():
+    assert check_weights(StateDict({"a": torch.zeros(2, 3), "b": torch.zeros(3)})).status == "warn"
+    assert check_weights(StateDict({"a": torch.tensor(1.0), "n": torch.tensor([1])})).status == "pass"
+    big = torch.zeros(70_000, 3)
+    big[-1, -1] = 1
+    assert check_weights(StateDict({"a": big})).status == "pass"
+    big[-1, -1] = -math.inf
+    assert "'a' with 1 of them" in check_weights(StateDict({"a": big})).message
+
+
+def test_perplexity_thresholds():
+    assert check_perplexity(10.0, {"a": 9.0, "b": 3.0}, 100).status == "pass"
+    assert check_perplexity(14.0, {"a": 9.0}, 100).status == "warn"
+    assert check_perplexity(99.0, {"a": 2.0}, 100).status == "fail"
+    assert check_perplexity(101.0, {}, 100).status == "fail"
+    assert check_perplexity(50.0, {}, 100).status == "pass"
+
+
+def test_chat_templates(llamas, transformers):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(llamas / "base"))
+    assert check_chat_template(tokenizer, False).status == "skip"
+    assert check_chat_template(tokenizer, True).status == "warn"
+    turns = "{% for m in messages %}<|im_start|>{{ m['role'] }} {{ m['content'] }}<|im_end|>{% endfor %}"
+    tokenizer.chat_template = turns
+    assert "'<|im_start|>', which is not one token" in check_chat_template(tokenizer, False).message
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    assert check_chat_template(tokenizer, False).status == "pass"
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    assert check_chat_template(tokenizer, False).status == "fail"
+    tokenizer.chat_template = "nothing"
+    assert "loses" in check_chat_template(tokenizer, False).message
+
+
+def test_tasks_on_the_command_line():
+    assert Task.parse("quiz=exact-match:a:b.jsonl") == Task("quiz", "exact-match", "a:b.jsonl")
+    assert Task.parse("classification:dir/x.tsv").name == "x"
+    for text, message in (
+        ("x", "expected"),
+        ("a=clasification:f", "did you mean 'classification'"),
+        ("k:", "expected"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Task.parse(text)
+
+
+def test_exact_match_compares_first_lines(llamas, tmp_path):
+    from merganser.evaluate.examiners import extracted
+    from merganser.evaluate.tasks import FIRST_LINE
+
+    assert extracted(FIRST_LINE, "  forty two \nand more") == "forty two"
+    assert extracted(FIRST_LINE, "x") == "x"
+    assert extracted(FIRST_LINE, " \n") is None
+
+
+def test_normalized_accuracy():
+    assert normalized_accuracy({"a": 0.9, "b": 0.4}, {"a": 0.9, "b": 0.8, "c": 1.0}) == pytest.approx(0.75)
+    with pytest.raises(InputError, match="no expert's score on 'x'"):
+        normalized_accuracy({"x": 1.0}, {"a": 1.0})
+    with pytest.raises(InputError, match="nothing to normalise by"):
+        normalized_accuracy({"a": 1.0}, {"a": 0.0})
+
+
+def test_the_command(llamas):
+    result = CliRunner().invoke(
+        build(),
+        ["evaluate", str(llamas / "math"), "--parents", str(llamas / "base"), "--limit", "5",
+         "--tasks", f"quiz=multiple-choice:{llamas / 'quiz.jsonl'}"],
+    )  # fmt: skip
+    assert result.exit_code in (0, 1), result.output
+    assert "perplexity" in result.stdout
+    assert "quiz" in result.stdout
