@@ -113,7 +113,7 @@ class Page:
         script = False if self._plots else "inline"
         self._plots = True
         body = plotly.to_html(
-            figure, full_html=False, include_plotlyjs=script, config={"responsive": True, "displaylogo": False}
+            figure, full_html=False, include_plotlyjs=script, config={"responsive": True, "displayModeBar": False}
         )
         note = f"<p><small>{html.escape(caption)}</small></p>" if caption else ""
         self._parts.append(f'<div class="figure">{body}{note}</div>')
@@ -145,10 +145,5 @@ def _winner(rows: Sequence[Sequence[object]], column: int, kind: str) -> object:
 
 def _cell(value: object, best: bool) -> str:
     mark = ' class="best"' if best else ""
-    if isinstance(value, float):
-        return (
-            f'<td{mark} data-value="{value!r}">{value:.3g}</td>'
-            if abs(value) < 1e-3 or abs(value) >= 1e3
-            else (f'<td{mark} data-value="{value!r}">{value:.3f}</td>')
-        )
-    return f"<td{mark}>{html.escape(show(value))}</td>"
+    exact = f' data-value="{value!r}"' if isinstance(value, float) else ""
+    return f"<td{mark}{exact}>{html.escape(show(value))}</td>"

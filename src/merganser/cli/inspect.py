@@ -1,0 +1,187 @@
+"""`merganser inspect`: what is in checkpoints, and how experts of one base interfere."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from merganser.cli.naming import name_checkpoints
+from merganser.report.tables import Table
+
+if TYPE_CHECKING:
+    from merganser.checkpoints import Checkpoint
+    from merganser.experts import Interference, Library
+    from merganser.report.contents import Contents
+
+#: Matrices shown on a terminal unless all are asked for.
+SHOWN = 10
+
+
+def command(
+    checkpoints: Annotated[list[str], typer.Argument(metavar="CKPT...", help="Paths or NAME=PATH, or one library.")],
+    base: Annotated[str | None, typer.Option(help="The model they were fine-tuned from: shows interference.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write one page with plots, readable without network.")] = None,
+    rank_fraction: Annotated[float | None, typer.Option(help="Share of components looked at; default 1/T.")] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor, and every matrix.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read every weight and look for NaN and infinity.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Look into checkpoints.
+
+    Without --base: tensors, dtypes and sizes by block, tied names, fingerprint; for several checkpoints also how far
+    apart they are. With --base, or for an expert library: where the experts interfere, before and after TSV-Merge, how
+    alike they are, how much of them a low rank keeps, and what to try.
+    """
+    library = _library(checkpoints, base)
+    named = name_checkpoints(checkpoints)
+    if html is not None and not html.resolve().parent.is_dir():
+        from merganser.errors import InputError
+
+        raise InputError(f"--html {html}: no directory {html.resolve().parent}")
+    if library is not None or base is not None:
+        _interference(library or str(base), named, html, rank_fraction, tensors, as_json)
+    else:
+        _contents(named, html, tensors, check, as_json)
+
+
+def _library(checkpoints: list[str], base: str | None) -> Library | None:
+    if len(checkpoints) != 1 or not (Path(checkpoints[0]) / "library.json").is_file():
+        return None
+    from merganser.experts import Library
+
+    return Library(checkpoints[0], base)
+
+
+def _contents(named: Mapping[str, str], html: Path | None, tensors: bool, check: bool, as_json: bool) -> None:
+    from merganser.checkpoints import open as open_checkpoint
+    from merganser.report import contents
+    from merganser.report.page import Page
+
+    opened = {name: open_checkpoint(path) for name, path in named.items()}
+    described = [contents.contents(checkpoint, check=check) for checkpoint in opened.values()]
+    apart, difference = _apart(opened) if len(opened) > 1 else (None, "")
+    if html is not None:
+        page = Page(f"Checkpoint {next(iter(named))}" if len(named) == 1 else f"{len(named)} checkpoints")
+        if apart is not None:
+            page.add(apart)
+        contents.fill(page, described)
+        page.write(html)
+    if as_json:
+        found: dict[str, Any] = {"checkpoints": [each.to_dict() for each in described]}
+        if apart is not None:
+            found["apart"] = [dict(zip(apart.columns, row, strict=True)) for row in apart.rows]
+        typer.echo(json.dumps(found))
+        return
+    for each in described:
+        _show_contents(each, tensors)
+    if apart is not None:
+        typer.echo(apart.text())
+    if difference:
+        typer.echo(f"not compared: {difference}")
+    if html is not None:
+        typer.echo(f"wrote {html}")
+
+
+def _show_contents(found: Contents, tensors: bool) -> None:
+    from merganser.report.contents import blocks_table, facts, tensors_table
+
+    typer.echo(found.label)
+    for line in facts(found):
+        typer.echo(f"  {line}")
+    typer.echo(f"\n{(tensors_table if tensors else blocks_table)(found).text()}\n")
+
+
+def _apart(opened: Mapping[str, Checkpoint]) -> tuple[Table | None, str]:
+    """Cosine and distance of every two checkpoints, or why there is none."""
+    from merganser.analysis.similarity import weight_similarity
+    from merganser.errors import CheckpointError
+
+    try:
+        found = weight_similarity(opened)
+    except CheckpointError as error:
+        return None, str(error)
+    rows = [
+        [first, second, found.cosine[a][b], found.distance[a][b]]
+        for a, first in enumerate(found.names)
+        for b, second in enumerate(found.names)
+        if a < b
+    ]
+    return Table(["model", "other", "cosine", "distance"], rows, "How far apart they are"), ""
+
+
+def _interference(
+    source: Library | str,
+    named: Mapping[str, str],
+    html: Path | None,
+    rank_fraction: float | None,
+    tensors: bool,
+    as_json: bool,
+) -> None:
+    from merganser.experts import interference
+
+    experts = named if isinstance(source, str) else None
+    found = interference(source, experts, rank_fraction=rank_fraction, on_matrix=_step(_matrices(source)))
+    if html is not None:
+        _write_page(source, experts, found, html)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    _show_interference(found, tensors)
+    if html is not None:
+        typer.echo(f"\nwrote {html}")
+
+
+def _step(total: int) -> Callable[[str], None]:
+    """Says which matrix is being looked at, on a terminal only."""
+    count = itertools.count(1)
+
+    def say(name: str) -> None:
+        if sys.stderr.isatty():
+            position = next(count)
+            end = "\n" if position == total else ""
+            typer.echo(f"\r\x1b[K{position}/{total} {name[-60:]}{end}", nl=False, err=True)
+
+    return say
+
+
+def _matrices(source: Library | str) -> int:
+    from merganser.checkpoints import open as open_checkpoint
+
+    base = open_checkpoint(source) if isinstance(source, str) else source.base
+    return sum(len(base.spec(name).shape) == 2 and min(base.spec(name).shape) > 1 for name in base.names())
+
+
+def _write_page(source: Library | str, experts: Mapping[str, str] | None, found: Interference, html: Path) -> None:
+    from merganser.experts.survey import similarity
+    from merganser.report.interference import Overlap, fill, heat_map_rank, loudest
+    from merganser.report.page import Page
+
+    overlap = None
+    if (matrix := loudest(found)) is not None:
+        rank = heat_map_rank(found, matrix)
+        overlap = Overlap(matrix.name, rank, similarity(source, experts, matrix.name, rank)[0])
+    label = source if isinstance(source, str) else source.path
+    page = Page("Interference between experts", f"{', '.join(found.experts)}; base {label}.")
+    fill(page, found, overlap)
+    page.write(html)
+
+
+def _show_interference(found: Interference, tensors: bool) -> None:
+    from merganser.report.interference import block_table, cosine_table, expert_table, matrix_table
+
+    shown = [expert_table(found), matrix_table(found, None if tensors else SHOWN)]
+    if len(found.experts) > 1:
+        shown = [block_table(found), cosine_table(found), *shown]
+    if not found.matrices:
+        typer.echo("no matrix differs from the base: nothing can interfere")
+        return
+    typer.echo("\n\n".join(each.text() for each in shown))
+    for advice in found.advice:
+        typer.echo(f"\n{advice.kind}: {advice.text}", nl=False)
+    typer.echo()

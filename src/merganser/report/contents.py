@@ -1,0 +1,148 @@
+"""What is in a checkpoint: tensors, dtypes and sizes by block, tied names, fingerprint, values that are not finite."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.experts.survey import block_of
+from merganser.report.page import Page
+from merganser.report.tables import Table
+
+_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor; `not_finite` counts its NaNs and infinities when they were looked for."""
+
+    name: str
+    block: str
+    shape: tuple[int, ...]
+    dtype: str
+    parameters: int
+    nbytes: int
+    not_finite: int | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A checkpoint in words and numbers."""
+
+    label: str
+    tensors: tuple[TensorEntry, ...]
+    fingerprint: str
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.parameters for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        """Parameters by dtype, the most frequent first."""
+        counts: Counter[str] = Counter()
+        for tensor in self.tensors:
+            counts[tensor.dtype] += tensor.parameters
+        return dict(counts.most_common())
+
+    def to_dict(self) -> dict[str, Any]:
+        totals = {"parameters": self.parameters, "nbytes": self.nbytes, "dtypes": self.dtypes}
+        return {**asdict(self), "aliases": dict(self.aliases), **totals}
+
+
+def contents(checkpoint: Checkpoint, *, check: bool = False) -> Contents:
+    """Describe a checkpoint from its headers; `check` reads every weight to find values that are not finite."""
+    entries = []
+    for name in checkpoint.names():
+        spec = checkpoint.spec(name)
+        entries.append(
+            TensorEntry(
+                name=name,
+                block=block_of(name),
+                shape=spec.shape,
+                dtype=str(spec.dtype).removeprefix("torch."),
+                parameters=spec.numel,
+                nbytes=spec.nbytes,
+                not_finite=_not_finite(checkpoint, name, spec) if check else None,
+            )
+        )
+    return Contents(checkpoint.label, tuple(entries), checkpoint.fingerprint(), dict(checkpoint.aliases()))
+
+
+def blocks_table(found: Contents) -> Table:
+    groups: dict[str, list[TensorEntry]] = {}
+    for tensor in found.tensors:
+        groups.setdefault(tensor.block, []).append(tensor)
+    rows = [
+        [
+            block,
+            len(group),
+            sum(tensor.parameters for tensor in group),
+            sum(tensor.nbytes for tensor in group) / 2**20,
+            " ".join(sorted({tensor.dtype for tensor in group})),
+        ]
+        for block, group in groups.items()
+    ]
+    return Table(["block", "tensors", "parameters", "MiB", "dtype"], rows, "Blocks")
+
+
+def tensors_table(found: Contents) -> Table:
+    checked = any(tensor.not_finite is not None for tensor in found.tensors)
+    rows = [
+        [
+            tensor.name,
+            "×".join(map(str, tensor.shape)) or "scalar",
+            tensor.dtype,
+            tensor.nbytes / 2**20,
+            *([tensor.not_finite] if checked else []),
+        ]
+        for tensor in found.tensors
+    ]
+    columns = ["tensor", "shape", "dtype", "MiB", *(["not finite"] if checked else [])]
+    return Table(columns, rows, "Tensors")
+
+
+def facts(found: Contents) -> list[str]:
+    """One line a fact: size, dtypes, ties, fingerprint, and what the check found."""
+    dtypes = ", ".join(f"{dtype} {count / max(1, found.parameters):.0%}" for dtype, count in found.dtypes.items())
+    lines = [
+        f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {found.nbytes / 2**20:,.1f} MiB ({dtypes})",
+        *(f"{alias} is tied to {name}" for alias, name in found.aliases.items()),
+        f"fingerprint {found.fingerprint}",
+    ]
+    if any(tensor.not_finite is not None for tensor in found.tensors):
+        bad = [f"{tensor.name} ({tensor.not_finite})" for tensor in found.tensors if tensor.not_finite]
+        lines.append(f"NOT FINITE: {', '.join(bad)}" if bad else "every value is finite")
+    return lines
+
+
+def fill(page: Page, described: Sequence[Contents]) -> None:
+    """A section for each checkpoint."""
+    for found in described:
+        page.heading(found.label)
+        page.items(facts(found))
+        page.add(blocks_table(found))
+        page.add(tensors_table(found))
+
+
+def _not_finite(checkpoint: Checkpoint, name: str, spec: TensorSpec) -> int:
+    if is_integer(spec.dtype) or not spec.numel:
+        return 0
+    height = spec.shape[0] if spec.shape else 1
+    step = max(1, _CHUNK * height // spec.numel)
+    count = 0
+    for start in range(0, height, step):
+        rows = (start, min(start + step, height)) if spec.shape else None
+        # float8 has no isfinite of its own.
+        count += int((~torch.isfinite(checkpoint.read(name, rows).float())).sum())
+    return count

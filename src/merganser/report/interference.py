@@ -1,0 +1,215 @@
+"""Interference between experts as tables and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from merganser.errors import require
+from merganser.experts.survey import FRACTIONS, Interference, MatrixInterference
+from merganser.report.page import Page
+from merganser.report.tables import Table
+
+#: Singular vectors in a heat map, all experts together: more would be smaller than a pixel on a phone.
+HEAT_MAP_VECTORS = 96
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """|UᵀU| of the top singular vectors of one matrix, `rank` for each expert."""
+
+    matrix: str
+    rank: int
+    left: Tensor
+
+
+def loudest(found: Interference) -> MatrixInterference | None:
+    """The matrix whose interference is furthest above chance."""
+    return max(found.matrices, key=_ratio, default=None)
+
+
+def heat_map_rank(found: Interference, matrix: MatrixInterference) -> int:
+    """Components of each expert that a heat map can show."""
+    return max(1, min(matrix.rank, HEAT_MAP_VECTORS // len(found.experts)))
+
+
+def block_table(found: Interference) -> Table:
+    rows = [
+        [b.block, b.matrices, b.sti, round(b.sti_after, 9), b.normalized, b.chance, _ratio(b)] for b in found.blocks
+    ]
+    columns = ["block", "matrices", "STI", "after TSV-Merge", "normalised", "by chance", "× chance"]
+    return Table(columns, rows, "Singular task interference by block")
+
+
+def matrix_table(found: Interference, limit: int | None = None) -> Table:
+    """Every matrix, or those most above chance."""
+    matrices = sorted(found.matrices, key=_ratio, reverse=True)[:limit] if limit else found.matrices
+    rows = [
+        [
+            m.name,
+            "×".join(map(str, m.shape)),
+            m.rank,
+            m.sti,
+            round(m.sti_after, 9),
+            m.normalized,
+            _ratio(m),
+            _mean(m.procrustes),
+            _mean(m.effective_rank),
+            _mean(m.energy),
+        ]
+        for m in matrices
+    ]
+    columns = [
+        *("matrix", "shape", "rank", "STI", "after TSV-Merge", "normalised", "× chance"),
+        *("Procrustes error", "effective rank", "energy kept"),
+    ]
+    every = (
+        "Every matrix" if len(matrices) == len(found.matrices) else f"The {len(matrices)} matrices most above chance"
+    )
+    return Table(columns, rows, f"{every} (means over experts)")
+
+
+def cosine_table(found: Interference) -> Table:
+    rows = [
+        [name, *(round(value, 3) for value in values)] for name, values in zip(found.experts, found.cosine, strict=True)
+    ]
+    return Table(["cosine", *found.experts], rows, "Cosine of task vectors")
+
+
+def expert_table(found: Interference) -> Table:
+    """For each expert: effective rank, and the energy kept at the rank used and at shares of the components."""
+    rows = [
+        [
+            name,
+            _mean([m.effective_rank[t] for m in found.matrices]),
+            _mean([m.energy[t] for m in found.matrices]),
+            *energy_curve(found, t),
+        ]
+        for t, name in enumerate(found.experts)
+    ]
+    columns = ["expert", "effective rank", "energy kept", *(f"{share:.0%}" for share in FRACTIONS)]
+    return Table(columns, rows, "Energy kept at the rank used, and at a share of the components (means over matrices)")
+
+
+def energy_curve(found: Interference, expert: int) -> list[float]:
+    """The mean share of an expert's energy over its matrices, at each of FRACTIONS."""
+    return [_mean([m.energy_curve[expert][i] for m in found.matrices]) for i in range(len(FRACTIONS))]
+
+
+def fill(page: Page, found: Interference, overlap: Overlap | None = None) -> None:
+    """Advice, interference by layer, similarity, spectra: each picture with the table it was drawn from."""
+    if found.advice:
+        page.heading("Advice")
+        page.items(advice.text for advice in found.advice)
+    if not found.matrices:
+        page.text("No matrix differs from the base: there is nothing that could interfere.")
+        return
+    if found.truncated:
+        page.text("The experts come from a library: their spectra end where it cut them.")
+    if len(found.experts) > 1:
+        page.heading("Where experts interfere")
+        page.draw(lambda: sti_figure(found), "STI of each block before and after TSV-Merge orthogonalises the experts.")
+        page.draw(
+            lambda: level_figure(found),
+            "Normalised: 0 for orthogonal experts, 1 for identical ones, whatever the size.",
+        )
+        page.add(block_table(found))
+        page.heading("Which experts are alike")
+        page.draw(lambda: cosine_figure(found), "Cosine of whole task vectors.")
+        page.add(cosine_table(found))
+        if overlap is not None:
+            caption = (
+                f"|UᵀU| of {overlap.matrix}, the matrix most above chance: the top {overlap.rank} left singular "
+                "vectors of every expert. Off-diagonal blocks are what TSV-Merge removes."
+            )
+            page.draw(lambda: overlap_figure(found, overlap), caption)
+    page.heading("How concentrated they are")
+    page.draw(lambda: energy_figure(found), "Share of the energy of task matrices in a share of their components.")
+    page.add(expert_table(found))
+    page.draw(lambda: rank_figure(found), "Effective rank of task matrices, mean over each block.")
+    page.add(matrix_table(found))
+
+
+def sti_figure(found: Interference) -> Any:
+    figure = _figure("block", "STI")
+    names = [block.block for block in found.blocks]
+    figure.add_bar(x=names, y=[block.sti for block in found.blocks], name="before")
+    figure.add_bar(x=names, y=[block.sti_after for block in found.blocks], name="after TSV-Merge")
+    return figure
+
+
+def level_figure(found: Interference) -> Any:
+    figure = _figure("block", "normalised interference")
+    names = [block.block for block in found.blocks]
+    figure.add_scatter(x=names, y=[b.normalized for b in found.blocks], mode="lines+markers", name="measured")
+    figure.add_scatter(x=names, y=[b.chance for b in found.blocks], mode="lines", line_dash="dot", name="by chance")
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def cosine_figure(found: Interference) -> Any:
+    figure = _figure()
+    labels = _short(found.experts)
+    text = "%{z:.2f}" if len(labels) <= 10 else None
+    figure.add_heatmap(x=labels, y=labels, z=found.cosine, zmin=-1, zmax=1, colorscale="RdBu", texttemplate=text)
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def overlap_figure(found: Interference, overlap: Overlap) -> Any:
+    figure = _figure()
+    figure.add_heatmap(z=overlap.left.tolist(), zmin=0, zmax=1, colorscale="Viridis")
+    sizes = len(overlap.left) // len(found.experts)
+    for edge in range(1, len(found.experts)):
+        figure.add_vline(edge * sizes - 0.5, line_color="white", line_width=1)
+        figure.add_hline(edge * sizes - 0.5, line_color="white", line_width=1)
+    centres = [sizes * (t + 0.5) - 0.5 for t in range(len(found.experts))]
+    figure.update_xaxes(tickvals=centres, ticktext=_short(found.experts))
+    figure.update_yaxes(tickvals=centres, ticktext=_short(found.experts), autorange="reversed")
+    return figure
+
+
+def energy_figure(found: Interference) -> Any:
+    figure = _figure("share of components", "energy kept")
+    for expert, name in enumerate(found.experts):
+        figure.add_scatter(x=FRACTIONS, y=energy_curve(found, expert), mode="lines+markers", name=name)
+    figure.update_xaxes(type="log", tickvals=FRACTIONS, tickformat=".0%")
+    figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
+    return figure
+
+
+def rank_figure(found: Interference) -> Any:
+    figure = _figure("block", "effective rank")
+    blocks = [block.block for block in found.blocks]
+    for expert, name in enumerate(found.experts):
+        means = [_mean([m.effective_rank[expert] for m in found.matrices if m.block == b]) for b in blocks]
+        figure.add_scatter(x=blocks, y=means, mode="lines+markers", name=name)
+    return figure
+
+
+def _figure(x: str = "", y: str = "") -> Any:
+    figure = require("plotly.graph_objects", "plots").Figure()
+    figure.update_layout(
+        xaxis_title=x,
+        yaxis_title=y,
+        margin={"l": 10, "r": 10, "t": 20, "b": 10},
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+    )
+    figure.update_xaxes(automargin=True)
+    figure.update_yaxes(automargin=True)
+    return figure
+
+
+def _ratio(measured: Any) -> float:
+    return measured.normalized / measured.chance if measured.chance > 0 else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    return [name if len(name) <= 16 else f"{name[:15]}…" for name in names]

@@ -1,0 +1,119 @@
+"""`merganser inspect`, called as a user would."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from merganser.cli import build
+from merganser.errors import CheckpointError, InputError
+from merganser.experts import Library, interference
+
+runner = CliRunner()
+
+
+def call(*arguments):
+    result = runner.invoke(build(), ["inspect", *map(str, arguments)])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.fixture
+def models(tmp_path):
+    """A base of two layers and three experts, the first two of which learned something in common in layer 1."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = {"layers.0.weight": (20, 16), "layers.1.weight": (16, 20), "norm.weight": (8,)}
+    base = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
+    common = torch.randn(16, 1, generator=rng) @ torch.randn(1, 20, generator=rng)
+    paths = {}
+    for index, name in enumerate(("base", "math", "code", "law")):
+        state = {
+            key: tensor + (0.1 * torch.randn(tensor.shape, generator=rng) if index else 0)
+            for key, tensor in base.items()
+        }
+        if name in ("math", "code"):
+            state["layers.1.weight"] += common
+        paths[name] = tmp_path / f"{name}.safetensors"
+        save_file(state, paths[name])
+    return paths
+
+
+def test_one_checkpoint(models):
+    shown = call(models["base"])
+    assert "3 tensors, 648 parameters" in shown
+    assert "layers.0 " in shown
+    assert "fingerprint" in shown
+    assert "20×16" in call(models["base"], "--tensors")
+    found = json.loads(call(models["base"], "--json"))["checkpoints"][0]
+    assert found["nbytes"] == 648 * 4
+    assert found["dtypes"] == {"float32": 648}
+    assert [tensor["shape"] for tensor in found["tensors"]] == [[20, 16], [16, 20], [8]]
+    assert found["tensors"][0]["not_finite"] is None
+
+
+def test_values_that_are_not_finite_are_counted_on_request(tmp_path):
+    bad = torch.zeros(5, 4, dtype=torch.bfloat16)
+    bad[1, 2], bad[4, 0] = float("nan"), float("inf")
+    save_file({"a": bad, "steps": torch.tensor(3)}, tmp_path / "bad.safetensors")
+    assert "NOT FINITE: a (2)" in call(tmp_path / "bad.safetensors", "--check")
+    found = json.loads(call(tmp_path / "bad.safetensors", "--check", "--json"))["checkpoints"][0]
+    assert {tensor["name"]: tensor["not_finite"] for tensor in found["tensors"]} == {"a": 2, "steps": 0}
+
+
+def test_tied_names_are_listed(tmp_path):
+    weight = torch.randn(6, 4)
+    torch.save({"embed.weight": weight, "head.weight": weight}, tmp_path / "tied.pt")
+    assert "head.weight is tied to embed.weight" in call(tmp_path / "tied.pt")
+
+
+def test_several_checkpoints_are_compared_where_they_can_be(models, tmp_path):
+    first = json.loads(call(models["base"], models["law"], "--json"))["apart"][0]
+    assert (first["model"], first["other"]) == ("base", "law")
+    assert 0.9 < first["cosine"] < 1
+    save_file({"other": torch.zeros(3)}, tmp_path / "odd.safetensors")
+    assert "not compared: " in call(models["base"], tmp_path / "odd.safetensors")
+
+
+def test_interference_says_what_the_library_function_says(models, tmp_path):
+    experts = [models[name] for name in ("math", "code", "law")]
+    expected = interference(models["base"], {name: models[name] for name in ("math", "code", "law")})
+    found = json.loads(call(*experts, "--base", models["base"], "--json"))
+    assert found == json.loads(json.dumps(expected.to_dict()))
+    shown = call(*experts, "--base", models["base"], "--html", tmp_path / "page.html")
+    for part in ("Singular task interference by block", "after TSV-Merge", "Cosine of task vectors", "effective rank"):
+        assert part in shown
+    for advice in expected.advice:
+        assert f"{advice.kind}: {advice.text}" in shown
+    page = (tmp_path / "page.html").read_text()
+    assert "layers.1.weight, the matrix most above chance" in page or "plot left out" in page
+    assert page.count("<table") == 4
+
+
+def test_names_may_be_given_and_one_expert_alone_has_a_spectrum(models):
+    shown = call(f"solo={models['math']}", "--base", models["base"])
+    assert "solo" in shown
+    assert "by block" not in shown
+
+
+def test_a_library_stands_for_its_base_and_experts(models, tmp_path):
+    Library.build(models["base"], {name: models[name] for name in ("math", "code")}, tmp_path / "lib")
+    found = json.loads(call(tmp_path / "lib", "--json", "--html", tmp_path / "page.html"))
+    assert found["experts"] == ["math", "code"]
+    assert found["truncated"]
+    assert "their spectra end where it cut them" in (tmp_path / "page.html").read_text()
+
+
+def test_a_base_compared_with_itself(models):
+    assert "nothing can interfere" in call(models["base"], "--base", models["base"])
+
+
+def test_mistakes_are_named(models, tmp_path):
+    with pytest.raises(InputError, match="no directory"):
+        call(models["base"], "--html", tmp_path / "nowhere" / "page.html")
+    with pytest.raises(CheckpointError, match="no such file"):
+        call(tmp_path / "nothing.safetensors")
+    with pytest.raises(InputError, match="two checkpoints are called 'x'"):
+        call(f"x={models['math']}", f"x={models['code']}", "--base", models["base"])

@@ -1,0 +1,24 @@
+"""The command line starts quickly because nothing heavy is imported before a command runs."""
+
+import subprocess
+import sys
+
+from typer.testing import CliRunner
+
+from merganser.cli import COMMANDS, build
+
+HEAVY = ("torch", "numpy", "scipy", "transformers", "plotly", "sklearn", "pymoo", "ray", "yaml", "pydantic")
+
+
+def test_no_command_module_imports_anything_heavy():
+    script = f"import sys; from merganser.cli import build; build(); print([m for m in {HEAVY!r} if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"
+
+
+def test_every_command_has_help():
+    app = build()
+    for name in COMMANDS:
+        result = CliRunner().invoke(app, [name, "--help"])
+        assert result.exit_code == 0, result.output
+        assert "Usage" in result.output

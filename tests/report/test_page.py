@@ -1,0 +1,147 @@
+"""Pages: their structure always, and in a real browser where there is one."""
+
+import re
+import shutil
+import subprocess
+from html import unescape
+from html.parser import HTMLParser
+
+import pytest
+
+from merganser.errors import MissingExtraError
+from merganser.report import Page
+from merganser.report.tables import Table
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Structure(HTMLParser):
+    """Fails on tags that are not closed in order; collects tags, and text outside scripts and styles."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.texts = [], [], []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.open):
+            self.texts.append(data)
+
+
+def example():
+    page = Page("A <title> & more", "First.\n\nSecond <b>paragraph</b>.")
+    page.heading("Numbers")
+    rows = [["layer.10", 2, 0.5], ["layer.9", 10, 1e-7], ["layer.<x>", 1, None]]
+    page.table(["name", "count", "value"], rows, "Some numbers", best={"count": "max"})
+    page.items(["one", "two & three"])
+    page.code("a < b")
+    return page
+
+
+def test_everything_a_user_wrote_is_escaped_and_tags_close():
+    found = Structure(example().render())
+    text = " ".join(found.texts)
+    for part in ("A <title> & more", "Second <b>paragraph</b>.", "layer.<x>", "two & three", "a < b"):
+        assert part in text
+    names = [tag for tag, _ in found.tags]
+    assert names.count("p") == 2
+    assert names.count("li") == 2
+    assert "b" not in names
+
+
+def test_cells_show_few_places_and_keep_the_whole_value_for_sorting():
+    page = example().render()
+    assert '<td data-value="1e-07">1e-07</td>' in page
+    assert '<td data-value="0.5">0.500</td>' in page
+    assert '<td class="best">10</td>' in page
+    assert "None" not in page
+
+
+def test_the_page_fits_a_phone_and_needs_nothing_from_elsewhere():
+    found = Structure(example().render())
+    viewport = next(attributes for tag, attributes in found.tags if attributes.get("name") == "viewport")
+    assert "width=device-width" in viewport["content"]
+    for _, attributes in found.tags:
+        assert not {"src", "href"} & set(attributes)
+
+
+def test_a_plot_is_drawn_once_loaded_and_its_library_comes_along_once():
+    graphs = pytest.importorskip("plotly.graph_objects")
+    page = example()
+    for _ in range(2):
+        page.draw(lambda: graphs.Figure(graphs.Bar(x=["a", "b"], y=[1, 2])), "caption")
+    text = page.render()
+    assert len(re.findall(r"<script[^>]*src=", text)) == 0
+    assert text.count("Plotly.newPlot(") >= 2
+    assert len(text) < 8_000_000
+    assert "Plots need scripts" in text
+
+
+def test_without_the_plots_extra_the_page_says_so():
+    page = example()
+
+    def missing():
+        raise MissingExtraError("this needs 'plotly'")
+
+    page.draw(missing)
+    assert "plot left out: this needs" in page.render()
+    assert "Plots need scripts" not in page.render()
+
+
+def test_a_figure_given_to_a_page_is_not_changed():
+    graphs = pytest.importorskip("plotly.graph_objects")
+    figure = graphs.Figure(graphs.Bar(x=["a"], y=[1]))
+    before = figure.to_json()
+    example().figure(figure)
+    assert figure.to_json() == before
+
+
+def test_a_table_as_text():
+    lines = Table(["name", "value"], [["a", 1.0], ["long name", 12.3456], ["tiny", 1e-9]], "Title").text().splitlines()
+    assert lines == ["Title", "name        value", "a           1.000", "long name  12.346", "tiny        1e-09"]
+
+
+def dump(path, tmp_path):
+    """The document of a page after its scripts have run."""
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    command = [CHROMIUM, *FLAGS, profile, "--virtual-time-budget=10000", "--dump-dom", path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_in_a_browser_tables_sort_and_plots_are_drawn(tmp_path):
+    graphs = pytest.importorskip("plotly.graph_objects")
+    page = example()
+    page.figure(graphs.Figure(graphs.Bar(x=["a", "b"], y=[1, 2])))
+    clicks = (
+        "<script>const heads = document.querySelectorAll('th'), names = () => [...document.querySelectorAll('td')]"
+        ".filter((_, i) => i % 3 == 0).map(c => c.textContent).join();"
+        "const seen = []; for (const i of [0, 0, 1, 2]) { heads[i].click(); seen.push(names()); }"
+        "document.body.dataset.seen = seen.join('|');"
+        "document.body.dataset.wide = document.documentElement.scrollWidth > innerWidth;</script></body>"
+    )
+    path = tmp_path / "page.html"
+    path.write_text(page.render().replace("</body>", clicks), encoding="utf-8")
+    document = dump(path, tmp_path)
+    seen = unescape(re.search(r'data-seen="([^"]*)"', document)[1]).split("|")
+    assert sorted(seen[0].split(",")) == ["layer.10", "layer.9", "layer.<x>"]
+    assert "layer.10,layer.9" in seen[0]
+    assert seen[1] == ",".join(reversed(seen[0].split(",")))
+    assert seen[2].startswith("layer.9,layer.10,")
+    assert seen[3].startswith("layer.10,layer.9,")
+    assert 'data-wide="false"' in document
+    assert "main-svg" in document
