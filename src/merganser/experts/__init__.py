@@ -1,4 +1,4 @@
-"""Many experts of one base: the library (TSV-Compress), interference between them, adapters in and out."""
+"""Many experts of one base: the library (TSV-Compress), interference, adapters in and out, input-adaptive merging."""
 
 from __future__ import annotations
 
@@ -6,18 +6,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _NAMES = {
+    "AdaptiveModel": "merganser.experts.adaptive",
     "Library": "merganser.experts.library",
     "Interference": "merganser.experts.survey",
     "interference": "merganser.experts.survey",
     "extract_lora": "merganser.experts.lora",
     "merge_adapters": "merganser.experts.lora",
+    "MlpRouter": "merganser.experts.routing",
+    "NearestNeighbour": "merganser.experts.routing",
+    "ProjectionRouter": "merganser.experts.routing",
+    "score_layers": "merganser.experts.layers",
+    "sweep_layers": "merganser.experts.layers",
 }
 
-__all__ = ["Interference", "Library", "extract_lora", "interference", "merge_adapters"]
+__all__ = [
+    "AdaptiveModel",
+    "Interference",
+    "Library",
+    "MlpRouter",
+    "NearestNeighbour",
+    "ProjectionRouter",
+    "extract_lora",
+    "interference",
+    "merge_adapters",
+    "score_layers",
+    "sweep_layers",
+]
 
 if TYPE_CHECKING:
+    from merganser.experts.adaptive import AdaptiveModel
+    from merganser.experts.layers import score_layers, sweep_layers
     from merganser.experts.library import Library
     from merganser.experts.lora import extract_lora, merge_adapters
+    from merganser.experts.routing import MlpRouter, NearestNeighbour, ProjectionRouter
     from merganser.experts.survey import Interference, interference
 
 

@@ -1,0 +1,103 @@
+"""What flows into chosen layers: pooled inputs of linear modules, from a forward pass that stops at the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from merganser.errors import InputError, did_you_mean
+from merganser.experts.inputs import Inputs
+
+#: The mean over tokens (those the attention mask keeps), or the first token (CLS), or the last one.
+Pooling = Literal["mean", "first", "last"]
+
+
+class _Reached(Exception):
+    """Ends a forward pass: every layer asked for has been seen."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The pooled input of each layer, samples × width, and how many rows (tokens) the layers saw in all samples."""
+
+    inputs: Mapping[str, Tensor]
+    rows: int
+
+    def mean(self) -> Activations:
+        """The average sample."""
+        return Activations({layer: z.mean(0, keepdim=True) for layer, z in self.inputs.items()}, self.rows)
+
+
+def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    """The linear modules by name."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+
+
+def layer_of(name: str, module: nn.Module) -> str:
+    """The name of a linear module, from itself or from the name of its weight."""
+    known = linear_layers(module)
+    layer = name.removesuffix(".weight")
+    if layer not in known:
+        raise InputError(f"{name!r} is no linear layer of the module{did_you_mean(layer, known)}")
+    return layer
+
+
+@torch.no_grad()
+def capture(
+    module: nn.Module, inputs: Inputs, layers: Sequence[str], pooling: Pooling = "mean", stop: bool = True
+) -> Activations:
+    """Run `module` and keep the pooled inputs of `layers` at their first call; `stop` ends the pass after the last."""
+    seen: dict[str, Tensor] = {}
+    rows = 0
+    size = inputs.size
+
+    def watch(layer: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            nonlocal rows
+            if layer in seen:
+                return
+            x = args[0]
+            if x.shape[0] != size:
+                raise InputError(f"{layer!r} sees {x.shape[0]} samples, the batch has {size}: routing needs them first")
+            seen[layer] = pool(x, pooling, inputs.mask).float()
+            rows = max(rows, x.numel() // x.shape[-1])
+            if stop and len(seen) == len(layers):
+                raise _Reached
+
+        return hook
+
+    known = linear_layers(module)
+    handles = [known[layer].register_forward_pre_hook(watch(layer)) for layer in layers]
+    try:
+        inputs.run(module)
+    except _Reached:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    if missed := [layer for layer in layers if layer not in seen]:
+        raise InputError(f"{missed[0]!r} is not used by the module's forward pass; choose another layer")
+    return Activations({layer: seen[layer] for layer in layers}, rows)
+
+
+def pool(x: Tensor, pooling: Pooling, mask: Tensor | None = None) -> Tensor:
+    """samples × … × width to samples × width; a mask counts only where it fits the tokens."""
+    if x.dim() == 2:
+        return x
+    if mask is not None and (x.dim() != 3 or mask.shape != x.shape[:2]):
+        mask = None
+    if pooling == "first":
+        return x.flatten(1, -2)[:, 0]
+    if pooling == "last":
+        if mask is None:
+            return x.flatten(1, -2)[:, -1]
+        last = mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
+        return x[torch.arange(x.shape[0], device=x.device), last]
+    if mask is None:
+        return x.flatten(1, -2).mean(1)
+    kept = mask[..., None].to(x.dtype)
+    return (x * kept).sum(1) / kept.sum(1).clamp(min=1)

@@ -1,0 +1,236 @@
+"""MASS: one model over many experts that finds, for each input, the experts to merge and the head to answer with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from merganser.errors import InputError, did_you_mean
+from merganser.experts.activations import Activations, Pooling, capture, layer_of
+from merganser.experts.caching import CompositionCache
+from merganser.experts.composition import Composer, Composition, applied
+from merganser.experts.heads import Head, Heads, Prediction, Score, default_features
+from merganser.experts.inputs import Inputs, gather
+from merganser.experts.layers import best_layer, distinct_experts
+from merganser.experts.library import Library
+from merganser.experts.routing import Normalise, ProjectionRouter, Router, Routing, Source, choose
+
+#: From the module's output and its inputs to what the heads read, samples × width.
+Features = Callable[[Any, Inputs], Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """η, K, whether a whole batch gets one set (found from the first `probes` samples), how heads are compared."""
+
+    threshold: float = 0.2
+    top: int = 3
+    per_batch: bool = False
+    probes: int | None = None
+    score: Score = "logit"
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The routed model's output for a batch, with what was chosen for each sample."""
+
+    output: Any
+    routing: Routing
+
+
+class AdaptiveModel:
+    """Merges experts for every input (MASS).
+
+    Fixed step: experts whose task vector has a cosine above `redundancy` (ε) with an accepted one are left out, the
+    others are merged by TSV-Merge. Then for every batch: a first pass through the fixed merge up to `layer`; the
+    router's weights there; Ω, the at most `top` tasks with weight ≥ `threshold`, or the best one; TSV-Merge of Ω; a
+    second pass through θ₀ + Δ_Ω, samples of one set together; the best (task, class) among the heads in Ω.
+
+    The module must hold the base's weights (or say `load_base=True`), and is otherwise left alone: nothing but hooks
+    and swapped tensors during a call. Calls from several threads wait for each other.
+
+    `layer` names one or several linear modules; without it the one with the most separable subspaces is taken. `router`
+    replaces the projection router. `merge` are parameters of the method `tsv` for both steps
+    (`{"orthogonalize": "none"}` is the plain sum of the thesis' algorithm box). Compositions of at most `cache_bytes`
+    are kept for the next time (default: twice the module).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        library: Library,
+        heads: Mapping[str, Head] | None = None,
+        *,
+        layer: str | Sequence[str] | None = None,
+        router: Router | None = None,
+        source: Source = "fixed",
+        normalise: Normalise = "softmax",
+        threshold: float = 0.2,
+        top: int = 3,
+        per_batch: bool = False,
+        probes: int | None = None,
+        score: Score = "logit",
+        redundancy: float | None = 0.3,
+        pooling: Pooling = "mean",
+        features: Features | None = None,
+        merge: Mapping[str, Any] | None = None,
+        cache_bytes: int | None = None,
+        load_base: bool = False,
+    ) -> None:
+        self.module = module
+        self.library = library
+        self.pooling: Pooling = pooling
+        self.features = features or (lambda output, inputs: default_features(output))
+        self.settings = _checked(Settings(threshold, top, per_batch, probes, score))
+        self.heads = Heads(heads, library.experts) if heads is not None else None
+        self.composer = Composer(module, library, merge or {}, load_base)
+        self.router = router or ProjectionRouter.of(library, self._layers(layer), source, normalise)
+        if unknown := [task for task in self.router.tasks if task not in library]:
+            raise InputError(
+                f"the router knows {unknown[0]!r}, the library not{did_you_mean(unknown[0], library.experts)}"
+            )
+        self.accepted = distinct_experts(library, redundancy)
+        self.cache = CompositionCache(2 * _nbytes(module) if cache_bytes is None else cache_bytes)
+        self._fixed: Composition | None = None
+        self._lock = threading.RLock()
+
+    def _layers(self, layer: str | Sequence[str] | None) -> list[str]:
+        if layer is None:
+            return [best_layer(self.library, self.module)]
+        return [layer_of(name, self.module) for name in ([layer] if isinstance(layer, str) else layer)]
+
+    def with_settings(self, **changes: Any) -> AdaptiveModel:
+        """The same model (module, router, cache) under other `Settings`."""
+        other = copy(self)
+        other.settings = _checked(replace(self.settings, **changes))
+        return other
+
+    def with_router(self, router: Router) -> AdaptiveModel:
+        """The same model (module, settings, cache) with another router."""
+        other = copy(self)
+        other.router = router
+        return other
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.router.tasks
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Prediction | Routed:
+        """Answer a batch given as the module takes it: a `Prediction` with heads, else the routed output."""
+        inputs = Inputs(args, kwargs)
+        return self.predict(inputs) if self.heads is not None else self.forward(inputs)
+
+    @torch.no_grad()
+    def route(self, batch: Any) -> Routing:
+        """The first pass alone: which experts each sample gets."""
+        inputs = Inputs.of(batch)
+        with self._lock:
+            return self._decide(self.first_pass(inputs), inputs.size)
+
+    @torch.no_grad()
+    def forward(self, batch: Any, routing: Routing | None = None) -> Routed:
+        """The routed model's output; `routing` if it is known already."""
+        inputs = Inputs.of(batch)
+        with self._lock:
+            seen = None if routing else self.first_pass(inputs)
+            decided = routing or self._decide(seen, inputs.size)
+            rows = seen.rows / self._probed(inputs.size) if seen else 0.0
+            parts = []
+            for tasks, index in decided.groups().items():
+                composition, _ = self.composition(tasks, int(rows * len(index)))
+                part = inputs if len(index) == inputs.size else inputs.select(index)
+                with applied(self.module, composition):
+                    parts.append((index, part.run(self.module)))
+            return Routed(gather(parts, inputs.size), decided)
+
+    @torch.no_grad()
+    def predict(self, batch: Any, routing: Routing | None = None) -> Prediction:
+        """The best (task, class) of every sample."""
+        if self.heads is None:
+            raise InputError("predictions need heads; without them call `forward`")
+        inputs = Inputs.of(batch)
+        routed = self.forward(inputs, routing)
+        features = self.features(routed.output, inputs)
+        weights = self._library_order(routed.routing)
+        return self.heads.predict(features, routed.routing.sets, weights, self.settings.score)
+
+    @contextmanager
+    def using(self, tasks: Sequence[str] | frozenset[str]) -> Iterator[nn.Module]:
+        """The module with the merge of `tasks` in force: for whatever else it can do, such as `generate`."""
+        for task in tasks:
+            if task not in self.library:
+                raise InputError(f"no expert {task!r} in the library{did_you_mean(task, self.library.experts)}")
+        if not tasks:
+            raise InputError("name at least one expert")
+        with self._lock, applied(self.module, self.composition(frozenset(tasks), 0)[0]):
+            yield self.module
+
+    def first_pass(self, inputs: Inputs, layers: Sequence[str] | None = None, stop: bool = True) -> Activations:
+        """The pooled inputs of the router's layers (or of `layers`), of the probes if the batch is routed as one."""
+        probed = self._probed(inputs.size)
+        part = inputs if probed == inputs.size else inputs.select(torch.arange(probed))
+        wanted = self.router.layers if layers is None else layers
+        with self._lock:
+            if self.router.source == "base":
+                return capture(self.module, part, wanted, self.pooling, stop)
+            with applied(self.module, self.fixed):
+                return capture(self.module, part, wanted, self.pooling, stop)
+
+    @property
+    def fixed(self) -> Composition:
+        """The fixed merge, as whole matrices: every first pass goes through it."""
+        if self._fixed is None:
+            self._fixed = self.composer.compose(frozenset(self.accepted)).materialised(self.composer.tensors)
+        return self._fixed
+
+    def composition(self, tasks: frozenset[str], rows: int) -> tuple[Composition, int]:
+        """The changes a set makes, for about `rows` rows, and the multiply-adds of getting them."""
+        return self.cache.get(tasks, rows, self.composer.compose, self.composer.tensors)
+
+    def decide(self, weights: Tensor) -> Routing:
+        """Sets from router weights, under the settings."""
+        return choose(self.router.tasks, weights.cpu(), self.settings.threshold, self.settings.top)
+
+    def _decide(self, seen: Activations | None, size: int) -> Routing:
+        assert seen is not None
+        weights = self.router.weights(seen.inputs)
+        if not self.settings.per_batch:
+            return self.decide(weights)
+        # The mean of the weights' logarithms is, up to a constant, softmax of the mean residual.
+        return self.decide(weights.clamp(min=1e-30).log().mean(0, keepdim=True).softmax(dim=1)).repeated(size)
+
+    def _probed(self, size: int) -> int:
+        probes = self.settings.probes
+        return size if not self.settings.per_batch or probes is None else min(probes, size)
+
+    def _library_order(self, routing: Routing) -> Tensor:
+        if routing.tasks == self.library.experts:
+            return routing.weights
+        weights = torch.zeros(len(routing.sets), len(self.library), dtype=routing.weights.dtype)
+        for column, task in enumerate(routing.tasks):
+            weights[:, self.library.experts.index(task)] = routing.weights[:, column]
+        return weights
+
+
+def _checked(settings: Settings) -> Settings:
+    choose(("",), torch.ones(1, 1), settings.threshold, settings.top)
+    if settings.probes is not None and settings.probes < 1:
+        raise InputError(f"probes {settings.probes}: at least one sample must be looked at")
+    if settings.probes is not None and not settings.per_batch:
+        raise InputError("probes are for whole batches: say per_batch=True")
+    if settings.score not in ("logit", "probability", "posterior"):
+        raise InputError(
+            f"score {settings.score!r}{did_you_mean(settings.score, ('logit', 'probability', 'posterior'))}"
+        )
+    return settings
+
+
+def _nbytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in module.parameters())

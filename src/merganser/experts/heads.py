@@ -1,0 +1,137 @@
+"""Classification heads of several tasks side by side: one table of (head, class) columns, and the best pair of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from merganser.errors import InputError, did_you_mean
+
+#: From features (samples × width) to logits (samples × classes); a linear head may be given as its `weight` and `bias`.
+Head = Callable[[Tensor], Tensor] | Mapping[str, Tensor]
+#: How the pairs of different heads are compared: raw logits (thesis), log-probabilities within each head, or these
+#: with the router's log-weight of the task added.
+Score = Literal["logit", "probability", "posterior"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One answer per sample: the task whose head won, its class, the winning score, all scores (−inf for heads that
+    were not asked), the set of experts that was merged and the router's weights of all of them."""
+
+    tasks: tuple[str, ...]
+    classes: Tensor
+    scores: Tensor
+    table: Tensor
+    columns: tuple[tuple[str, int], ...]
+    sets: tuple[frozenset[str], ...]
+    weights: Tensor
+
+
+class Heads:
+    """Heads by task. Tasks with the same label space may share one: give them the same object."""
+
+    def __init__(self, heads: Mapping[str, Head], tasks: Sequence[str]) -> None:
+        if unknown := [task for task in heads if task not in tasks]:
+            raise InputError(f"a head for {unknown[0]!r}, which is no expert{did_you_mean(unknown[0], tasks)}")
+        if missing := [task for task in tasks if task not in heads]:
+            raise InputError(f"no head for the expert {missing[0]!r}; heads: {', '.join(heads) or 'none'}")
+        self.tasks = tuple(tasks)
+        self._heads = {task: as_head(heads[task]) for task in tasks}
+        self._shared = {task: next(other for other in tasks if heads[other] is heads[task]) for task in tasks}
+
+    def owner(self, task: str) -> str:
+        """The first task with the same head."""
+        return self._shared[task]
+
+    def parameters(self) -> int:
+        """Numbers in all distinct heads that are modules."""
+        modules = [self._heads[task] for task in set(self._shared.values())]
+        return sum(p.numel() for head in modules if isinstance(head, nn.Module) for p in head.parameters())
+
+    def logits(self, task: str, features: Tensor) -> Tensor:
+        logits = self._heads[task](features)
+        if logits.dim() != 2 or len(logits) != len(features):
+            raise InputError(f"the head of {task!r} gives {list(logits.shape)} for {len(features)} samples")
+        return logits
+
+    def predict(
+        self,
+        features: Tensor,
+        sets: Sequence[frozenset[str]],
+        weights: Tensor,
+        score: Score = "logit",
+    ) -> Prediction:
+        """(i*, c*) = arg max over i ∈ Ω, c of z_i[c]; `weights` (samples × tasks) break ties between tasks that share
+        a head."""
+        asked = {task for chosen in sets for task in chosen}
+        owners = [task for task in self.tasks if self._shared[task] == task and asked & self._users(task)]
+        parts, columns = [], []
+        for owner in owners:
+            member = torch.tensor([bool(chosen & self._users(owner)) for chosen in sets], device=features.device)
+            logits = self.logits(owner, features[member]).float()
+            part = features.new_full((len(sets), logits.shape[1]), -torch.inf, dtype=torch.float32)
+            part[member] = self._scores(logits, owner, sets, weights, member, score)
+            parts.append(part)
+            columns += [(owner, label) for label in range(logits.shape[1])]
+        table = torch.cat(parts, dim=1)
+        best, place = table.max(dim=1)
+        winners = tuple(
+            self._winner(columns[column][0], chosen, row)
+            for column, chosen, row in zip(place.tolist(), sets, weights.tolist(), strict=True)
+        )
+        classes = torch.tensor([columns[column][1] for column in place.tolist()])
+        return Prediction(winners, classes, best, table, tuple(columns), tuple(sets), weights)
+
+    def _users(self, owner: str) -> frozenset[str]:
+        return frozenset(task for task in self.tasks if self._shared[task] == owner)
+
+    def _scores(
+        self,
+        logits: Tensor,
+        owner: str,
+        sets: Sequence[frozenset[str]],
+        weights: Tensor,
+        member: Tensor,
+        score: Score,
+    ) -> Tensor:
+        if score == "logit":
+            return logits
+        scores = logits.log_softmax(dim=1)
+        if score == "posterior":
+            users = [self.tasks.index(task) for task in self._users(owner)]
+            scores = scores + weights[member.cpu()][:, users].sum(1, keepdim=True).log().to(scores)
+        return scores
+
+    def _winner(self, owner: str, chosen: frozenset[str], weights: Sequence[float]) -> str:
+        candidates = [task for task in self.tasks if task in chosen and self._shared[task] == owner]
+        return max(candidates, key=lambda task: weights[self.tasks.index(task)])
+
+
+def as_head(head: Head) -> Callable[[Tensor], Tensor]:
+    if not isinstance(head, Mapping):
+        return head
+    if "weight" not in head or head["weight"].dim() != 2:
+        raise InputError(f"a head given by its tensors needs a weight classes × width; found {', '.join(head)}")
+    weight = head["weight"]
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in head, device=weight.device, dtype=weight.dtype)
+    linear.load_state_dict(dict(head))
+    return linear.eval().requires_grad_(False)
+
+
+def default_features(output: Any) -> Tensor:
+    """The representation the heads read: the output itself if it is samples × width."""
+    if isinstance(output, Tensor) and output.dim() == 2:
+        return output
+    raise InputError(
+        f"the module's output is no samples × width tensor but {_describe(output)}; say how heads get their features: "
+        "features=lambda output, inputs: …"
+    )
+
+
+def _describe(output: Any) -> str:
+    return f"one of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"

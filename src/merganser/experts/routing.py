@@ -1,0 +1,294 @@
+"""Routers: from what flows into a layer to weights of the experts, and from weights to the set of experts to merge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from merganser.errors import InputError
+from merganser.experts.library import Library
+
+#: The model of the first pass: the base, or the fixed merge of the experts.
+Source = Literal["base", "fixed"]
+#: softmax of the scores as they are (thesis), or of their z-scores over the tasks.
+Normalise = Literal["softmax", "zscore"]
+
+
+class Router(Protocol):
+    """Says how much each task is that of a sample, from the pooled inputs of `layers` in the model `source`."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]: ...
+
+    @property
+    def layers(self) -> tuple[str, ...]: ...
+
+    @property
+    def source(self) -> Source: ...
+
+    def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """samples × tasks, rows adding up to one."""
+        ...
+
+    def multiply_adds(self) -> int:
+        """Cost of one sample."""
+        ...
+
+
+def normalised(scores: Tensor, how: Normalise) -> Tensor:
+    """Weights from scores over tasks. With `zscore` they no longer depend on the unit of the scores; equal scores give
+    equal weights in both."""
+    if how == "zscore":
+        spread = scores.std(dim=1, keepdim=True, correction=0)
+        scores = (scores - scores.mean(dim=1, keepdim=True)) / spread.clamp(min=1e-12)
+    return scores.softmax(dim=1)
+
+
+@dataclass(frozen=True)
+class ProjectionRouter:
+    """w = softmax(−r) with r_t = ‖z − V_t V_tᵀ z‖ = √(‖z‖² − ‖V_tᵀ z‖²), z the input of the layer whose task matrices
+    have the right singular vectors V_t. Needs no data.
+
+    Choosing the smallest residual is the maximum a posteriori estimate for z = V_t a + ε with isotropic Gaussian ε and
+    equal priors. Over several layers the residuals are first divided by ‖z‖, then averaged: a layer's unit does not
+    decide its say.
+    """
+
+    tasks: tuple[str, ...]
+    subspaces: Mapping[str, tuple[Tensor, ...]]  # per layer, for each task an orthonormal basis: width × rank
+    source: Source = "fixed"
+    normalise: Normalise = "softmax"
+
+    @classmethod
+    def of(
+        cls,
+        library: Library,
+        layers: str | Sequence[str],
+        source: Source = "fixed",
+        normalise: Normalise = "softmax",
+    ) -> ProjectionRouter:
+        names = (layers,) if isinstance(layers, str) else tuple(layers)
+        if not names:
+            raise InputError("a projection router needs at least one layer")
+        return cls(
+            library.experts, {layer: subspaces(library, f"{layer}.weight") for layer in names}, source, normalise
+        )
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(self.subspaces)
+
+    def residuals(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """r, samples × tasks; over several layers the mean of r/‖z‖."""
+        parts = []
+        for layer, bases in self.subspaces.items():
+            z = inputs[layer]
+            r = residuals(z, bases)
+            parts.append(r if len(self.subspaces) == 1 else r / z.double().norm(dim=1, keepdim=True).clamp(min=1e-30))
+        return torch.stack(parts).mean(0)
+
+    def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        return normalised(-self.residuals(inputs), self.normalise)
+
+    def multiply_adds(self) -> int:
+        return sum(basis.numel() for bases in self.subspaces.values() for basis in bases)
+
+
+def residuals(z: Tensor, bases: Sequence[Tensor]) -> Tensor:
+    """√(‖z‖² − ‖V_tᵀ z‖²), samples × tasks, in float64 from products in the precision of the bases."""
+    whole = z.double().square().sum(1)
+    left = [whole - (z.to(basis) @ basis).double().square().sum(1) for basis in bases]
+    return torch.stack(left, dim=1).clamp(min=0).sqrt()
+
+
+def subspaces(library: Library, tensor: str) -> tuple[Tensor, ...]:
+    """For each expert an orthonormal basis of the span of its right singular vectors; empty if it changed nothing.
+
+    Vectors stored in half precision or int8 are not quite orthogonal: they are made so again.
+    """
+    if tensor not in library.base:
+        raise library.base.missing(tensor)
+    shape = library.base.spec(tensor).shape
+    if len(shape) != 2:
+        raise InputError(f"{tensor!r} has shape {list(shape)}: routing projects on the singular vectors of a matrix")
+    bases = []
+    for name in library.experts:
+        factors = library.factors(name, tensor)
+        v = torch.zeros(shape[1], 0) if factors is None else factors.v
+        bases.append(torch.linalg.qr(v).Q.float() if v.shape[1] else v.float())
+    if not any(basis.shape[1] for basis in bases):
+        raise InputError(f"no expert of the library changed {tensor!r}: nothing to route on")
+    return tuple(bases)
+
+
+@dataclass(frozen=True)
+class NearestNeighbour:
+    """The task of the most similar stored sample: w from the largest cosine with a support sample of each task."""
+
+    tasks: tuple[str, ...]
+    layer: str
+    support: tuple[Tensor, ...]  # per task, unit rows
+    source: Source = "fixed"
+    normalise: Normalise = "zscore"
+
+    @classmethod
+    def fit(
+        cls, layer: str, support: Mapping[str, Tensor], source: Source = "fixed", normalise: Normalise = "zscore"
+    ) -> NearestNeighbour:
+        """`support`: some inputs of the layer for every task."""
+        _check_support(support)
+        unit = tuple(F.normalize(z.float(), dim=1) for z in support.values())
+        return cls(tuple(support), layer, unit, source, normalise)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.layer,)
+
+    def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        z = F.normalize(inputs[self.layer].float(), dim=1)
+        nearest = torch.stack([(z @ rows.to(z).T).amax(1) for rows in self.support], dim=1)
+        return normalised(nearest, self.normalise)
+
+    def multiply_adds(self) -> int:
+        return sum(rows.numel() for rows in self.support)
+
+
+@dataclass(frozen=True)
+class MlpRouter:
+    """A two-layer perceptron on the inputs of a layer, trained on labelled samples of every task."""
+
+    tasks: tuple[str, ...]
+    layer: str
+    network: nn.Module
+    source: Source = "fixed"
+
+    @classmethod
+    def fit(
+        cls,
+        layer: str,
+        support: Mapping[str, Tensor],
+        source: Source = "fixed",
+        *,
+        hidden: int = 1024,
+        dropout: float = 0.5,
+        steps: int = 200,
+        rate: float = 1e-3,
+        seed: int = 0,
+    ) -> MlpRouter:
+        """Cross-entropy by AdamW on whole batches of standardised inputs."""
+        _check_support(support)
+        x = torch.cat([z.float() for z in support.values()])
+        y = torch.cat([torch.full((len(z),), task) for task, z in enumerate(support.values())])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = nn.Sequential(
+                _Standardise(x.mean(0), x.std(0, correction=0).clamp(min=1e-6)),
+                nn.Linear(x.shape[1], hidden),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+                nn.Linear(hidden, len(support)),
+            )
+            optimiser = torch.optim.AdamW(network.parameters(), rate)
+            with torch.enable_grad():
+                for _ in range(steps):
+                    optimiser.zero_grad()
+                    F.cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]
+                    optimiser.step()
+        return cls(tuple(support), layer, network.eval().requires_grad_(False), source)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.layer,)
+
+    def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        logits: Tensor = self.network(inputs[self.layer].float())
+        return logits.softmax(dim=1)
+
+    def multiply_adds(self) -> int:
+        return sum(part.weight.numel() for part in self.network.modules() if isinstance(part, nn.Linear))
+
+
+class _Standardise(nn.Module):
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, mean: Tensor, spread: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("spread", spread)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.spread
+
+
+def _check_support(support: Mapping[str, Tensor]) -> None:
+    for task, z in support.items():
+        if z.dim() != 2 or len(z) == 0:
+            raise InputError(f"the support of task {task!r} has shape {list(z.shape)}; give samples × width")
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a router decided: weights (samples × tasks), the chosen set of each sample, and which samples reached the
+    threshold with no task, so that the best one was taken."""
+
+    tasks: tuple[str, ...]
+    weights: Tensor
+    sets: tuple[frozenset[str], ...]
+    fallback: Tensor
+
+    def repeated(self, size: int) -> Routing:
+        """The decision for one sample (or the average of a batch) as that of `size` samples."""
+        return Routing(self.tasks, self.weights.expand(size, -1), self.sets * size, self.fallback.expand(size))
+
+    def groups(self) -> dict[frozenset[str], Tensor]:
+        """The samples of each set, sets in the order of their first sample."""
+        found: dict[frozenset[str], list[int]] = {}
+        for sample, chosen in enumerate(self.sets):
+            found.setdefault(chosen, []).append(sample)
+        return {chosen: torch.tensor(samples) for chosen, samples in found.items()}
+
+
+def choose(tasks: Sequence[str], weights: Tensor, threshold: float, top: int) -> Routing:
+    """Ω = the `top` best tasks with w ≥ `threshold`; the best one if there is none. Of equal weights the task named
+    first in the library wins."""
+    if not 0 <= threshold <= 1:
+        raise InputError(f"threshold {threshold}: weights lie between 0 and 1")
+    if top < 1:
+        raise InputError(f"top {top}: at least one task must be chosen")
+    order = weights.sort(dim=1, descending=True, stable=True).indices[:, :top]
+    kept = weights.gather(1, order) >= threshold
+    fallback = ~kept.any(dim=1)
+    kept[:, 0] |= fallback
+    sets = tuple(
+        frozenset(tasks[task] for task, there in zip(row, keep, strict=True) if there)
+        for row, keep in zip(order.tolist(), kept.tolist(), strict=True)
+    )
+    return Routing(tuple(tasks), weights, sets, fallback)
+
+
+@dataclass(frozen=True)
+class TaskAccuracy:
+    """How often the true task is the first, is among the first `top`, and per task."""
+
+    first: float
+    among: float
+    top: int
+    per_task: Mapping[str, float]
+
+
+def task_accuracy(tasks: Sequence[str], weights: Tensor, truth: Sequence[str], top: int = 3) -> TaskAccuracy:
+    """Task accuracy of a router from its weights and the true task of every sample; the mean over tasks."""
+    order = weights.sort(dim=1, descending=True, stable=True).indices[:, :top].tolist()
+    ranks: dict[str, list[tuple[bool, bool]]] = {}
+    for row, task in zip(order, truth, strict=True):
+        found = [tasks[index] for index in row]
+        ranks.setdefault(task, []).append((found[0] == task, task in found))
+    per_task = {task: sum(first for first, _ in hits) / len(hits) for task, hits in ranks.items()}
+    among = [sum(there for _, there in hits) / len(hits) for hits in ranks.values()]
+    return TaskAccuracy(sum(per_task.values()) / len(per_task), sum(among) / len(among), top, per_task)

@@ -1,0 +1,366 @@
+"""Input-adaptive merging: exact where it can be, and the same however samples are grouped, batched or remembered."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from merganser.errors import InputError
+from merganser.experts import Library
+from merganser.experts.adaptive import AdaptiveModel
+from merganser.experts.composition import applied
+from merganser.experts.heads import Heads
+from merganser.experts.inputs import Inputs, gather
+from merganser.experts.layers import accepted, distinct_experts, score_layers, sweep_layers, task_cosines
+from merganser.experts.routing import Routing
+from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
+
+TASKS = ("a", "b", "c", "d")
+LAYER = "blocks.1.up"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    base = encoder()
+    experts = {task: expert_of(base, seed, rank=4) for seed, task in enumerate(TASKS, start=1)}
+    return base, experts, library_of(tmp_path_factory.mktemp("adaptive"), base, experts, rank_fraction=0.25)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(12, 5, WIDTH, generator=torch.Generator().manual_seed(5))
+
+
+def model_of(built, **options):
+    base, _, library = built
+    options = {"layer": LAYER, "normalise": "zscore"} | options
+    return AdaptiveModel(base, library, options.pop("heads", heads_of(TASKS)), **options)
+
+
+def run_expert(state, x):
+    module = encoder()
+    module.load_state_dict(state)
+    return module(x)
+
+
+def only(task, size=1):
+    chosen = frozenset([task] if isinstance(task, str) else task)
+    weights = torch.tensor([[float(t in chosen) for t in TASKS]]) / len(chosen)
+    return Routing(TASKS, weights, (chosen,), torch.tensor([False])).repeated(size)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_one_expert_at_full_rank_gives_its_logits(tmp_path, x, whole):
+    base = encoder()
+    experts = {task: expert_of(base, seed, rank=None if whole else 4) for seed, task in enumerate("ab")}
+    library = library_of(tmp_path, base, experts, rank_fraction=1.0 if whole else 0.25)
+    kinds = set(library.expert("a").file.kinds.values())
+    assert kinds == ({"full"} if whole else {"full", "factors"})
+    heads = heads_of("ab")
+    model = AdaptiveModel(base, library, heads, layer=LAYER, top=1)
+    prediction = model.predict(x)
+    for sample, chosen in enumerate(prediction.sets):
+        (task,) = chosen
+        logits = run_expert(experts[task], x[sample : sample + 1]) @ heads[task]["weight"].T + heads[task]["bias"]
+        own = [place for place, (owner, _) in enumerate(prediction.columns) if owner == task]
+        torch.testing.assert_close(prediction.table[sample, own], logits[0].detach(), atol=2e-5, rtol=1e-4)
+        assert prediction.tasks[sample] == task
+        assert prediction.classes[sample] == logits.argmax()
+        others = [place for place in range(len(prediction.columns)) if place not in own]
+        assert torch.isinf(prediction.table[sample, others]).all()
+
+
+@pytest.mark.parametrize("parameters", [{}, {"orthogonalize": "none"}, {"scale": 0.7}, {"orthogonalize": "whiten"}])
+def test_a_set_is_the_librarys_merge(built, x, parameters):
+    library = built[2]
+    model = model_of(built, merge=parameters)
+    for tasks in (["a"], ["b", "d"], ["c", "a", "b"], list(TASKS)):
+        expected = run_expert(library.merge(tasks, **parameters).state_dict(), x)
+        torch.testing.assert_close(
+            model.forward(x, only(tasks, len(x))).output, expected.detach(), atol=2e-5, rtol=1e-4
+        )
+
+
+def test_low_rank_and_materialised_agree(built, x):
+    model = model_of(built)
+    for tasks in itertools.combinations(TASKS, 2):
+        composition = model.composer.compose(frozenset(tasks))
+        assert composition.low_rank
+        built_up = composition.materialised(model.composer.tensors)
+        assert not built_up.low_rank
+        outputs = []
+        for form in (composition, built_up):
+            with applied(model.module, form):
+                outputs.append(model.module(x).detach())
+        torch.testing.assert_close(*outputs, atol=2e-5, rtol=1e-4)
+
+
+def test_the_module_is_left_as_it_was(built, x):
+    base = built[0]
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    parameters = {name: id(parameter) for name, parameter in base.named_parameters()}
+    model = model_of(built)
+    model.predict(x)
+    with pytest.raises(RuntimeError):
+        model.predict(x[..., :3])
+    assert parameters == {name: id(parameter) for name, parameter in base.named_parameters()}
+    assert all(torch.equal(before[name], tensor) for name, tensor in base.state_dict().items())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in base.modules())
+
+
+def test_grouping_batching_and_caching_change_nothing(built, x):
+    whole = model_of(built).predict(x)
+    assert len(set(whole.sets)) > 1, "the batch should mix sets"
+    fresh = model_of(built, cache_bytes=0)
+    for sample in range(len(x)):
+        alone = fresh.predict(x[sample : sample + 1])
+        assert alone.sets[0] == whole.sets[sample]
+        assert (alone.tasks[0], int(alone.classes[0])) == (whole.tasks[sample], int(whole.classes[sample]))
+        torch.testing.assert_close(alone.scores[0], whole.scores[sample], atol=2e-5, rtol=1e-4)
+    assert len(fresh.cache) == 0
+    again = model_of(built, cache_bytes=10**6)
+    first = again.predict(x)
+    for _ in range(4):  # often enough for sets to be materialised
+        later = again.predict(x)
+    assert any(not kept.low_rank for kept in again.cache.kept.values())
+    torch.testing.assert_close(first.scores, later.scores, atol=2e-5, rtol=1e-4)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    shuffled = again.predict(x[order])
+    torch.testing.assert_close(shuffled.scores, whole.scores[order], atol=2e-5, rtol=1e-4)
+
+
+def test_sets_have_no_order(built):
+    model = model_of(built)
+    first, _ = model.composition(frozenset(["a", "c"]), 0)
+    second, _ = model.composition(frozenset(["c", "a"]), 0)
+    assert first is second
+    assert (model.cache.hits, model.cache.misses) == (1, 1)
+
+
+def test_the_cache_keeps_to_its_bytes_and_forgets_the_oldest(built):
+    size = model_of(built).composer.compose(frozenset("a")).nbytes
+    model = model_of(built, cache_bytes=int(2.5 * size))
+    for task in "abca":
+        model.composition(frozenset(task), 0)
+        assert model.cache.nbytes <= 2.5 * size
+    assert (model.cache.hits, model.cache.misses, len(model.cache)) == (0, 4, 2)
+
+
+def test_matrices_are_built_when_counting_says_so(built):
+    model = model_of(built)
+    probe = model.composer.compose(frozenset("a"))
+    limit = probe.to_build // probe.per_row
+    composition, cost = model.composition(frozenset("a"), limit)
+    assert composition.low_rank
+    assert cost == 0
+    composition, cost = model.composition(frozenset("a"), 1)
+    assert not composition.low_rank
+    assert cost == probe.to_build
+    assert model.composition(frozenset("a"), 10**6) == (composition, 0)
+    cramped = model_of(built, cache_bytes=probe.nbytes)
+    assert not cramped.composition(frozenset("a"), limit + 1)[0].low_rank, "it pays for this time alone"
+    assert cramped.composition(frozenset("a"), 1)[0].low_rank, "and is not kept without room"
+
+
+def test_thresholds_and_top(built, x):
+    everything = model_of(built, threshold=0.0, top=len(TASKS)).route(x)
+    assert set(everything.sets) == {frozenset(TASKS)}
+    best = model_of(built, threshold=1.0).route(x)
+    assert best.fallback.all()
+    assert all(len(chosen) == 1 for chosen in best.sets)
+    one = model_of(built, threshold=0.0, top=1).route(x)
+    assert one.sets == best.sets
+    for bad in ({"threshold": 1.5}, {"top": 0}, {"probes": 0, "per_batch": True}, {"probes": 2}, {"score": "loudest"}):
+        with pytest.raises(InputError):
+            model_of(built, **bad)
+
+
+def test_a_batch_gets_one_set_from_a_few_probes(built, x):
+    model = model_of(built, per_batch=True, probes=3)
+    routing = model.route(x)
+    assert len(set(routing.sets)) == 1
+    assert len(routing.sets) == len(x)
+    residuals = model.router.residuals(model.first_pass(Inputs((x,))).inputs)
+    assert residuals.shape == (3, len(TASKS))
+    softmax = model_of(built, per_batch=True, probes=3, normalise="softmax")
+    torch.testing.assert_close(softmax.route(x).weights[0], (-residuals.mean(0)).softmax(0))
+    assert len(model.predict(x).tasks) == len(x)
+
+
+def test_without_heads_the_output_and_the_sets(built, x):
+    model = model_of(built, heads=None)
+    routed = model(x)
+    for tasks, index in routed.routing.groups().items():
+        expected = model.forward(x[index], only(tasks, len(index))).output
+        torch.testing.assert_close(routed.output[index], expected, atol=2e-5, rtol=1e-4)
+    with pytest.raises(InputError, match="need heads"):
+        model.predict(x)
+    with model.using(["b"]) as module:
+        output = module(x)
+        with pytest.raises(InputError, match="another set"):
+            model.forward(x)
+    torch.testing.assert_close(output, model.forward(x, only("b", len(x))).output, atol=2e-5, rtol=1e-4)
+    with pytest.raises(InputError, match="no expert 'e'"), model.using(["e"]):
+        pass
+
+
+def test_one_expert_alone(tmp_path, x):
+    base = encoder()
+    experts = {"only": expert_of(base, 1, rank=4)}
+    library = library_of(tmp_path, base, experts, rank_fraction=0.25)
+    model = AdaptiveModel(base, library, heads_of(["only"]))
+    prediction = model(x)
+    assert set(prediction.sets) == {frozenset(["only"])}
+    torch.testing.assert_close(prediction.weights, torch.ones(len(x), 1, dtype=torch.float64))
+
+
+def test_an_input_that_fits_no_task(built):
+    """z = 0 leaves all residuals equal: no task stands out, the first is taken, and the routing says so."""
+    silent = torch.zeros(2, 5, WIDTH)
+    model = model_of(built, layer="blocks.0.up", source="base", threshold=0.3)
+    routing = model.route(silent)
+    torch.testing.assert_close(routing.weights, torch.full((2, 4), 0.25, dtype=torch.float64))
+    assert routing.fallback.all()
+    assert set(routing.sets) == {frozenset("a")}
+    assert torch.isfinite(model.predict(silent).scores).all()
+
+
+def test_tensors_that_are_no_matrices_belong_to_the_expert(tmp_path, x):
+    base = encoder()
+    state = base.state_dict()
+    norms = {n: t + 0.5 if "norm" in n or n.endswith("bias") else t for n, t in state.items()}
+    matrices = expert_of(base, 3, rank=2)
+    library = library_of(tmp_path, base, {"norms": norms, "matrices": matrices}, rank_fraction=0.25)
+    model = AdaptiveModel(base, library, layer=LAYER)
+    routing = Routing(("norms", "matrices"), torch.ones(1, 2), (frozenset(["norms"]),), torch.tensor([False]))
+    torch.testing.assert_close(model.forward(x, routing.repeated(len(x))).output, run_expert(norms, x).detach())
+
+
+def test_modules_that_do_not_fit_are_refused(built):
+    base, _, library = built
+    with pytest.raises(InputError, match="no tensor 'blocks.0.norm.weight'"):
+        AdaptiveModel(nn.Sequential(base), library)
+    other = encoder(seed=3)
+    with pytest.raises(InputError, match="is not the base's"):
+        AdaptiveModel(other, library, layer=LAYER)
+    AdaptiveModel(other, library, layer=LAYER, load_base=True)
+    assert all(torch.equal(t, base.state_dict()[n]) for n, t in other.state_dict().items())
+    with pytest.raises(InputError, match="did you mean 'blocks.1.up'"):
+        model_of(built, layer="blocks.1.upp")
+    with pytest.raises(InputError, match="no head for the expert 'd'"):
+        model_of(built, heads=heads_of("abc"))
+    with pytest.raises(InputError, match="no expert; known"):
+        model_of(built, heads=heads_of("abcdz"))
+
+
+def test_tied_weights_change_together(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(11, 8)
+            self.mix = nn.Linear(8, 8)
+            self.out = nn.Linear(8, 11, bias=False)
+            self.out.weight = self.embed.weight
+
+        def forward(self, ids):
+            return self.out(self.mix(self.embed(ids)).mean(1))
+
+    torch.manual_seed(0)
+    base = Tied().eval()
+    state = {n: t.clone() for n, t in base.state_dict().items() if n != "out.weight"}
+    moved = {n: t + torch.randn(t.shape) for n, t in state.items()}
+    library = Library.build(state, {"a": moved}, tmp_path / "lib", rank_fraction=1.0)
+    model = AdaptiveModel(base, library, layer="mix")
+    ids = torch.arange(6).reshape(2, 3)
+    expected = moved["embed.weight"][ids] @ moved["mix.weight"].T + moved["mix.bias"]
+    torch.testing.assert_close(model.forward(ids).output, expected.mean(1) @ moved["embed.weight"].T)
+
+
+def test_heads_choose_the_best_pair_and_never_a_missing_one():
+    heads = {"a": lambda z: z[:, :2] - 100, "b": lambda z: z[:, 2:] - 200}
+    z = torch.tensor([[1.0, 2.0, 5.0, 3.0, 9.0]] * 3)
+    sets = (frozenset("a"), frozenset("b"), frozenset("ab"))
+    weights = torch.full((3, 2), 0.5)
+    found = Heads(heads, "ab").predict(z, sets, weights)
+    assert found.tasks == ("a", "b", "a")
+    assert found.classes.tolist() == [1, 2, 1]
+    assert found.scores.tolist() == [-98.0, -191.0, -98.0]
+    by_share = Heads(heads, "ab").predict(z, sets, weights, "probability")
+    assert by_share.tasks == ("a", "b", "b")
+    certain = Heads(heads, "ab").predict(z, sets, torch.tensor([[0.99, 0.01]] * 3), "posterior")
+    assert certain.tasks[2] == "a"
+
+
+def test_a_shared_head_is_one_and_its_task_is_the_likelier():
+    shared = {"weight": torch.eye(2, 3)}
+    heads = Heads({"a": shared, "b": shared, "c": {"weight": -torch.ones(1, 3)}}, "abc")
+    sets = (frozenset("ab"), frozenset("abc"), frozenset("bc"))
+    weights = torch.tensor([[0.2, 0.8, 0.0], [0.6, 0.3, 0.1], [0.0, 0.5, 0.5]])
+    found = heads.predict(torch.ones(3, 3), sets, weights)
+    assert found.tasks == ("b", "a", "b")
+    assert len(found.columns) == 3
+    assert heads.parameters() == 6 + 3
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=9),
+    st.integers(1, 3),
+)
+@settings(max_examples=25, deadline=None)
+def test_gather_undoes_grouping(groups, width):
+    values = torch.arange(len(groups) * width, dtype=torch.float32).reshape(len(groups), width)
+    inputs = Inputs((values,), {"extra": {"y": values + 1}, "table": torch.zeros(len(groups) + 1)})
+    places = [torch.tensor([i for i, g in enumerate(groups) if g == which]) for which in sorted(set(groups))]
+    parts = [(index, inputs.select(index)) for index in places]
+    outputs = [(index, {"a": part.args[0], "b": (part.kwargs["extra"]["y"], None)}) for index, part in parts]
+    whole = gather(outputs, len(groups))
+    assert torch.equal(whole["a"], values)
+    assert torch.equal(whole["b"][0], values + 1)
+    assert whole["b"][1] is None
+    assert all(part.kwargs["table"].shape == (len(groups) + 1,) for _, part in parts)
+
+
+def test_outputs_that_cannot_be_gathered_say_so():
+    parts = [(torch.tensor([0]), object()), (torch.tensor([1]), object())]
+    with pytest.raises(InputError, match="route per batch"):
+        gather(parts, 2)
+    with pytest.raises(InputError, match="needs a batch"):
+        _ = Inputs((3,)).size
+
+
+def test_redundant_experts_stay_out_of_the_fixed_merge(tmp_path):
+    base = encoder()
+    first = expert_of(base, 1, rank=4)
+    twin = {n: t + 0.02 * torch.randn(t.shape, generator=torch.Generator().manual_seed(8)) for n, t in first.items()}
+    library = library_of(
+        tmp_path, base, {"first": first, "twin": twin, "other": expert_of(base, 2, rank=4)}, rank_fraction=0.25
+    )
+    deltas = [
+        torch.cat([(library.expert(task).read(n) - t).flatten().double() for n, t in base.state_dict().items()])
+        for task in library.experts
+    ]
+    naive = torch.tensor([[float(torch.cosine_similarity(a, b, dim=0)) for a in deltas] for b in deltas])
+    torch.testing.assert_close(task_cosines(library).float(), naive, atol=1e-4, rtol=0)
+    assert distinct_experts(library, 0.3) == ("first", "other")
+    assert distinct_experts(library, None) == library.experts
+    assert distinct_experts(library, 1.0) == library.experts
+    assert distinct_experts(library, -1.0) == ("first",)
+    with pytest.raises(InputError):
+        distinct_experts(library, 2.0)
+    assert AdaptiveModel(base, library, layer=LAYER).accepted == ("first", "other")
+    assert accepted("ab", torch.ones(2, 2), 0.99) == ("a",)
+
+
+def test_layers_are_scored_with_and_without_data(built, x):
+    base, _, library = built
+    scores = score_layers(library, base)
+    assert [score.layer for score in scores] == [f"blocks.{i}.{part}" for i in range(3) for part in ("up", "down")]
+    assert all(0 <= score.separability <= 1 for score in scores)
+    model = model_of(built, layer=None)
+    assert model.router.layers == (max(scores, key=lambda score: score.separability).layer,)
+    swept = sweep_layers(model, {"a": [Inputs((x[:6],))], "b": [Inputs((x[6:],))]})
+    assert [score.layer for score in swept] == [score.layer for score in scores]
+    assert all(0 <= score.accuracy <= score.accuracy_among_top <= 1 for score in swept)
