@@ -20,6 +20,7 @@ COMMANDS = {
     "extract-lora": "merganser.cli.lora",
     "merge-lora": "merganser.cli.lora:merge_command",
     "evaluate": "merganser.cli.evaluate",
+    "sweep": "merganser.cli.sweep",
     "evolve": "merganser.cli.evolve",
     "demo": "merganser.cli.demo",
 }

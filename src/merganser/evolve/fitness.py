@@ -20,7 +20,7 @@ from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import remapped
 from merganser.engine.execute import execute
-from merganser.engine.sinks import ModuleSink
+from merganser.engine.modules import ModuleNames, RenamingSink
 from merganser.errors import InputError
 from merganser.evaluate.examiners import SCORE, Examiner
 from merganser.evolve.space import Space
@@ -54,8 +54,8 @@ class LiveMerge:
         self._same: dict[tuple[Any, ...], bool] = {}
         self._first: Checkpoint | None = None
         state = module.state_dict(keep_vars=True)
-        self._names = _Names(state, getattr(module, "base_model_prefix", ""))
-        self._sink = _RenamingSink(module, self._names)
+        self._names = ModuleNames(state, getattr(module, "base_model_prefix", ""))
+        self._sink = RenamingSink(module, self._names)
 
     def load(self, candidate: Candidate) -> nn.Module:
         """The module with the candidate's weights (an endpoint's own, for a label)."""
@@ -118,44 +118,6 @@ class LiveMerge:
                 for (_, name), source in zip(places, sources, strict=True)
             )
         return self._same[key]
-
-
-class _Names:
-    """Checkpoint names to the module's: equal, or with the module's base prefix put on or taken off."""
-
-    def __init__(self, state: Mapping[str, Any], prefix: str) -> None:
-        self._state = state
-        self._prefix = f"{prefix}." if prefix else ""
-
-    def __contains__(self, name: str) -> bool:
-        return self.find(name) is not None
-
-    def find(self, name: str) -> str | None:
-        options = [name]
-        if self._prefix:
-            options += [self._prefix + name, name.removeprefix(self._prefix)]
-        return next((option for option in options if option in self._state), None)
-
-    def check(self, plan: Plan) -> None:
-        """Every parameter of the module must be filled, and with its shape."""
-        given: dict[str | None, Output | None] = {self.find(alias): None for alias in plan.aliases}
-        given |= {self.find(o.name): o for o in plan.outputs}
-        tied = {tensor.data_ptr() for name, tensor in self._state.items() if name in given}
-        for name, tensor in self._state.items():
-            if name not in given and tensor.data_ptr() not in tied and isinstance(tensor, nn.Parameter):
-                raise InputError(f"the merged checkpoint has no tensor for the module's {name!r}")
-            output = given.get(name)
-            if output is not None and tuple(tensor.shape) != output.spec.shape:
-                raise InputError(f"{name!r} is {tuple(tensor.shape)} in the module and {output.spec.shape} merged")
-
-
-class _RenamingSink(ModuleSink):
-    def __init__(self, module: nn.Module, names: _Names) -> None:
-        super().__init__(module)
-        self._found = names
-
-    def write(self, output: Output, piece: Any, tensor: torch.Tensor) -> None:
-        super().write(replace(output, name=str(self._found.find(output.name))), piece, tensor)
 
 
 @dataclass

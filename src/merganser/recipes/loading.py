@@ -12,19 +12,19 @@ from merganser.recipes import documents, expressions, mergekit, native
 from merganser.recipes.schema import Recipe
 
 
-def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Recipe:
+def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None = None) -> Recipe:
     """Read a recipe: the path of a YAML file, YAML text, or a mapping.
 
     A recipe with `merge_method` is in mergekit's dialect, one with `method` or an `expression` in the native one.
     Several documents are stages: each but the last needed has a `name` by which later ones call it. Relative paths
-    inside are looked for beside the recipe's file first, then in the working directory.
+    inside are looked for beside the recipe's file first (`root`, for what is no file), then in the working directory.
     """
     if isinstance(source, Mapping):
         plain = _plain(source)
-        return _load([plain], None, documents.dump(plain), "recipe", ())
+        return _load([plain], root, documents.dump(plain), "recipe", ())
     text = os.fspath(source)
     if "\n" in text or (": " in text and not Path(text).exists()):
-        return _load(documents.parse(text), None, text, "recipe", ())
+        return _load(documents.parse(text), root, text, "recipe", ())
     return _load_file(Path(text), ())
 
 

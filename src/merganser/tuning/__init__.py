@@ -1,6 +1,6 @@
 """Merging with data: statistics as side checkpoints (Fisher, Gram), AdaMerging, ATM, soups, forgetting.
 
-Modules load on first use: `tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.soups`, `.search`,
+Modules load on first use: `tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.soups`, `.search`, `.sweep`,
 `.merging`, `.forgetting`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_MODULES = ("adamerging", "atm", "fisher", "forgetting", "gram", "merging", "search", "soups")
+_MODULES = ("adamerging", "atm", "fisher", "forgetting", "gram", "merging", "search", "soups", "sweep")
 
 __all__ = [*_MODULES]
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from merganser.tuning import merging as merging
     from merganser.tuning import search as search
     from merganser.tuning import soups as soups
+    from merganser.tuning import sweep as sweep
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,92 @@
+"""`merganser sweep`: a recipe's values varied, every variant merged in memory and scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from merganser.report.tables import Table
+
+if TYPE_CHECKING:
+    from merganser.tuning.sweep import Score, Sweep, Variant
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML).")],
+    over: Annotated[list[str], typer.Option(help="parameter=value,value,… (or method=…, seed=…); may be repeated.")],
+    tasks: Annotated[list[str] | None, typer.Option(help="[name=]kind:file, as in `merganser evaluate`.")] = None,
+    score: Annotated[
+        str | None, typer.Option(help="Instead of tasks: package.module:function(weights, budget).")
+    ] = None,
+    budgets: Annotated[str, typer.Option(help="Questions for each rung, e.g. 50,200,1000 halves twice.")] = "100",
+    keep: Annotated[float, typer.Option(min=0, max=1, help="Share of the variants that reach the next rung.")] = 0.5,
+    journal: Annotated[Path | None, typer.Option(help="Scores so far; default: beside RECIPE, .sweep.jsonl.")] = None,
+    best: Annotated[Path | None, typer.Option(help="Write the best recipe to this file.")] = None,
+    device: Annotated[str, typer.Option(help="Where to run the models: cpu, cuda …")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Try a grid of values, or halve it from rung to rung; interrupted sweeps go on where they stopped.
+
+    Nothing is written but the scores: run the best recipe with `merganser merge`.
+    """
+    from merganser.errors import InputError
+    from merganser.tuning.sweep import parse_over, sweep
+
+    try:
+        rungs = [int(part) for part in budgets.split(",")]
+    except ValueError:
+        raise InputError(f"--budgets {budgets}: expected whole numbers, e.g. 50,200") from None
+    if bool(tasks) == bool(score):
+        raise InputError("say how to score: either --tasks or --score")
+
+    def on_score(variant: Variant, budget: int, value: float) -> None:
+        typer.echo(f"{value:10.4f}  {variant.label} (on {budget})", err=True)
+
+    found = sweep(
+        recipe,
+        parse_over(over),
+        _scored(score) if score else _on_tasks(recipe, tasks or [], device),
+        budgets=rungs,
+        keep=keep,
+        journal=journal or recipe.with_suffix(".sweep.jsonl"),
+        scored_by=score or " ".join(sorted(tasks or [])),
+        on_score=on_score,
+    )
+    if best is not None:
+        from merganser.recipes.documents import dump
+
+        best.write_text(dump(found.recipe), encoding="utf-8")
+    typer.echo(json.dumps(found.to_dict()) if as_json else _text(found))
+
+
+def _scored(reference: str) -> Score:
+    from merganser.evaluate.examiners import imported
+
+    function: Any = imported(reference)
+    return lambda variant, budget: float(function(variant.weights(), budget))
+
+
+def _on_tasks(recipe: Path, tasks: list[str], device: str) -> Score:
+    """A live module of the recipe's template, loaded once."""
+    from merganser import recipes
+    from merganser.engine.view import open_sources
+    from merganser.errors import InputError
+    from merganser.evaluate import language
+    from merganser.evaluate.tasks import Task
+    from merganser.tuning.sweep import TaskScore
+
+    asked = [Task.parse(text) for text in tasks]
+    directory = open_sources(recipes.plan(recipes.load(recipe)))[0].directory
+    kind = language.kind_of_model(directory)
+    if directory is None or kind is None:
+        raise InputError(f"{recipe}: tasks need models that transformers loads; use --score for others")
+    return TaskScore(language.load(directory, kind, device).module, asked, str(directory))
+
+
+def _text(found: Sweep) -> str:
+    names = list(dict.fromkeys(name for trial in found.trials for name in trial.values))
+    rows = [(trial.score, trial.budget, *(trial.values.get(name) for name in names)) for trial in found.trials]
+    return Table(("score", "on", *names), rows).text()

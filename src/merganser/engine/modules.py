@@ -1,0 +1,54 @@
+"""A merge straight into a live module, whatever its class calls the tensors of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from merganser.engine.blocks import Piece
+from merganser.engine.sinks import ModuleSink
+from merganser.errors import InputError
+from merganser.recipes.plan import Output, Plan
+
+
+class ModuleNames:
+    """Checkpoint names to the module's: equal, or with the module's base prefix put on or taken off."""
+
+    def __init__(self, state: Mapping[str, Any], prefix: str) -> None:
+        self._state = state
+        self._prefix = f"{prefix}." if prefix else ""
+
+    def __contains__(self, name: str) -> bool:
+        return self.find(name) is not None
+
+    def find(self, name: str) -> str | None:
+        options = [name]
+        if self._prefix:
+            options += [self._prefix + name, name.removeprefix(self._prefix)]
+        return next((option for option in options if option in self._state), None)
+
+    def check(self, plan: Plan) -> None:
+        """Every parameter of the module must be filled, and with its shape."""
+        given: dict[str | None, Output | None] = {self.find(alias): None for alias in plan.aliases}
+        given |= {self.find(o.name): o for o in plan.outputs}
+        tied = {tensor.data_ptr() for name, tensor in self._state.items() if name in given}
+        for name, tensor in self._state.items():
+            if name not in given and tensor.data_ptr() not in tied and isinstance(tensor, nn.Parameter):
+                raise InputError(f"the merged checkpoint has no tensor for the module's {name!r}")
+            output = given.get(name)
+            if output is not None and tuple(tensor.shape) != output.spec.shape:
+                raise InputError(f"{name!r} is {tuple(tensor.shape)} in the module and {output.spec.shape} merged")
+
+
+class RenamingSink(ModuleSink):
+    """A module as a sink, its tensors found through `names`."""
+
+    def __init__(self, module: nn.Module, names: ModuleNames) -> None:
+        super().__init__(module)
+        self._found = names
+
+    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+        super().write(replace(output, name=str(self._found.find(output.name))), piece, tensor)

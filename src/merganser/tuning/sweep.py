@@ -1,0 +1,263 @@
+"""Sweeps: a recipe with some of its values varied, every variant merged in memory and scored.
+
+All variants are planned before the first is merged, so that whatever is wrong with one of them is said at once.
+Scores go to a file of JSON lines as they come; a sweep that was interrupted goes on from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from merganser import recipes
+from merganser.checkpoints.base import Checkpoint
+from merganser.engine.execute import execute
+from merganser.engine.modules import ModuleNames, RenamingSink
+from merganser.engine.sinks import DictSink
+from merganser.engine.view import open_sources
+from merganser.errors import InputError, did_you_mean
+from merganser.evaluate.tasks import Task
+from merganser.methods.base import aliases, lookup
+from merganser.methods.base import parameters as method_parameters
+from merganser.recipes import documents
+from merganser.recipes.plan import Plan
+from merganser.tuning.result import Result
+from merganser.tuning.search import Search, successive_halving
+
+Over: TypeAlias = Mapping[str, Sequence[Any]]
+Score: TypeAlias = "Callable[[Variant, int], float]"
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One recipe of a sweep, planned; nothing is merged before it is asked for."""
+
+    values: Mapping[str, Any]
+    document: Mapping[str, Any]
+    plan: Plan
+    sources: Sequence[Checkpoint]
+
+    @property
+    def label(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values.items())
+
+    def fingerprint(self) -> str:
+        return self.plan.fingerprint([source.fingerprint() for source in self.sources])
+
+    def weights(self) -> dict[str, Tensor]:
+        """The merged state dict."""
+        sink = DictSink(self.plan)
+        execute(self.plan, self.sources, sink)
+        return sink.result()
+
+    def into(self, module: nn.Module) -> nn.Module:
+        """The module, its weights now those of the merge."""
+        names = ModuleNames(module.state_dict(keep_vars=True), getattr(module, "base_model_prefix", ""))
+        names.check(self.plan)
+        wanted = tuple(output for output in self.plan.outputs if output.name in names)
+        with torch.no_grad():
+            execute(replace(self.plan, outputs=wanted), self.sources, RenamingSink(module, names))
+        return module
+
+
+@dataclass(frozen=True)
+class Trial(Result):
+    """A variant's values and its score on the largest budget it was given."""
+
+    values: dict[str, Any]
+    budget: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Sweep(Result):
+    """Trials from the best down; `recipe` is the best one's."""
+
+    trials: tuple[Trial, ...]
+    recipe: dict[str, Any]
+    search: Search
+
+
+@dataclass(frozen=True, eq=False)
+class TaskScore:
+    """The mean over tasks of a module's score on the first `budget` questions of each (minus it, for perplexity)."""
+
+    module: nn.Module
+    tasks: Sequence[Task]
+    tokenizer: str
+
+    def __call__(self, variant: Variant, budget: int) -> float:
+        model = variant.into(self.module).eval()
+        scores = [(1 if t.higher_is_better else -1) * t.score(model, self.tokenizer, budget) for t in self.tasks]
+        return sum(scores) / len(scores)
+
+
+def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """`["density=0.1,0.2", "method=ties,dare_ties"]` as names and values."""
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name.strip() or not values.strip():
+            raise InputError(f"{text!r}: expected parameter=value,value,…, e.g. density=0.1,0.2")
+        (found[name.strip()],) = documents.parse(f"[{values}]", text)
+    return found
+
+
+def variants(recipe: str | os.PathLike[str] | Mapping[str, Any], over: Over) -> list[Variant]:
+    """Every combination of the values, planned. What a method does not know is left out of its recipes, and recipes
+    that are then the same are one."""
+    if not over or not all(over.values()):
+        raise InputError("nothing to sweep over; expected at least one value of one parameter")
+    document, root = _read(recipe)
+    opened: dict[str, Checkpoint] = {}
+    found: dict[str, Variant] = {}
+    for values in itertools.product(*over.values()):
+        chosen = dict(zip(over, values, strict=True))
+        kept, varied = _varied(document, chosen, "method" in over)
+        key = json.dumps(varied, sort_keys=True, default=str)
+        if key not in found:
+            plan = recipes.plan(recipes.load(varied, root))
+            found[key] = Variant(kept, varied, plan, _open(plan, opened))
+    unknown = [name for name in over if all(name not in variant.values for variant in found.values())]
+    if unknown:
+        known = sorted({p for v in found.values() for p in method_parameters(lookup(_method(v.document)))})
+        raise InputError(f"no method of this sweep has a parameter {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+    return list(found.values())
+
+
+def sweep(
+    recipe: str | os.PathLike[str] | Mapping[str, Any],
+    over: Over,
+    score: Score,
+    *,
+    budgets: Sequence[int] = (1,),
+    keep: float = 0.5,
+    journal: str | os.PathLike[str] | None = None,
+    scored_by: str = "",
+    on_score: Callable[[Variant, int, float], None] = lambda variant, budget, score: None,
+) -> Sweep:
+    """Score the variants of a recipe; higher is better.
+
+    One budget is a grid; several are successive halving: all variants on the first, the best `keep` of them on the
+    next. `score(variant, budget)` merges by `variant.weights()` or `variant.into(module)`. `journal` is the file that
+    makes the sweep resumable; `scored_by` names the score in it, lest scores of another kind are taken for these.
+    """
+    listed = {variant.label: variant for variant in variants(recipe, over)}
+    known = _Journal(None if journal is None else Path(journal), scored_by)
+
+    def scored(label: str, budget: int) -> float:
+        variant = listed[label]
+        key = f"{variant.fingerprint()} {budget}"
+        if key not in known.scores:
+            known.add(key, label, budget, float(score(variant, budget)))
+        on_score(variant, budget, known.scores[key])
+        return known.scores[key]
+
+    search = successive_halving(list(listed), scored, budgets=budgets, keep=keep)
+    last = {label: (rung.budget, value) for rung in search.rungs for label, value in rung.scores.items()}
+    ordered = sorted(last, key=lambda label: (-last[label][0], last[label][1] != last[label][1], -last[label][1]))
+    trials = tuple(Trial(dict(listed[label].values), *last[label]) for label in ordered)
+    return Sweep(trials, dict(listed[search.best].document), search)
+
+
+class _Journal:
+    """Scores in the order they were had. A last line cut off by a crash is forgotten."""
+
+    def __init__(self, path: Path | None, scored_by: str) -> None:
+        self.path = path
+        self.scored_by = scored_by
+        self.scores: dict[str, float] = {}
+        if path is None or not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+                self.scores[record["key"]] = float("nan") if record["score"] is None else record["score"]
+            except (ValueError, KeyError, TypeError):
+                break
+            if record["scored_by"] != scored_by:
+                raise InputError(
+                    f"{path}: holds scores by {record['scored_by']!r}, not {scored_by!r}; use another file"
+                )
+            kept.append(line + "\n")
+        path.write_text("".join(kept), encoding="utf-8")
+
+    def add(self, key: str, label: str, budget: int, score: float) -> None:
+        self.scores[key] = score
+        if self.path is None:
+            return
+        plain = None if score != score else score
+        record = {"label": label, "budget": budget, "score": plain, "scored_by": self.scored_by, "key": key}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _read(recipe: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], Path | None]:
+    if isinstance(recipe, Mapping):
+        return dict(recipe), None
+    path = Path(recipe)
+    if not path.is_file():
+        raise InputError(f"{path}: no such recipe file")
+    found = [each for each in documents.parse(path.read_text(encoding="utf-8"), str(path)) if each is not None]
+    if len(found) != 1 or not isinstance(found[0], dict):
+        raise InputError(f"{path}: a sweep varies one recipe, a single mapping")
+    return found[0], path.parent
+
+
+def _method(document: Mapping[str, Any]) -> str:
+    name = document.get("method", document.get("merge_method"))
+    if not isinstance(name, str):
+        raise InputError("the recipe has no method whose parameters could be varied")
+    return name
+
+
+def _varied(
+    document: Mapping[str, Any], values: Mapping[str, Any], methods: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values that this recipe takes, and the recipe with them."""
+    varied = dict(document)
+    if "method" in values:
+        varied["merge_method" if "merge_method" in document else "method"] = values["method"]
+    method = lookup(_method(varied))
+    known = {*method_parameters(method), *aliases(method)}
+    own = dict(varied.get("parameters") or {})
+    if methods:
+        own = {name: value for name, value in own.items() if name in known}
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        if name == "method":
+            kept[name] = value
+        elif name == "seed":
+            kept[name] = varied[name] = value
+        elif name in known:
+            _refuse_own(document, name)
+            kept[name] = own[name] = value
+    if own or "parameters" in varied:
+        varied["parameters"] = own
+    return kept, varied
+
+
+def _refuse_own(document: Mapping[str, Any], name: str) -> None:
+    for i, model in enumerate(document.get("models") or ()):
+        if isinstance(model, dict) and (name in model or name in (model.get("parameters") or {})):
+            raise InputError(f"models[{i}] sets its own {name!r}, which a sweep cannot vary; remove it there")
+
+
+def _open(plan: Plan, opened: dict[str, Checkpoint]) -> list[Checkpoint]:
+    """The sources of a plan; plain ones are shared between the variants."""
+    if any(model.plan or model.remap for model in plan.models):
+        return open_sources(plan)
+    for model, source in zip(plan.models, open_sources(plan), strict=True):
+        opened.setdefault(str(model.path), source)
+    return [opened[str(model.path)] for model in plan.models]
