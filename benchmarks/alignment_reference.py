@@ -4,7 +4,9 @@
 
 Every gradient, and every evaluation of the objective inside `scipy.optimize.fminbound`, goes through all pairs of
 models and through dense permutation matrices. It stops, as the authors' code does, when the objective has not risen by
-1e-6 for five iterations, or after 200, and rounds each matrix by itself.
+1e-6 for five iterations, or after 200, and rounds each matrix by itself. On three random MLPs it was seen to give the
+objective, the gradients (to 1e-7) and in the end the permutations of the authors' own code, crisostomi/
+cycle-consistent-model-merging at commit ea1eca7.
 """
 
 from __future__ import annotations
