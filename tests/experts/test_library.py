@@ -321,3 +321,13 @@ def test_randomized_factors_keep_the_energy(models, tmp_path):
     quick = Library.build(models["base"], experts(models), tmp_path / "quick", randomized=True)
     for name in experts(models):
         assert quick.manifest.experts[name].energy >= 0.98 * exact.manifest.experts[name].energy
+
+
+def test_open_finds_an_expert_without_any_import(tmp_path):
+    base = {"w": torch.randn(6, 5)}
+    Library.build(base, {"a": {"w": base["w"] + torch.randn(6, 5)}}, tmp_path / "lib", copy_base=True)
+    code = f"import merganser as mg; print(mg.open({str(tmp_path / 'lib' / 'experts' / 'a.safetensors')!r}).names())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['w']"
+    with pytest.raises(CheckpointError, match="an expert library; name one of a as"):
+        open_checkpoint(tmp_path / "lib")

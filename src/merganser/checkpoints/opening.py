@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +25,8 @@ Reference: TypeAlias = "str | os.PathLike[str] | Checkpoint | Mapping[str, Any] 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "pytorch_model*.bin"]
 
+#: Kinds of checkpoints defined in later packages: a file that marks them -> the module that registers their opener.
+_MARKS = {"library.json": "merganser.experts.library"}
 _OPENERS: list[tuple[Callable[[Path], bool], Callable[[Path], Checkpoint]]] = []
 
 
@@ -70,6 +73,9 @@ def locate(reference: str) -> Path:
 
 
 def _open_path(path: Path) -> Checkpoint:
+    for mark, module in _MARKS.items():
+        if any((place / mark).is_file() for place in (path, *path.parents[:2])):
+            import_module(module)
     for accepts, reader in _OPENERS:
         if accepts(path):
             return reader(path)

@@ -301,10 +301,15 @@ def _check_name(name: str) -> None:
 
 
 def _is_expert(path: Path) -> bool:
+    if path.is_dir():
+        return (path / FILE).is_file()
     return path.suffix == ".safetensors" and path.parent.name == "experts" and (path.parent.parent / FILE).is_file()
 
 
 def _open_expert(path: Path) -> Checkpoint:
+    if path.is_dir():
+        known = ", ".join(Library(path).experts)
+        raise CheckpointError(f"{path}: an expert library; name one of {known} as {path}/experts/NAME.safetensors")
     return Library(path.parent.parent).expert(path.stem)
 
 
