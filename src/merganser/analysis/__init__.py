@@ -1,7 +1,7 @@
 """Looking at models in weight space: the theory of task vectors, trajectories, landscapes, similarity, disentanglement.
 
 Modules load on first use: `merganser.analysis.gradients`, `.trajectory`, `.tangent`, `.disentanglement`, `.landscape`,
-`.similarity`, `.plots`.
+`.similarity`, `.mergeability`, `.plots`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_MODULES = ("disentanglement", "gradients", "landscape", "plots", "similarity", "tangent", "trajectory")
+_MODULES = ("disentanglement", "gradients", "landscape", "mergeability", "plots", "similarity", "tangent", "trajectory")
 
 __all__ = [*_MODULES]
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from merganser.analysis import disentanglement as disentanglement
     from merganser.analysis import gradients as gradients
     from merganser.analysis import landscape as landscape
+    from merganser.analysis import mergeability as mergeability
     from merganser.analysis import plots as plots
     from merganser.analysis import similarity as similarity
     from merganser.analysis import tangent as tangent

@@ -96,8 +96,8 @@ class Difference(Vector):
 class Stored(Vector):
     """A vector read from a checkpoint that holds one, such as a saved task vector or a state dict of differences."""
 
-    def __init__(self, source: Checkpoint) -> None:
-        super().__init__({n: wide(source.spec(n)) for n in _floating(source)}, source.label, (source,))
+    def __init__(self, source: Checkpoint, exclude: Sequence[str] = ()) -> None:
+        super().__init__({n: wide(source.spec(n)) for n in _floating(source, exclude)}, source.label, (source,))
 
     def compute(self, name: str, rows: Rows | None) -> Tensor:
         return self.parts[0].read(name, rows).to(self._specs[name].dtype, copy=True)

@@ -50,9 +50,9 @@ class TaskVector(Checkpoint):
         self._bind(Difference(open_checkpoint(finetuned), open_checkpoint(base), exclude))
 
     @classmethod
-    def load(cls, reference: Reference) -> TaskVector:
+    def load(cls, reference: Reference, *, exclude: Sequence[str] = ()) -> TaskVector:
         """A checkpoint or state dict that holds differences already, such as `save` wrote."""
-        return cls._of(Stored(open_checkpoint(reference)))
+        return cls._of(Stored(open_checkpoint(reference), exclude))
 
     @classmethod
     def _of(cls, vector: Vector) -> TaskVector:

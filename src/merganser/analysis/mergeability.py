@@ -1,0 +1,194 @@
+"""How hard a set of experts will be to merge, guessed from their weights before any of them is merged.
+
+Signals of every two experts, all cheap and none of them in need of data:
+
+- `overlap`: the normalised interference of their leading singular vectors (`experts.sti.Overlap.normalized`), mean over
+  a sample of matrices, with what unrelated experts have by chance taken off; 0 for orthogonal, 1 for equal subspaces;
+- `cosine` of the whole task vectors, and `sign_agreement` of their entries in the sample;
+- `distance`: the larger ‖τ‖/‖θ_0‖, for the further experts go, the less holds of what is linear about them;
+- `imbalance`: 1 − the smaller norm over the larger, for a sum forgets its smaller term;
+- `bend`: 1 − the smaller cos(τ_1, τ_K) over the epochs of their runs, where these are given.
+
+Sharing directions is harmless to experts that agree on them, so the two are one quantity,
+conflict = overlap · (1 − cosine)/2. The difficulty of a pair is 1 − (1 − conflict) Π (1 − w s) over the others with
+weights `WEIGHTS`: monotone in every signal, in [0, 1], and a judgement, not a calibration.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from merganser.analysis.inner_products import STATISTICS
+from merganser.analysis.trajectory import linear_regime
+from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.geometry import inner_products, sign_agreement
+from merganser.engine.task_vector import TaskVector
+from merganser.errors import InputError
+from merganser.experts.sti import Overlap
+from merganser.kernels.spectra import top_svd
+from merganser.tuning.result import Result
+
+WEIGHTS = {"distance": 0.5, "imbalance": 0.25, "bend": 0.5}
+#: A distance of this share of the base counts as 1 − 1/e.
+FAR = 0.1
+#: Difficulty from which a set is moderate, and from which it is hard.
+MODERATE, HARD = 0.15, 0.4
+
+
+@dataclass(frozen=True)
+class Pair(Result):
+    """The signals of two experts, and what they add up to."""
+
+    experts: tuple[str, str]
+    difficulty: float
+    conflict: float
+    overlap: float
+    cosine: float
+    sign_agreement: float
+    distance: float
+    imbalance: float
+    bend: float | None
+
+
+@dataclass(frozen=True)
+class Mergeability(Result):
+    """`difficulty` is the mean over pairs; `blame` names the worst pair, `by_expert` the mean over each one's pairs."""
+
+    difficulty: float
+    verdict: Literal["easy", "moderate", "hard"]
+    blame: tuple[str, str]
+    reason: str
+    by_expert: dict[str, float]
+    pairs: tuple[Pair, ...]
+    sampled: tuple[str, ...]
+
+
+def mergeability(
+    base: Reference,
+    experts: Mapping[str, Reference],
+    *,
+    runs: Mapping[str, Sequence[Reference]] | None = None,
+    matrices: int = 16,
+    rank: int = 16,
+    exclude: Sequence[str] = STATISTICS,
+) -> Mergeability:
+    """Expected difficulty of merging `experts` of `base`, and the pair to blame.
+
+    At most `matrices` matrices, spread over the depth, are decomposed, to `rank` components each; everything else is
+    one streamed pass. `runs` are checkpoints [base, epoch 1, …] of the fine-tunings, where they were kept.
+    """
+    if len(experts) < 2:
+        raise InputError(f"mergeability is about pairs: expected two experts or more, got {len(experts)}")
+    if runs is not None and set(runs) != set(experts):
+        raise InputError(f"runs of {sorted(runs)} for the experts {sorted(experts)}: the same, please")
+    names = list(experts)
+    origin = open_checkpoint(base)
+    vectors = [TaskVector(experts[name], origin, exclude=exclude) for name in names]
+    weights = TaskVector.load(origin, exclude=exclude)
+    gram = inner_products([*vectors, weights])
+    norms = [math.sqrt(float(gram[i, i])) for i in range(len(gram))]
+    if still := [name for name, norm in zip(names, norms, strict=False) if norm == 0]:
+        raise InputError(f"{still[0]!r} equals the base: there is nothing to merge")
+    sampled = sample(vectors[0], matrices)
+    overlaps = _overlaps(vectors, sampled, rank)
+    bends = {n: 1 - c for n, c in linear_regime(runs, exclude=exclude).final_cosines.items()} if runs else None
+    pairs = tuple(
+        _pair(
+            names[i],
+            names[j],
+            overlaps[i, j],
+            float(gram[i, j]) / (norms[i] * norms[j]),
+            _signs(vectors[i], vectors[j], sampled),
+            (norms[i], norms[j]),
+            norms[-1],
+            max(bends[names[i]], bends[names[j]]) if bends else None,
+        )
+        for i, j in itertools.combinations(range(len(names)), 2)
+    )
+    worst = max(pairs, key=lambda pair: pair.difficulty)
+    mean = math.fsum(pair.difficulty for pair in pairs) / len(pairs)
+    return Mergeability(
+        difficulty=mean,
+        verdict="hard" if mean >= HARD else "moderate" if mean >= MODERATE else "easy",
+        blame=worst.experts,
+        reason=_reason(worst),
+        by_expert={
+            name: math.fsum(p.difficulty for p in pairs if name in p.experts) / (len(names) - 1) for name in names
+        },
+        pairs=pairs,
+        sampled=tuple(sampled),
+    )
+
+
+def sample(vector: TaskVector, count: int) -> list[str]:
+    """Matrices spread evenly over the order of the checkpoint, which is that of the depth."""
+    found = [n for n in vector.names() if len(s := vector.spec(n).shape) == 2 and min(s) > 1]
+    if count < 1:
+        raise InputError(f"at least one matrix must be looked at, got {count}")
+    if len(found) <= count:
+        return found
+    return [found[round(i * (len(found) - 1) / max(1, count - 1))] for i in range(count)]
+
+
+def rank_correlation(difficulty: Sequence[float], loss: Sequence[float]) -> float:
+    """Spearman's ρ between guessed difficulties and what merging really cost, over several sets or pairs."""
+    if len(difficulty) != len(loss) or len(loss) < 3:
+        raise InputError(f"{len(difficulty)} guesses for {len(loss)} losses: expected as many, three or more")
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(difficulty, loss).statistic)
+
+
+def _overlaps(vectors: Sequence[TaskVector], names: Sequence[str], rank: int) -> dict[tuple[int, int], float]:
+    """Normalised interference of every pair, above chance, mean over the matrices."""
+    found: dict[tuple[int, int], list[float]] = {pair: [] for pair in itertools.combinations(range(len(vectors)), 2)}
+    for name in names:
+        factors = [top_svd(vector.read(name), rank) for vector in vectors]
+        for i, j in found:
+            if factors[i].rank and factors[j].rank:
+                overlap = Overlap.of([factors[i], factors[j]])
+                chance = min(overlap.chance(), 0.99)
+                found[i, j].append(max(0.0, overlap.normalized() - chance) / (1 - chance))
+    return {pair: math.fsum(values) / len(values) if values else 0.0 for pair, values in found.items()}
+
+
+def _signs(a: TaskVector, b: TaskVector, names: Sequence[str]) -> float:
+    share = sign_agreement(a.only(*names), b.only(*names)) if names else math.nan
+    return 0.5 if math.isnan(share) else share
+
+
+def _pair(
+    a: str,
+    b: str,
+    overlap: float,
+    cosine: float,
+    signs: float,
+    norms: tuple[float, float],
+    base: float,
+    bend: float | None,
+) -> Pair:
+    overlap = min(1.0, overlap)
+    conflict = overlap * (1 - cosine) / 2
+    distance = 1 - math.exp(-max(norms) / (FAR * base)) if base else 1.0
+    imbalance = 1 - min(norms) / max(norms)
+    signals = {"distance": distance, "imbalance": imbalance, "bend": min(1.0, max(0.0, bend or 0.0))}
+    ease = (1 - conflict) * math.prod(1 - WEIGHTS[name] * value for name, value in signals.items())
+    return Pair((a, b), 1 - ease, conflict, overlap, cosine, signs, distance, imbalance, bend)
+
+
+def _reason(pair: Pair) -> str:
+    """The signal that took most off the ease of a pair, in words."""
+    a, b = pair.experts
+    shared = f"overlap {pair.overlap:.2f}, cosine {pair.cosine:.2f}"
+    costs = {
+        f"{a} and {b} use the same directions to different ends ({shared})": pair.conflict,
+        f"{a} or {b} is far from the base": WEIGHTS["distance"] * pair.distance,
+        f"{a} and {b} differ in size: the smaller one is drowned": WEIGHTS["imbalance"] * pair.imbalance,
+        f"the fine-tuning of {a} or {b} has left the linear regime": WEIGHTS["bend"] * (pair.bend or 0.0),
+    }
+    return max(costs, key=lambda text: costs[text])
