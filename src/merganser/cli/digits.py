@@ -34,8 +34,12 @@ class Digits:
         self._images = torch.tensor(images, dtype=torch.float32).view(-1, 8, 8)[order] / 16
         self._labels = torch.tensor(labels)[order]
 
-    def example(self) -> Tensor:
-        return self._images[:2]
+    def example(self, count: int = 2) -> Tensor:
+        return self._images[:count]
+
+    def test(self, task: str) -> tuple[Tensor, Tensor]:
+        """The images and labels of a task that nothing was trained on."""
+        return self.tasks[task](self._images[TRAIN:]), self._labels[TRAIN:]
 
     def train_base(self) -> nn.Module:
         """Half-good at everything: few samples of every task."""
@@ -52,9 +56,9 @@ class Digits:
         return self._train(self._network(seed), self._images[:TRAIN], self._labels[:TRAIN], steps=200, rate=1e-3)
 
     def accuracy(self, module: nn.Module, task: str) -> float:
+        images, labels = self.test(task)
         with torch.inference_mode():
-            predicted = module(self.tasks[task](self._images[TRAIN:])).argmax(1)
-        return float((predicted == self._labels[TRAIN:]).float().mean())
+            return float((module(images).argmax(1) == labels).float().mean())
 
     def save(self, module: nn.Module, directory: Path) -> None:
         directory.mkdir(parents=True)

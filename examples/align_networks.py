@@ -1,0 +1,35 @@
+"""Average networks that were trained apart: derive their symmetries, align them in one universe, repair the average.
+
+No permutation table is written by hand; the symmetry comes from the module itself. Needs scikit-learn for its digits.
+
+    python examples/align_networks.py
+"""
+
+import argparse
+
+import merganser as mg
+from merganser.cli.digits import Digits
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", type=int, default=3)
+    digits = Digits()
+    networks = [digits.train_apart(seed) for seed in range(1, parser.parse_args().models + 1)]
+
+    symmetry = mg.align.symmetry(networks[0], digits.example())
+    print(symmetry, end="\n\n")
+    universe = mg.align.universe(networks, symmetry)
+    aligned = digits.from_state(universe.merged())
+    repaired = mg.align.repair(aligned, [universe.to_universe(i) for i in range(len(universe))], [digits.example(200)])
+
+    for seed, network in enumerate(networks, 1):
+        print(f"trained with seed {seed}    {digits.accuracy(network, 'upright'):.3f}")
+    print(f"plain average          {digits.accuracy(digits.from_state(mg.merge(networks)), 'upright'):.3f}")
+    print(f"aligned average        {digits.accuracy(aligned, 'upright'):.3f}")
+    print(f"aligned and repaired   {digits.accuracy(repaired, 'upright'):.3f}")
+    print(f"cycle error            {universe.cycle_error():g}")
+
+
+if __name__ == "__main__":
+    main()
