@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 _NAMES = {
     "AdaptiveModel": "merganser.experts.adaptive",
     "Library": "merganser.experts.library",
+    "MaskLibrary": "merganser.experts.masks",
     "Interference": "merganser.experts.survey",
     "interference": "merganser.experts.survey",
     "extract_lora": "merganser.experts.lora",
@@ -23,6 +24,7 @@ __all__ = [
     "AdaptiveModel",
     "Interference",
     "Library",
+    "MaskLibrary",
     "MlpRouter",
     "NearestNeighbour",
     "ProjectionRouter",
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from merganser.experts.layers import score_layers, sweep_layers
     from merganser.experts.library import Library
     from merganser.experts.lora import extract_lora, merge_adapters
+    from merganser.experts.masks import MaskLibrary
     from merganser.experts.routing import MlpRouter, NearestNeighbour, ProjectionRouter
     from merganser.experts.survey import Interference, interference
 

@@ -1,0 +1,336 @@
+"""Experts as one shared vector and a bit for each of their weights: TALL masks and EMR, on disk.
+
+With task vectors Δ_t = θ_t − θ_0, an expert is rebuilt as θ_0 + λ_t · m_t ⊙ Δ.
+
+- `tall` (Wang et al. 2024, Localizing Task Information, arXiv:2405.07813): Δ = ΣΔ_t, m_t = [|Δ_t| > κ_t |Δ − Δ_t|],
+  λ_t = 1; larger thresholds κ_t give sparser masks.
+- `emr` (Huang et al. 2024, EMR-Merging, arXiv:2405.17461): Δ has the sign of ΣΔ_t and the largest magnitude among the
+  tasks of that sign, m_t = [Δ_t Δ > 0], λ_t = ‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁.
+
+The interface is that of the `Library`, so that storage and fidelity compare. A new expert changes the shared vector, so
+there is no `add`: build again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer
+from merganser.checkpoints.differences import Combination, Difference, Stored, Vector, in_blocks, wide
+from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.export import write_checkpoint
+from merganser.engine.geometry import blocks
+from merganser.engine.task_vector import Applied
+from merganser.errors import CheckpointError, InputError, did_you_mean
+from merganser.experts.library import Size
+
+Kind = Literal["tall", "emr"]
+FILE = "masks.json"
+FORMAT, VERSION = "merganser-masks", 1
+_FULL = "::full"
+
+
+@dataclass(frozen=True)
+class MaskSize(Size):
+    """As a library's, with the vector that all experts share."""
+
+    shared: int = 0
+
+    @property
+    def total(self) -> int:
+        return super().total + self.shared
+
+
+class MaskLibrary:
+    """Experts of one base as masks over a shared vector. Make one with `build`, open one with `MaskLibrary(path)`."""
+
+    def __init__(self, path: str | os.PathLike[str], base: Reference | None = None) -> None:
+        """Open one. `base` names the base's new place if it was moved."""
+        self.path = Path(path)
+        self.manifest = _read_manifest(self.path)
+        self.kind: Kind = self.manifest["kind"]
+        place = self.path / "base" if self.manifest["base"] is None else self.manifest["base"]
+        self.base = open_checkpoint(base if base is not None else place)
+        if self.base.fingerprint() != self.manifest["fingerprint"]:
+            raise CheckpointError(f"{self.path}: {self.base.label} is not the base these masks were made for")
+        self.shared = Stored(open_checkpoint(self.path / "shared"))
+
+    @classmethod
+    def build(
+        cls,
+        base: Reference,
+        experts: Mapping[str, Reference],
+        path: str | os.PathLike[str],
+        *,
+        kind: Kind = "tall",
+        threshold: float | Mapping[str, float] = 0.4,
+        dtype: torch.dtype | None = None,
+        on_step: Callable[[str, str], None] = lambda action, name: None,
+    ) -> MaskLibrary:
+        """Write the shared vector and the masks of `experts` to the directory `path`, by streaming.
+
+        `threshold` is κ of the TALL masks, for all experts or by name; `dtype` that of the shared vector, by default
+        what most of the base is in. Tensors the base has not, or has in another shape (heads), are kept whole. A base
+        that is only in memory is copied.
+        """
+        directory = Path(path)
+        if kind not in ("tall", "emr"):
+            raise InputError(f"unknown kind of masks {kind!r}{did_you_mean(kind, ('tall', 'emr'))}")
+        if not experts:
+            raise InputError("masks need at least one expert")
+        if bad := [name for name in experts if name != Path(name).name or name.startswith(".")]:
+            raise InputError(f"{bad[0]!r} cannot name an expert: it becomes the name of a directory")
+        if directory.exists() and any(directory.iterdir()):
+            raise InputError(f"{directory}: exists already; choose another path")
+        origin = open_checkpoint(base)
+        opened = {name: open_checkpoint(reference) for name, reference in experts.items()}
+        # What one expert cannot share is kept whole by all of them.
+        exclude = sorted({tensor for expert in opened.values() for tensor in _own_tensors(origin, expert)})
+        own = {name: [tensor for tensor in exclude if tensor in expert] for name, expert in opened.items()}
+        deltas = {name: Difference(expert, origin, exclude) for name, expert in opened.items()}
+        (directory / "experts").mkdir(parents=True, exist_ok=True)
+        place = _place(base)
+        if place is None:
+            origin = open_checkpoint(write_checkpoint(origin, directory / "base"))
+        on_step("adding up", ", ".join(opened))
+        united = Combination([(1.0, d) for d in deltas.values()]) if kind == "tall" else Elected(list(deltas.values()))
+        card = {"card": {"models": list(opened), "methods": [kind]}}
+        write_checkpoint(united, directory / "shared", dtype=dtype or _main_dtype(origin), sidecars=card)
+        shared = Stored(open_checkpoint(directory / "shared"))
+        records: dict[str, dict[str, float]] = {}
+        for name, delta in deltas.items():
+            on_step("masking", name)
+            factor = threshold if isinstance(threshold, (int, float)) else threshold[name]
+            packed = _Packed(delta, shared, kind, float(factor), opened[name], own[name])
+            write_checkpoint(packed, directory / "experts" / name, sidecars=card)
+            records[name] = {"scale": _rescaler(delta, shared) if kind == "emr" else 1.0}
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "kind": kind,
+            "base": place,
+            "fingerprint": origin.fingerprint(),
+            "experts": records,
+        }
+        (directory / f"{FILE}.partial").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        (directory / f"{FILE}.partial").rename(directory / FILE)
+        return cls(directory, origin)
+
+    @property
+    def experts(self) -> tuple[str, ...]:
+        return tuple(self.manifest["experts"])
+
+    def __len__(self) -> int:
+        return len(self.experts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.manifest["experts"]
+
+    def expert(self, name: str) -> MaskedExpert:
+        """An expert as a checkpoint, rebuilt as it is read."""
+        if name not in self:
+            raise InputError(f"{self.path}: has no expert {name!r}{did_you_mean(name, self.experts)}")
+        bits = open_checkpoint(self.path / "experts" / name)
+        return MaskedExpert(self.base, self.shared, bits, float(self.manifest["experts"][name]["scale"]), name)
+
+    def density(self, name: str) -> float:
+        """The share of entries an expert's mask keeps."""
+        expert = self.expert(name)
+        ones = sum(int(expert.mask(tensor).sum()) for tensor in self.shared.names())
+        return ones / max(1, sum(self.shared.spec(tensor).numel for tensor in self.shared.names()))
+
+    def merge(self, scale: float = 1.0) -> Applied:
+        """θ_0 + scale · Δ: task arithmetic, or the unified model of EMR, without masks."""
+        return Applied(self.base, self.shared, scale)
+
+    def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
+        """Rebuild an expert as an ordinary checkpoint directory, by streaming (options of `write_checkpoint`)."""
+        return write_checkpoint(self.expert(name), out, **options)
+
+    def size(self) -> MaskSize:
+        """Bytes of the base's weights, of the shared vector and of every expert's masks."""
+        return MaskSize(
+            base=sum(self.base.spec(name).nbytes for name in self.base.names()),
+            experts={name: _nbytes(open_checkpoint(self.path / "experts" / name)) for name in self.experts},
+            shared=_nbytes(open_checkpoint(self.path / "shared")),
+        )
+
+
+class Elected(Vector):
+    """The sign of ΣΔ_t with the largest |Δ_t| among those of that sign."""
+
+    def __init__(self, deltas: Sequence[Vector]) -> None:
+        specs = {name: deltas[0].spec(name) for name in deltas[0].names()}
+        super().__init__(specs, f"elected of {', '.join(delta.label for delta in deltas)}", deltas)
+        self.deltas = deltas
+
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        parts = [delta.compute(name, rows) for delta in self.deltas]
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total.add_(part)
+        sign = total.sign_()
+        largest = torch.zeros_like(sign)
+        for part in parts:
+            torch.maximum(largest, part.mul_(sign), out=largest)
+        return largest.mul_(sign)
+
+
+class MaskedExpert(View):
+    """θ_0 + λ · m ⊙ Δ; tensors kept whole are the expert's own."""
+
+    def __init__(self, base: Checkpoint, shared: Vector, bits: Checkpoint, scale: float, name: str) -> None:
+        super().__init__(base, f"{name} over {base.label}")
+        self.name, self.shared, self.bits, self.scale = name, shared, bits, scale
+        self._own = {stored.removesuffix(_FULL) for stored in bits.names() if stored.endswith(_FULL)}
+
+    def names(self) -> Sequence[str]:
+        return [*self.source.names(), *sorted(self._own - set(self.source.names()))]
+
+    def spec(self, name: str) -> TensorSpec:
+        return self.bits.spec(name + _FULL) if name in self._own else self.source.spec(name)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        name = self.source.aliases().get(name, name)
+        if name in self._own:
+            return self.bits.read(name + _FULL, rows)
+        if name not in self.shared:
+            return self.source.read(name, rows)
+        spec = wide(self.source.spec(name))
+        if not spec.shape:
+            return self._compute(name, None)
+        return in_blocks(spec, rows, lambda part: self._compute(name, part))
+
+    def mask(self, name: str, rows: Rows | None = None) -> Tensor:
+        """m of one tensor, or of its rows, as booleans."""
+        return _unpack(self.bits, name, self.source.spec(name).shape, rows)
+
+    def _compute(self, name: str, rows: Rows | None) -> Tensor:
+        moved = self.shared.compute(name, rows).masked_fill_(~self.mask(name, rows), 0)
+        return torch.add(self.source.read(name, rows).to(moved.dtype), moved, alpha=self.scale)
+
+    def fingerprint(self) -> str:
+        parts = f"{self.source.fingerprint()} {self.shared.fingerprint()} {self.bits.fingerprint()} {self.scale!r}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+
+class _Packed(Checkpoint):
+    """The masks of an expert, eight entries a byte, each row of the first axis on its own so that rows can be read
+    alone; a vector or a number is one row."""
+
+    def __init__(
+        self, delta: Vector, shared: Vector, kind: Kind, threshold: float, expert: Checkpoint, own: Sequence[str]
+    ) -> None:
+        if threshold < 0:
+            raise InputError(f"a threshold is not negative, got {threshold}")
+        self.label = f"{kind} masks of {expert.label}"
+        self._delta, self._shared, self._kind, self._threshold = delta, shared, kind, threshold
+        self._expert, self._own = expert, own
+
+    def names(self) -> Sequence[str]:
+        return [*self._delta.names(), *(name + _FULL for name in self._own)]
+
+    def spec(self, name: str) -> TensorSpec:
+        if name.endswith(_FULL):
+            return self._expert.spec(name.removesuffix(_FULL))
+        height, width = _flat(self._delta.spec(name).shape)
+        return TensorSpec((height, -(-width // 8)), torch.uint8)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        if name.endswith(_FULL):
+            return self._expert.read(name.removesuffix(_FULL), rows)
+        shape = self._delta.spec(name).shape
+        if len(shape) < 2:
+            return self._pack(name, None)
+        return in_blocks(self.spec(name), rows, lambda part: self._pack(name, part))
+
+    def _pack(self, name: str, rows: Rows | None) -> Tensor:
+        delta, shared = self._delta.compute(name, rows), self._shared.compute(name, rows)
+        stands_out = delta.abs() > self._threshold * (shared - delta).abs()
+        kept = stands_out if self._kind == "tall" else delta * shared > 0
+        height = kept.shape[0] if kept.dim() > 1 else 1
+        return torch.from_numpy(np.packbits(kept.reshape(height, -1).numpy(), axis=1, bitorder="little"))
+
+    def fingerprint(self) -> str:
+        parts = f"{self.label} {self._threshold} {self._delta.fingerprint()} {self._shared.fingerprint()}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def _unpack(bits: Checkpoint, name: str, shape: tuple[int, ...], rows: Rows | None) -> Tensor:
+    _, width = _flat(shape)
+    packed = bits.read(name, rows if len(shape) > 1 else None)
+    plain = np.unpackbits(packed.numpy(), axis=1, count=width, bitorder="little").astype(bool)
+    mask = torch.from_numpy(plain)
+    if len(shape) < 2:
+        mask = mask.view(shape)
+        return mask if rows is None or not shape else mask[rows[0] : rows[1]]
+    return mask.view(mask.shape[0], *shape[1:])
+
+
+def _flat(shape: tuple[int, ...]) -> tuple[int, int]:
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+
+
+def _rescaler(delta: Vector, shared: Vector) -> float:
+    """‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁ over all tensors."""
+    own: list[float] = []
+    kept: list[float] = []
+    for name in delta.names():
+        for a, b in blocks([delta, shared], name):
+            own.append(float(np.abs(a).sum()))
+            kept.append(float(np.abs(b[a * b > 0]).sum()))
+    return math.fsum(own) / total if (total := math.fsum(kept)) else 1.0
+
+
+def _own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:
+    """What the expert does not share with the base, or has otherwise: new tensors, other shapes, other integers."""
+
+    def shared(name: str) -> bool:
+        if name not in base or base.spec(name).shape != expert.spec(name).shape:
+            return False
+        return not is_integer(expert.spec(name).dtype) or torch.equal(expert.read(name), base.read(name))
+
+    return [name for name in expert.names() if not shared(name)]
+
+
+def _place(base: Reference) -> str | None:
+    """Where to find the base again; None for one that is only in memory."""
+    if not isinstance(base, (str, os.PathLike)):
+        return None
+    return str(Path(base).resolve()) if Path(base).exists() else os.fspath(base)
+
+
+def _main_dtype(base: Checkpoint) -> torch.dtype:
+    sizes: dict[torch.dtype, int] = {}
+    for spec in map(base.spec, base.names()):
+        if not is_integer(spec.dtype):
+            sizes[spec.dtype] = sizes.get(spec.dtype, 0) + spec.numel
+    return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
+
+
+def _nbytes(checkpoint: Checkpoint) -> int:
+    return sum(checkpoint.spec(name).nbytes for name in checkpoint.names())
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no masks here: it has no {FILE}, or a build was not finished") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path / FILE}: damaged: {error}") from None
+    if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+        raise CheckpointError(f"{path / FILE}: not the manifest of masks, or of another version")
+    return found
