@@ -3,7 +3,8 @@
     python -m benchmarks.zoo.vision --arch mlp --dataset mnist --seeds 0 1 2 3 4
     python -m benchmarks.zoo.vision --arch resnet20-ln --dataset cifar10 --seeds 0 1 2
 
-On one thread of an idle 2-core server processor an MLP takes 25 s.
+On one thread of an idle 2-core server processor an MLP takes 25 s. Extrapolated there from a few steps, an epoch of
+ResNet20 1× takes 55, 125 and 230–290 s at 16, 24 and 32 pixels, one of VGG16 25 minutes.
 """
 
 from __future__ import annotations

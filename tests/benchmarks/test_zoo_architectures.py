@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.zoo.architectures import ARCHITECTURES, VGG16, ChannelLayerNorm, ResNet20, build
 from torch import Tensor, nn
 
+from benchmarks.zoo.architectures import ARCHITECTURES, VGG16, ChannelLayerNorm, ResNet20, build
 from merganser.errors import InputError
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.zoo import language_skills as skills
-from benchmarks.zoo.language_skills import Example
 from torch import Tensor, nn
 
+from benchmarks.zoo import language_skills as skills
+from benchmarks.zoo.language_skills import Example
 from merganser.errors import InputError
 
 

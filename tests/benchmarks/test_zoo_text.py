@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks.zoo import text, text_tasks
-from benchmarks.zoo.text_tasks import Sentences, Task
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from benchmarks.zoo import text, text_tasks
+from benchmarks.zoo.text_tasks import Sentences, Task
 from merganser.errors import InputError
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from benchmarks.zoo import vision
 from benchmarks.zoo.cards import command, data_file, read_card
 from benchmarks.zoo.images import Split, load_images, training_batches
 from benchmarks.zoo.training import triangle
-from safetensors.torch import load_file
-
 from merganser.errors import InputError
 
 SCHEDULE = vision.Schedule((None,) * 3, rate=0.02, batch=16, augment=False)
