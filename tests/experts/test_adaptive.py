@@ -14,7 +14,7 @@ from merganser.experts.adaptive import AdaptiveModel
 from merganser.experts.composition import applied
 from merganser.experts.heads import Heads
 from merganser.experts.inputs import Inputs, gather
-from merganser.experts.layers import accepted, distinct_experts, score_layers, sweep_layers, task_cosines
+from merganser.experts.layers import accepted, best_layer, distinct_experts, score_layers, sweep_layers, task_cosines
 from merganser.experts.routing import Routing
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
 
@@ -360,7 +360,28 @@ def test_layers_are_scored_with_and_without_data(built, x):
     assert [score.layer for score in scores] == [f"blocks.{i}.{part}" for i in range(3) for part in ("up", "down")]
     assert all(0 <= score.separability <= 1 for score in scores)
     model = model_of(built, layer=None)
-    assert model.router.layers == (max(scores, key=lambda score: score.separability).layer,)
+    assert model.router.layers == ("blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down")
+    assert best_layer(library, base) == max(scores, key=lambda score: score.margin).layer
     swept = sweep_layers(model, {"a": [Inputs((x[:6],))], "b": [Inputs((x[6:],))]})
     assert [score.layer for score in swept] == [score.layer for score in scores]
     assert all(0 <= score.accuracy <= score.accuracy_among_top <= 1 for score in swept)
+
+
+def test_orthogonal_subspaces_separate_and_equal_ones_do_not(tmp_path):
+    """Two layers of one width; in the first the experts read orthogonal directions, in the second the same ones."""
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval()
+    basis = torch.linalg.qr(torch.randn(8, 8)).Q
+    experts = {}
+    for index, task in enumerate("ab"):
+        state = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+        state["0.weight"] += torch.randn(8, 2) @ basis[:, 2 * index : 2 * index + 2].T
+        state["1.weight"] += torch.randn(8, 2) @ basis[:, :2].T
+        experts[task] = state
+    first, second = score_layers(library_of(tmp_path, base, experts, rank_fraction=0.25), base)
+    assert first.separability == pytest.approx(1, abs=1e-5)
+    assert second.separability == pytest.approx(0, abs=1e-5)
+    assert first.chance == second.chance == 0.75
+    # Seen through the other layer, task a flows where a reads, and b where a reads too.
+    assert first.margin == pytest.approx(0, abs=1e-5)
+    assert second.margin == pytest.approx((0 - 0 + 1 - 1) / 2, abs=1e-5)

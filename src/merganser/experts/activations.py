@@ -1,4 +1,4 @@
-"""What flows into chosen layers: pooled inputs of linear modules, from a forward pass that stops at the last of them."""
+"""What flows into chosen layers: pooled inputs of linear modules, from a pass that stops at the last of them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from merganser.experts.caching import CompositionCache
 from merganser.experts.composition import Composer, Composition, applied
 from merganser.experts.heads import Head, Heads, Prediction, Score, default_features
 from merganser.experts.inputs import Inputs, gather
-from merganser.experts.layers import best_layer, distinct_experts
+from merganser.experts.layers import distinct_experts, leading_layers
 from merganser.experts.library import Library
 from merganser.experts.routing import Normalise, ProjectionRouter, Router, Routing, Source, choose
 
@@ -56,10 +56,10 @@ class AdaptiveModel:
     The module must hold the base's weights (or say `load_base=True`), and is otherwise left alone: nothing but hooks
     and swapped tensors during a call. Calls from several threads wait for each other.
 
-    `layer` names one or several linear modules; without it the one with the most separable subspaces is taken. `router`
-    replaces the projection router. `merge` are parameters of the method `tsv` for both steps
-    (`{"orthogonalize": "none"}` is the plain sum of the thesis' algorithm box). Compositions of at most `cache_bytes`
-    are kept for the next time (default: twice the module).
+    `layer` names one or several linear modules; without it the first three quarters of those that experts changed vote
+    together (`experts.layers` scores single ones). `router` replaces the projection router. `merge` are parameters of
+    the method `tsv` for both steps (`{"orthogonalize": "none"}` is the plain sum of the thesis' algorithm box).
+    Compositions of at most `cache_bytes` are kept for the next time (default: twice the module).
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class AdaptiveModel:
 
     def _layers(self, layer: str | Sequence[str] | None) -> list[str]:
         if layer is None:
-            return [best_layer(self.library, self.module)]
+            return leading_layers(self.library, self.module)
         return [layer_of(name, self.module) for name in ([layer] if isinstance(layer, str) else layer)]
 
     def with_settings(self, **changes: Any) -> AdaptiveModel:
@@ -116,6 +116,12 @@ class AdaptiveModel:
         """The same model (module, settings, cache) with another router."""
         other = copy(self)
         other.router = router
+        return other
+
+    def with_accepted(self, experts: Sequence[str]) -> AdaptiveModel:
+        """The same model with these experts in the fixed merge."""
+        other = copy(self)
+        other.accepted, other._fixed = tuple(experts), None
         return other
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ from merganser.experts.inputs import Inputs
 from merganser.experts.library import Library
 from merganser.experts.routing import ProjectionRouter, task_accuracy
 from merganser.experts.sti import Overlap
+from merganser.kernels.spectra import Factors
 
 if TYPE_CHECKING:
     from merganser.experts.adaptive import AdaptiveModel
@@ -57,63 +58,93 @@ def accepted(names: Sequence[str], cosines: Tensor, redundancy: float) -> tuple[
     return tuple(names[index] for index in kept)
 
 
+#: How many layers with inputs of the same width stand in for the unknown inputs of a layer.
+NEIGHBOURS = 4
+
+
 @dataclass(frozen=True)
 class LayerScore:
-    """How far apart the subspaces of the tasks are at a layer.
+    """How well a layer should tell tasks apart, without data, and how well it does, where data were given.
 
-    `separability`: for z drawn from a task's own spectrum (z = V_t Σ_t g), the share of ‖z‖² that the best other task's
-    subspace leaves over, 1 − max_{j≠t} Σ_l σ_l² ‖V_jᵀ v_l‖² / Σ_l σ_l², averaged over tasks. 1 for orthogonal
-    subspaces, 0 for equal ones.
-    `chance`: the same for unrelated subspaces of these ranks. `accuracy`: task accuracy, where data were given.
+    A gradient's right singular vectors are combinations of the layer's inputs, so V_t Σ_t of a *neighbouring* layer
+    with inputs of the same width stands for what flows into this one on task t. With the share
+    e_j(t) = Σ_l σ_l² ‖V_jᵀ v_l‖² / Σ_l σ_l² of it that the subspace of task j holds, `margin` is the mean over tasks
+    and neighbours of e_t(t) − max_{j≠t} e_j(t). `separability` is the mean of 1 − max_{j≠t} e_j(t) with the layer's
+    own V_t Σ_t: 1 for orthogonal subspaces, 0 for equal ones, whatever flows into them; `chance` is its value for
+    unrelated subspaces of these ranks.
     """
 
     layer: str
+    margin: float
     separability: float
     chance: float
     accuracy: float | None = None
     accuracy_among_top: float | None = None
 
 
-def separability(library: Library, layer: str) -> LayerScore | None:
-    """The score of a layer; none if fewer than two experts changed it."""
-    tensor = f"{layer}.weight"
-    found = [library.factors(name, tensor) for name in library.experts]
-    factors = [f for f in found if f is not None and f.rank]
-    if len(factors) < 2:
-        return None
-    margins, expected = [], []
-    for own in factors:
-        energy = own.s.square() / own.s.square().sum()
-        others = [other for other in factors if other is not own]
-        # A subspace of another task may be stored at a rank so high that it holds everything.
-        shares = [float(energy @ (own.v.T @ other.v).square().sum(1)) for other in others]
-        margins.append(1 - min(1.0, max(shares)))
-        expected.append(1 - max(other.rank for other in others) / own.v.shape[0])
-    return LayerScore(layer, sum(margins) / len(margins), sum(expected) / len(expected))
-
-
 def score_layers(library: Library, module: nn.Module) -> list[LayerScore]:
-    """Separability of every linear layer that experts changed, in the module's order. Needs no data."""
-    scores = []
+    """Every linear layer that all experts changed, in the module's order. Needs no data."""
+    factors = {}
     for layer in linear_layers(module):
-        if f"{layer}.weight" in library.base and (score := separability(library, layer)) is not None:
-            scores.append(score)
-    if not scores:
-        raise InputError("no linear layer of the module was changed by two experts: nothing to route on")
-    return scores
+        if f"{layer}.weight" in library.base:
+            found = [library.factors(name, f"{layer}.weight") for name in library.experts]
+            if present := [f for f in found if f is not None and f.rank]:
+                factors[layer] = present
+    factors = {layer: found for layer, found in factors.items() if len(found) == len(library)}
+    if not factors:
+        raise InputError("no linear layer of the module was changed by every expert: nothing to route on")
+    return [_score(layer, factors) for layer in factors]
+
+
+def _score(layer: str, factors: Mapping[str, Sequence[Factors]]) -> LayerScore:
+    own = factors[layer]
+    order = list(factors)
+    width = own[0].v.shape[0]
+    alike = [other for other in order if other != layer and factors[other][0].v.shape[0] == width]
+    near = sorted(alike, key=lambda other: abs(order.index(other) - order.index(layer)))[:NEIGHBOURS] or [layer]
+    margins = [_margin(_shares(factors[other], own)) for other in near]
+    return LayerScore(
+        layer,
+        sum(margins) / len(margins),
+        1 - float(_best_other(_shares(own, own)).mean()),
+        1 - sum(f.rank for f in own) / len(own) / width,
+    )
+
+
+def _shares(inputs: Sequence[Factors], subspaces: Sequence[Factors]) -> Tensor:
+    """e_j(t): rows are tasks with their inputs, columns the subspaces that hold them."""
+    rows = []
+    for task in inputs:
+        energy = task.s.square() / task.s.square().sum()
+        rows.append(torch.stack([energy @ (task.v.T @ other.v).square().sum(1) for other in subspaces]))
+    return torch.stack(rows).clamp(max=1)
+
+
+def _best_other(shares: Tensor) -> Tensor:
+    return shares.clone().fill_diagonal_(0).amax(1)
+
+
+def _margin(shares: Tensor) -> float:
+    return float((shares.diagonal() - _best_other(shares)).mean())
 
 
 def best_layer(library: Library, module: nn.Module) -> str:
-    """The layer with the largest separability; with a single expert, any layer it changed."""
-    if len(library) == 1:
-        for layer in linear_layers(module):
-            if library.factors(library.experts[0], f"{layer}.weight") is not None:
-                return layer
-    return max(score_layers(library, module), key=lambda score: score.separability).layer
+    """The layer with the largest margin."""
+    return max(score_layers(library, module), key=lambda score: score.margin).layer
+
+
+def leading_layers(library: Library, module: nn.Module, share: float = 0.75) -> list[str]:
+    """The linear layers that experts changed, the first `share` of them: a router over several layers beats the best
+    single one, and the first pass ends before the last quarter, which says less of the task."""
+    kinds = {name for expert in library.experts for name in library.expert(expert).file.kinds}
+    layers = [layer for layer in linear_layers(module) if f"{layer}.weight" in kinds]
+    if not layers:
+        raise InputError("no linear layer of the module was changed by an expert: nothing to route on")
+    return layers[: max(1, round(share * len(layers)))]
 
 
 def sweep_layers(model: AdaptiveModel, batches: Mapping[str, Sequence[Inputs]], top: int = 3) -> list[LayerScore]:
-    """Every layer with its separability and the task accuracy of the projection router there, on batches whose task is
+    """Every layer with its scores and the task accuracy of the projection router there, on batches whose task is
     known. One pass through the model's first-pass weights sees all layers."""
     scores = score_layers(model.library, model.module)
     layers = [score.layer for score in scores]
@@ -131,5 +162,5 @@ def sweep_layers(model: AdaptiveModel, batches: Mapping[str, Sequence[Inputs]], 
         router = ProjectionRouter.of(model.library, score.layer)
         weights = router.weights({score.layer: torch.cat(seen[score.layer])})
         found = task_accuracy(router.tasks, weights, truth, top)
-        results.append(LayerScore(score.layer, score.separability, score.chance, found.first, found.among))
+        results.append(replace(score, accuracy=found.first, accuracy_among_top=found.among))
     return results

@@ -1,0 +1,87 @@
+"""`merganser decode`: task singular vectors as text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from merganser.experts.textspan import Side
+
+
+def command(
+    library: Annotated[Path, typer.Argument(help="Directory of the library.")],
+    expert: Annotated[str, typer.Argument(help="Expert to describe.")],
+    tensors: Annotated[list[str], typer.Argument(help="Matrices to describe.")],
+    texts: Annotated[Path, typer.Option(help="Candidate texts, one a line.")],
+    embeddings: Annotated[Path, typer.Option(help="Their embeddings: .npy, or .safetensors with one tensor.")],
+    projection: Annotated[
+        str | None, typer.Option(help="Tensor of the base from the layer to the joint space.")
+    ] = None,
+    side: Annotated[str, typer.Option(help="right (the layer's input) or left (its output).")] = "right",
+    rank: Annotated[int | None, typer.Option(min=1, help="Only the first singular vectors.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Texts per matrix.")] = 5,
+    base: Annotated[str | None, typer.Option(help="Where the base is now, if it was moved.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Name the directions an expert changed, for dual encoders (TextSpan)."""
+    from merganser.errors import InputError
+    from merganser.experts.library import Library
+    from merganser.experts.textspan import decode
+
+    if side not in ("right", "left"):
+        raise InputError(f"--side {side}: choose right or left")
+    candidates, table = _texts(texts), _embeddings(embeddings)
+    opened = Library(library, base)
+    for tensor in tensors:
+        found = decode(
+            opened,
+            expert,
+            tensor,
+            candidates,
+            table,
+            projection=projection,
+            side=cast("Side", side),
+            rank=rank,
+            count=count,
+        )
+        if as_json:
+            typer.echo(json.dumps({"expert": expert, "tensor": tensor, "texts": [asdict(text) for text in found]}))
+            continue
+        typer.echo(f"{expert}  {tensor}")
+        for concept in found:
+            typer.echo(f"  {concept.share:6.1%}  {concept.text}")
+
+
+def _texts(path: Path) -> list[str]:
+    from merganser.errors import InputError
+
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not lines:
+        raise InputError(f"{path}: no texts in it")
+    return lines
+
+
+def _embeddings(path: Path) -> Tensor:
+    from merganser.checkpoints.opening import open as open_checkpoint
+    from merganser.errors import InputError
+
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    if path.suffix == ".npy":
+        import numpy as np
+        import torch
+
+        return torch.from_numpy(np.load(path, allow_pickle=False))
+    opened = open_checkpoint(path)
+    if len(opened.names()) != 1:
+        raise InputError(f"{path}: has {len(opened.names())} tensors; one with a row per text is needed")
+    return opened.read(opened.names()[0])

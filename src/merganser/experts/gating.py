@@ -1,0 +1,83 @@
+"""Linear layers with several experts beside them, mixed by gates: y = W₀ x + b₀ + Σ_t p_t (U_t Σ_t V_tᵀ x + Δb_t)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from merganser.experts.activations import linear_layers
+from merganser.experts.library import Library
+from merganser.kernels.spectra import Factors
+
+#: From a layer's name and its input to gates: one row per input row, or one per sample.
+Gate = Callable[[str, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The experts of one layer side by side: left d × R, right m × R, the rank of each, bias updates tasks × d."""
+
+    left: Tensor
+    right: Tensor
+    ranks: tuple[int, ...]
+    bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, factors: Sequence[Factors | None], like: Tensor, bias: Tensor | None = None) -> Stack:
+        d, m = like.shape
+        left = [like.new_empty(d, 0) if f is None else (f.u * f.s).to(like) for f in factors]
+        right = [like.new_empty(m, 0) if f is None else f.v.to(like) for f in factors]
+        return cls(torch.cat(left, 1), torch.cat(right, 1), tuple(part.shape[1] for part in left), bias)
+
+    def mixed(self, x: Tensor, gates: Tensor) -> Tensor:
+        """The gated sum for inputs … × m and gates … × tasks; missing axes of the gates are those of tokens."""
+        while gates.dim() < x.dim():
+            gates = gates.unsqueeze(1)
+        spread = torch.repeat_interleave(gates, torch.tensor(self.ranks, device=gates.device), dim=-1)
+        update = ((x @ self.right) * spread) @ self.left.T
+        return update if self.bias is None else update + gates @ self.bias
+
+
+def stacks(library: Library, module: nn.Module, layers: Sequence[str] | None = None) -> dict[str, Stack]:
+    """Stacks of the linear layers that some expert changed, from the library's factors."""
+    linears = linear_layers(module)
+    found = {}
+    for layer in linears if layers is None else layers:
+        if f"{layer}.weight" not in library.base:
+            continue
+        factors = [library.factors(name, f"{layer}.weight") for name in library.experts]
+        if any(f is not None for f in factors):
+            weight = linears[layer].weight.detach()
+            found[layer] = Stack.of(factors, weight, bias_updates(library, f"{layer}.bias", weight))
+    return found
+
+
+def bias_updates(library: Library, name: str, like: Tensor) -> Tensor | None:
+    if name not in library.base:
+        return None
+    experts = [library.expert(task) for task in library.experts]
+    return torch.stack([expert.delta(name).to(like) for expert in experts])
+
+
+@contextmanager
+def gated(module: nn.Module, experts: Mapping[str, Stack], gate: Gate) -> Iterator[nn.Module]:
+    """The module with the experts beside its layers while in force."""
+
+    def beside(layer: str, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+            return output + stack.mixed(args[0], gate(layer, args[0]))
+
+        return hook
+
+    linears = linear_layers(module)
+    handles = [linears[layer].register_forward_hook(beside(layer, stack)) for layer, stack in experts.items()]
+    try:
+        yield module
+    finally:
+        for handle in handles:
+            handle.remove()
