@@ -1,0 +1,333 @@
+"""Input-adaptive merging of eight text experts of MiniLM: accuracy, multiply-adds and bytes against the experts'.
+
+    python -m benchmarks.adaptive --cache ZOO [--samples N] [--quick] [--json FILE]
+
+The experts are those of `benchmarks.zoo.text`, trained if they are missing. Sentences come without their task. Printed:
+
+- normalised accuracy (accuracy over that of the fine-tuned expert with its own head, mean over tasks) of every baseline
+  and router, under three rules for the head: `told` (the true task's head, as the thesis has it for static merges),
+  `label` (the answer must be right in its label space; the four polarity tasks share one), `pair` (task and class must
+  both be right; SST-2 is made of MR's sentences, so no router can tell these two apart);
+- multiply-adds over those of one forward pass, with and without the work of switching sets. Goals: ≤ 2.1 for single
+  sentences, ≤ 1.25 for batches of 32 of one task routed on a few probes;
+- bytes stored over those of the tensors that training changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.machine import describe
+from benchmarks.zoo.cards import add_locations
+from benchmarks.zoo.text import Schedule, expert_directory, load_head, save_base, train
+from benchmarks.zoo.text_tasks import TASKS, Sentences, load_encoder, load_task
+from merganser.experts import AdaptiveModel, Library
+from merganser.experts.accounting import Cost, measure, multiply_adds, stored
+from merganser.experts.activations import capture, pool
+from merganser.experts.baselines import Baseline, Oracle, Smile, Static, TwinMerging, WeMoE
+from merganser.experts.composition import applied
+from merganser.experts.heads import Prediction
+from merganser.experts.inputs import Inputs
+from merganser.experts.layers import leading_layers, sweep_layers
+from merganser.experts.routing import MlpRouter, NearestNeighbour, ProjectionRouter, Router, task_accuracy
+from merganser.experts.sensitivity import accuracy, sweep_choice, sweep_redundancy
+
+POLARITY = frozenset({"mr", "sst2", "cr", "mpqa"})
+Predict = Callable[[Inputs, str | None], Prediction]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Batches of test sentences with labels, and of sentences to fit routers on, by task."""
+
+    test: Mapping[str, list[tuple[Inputs, Tensor]]]
+    support: Mapping[str, list[Inputs]]
+
+
+def features(output: Any, inputs: Inputs) -> Tensor:
+    return pool(output.last_hidden_state, "mean", inputs.mask)
+
+
+def same_label(task: str, label: int, true_task: str, true_label: int) -> bool:
+    """Polarity tasks have the same two classes: the answer of one counts for the others."""
+    shared = task == true_task or (task in POLARITY and true_task in POLARITY)
+    return shared and label == true_label
+
+
+def batches(sentences: Sentences, size: int = 32) -> list[tuple[Inputs, Tensor]]:
+    return [(Inputs((), sentences.padded(chosen)), sentences.labels[chosen]) for chosen in sentences.batches(size)]
+
+
+def load(cache: Path, data: Path, samples: int, support: int) -> Data:
+    tasks = {name: load_task(name, data, cache) for name in TASKS}
+    return Data(
+        {name: batches(task.test.slice(0, samples)) for name, task in tasks.items()},
+        {name: [x for x, _ in batches(task.validation.slice(0, support))] for name, task in tasks.items()},
+    )
+
+
+def score(data: Data, predict: Predict, reference: Mapping[str, float] | None, told: bool) -> dict[str, Any]:
+    """Accuracy and normalised accuracy; a model that can be told the task is also scored with its head."""
+    found: dict[str, dict[str, float]] = {"pair": {}, "label": {}} | ({"told": {}} if told else {})
+    sizes = []
+    for task, parts in data.test.items():
+        total = sum(len(labels) for _, labels in parts)
+        right = dict.fromkeys(found, 0.0)
+        for x, labels in parts:
+            free = predict(x, None)
+            sizes += [len(chosen) for chosen in free.sets]
+            right["pair"] += len(labels) * accuracy(free, task, labels)
+            right["label"] += len(labels) * accuracy(free, task, labels, same_label)
+            if told:
+                right["told"] += len(labels) * accuracy(predict(x, task), task, labels)
+        for rule in found:
+            found[rule][task] = right[rule] / total
+    result: dict[str, Any] = {"per_task": found, "set_size": sum(sizes) / len(sizes)}
+    for rule, values in found.items():
+        result[rule] = sum(values.values()) / len(values)
+        if reference is not None:
+            result[f"{rule}_normalised"] = sum(values[t] / reference[t] for t in values) / len(values)
+    return result
+
+
+def fine_tuned(data: Data, cache: Path, heads: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
+    """The experts as they were trained, each with its own head: what accuracies are normalised by."""
+    found = {}
+    for task, parts in data.test.items():
+        encoder = load_encoder(expert_directory(cache, task))
+        right = total = 0
+        for x, labels in parts:
+            with torch.no_grad():
+                z = features(x.run(encoder), x)
+            right += int(((z @ heads[task]["weight"].T + heads[task]["bias"]).argmax(1) == labels).sum())
+            total += len(labels)
+        found[task] = right / total
+    return found
+
+
+def routers(model: AdaptiveModel, data: Data, layers: list[str], best: str) -> dict[str, Router]:
+    """Every router; those that need data are fitted to validation sentences at the layer the sweep found best."""
+    library = model.library
+    support = {
+        task: torch.cat([model.first_pass(x, [best]).inputs[best] for x in parts])
+        for task, parts in data.support.items()
+    }
+    return {
+        "projection, one layer": ProjectionRouter.of(library, best, "fixed", "zscore"),
+        "projection, several layers": ProjectionRouter.of(library, layers, "fixed", "zscore"),
+        "projection, several, softmax": ProjectionRouter.of(library, layers, "fixed", "softmax"),
+        "projection from the base": ProjectionRouter.of(library, layers, "base", "zscore"),
+        "nearest neighbour": NearestNeighbour.fit(best, support),
+        "MLP": MlpRouter.fit(best, support),
+    }
+
+
+def shared_router(shared: Static, data: Data, layer: str) -> MlpRouter:
+    """Twin-Merging's router: trained on what its shared expert sees."""
+    with applied(shared.module, shared.composition):
+        support = {
+            task: torch.cat([capture(shared.module, x, [layer]).inputs[layer] for x in parts])
+            for task, parts in data.support.items()
+        }
+    return MlpRouter.fit(layer, support)
+
+
+def router_accuracy(model: AdaptiveModel, data: Data) -> dict[str, float]:
+    weights, truth = [], []
+    for task, parts in data.test.items():
+        for x, labels in parts:
+            weights.append(model.router.weights(model.first_pass(x).inputs))
+            truth += [task] * len(labels)
+    found = task_accuracy(model.router.tasks, torch.cat(weights), truth)
+    return {"task": found.first, "task_top3": found.among, **{f"task_{k}": v for k, v in found.per_task.items()}}
+
+
+def costs(model: AdaptiveModel, data: Data, sentences: int) -> dict[str, Any]:
+    """Single sentences in a mixed order through a warm cache, then whole batches of one task routed on probes."""
+    singles = [
+        part.select(torch.tensor([index]))
+        for index in range(sentences)
+        for parts in data.test.values()
+        for part, _ in parts[:1]
+        if index < part.size
+    ]
+    singles = [trimmed(x) for x in singles]
+    first = sum((measure(model, x) for x in singles), Cost(0, 0, 0, 0, 0))
+    warm = sum((measure(model, x) for x in singles), Cost(0, 0, 0, 0, 0))
+    whole = model.with_settings(per_batch=True, probes=4)
+    per_batch = sum(
+        (measure(whole, part) for parts in data.test.values() for part, _ in parts[:1]), Cost(0, 0, 0, 0, 0)
+    )
+    return {name: shares(cost) for name, cost in (("single_cold", first), ("single_warm", warm), ("batch", per_batch))}
+
+
+def trimmed(x: Inputs) -> Inputs:
+    """A single sentence without its padding."""
+    assert x.mask is not None
+    length = int(x.mask.sum())
+    return Inputs((), {key: value[:, :length] for key, value in x.kwargs.items()})
+
+
+def shares(cost: Cost) -> dict[str, float]:
+    steps = ("first_pass", "router", "second_pass", "switch")
+    return {step: getattr(cost, step) / cost.forward for step in steps} | {"ratio": cost.ratio}
+
+
+def baseline_costs(baseline: Baseline, data: Data) -> float:
+    """Multiply-adds of a baseline's own pass over those of a forward pass."""
+    spent = plain = 0
+    for parts in data.test.values():
+        x = parts[0][0]
+        spent += multiply_adds(lambda x=x: baseline.run(x))[1]  # type: ignore[misc]
+        plain += multiply_adds(lambda x=x: x.run(baseline.module))[1]  # type: ignore[misc]
+    return spent / plain
+
+
+def show(name: str, row: Mapping[str, Any]) -> None:
+    told = f"{row['told_normalised']:7.1%}" if "told_normalised" in row else "      –"
+    extra = f"   task {row['task']:.1%}, in the first 3 {row['task_top3']:.1%}" if "task" in row else ""
+    cost = f"   {row['forwards']:.2f} forwards" if "forwards" in row else ""
+    free = f"label {row['label_normalised']:6.1%}   pair {row['pair_normalised']:6.1%}"
+    print(f"  {name:<44} told {told}   {free}{extra}{cost}", flush=True)
+
+
+def build(cache: Path, data: Path, path: Path) -> Library:
+    save_base(cache)
+    for name in TASKS:
+        train(load_task(name, data, cache), 0, Schedule(), cache)
+    if path.exists():
+        return Library(path)
+    return Library.build(cache / "text" / "base", {t: expert_directory(cache, t) for t in TASKS}, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=300, help="test sentences of each task")
+    parser.add_argument(
+        "--support", type=int, default=100, help="validation sentences of each task, for routers with data"
+    )
+    parser.add_argument("--quick", action="store_true", help="32 sentences a task; no baselines that train, no sweeps")
+    parser.add_argument("--json", type=Path, help="store the figures")
+    add_locations(parser)
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    samples = 32 if options.quick else options.samples
+    library = build(options.cache, options.data, options.cache / "libraries" / "text")
+    heads = {task: load_head(task, 0, options.cache) for task in TASKS}
+    data = load(options.cache, options.data, samples, 32 if options.quick else options.support)
+    report = evaluate(library, heads, data, load_encoder(options.cache / "text" / "base"), options.cache, options.quick)
+    report |= {"machine": describe(), "samples": samples}
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def evaluate(
+    library: Library,
+    heads: Mapping[str, Mapping[str, Tensor]],
+    data: Data,
+    encoder: nn.Module,
+    cache: Path,
+    quick: bool,
+) -> dict[str, Any]:
+    reference = fine_tuned(data, cache, heads)
+    print(f"fine-tuned experts: {np.mean(list(reference.values())):.1%} on average", flush=True)
+    setup: dict[str, Any] = {"features": features}
+    layers = leading_layers(library, encoder)
+    model = AdaptiveModel(encoder, library, heads, layer=layers, normalise="zscore", features=features)
+    report: dict[str, Any] = {"fine_tuned": reference, "models": {}, "accepted": model.accepted}
+
+    scores = sweep_layers(model, data.support)
+    report["layers"] = [asdict(row) for row in scores]
+    best = max(scores, key=lambda row: row.accuracy or 0)
+    by_margin = max(scores, key=lambda row: row.margin)
+    print(f"best single layer on validation sentences: {best.layer} ({best.accuracy:.1%} of the tasks)")
+    print(f"layer chosen without data: {by_margin.layer} ({by_margin.accuracy:.1%})", flush=True)
+
+    print("normalised accuracy")
+    zero = Static(encoder, library, heads, method="task_arithmetic", scale=0.0, **setup)
+    arithmetic = Static(encoder, library, heads, method="task_arithmetic", **setup)
+    fixed: dict[str, Baseline] = {
+        "the base": zero,
+        "task arithmetic, 0.3": arithmetic,
+        "TSV-Merge": Static(encoder, library, heads, **setup),
+        "SMILE, top 1": Smile(encoder, library, heads, top=1, **setup),
+        "SMILE, top 2": Smile(encoder, library, heads, top=2, **setup),
+    }
+    found = routers(model, data, layers, best.layer)
+    if not quick:
+        fixed["WeMoE"] = WeMoE(encoder, library, heads, **setup).fit(data.support, steps=8)
+        router = shared_router(arithmetic, data, best.layer)
+        fixed["Twin-Merging"] = TwinMerging(encoder, library, heads, router=router, **setup)
+    for name, baseline in fixed.items():
+        row = score(data, baseline.predict, reference, told=True)
+        row["forwards"] = baseline_costs(baseline, data)
+        report["models"][name] = row
+        show(name, row)
+    oracle = Oracle(encoder, library, heads, **setup)
+    told = {
+        task: sum(len(y) * accuracy(oracle.predict(x, task), task, y) for x, y in parts) / sum(len(y) for _, y in parts)
+        for task, parts in data.test.items()
+    }
+    kept = float(np.mean([told[task] / reference[task] for task in told]))
+    report["models"]["oracle expert of the library"] = {"per_task": {"told": told}, "told_normalised": kept}
+    print(f"  {'oracle expert of the library':<44} told {kept:7.1%}", flush=True)
+
+    for name, router in found.items():
+        routed = model.with_router(router)
+        row = score(data, lambda x, _, routed=routed: routed.predict(x), reference, told=False)  # type: ignore[misc]
+        row |= router_accuracy(routed, data)
+        report["models"][f"MASS: {name}"] = row
+        show(f"MASS: {name}", row)
+    for name, settings in {
+        "top 1": {"top": 1},
+        "heads by probability": {"score": "probability"},
+        "heads by posterior": {"score": "posterior"},
+        "whole batches, 4 probes": {"per_batch": True, "probes": 4},
+        "whole batches, 4 probes, top 1": {"per_batch": True, "probes": 4, "top": 1},
+    }.items():
+        routed = model.with_settings(**settings)
+        row = score(data, lambda x, _, routed=routed: routed.predict(x), reference, told=False)  # type: ignore[misc]
+        report["models"][f"MASS, several layers: {name}"] = row
+        show(f"MASS: several layers, {name}", row)
+
+    print("multiply-adds over one forward pass (first pass, router, second pass, switch)")
+    for name, settings in {"top 3": {}, "top 1": {"top": 1}}.items():
+        fresh = AdaptiveModel(
+            encoder, library, heads, router=model.router, features=features, cache_bytes=1 << 30
+        ).with_settings(**settings)
+        report[f"costs, {name}"] = spent = costs(fresh, data, 2 if quick else 6)
+        for kind, row in spent.items():
+            parts = ", ".join(f"{row[step]:.2f}" for step in ("first_pass", "router", "second_pass", "switch"))
+            print(f"  {name}, {kind:<12} {row['ratio']:5.2f}  ({parts})", flush=True)
+
+    size = stored(library, model.heads.parameters() if model.heads else 0)
+    report["stored"] = asdict(size) | {"relative": size.relative, "relative_to_trained": size.relative_to_trained}
+    print(
+        f"stored: {size.relative:.2f}× the numbers of the base; with the experts {size.relative_to_trained:.2f}× the "
+        "bytes of the trained tensors",
+        flush=True,
+    )
+    if not quick:
+        report["threshold_and_top"] = [
+            asdict(row) for row in sweep_choice(model, data.test, (0.1, 0.2, 0.3), (1, 2, 3), same_label)
+        ]
+        report["redundancy"] = [asdict(row) for row in sweep_redundancy(model, data.test, (0.02, 0.05, 0.1, 0.3))]
+        for row in report["threshold_and_top"]:
+            print(f"  η {row['threshold']:.2f}, K {row['top']}: label {row['accuracy']:.1%}, |Ω| {row['set_size']:.2f}")
+        for row in report["redundancy"]:
+            print(f"  ε {row['redundancy']:.2f}: {len(row['accepted'])} experts, task {row['accuracy']:.1%}")
+    return report
+
+
+if __name__ == "__main__":
+    main()

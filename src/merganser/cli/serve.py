@@ -1,0 +1,147 @@
+"""`merganser serve`: an input-adaptive model over an expert library behind HTTP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from merganser.experts.adaptive import AdaptiveModel
+    from merganser.experts.heads import Score
+    from merganser.experts.routing import Normalise, Source
+
+
+def command(
+    library: Annotated[Path, typer.Argument(help="Directory of the library.")],
+    model: Annotated[str, typer.Option(help="pkg.module:factory, a function that returns the network.")],
+    heads: Annotated[
+        Path | None,
+        typer.Option(help="Directory with a head per expert: NAME.safetensors with weight and bias."),
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="JSON: names of the classes of each expert's head.")] = None,
+    encode: Annotated[
+        str | None, typer.Option(help="pkg.module:function from a request's inputs to the model's.")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="pkg.module:function from the model's output and inputs to what heads read.")
+    ] = None,
+    layer: Annotated[list[str] | None, typer.Option(help="Linear layer to route at; several may be named.")] = None,
+    source: Annotated[str, typer.Option(help="Route from the fixed merge, or from the base.")] = "fixed",
+    normalise: Annotated[str, typer.Option(help="softmax of the residuals, or of their zscore.")] = "zscore",
+    score: Annotated[str, typer.Option(help="Compare heads by logit, probability or posterior.")] = "logit",
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Least weight of a chosen expert (η).")] = 0.2,
+    top: Annotated[int, typer.Option(min=1, help="Most experts for one input (K).")] = 3,
+    redundancy: Annotated[float, typer.Option(min=-1, max=1, help="Most cosine in the fixed merge (ε).")] = 0.3,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
+    max_batch: Annotated[int, typer.Option(min=1, help="Samples computed together.")] = 64,
+    max_samples: Annotated[int, typer.Option(min=1, help="Samples of one request.")] = 64,
+    max_queue: Annotated[int, typer.Option(min=1, help="Samples that may wait.")] = 512,
+    max_body: Annotated[str, typer.Option(help="Bytes of one request, e.g. 1MB.")] = "1MiB",
+    wait: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for other requests.")] = 5.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request is given up.")] = 30.0,
+    base: Annotated[str | None, typer.Option(help="Where the base is now, if it was moved.")] = None,
+) -> None:
+    """Serve a library: each request finds its experts and its head."""
+    from merganser.cli.units import parse_size
+    from merganser.errors import require
+    from merganser.experts.batching import Limits
+    from merganser.experts.serving import create_app
+
+    uvicorn = require("uvicorn", "serve")
+    limits = Limits(parse_size(max_body), max_samples, max_batch, max_queue, wait / 1000, timeout)
+    adaptive = build_model(
+        library,
+        model,
+        heads,
+        base,
+        features=features,
+        layer=layer or None,
+        source=cast("Source", _one_of("source", source, ("fixed", "base"))),
+        normalise=cast("Normalise", _one_of("normalise", normalise, ("softmax", "zscore"))),
+        score=cast("Score", score),
+        threshold=threshold,
+        top=top,
+        redundancy=redundancy,
+    )
+    app = create_app(adaptive, encode=_function(encode), labels=_labels(labels), limits=limits)
+    typer.echo(f"serving {', '.join(adaptive.library.experts)} at http://{host}:{port}", err=True)
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=max(1, round(timeout)),
+        limit_concurrency=max(64, 2 * max_queue),
+    )
+
+
+def build_model(
+    library: Path, model: str, heads: Path | None, base: str | None, *, features: str | None, **options: Any
+) -> AdaptiveModel:
+    """The adaptive model of a command line: the factory's network gets the base's weights."""
+    from merganser.cli.factories import load_factory
+    from merganser.errors import InputError
+    from merganser.experts.adaptive import AdaptiveModel
+    from merganser.experts.library import Library
+
+    opened = Library(library, base)
+    made = load_factory(model)()
+    module = made[0] if isinstance(made, tuple) else made
+    if not hasattr(module, "state_dict"):
+        raise InputError(f"--model {model}: gave a {type(module).__name__}, not a network")
+    found = None if heads is None else read_heads(heads, opened.experts)
+    return AdaptiveModel(
+        module.eval(), opened, cast(Any, found), features=_function(features), load_base=True, **options
+    )
+
+
+def read_heads(directory: Path, tasks: tuple[str, ...]) -> dict[str, dict[str, Tensor]]:
+    """`NAME.safetensors` or `NAME/head.safetensors` for every expert."""
+    from merganser.checkpoints.opening import open as open_checkpoint
+    from merganser.errors import InputError
+
+    found = {}
+    for task in tasks:
+        paths = [directory / f"{task}.safetensors", directory / task / "head.safetensors"]
+        there = [path for path in paths if path.is_file()]
+        if not there:
+            raise InputError(
+                f"{directory}: no head for {task!r}; looked for {paths[0].name} and {task}/head.safetensors"
+            )
+        found[task] = {name: tensor.clone() for name, tensor in open_checkpoint(there[0]).state_dict().items()}
+    return found
+
+
+def _function(text: str | None) -> Any:
+    from merganser.cli.factories import load_factory
+
+    return None if text is None else load_factory(text)
+
+
+def _labels(path: Path | None) -> dict[str, list[str]] | None:
+    from merganser.errors import InputError
+
+    if path is None:
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no labels to be read: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(names, list) for names in content.values()):
+        raise InputError(f"{path}: labels must be an object of lists, one for each expert")
+    return content
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:
+    from merganser.errors import InputError, did_you_mean
+
+    if value not in known:
+        raise InputError(f"--{option} {value}{did_you_mean(value, known)}")
+    return value

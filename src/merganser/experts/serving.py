@@ -1,0 +1,234 @@
+"""An adaptive model behind HTTP: /predict, /route, /healthz, /metrics."""
+
+import asyncio
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merganser.errors import InputError, require
+from merganser.experts.adaptive import AdaptiveModel
+from merganser.experts.batching import Answer, Batcher, Busy, Closed, Limits
+from merganser.experts.inputs import Inputs
+from merganser.experts.routing import Routing
+
+#: From the request's `inputs` to the module's: a tokenizer, an image transform.
+Encode = Callable[[Any], Any]
+
+
+class _Refused(Exception):
+    """A request that gets an error status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class _Metrics:
+    """Counters in the text format of Prometheus."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.seconds: Counter[str] = Counter()
+        self.experts: Counter[str] = Counter()
+
+    def text(self, model: AdaptiveModel, batcher: Batcher) -> str:
+        gauges = {
+            "merganser_batches_total": batcher.batches,
+            "merganser_samples_total": batcher.samples,
+            "merganser_queued_samples": batcher.queued,
+            "merganser_cache_hits_total": model.cache.hits,
+            "merganser_cache_misses_total": model.cache.misses,
+            "merganser_cache_bytes": model.cache.nbytes,
+        }
+        lines = [
+            f'merganser_requests_total{{path="{path}",status="{status}"}} {count}'
+            for (path, status), count in sorted(self.requests.items())
+        ]
+        lines += [f'merganser_request_seconds_sum{{path="{p}"}} {s:.6f}' for p, s in sorted(self.seconds.items())]
+        lines += [f'merganser_expert_chosen_total{{expert="{e}"}} {n}' for e, n in sorted(self.experts.items())]
+        lines += [f"{name} {value}" for name, value in gauges.items()]
+        return "\n".join(lines) + "\n"
+
+
+def create_app(
+    model: AdaptiveModel,
+    *,
+    encode: Encode | None = None,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    limits: Limits | None = None,
+) -> Any:
+    """A FastAPI application around a model.
+
+    A request is `{"inputs": …}`: keyword arguments of the module as an object of arrays, or a single array, samples
+    first; whatever `encode` takes if there is one. `labels` names the classes of a task's head.
+    """
+    fastapi = require("fastapi", "serve")
+    responses = require("fastapi.responses", "serve")
+    Request = fastapi.Request
+    bounds = limits or Limits()
+    metrics = _Metrics()
+    batcher = Batcher({"predict": _predicting(model, labels or {}), "route": _routing(model)}, bounds)
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        batcher.start()
+        yield
+        await batcher.stop()
+
+    app = fastapi.FastAPI(title="merganser", lifespan=lifespan)
+
+    async def answer(request: Any, work: str, key: str) -> Any:
+        path, began = f"/{work}", time.perf_counter()
+        status, content = 200, {}
+        try:
+            inputs = parse(await _body(request, bounds), encode, bounds)
+            answers = await batcher.submit(work, inputs)
+            metrics.experts.update(name for found in answers for name in found["experts"])
+            content = {key: list(answers)}
+        except _Refused as refused:
+            status, content = refused.status, {"error": refused.message}
+        except InputError as error:
+            status, content = 422, {"error": str(error)}
+        except (Busy, Closed) as error:
+            status, content = 503, {"error": str(error)}
+        except (TimeoutError, asyncio.TimeoutError):
+            status, content = 504, {"error": f"no answer within {bounds.timeout:g} seconds"}
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            # What a module raises for arrays of a shape, type or vocabulary it does not know.
+            status, content = 422, {"error": f"the model cannot take these inputs: {_first_line(error)}"}
+        metrics.requests[path, status] += 1
+        metrics.seconds[path] += time.perf_counter() - began
+        headers = {"Retry-After": "1"} if status == 503 else None
+        return responses.JSONResponse(content, status, headers)
+
+    @app.post("/predict")
+    async def predict(request: Request) -> Any:  # type: ignore[valid-type]
+        """Task, class and score of every sample."""
+        return await answer(request, "predict", "predictions")
+
+    @app.post("/route")
+    async def route(request: Request) -> Any:  # type: ignore[valid-type]
+        """The experts of every sample, without the second pass."""
+        return await answer(request, "route", "routes")
+
+    @app.get("/healthz")
+    async def healthz() -> Any:
+        status = "stopping" if batcher.closed else "ok"
+        content = {"status": status, "experts": list(model.library.experts)}
+        return responses.JSONResponse(content, 503 if batcher.closed else 200)
+
+    @app.get("/metrics")
+    async def exposition() -> Any:
+        return responses.PlainTextResponse(metrics.text(model, batcher), media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+async def _body(request: Any, limits: Limits) -> bytes:
+    """The body, read no further than the limit allows."""
+    declared = request.headers.get("content-length", "0")
+    too_large = _Refused(413, f"the body is larger than {limits.body_bytes} bytes")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
+        raise too_large
+    parts = bytearray()
+
+    async def read() -> bytes:
+        async for chunk in request.stream():
+            parts.extend(chunk)
+            if len(parts) > limits.body_bytes:
+                raise too_large
+        return bytes(parts)
+
+    try:
+        return await asyncio.wait_for(read(), limits.timeout)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise _Refused(408, f"the body did not arrive within {limits.timeout:g} seconds") from None
+
+
+def parse(body: bytes, encode: Encode | None, limits: Limits) -> Inputs:
+    """A request's body as inputs of the module, or a refusal that says what is wrong."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise _Refused(400, f"the body is not JSON: {_first_line(error)}") from None
+    if not isinstance(content, dict) or "inputs" not in content:
+        raise _Refused(422, 'the body must be an object with "inputs"')
+    if unknown := sorted(set(content) - {"inputs"}):
+        raise _Refused(422, f'unknown field {unknown[0]!r}; only "inputs" is known')
+    given = content["inputs"]
+    if encode is not None:
+        if isinstance(given, list) and len(given) > limits.samples:
+            raise _Refused(422, f"{len(given)} samples in a request, at most {limits.samples} are allowed")
+        try:
+            inputs = Inputs.of(encode(given))
+        except InputError:
+            raise
+        except Exception as error:  # a user's function may raise anything for a user's input
+            raise _Refused(422, f"the inputs cannot be encoded: {_first_line(error)}") from None
+    elif isinstance(given, dict):
+        inputs = Inputs((), {key: _tensor(value, f"inputs.{key}") for key, value in given.items()})
+    else:
+        inputs = Inputs((_tensor(given, "inputs"),))
+    sizes = {len(value) for value in (*inputs.args, *inputs.kwargs.values()) if isinstance(value, Tensor)}
+    if len(sizes) != 1:
+        raise _Refused(422, f"all arrays need the same number of samples; found {sorted(sizes)}")
+    if not 1 <= inputs.size <= limits.samples:
+        raise _Refused(422, f"{inputs.size} samples in a request, between 1 and {limits.samples} are allowed")
+    return inputs
+
+
+def _tensor(value: Any, where: str) -> Tensor:
+    if not isinstance(value, list):
+        raise _Refused(422, f"{where} must be an array with samples along its first axis")
+    try:
+        tensor = torch.tensor(value)
+    except (ValueError, TypeError, RuntimeError, OverflowError):
+        raise _Refused(422, f"{where} must be a rectangular array of numbers") from None
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise _Refused(422, f"{where} has entries that are infinite or no numbers")
+    return tensor
+
+
+def _predicting(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> Callable[[Inputs], list[Answer]]:
+    def run(inputs: Inputs) -> list[Answer]:
+        if model.heads is None:
+            routed = model.forward(inputs)
+            rows = model.features(routed.output, inputs).tolist()
+            return [_routed(routed.routing, i) | {"output": row} for i, row in enumerate(rows)]
+        found = model.predict(inputs)
+        answers = []
+        for i, (task, chosen) in enumerate(zip(found.tasks, found.sets, strict=True)):
+            label, score = int(found.classes[i]), float(found.scores[i])
+            answer: Answer = {"task": task, "class": label, "score": score if math.isfinite(score) else None}
+            if task in labels:
+                answer["label"] = labels[task][label]
+            answers.append(answer | {"experts": [name for name in model.library.experts if name in chosen]})
+        return answers
+
+    return run
+
+
+def _routing(model: AdaptiveModel) -> Callable[[Inputs], list[Answer]]:
+    def run(inputs: Inputs) -> list[Answer]:
+        routing = model.route(inputs)
+        return [_routed(routing, sample) for sample in range(inputs.size)]
+
+    return run
+
+
+def _routed(routing: Routing, sample: int) -> Answer:
+    weights = dict(zip(routing.tasks, routing.weights[sample].tolist(), strict=True))
+    chosen = [task for task in routing.tasks if task in routing.sets[sample]]
+    return {"experts": chosen, "weights": weights, "fallback": bool(routing.fallback[sample])}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
