@@ -112,7 +112,7 @@ class Batcher:
             await self._run(self._take())
 
     def _take(self) -> list[_Job]:
-        """The oldest job, and those of its kind behind it that fit into the batch; jobs nobody waits for are dropped."""
+        """The oldest job and those of its kind behind it that fit into the batch; jobs nobody waits for are dropped."""
         self._waiting = deque(job for job in self._waiting if not job.answer.done())
         taken: list[_Job] = []
         size = 0

@@ -36,7 +36,7 @@ class _Metrics:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}
         self.experts: Counter[str] = Counter()
 
     def text(self, model: AdaptiveModel, batcher: Batcher) -> str:
@@ -87,7 +87,8 @@ def create_app(
 
     async def answer(request: Any, work: str, key: str) -> Any:
         path, began = f"/{work}", time.perf_counter()
-        status, content = 200, {}
+        status = 200
+        content: dict[str, Any] = {}
         try:
             inputs = parse(await _body(request, bounds), encode, bounds)
             answers = await batcher.submit(work, inputs)
@@ -105,30 +106,30 @@ def create_app(
             # What a module raises for arrays of a shape, type or vocabulary it does not know.
             status, content = 422, {"error": f"the model cannot take these inputs: {_first_line(error)}"}
         metrics.requests[path, status] += 1
-        metrics.seconds[path] += time.perf_counter() - began
+        metrics.seconds[path] = metrics.seconds.get(path, 0.0) + time.perf_counter() - began
         headers = {"Retry-After": "1"} if status == 503 else None
         return responses.JSONResponse(content, status, headers)
 
-    @app.post("/predict")
     async def predict(request: Request) -> Any:  # type: ignore[valid-type]
         """Task, class and score of every sample."""
         return await answer(request, "predict", "predictions")
 
-    @app.post("/route")
     async def route(request: Request) -> Any:  # type: ignore[valid-type]
         """The experts of every sample, without the second pass."""
         return await answer(request, "route", "routes")
 
-    @app.get("/healthz")
     async def healthz() -> Any:
         status = "stopping" if batcher.closed else "ok"
         content = {"status": status, "experts": list(model.library.experts)}
         return responses.JSONResponse(content, 503 if batcher.closed else 200)
 
-    @app.get("/metrics")
     async def exposition() -> Any:
         return responses.PlainTextResponse(metrics.text(model, batcher), media_type="text/plain; version=0.0.4")
 
+    app.add_api_route("/predict", predict, methods=["POST"])
+    app.add_api_route("/route", route, methods=["POST"])
+    app.add_api_route("/healthz", healthz)
+    app.add_api_route("/metrics", exposition)
     return app
 
 
