@@ -69,6 +69,13 @@ def test_a_search_can_be_run_and_run_again(example):
     assert example("evolve_merge", "--generations", "2") == first
 
 
+def test_aligned_clients_average_better_from_the_first_round(example, monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # Flower's simulation is not for a unit test
+    *_, plain, aligned = example("federated_digits", "--rounds", "1").splitlines()
+    assert numbers(aligned)[0] > numbers(plain)[0] + 0.2
+
+
 def blocks():
     return re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8"), re.DOTALL)
 
