@@ -59,7 +59,7 @@ def execute(
     ]
     total = plan.bytes_out
     counter = _Counter(total - sum(c.output.spec.nbytes for c in todo), total, on_progress)
-    with _one_torch_thread(), _Pool(workers, memory) as pool:
+    with one_torch_thread(), _Pool(workers, memory) as pool:
         for batch in batches(todo):
             if len(batch) == 1 and len(batch[0].spans) > 1:
                 _submit_large(pool, batch[0], sink, counter)
@@ -194,7 +194,7 @@ class _Pool:
 
 
 @contextlib.contextmanager
-def _one_torch_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[None]:
     """Workers are the parallelism: torch's own threads inside each would fight over the same cores, and fixing
     their number at one fixes the bits of decompositions."""
     before = torch.get_num_threads()

@@ -7,60 +7,82 @@ are added without rounding (`math.fsum`): results do not depend on memory, threa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.engine.blocks import bounds, spans, take
+from merganser.engine.blocks import Piece, bounds, spans, take
+from merganser.engine.execute import one_torch_thread
 
-Blocks = Iterator[tuple[NDArray[np.float64], ...]]
+T = TypeVar("T")
+Parts: TypeAlias = tuple[NDArray[np.float64], ...]
 
 
-def blocks(vectors: Sequence[Checkpoint], name: str) -> Blocks:
-    """The blocks of one tensor in float64, flat, of every vector at once; zeros from a vector without it."""
-    spec = next(vector for vector in vectors if name in vector).spec(name)
-    for span in spans(spec.shape):
+def over_blocks(
+    vectors: Sequence[Checkpoint], names: Sequence[str], function: Callable[[Parts], T]
+) -> Iterator[tuple[str, T]]:
+    """`function` of the same block of every vector at once, flat and in float64, with the tensor's name; in order,
+    computed by all cores. A vector without a tensor gives zeros."""
+
+    def run(task: tuple[str, list[Piece]]) -> list[T]:
+        name, span = task
         first, last = bounds(span)
-        rows = (first, last) if spec.shape else None
-        read = [vector.read(name, rows) if name in vector else None for vector in vectors]
-        for block in span:
-            yield tuple(
-                np.zeros(block.numel) if tensor is None else take(tensor, block, first).double().numpy().reshape(-1)
-                for tensor in read
+        shape = shapes[name]
+        read = [vector.read(name, (first, last) if shape else None) if name in vector else None for vector in vectors]
+        return [
+            function(
+                tuple(
+                    np.zeros(block.numel) if tensor is None else take(tensor, block, first).double().numpy().reshape(-1)
+                    for tensor in read
+                )
             )
+            for block in span
+        ]
+
+    shapes = {name: next(v for v in vectors if name in v).spec(name).shape for name in names}
+    tasks = [(name, span) for name in names for span in spans(shapes[name])]
+    with one_torch_thread(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for (name, _), results in zip(tasks, pool.map(run, tasks), strict=True):
+            for result in results:
+                yield name, result
 
 
 def inner_products(vectors: Sequence[Checkpoint]) -> NDArray[np.float64]:
     """G_ij = ⟨v_i, v_j⟩ over the tensors of all of them."""
-    partial: dict[tuple[int, int], list[float]] = {}
-    for name in dict.fromkeys(name for vector in vectors for name in vector.names()):
-        for parts in blocks(vectors, name):
-            for i, a in enumerate(parts):
-                for j, b in enumerate(parts[: i + 1]):
-                    # Not a BLAS dot: its order of summation depends on the threads at hand.
-                    partial.setdefault((i, j), []).append(float(np.add.reduce(a * b)))
+    pairs = [(i, j) for i in range(len(vectors)) for j in range(i + 1)]
+
+    def products(parts: Parts) -> list[float]:
+        # Not a BLAS dot: its order of summation depends on the threads at hand.
+        return [float(np.add.reduce(parts[i] * parts[j])) for i, j in pairs]
+
+    names = list(dict.fromkeys(name for vector in vectors for name in vector.names()))
+    partial = [values for _, values in over_blocks(vectors, names, products)]
     gram = np.zeros((len(vectors), len(vectors)))
-    for (i, j), values in partial.items():
+    for (i, j), values in zip(pairs, zip(*partial, strict=True), strict=False):
         gram[i, j] = gram[j, i] = math.fsum(values)
     return gram
 
 
 def norms(vector: Checkpoint) -> dict[str, float]:
     """The Frobenius norm of every tensor."""
-    return {
-        name: math.sqrt(math.fsum(float(np.add.reduce(a * a)) for (a,) in blocks([vector], name)))
-        for name in vector.names()
-    }
+    squares: dict[str, list[float]] = {name: [] for name in vector.names()}
+    for name, value in over_blocks([vector], vector.names(), lambda parts: float(np.add.reduce(parts[0] * parts[0]))):
+        squares[name].append(value)
+    return {name: math.sqrt(math.fsum(values)) for name, values in squares.items()}
 
 
 def sign_agreement(a: Checkpoint, b: Checkpoint) -> float:
     """The share of equal signs among the entries at which both vectors move; NaN if there is none."""
-    agree = both = 0
-    for name in (name for name in a.names() if name in b):
-        for x, y in blocks([a, b], name):
-            product = np.sign(x) * np.sign(y)
-            agree += int(np.count_nonzero(product > 0))
-            both += int(np.count_nonzero(product))
-    return agree / both if both else math.nan
+
+    def counts(parts: Parts) -> tuple[int, int]:
+        product = np.sign(parts[0]) * np.sign(parts[1])
+        return int(np.count_nonzero(product > 0)), int(np.count_nonzero(product))
+
+    found = [value for _, value in over_blocks([a, b], [name for name in a.names() if name in b], counts)]
+    both = sum(moving for _, moving in found)
+    return sum(equal for equal, _ in found) / both if both else math.nan

@@ -31,7 +31,7 @@ from merganser.checkpoints.differences import Combination, Difference, Stored, V
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.export import write_checkpoint
-from merganser.engine.geometry import blocks
+from merganser.engine.geometry import Parts, over_blocks
 from merganser.engine.task_vector import Applied
 from merganser.errors import CheckpointError, InputError, did_you_mean
 from merganser.experts.library import Size
@@ -285,13 +285,14 @@ def _flat(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _rescaler(delta: Vector, shared: Vector) -> float:
     """‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁ over all tensors."""
-    own: list[float] = []
-    kept: list[float] = []
-    for name in delta.names():
-        for a, b in blocks([delta, shared], name):
-            own.append(float(np.abs(a).sum()))
-            kept.append(float(np.abs(b[a * b > 0]).sum()))
-    return math.fsum(own) / total if (total := math.fsum(kept)) else 1.0
+
+    def sums(parts: Parts) -> tuple[float, float]:
+        own, united = parts
+        return float(np.abs(own).sum()), float(np.abs(united[own * united > 0]).sum())
+
+    found = [value for _, value in over_blocks([delta, shared], delta.names(), sums)]
+    total = math.fsum(kept for _, kept in found)
+    return math.fsum(own for own, _ in found) / total if total else 1.0
 
 
 def _own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:

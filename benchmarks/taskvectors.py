@@ -1,0 +1,98 @@
+"""What an expression over four checkpoints costs: as a recipe, as Python, and the limit, in one run.
+
+    python -m benchmarks.taskvectors [--params 1.1B] [--json FILE]
+
+`base + 0.4*(a + b) - c` on Llama-shaped bfloat16 checkpoints. The limit reads all four and writes one of the same size
+with plain copies; inputs are in the page cache, and all sides are charged for syncing what they wrote. `geometry` is
+the norm of that expression and its cosine with a, against reading the four inputs. Ratios are without the start-up of
+Python and torch; memory is the peak of anonymous pages, sampled. Needs 12 GB of disk at the default size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.machine import describe
+from benchmarks.merge_speed import Run, limit, make_checkpoints, measure, median, startup, warm
+
+PYTHON = """
+import sys
+import merganser as mg
+out, base, *models = sys.argv[1:]
+a, b, c = (mg.TaskVector(model, base) for model in models)
+(0.4 * (a + b) - c).apply_to(base).save(out)
+"""
+GEOMETRY = """
+import sys
+import merganser as mg
+_, base, *models = sys.argv[1:]
+a, b, c = (mg.TaskVector(model, base) for model in models)
+made = 0.4 * (a + b) - c
+made.cosine(a)
+"""
+READ = """
+import sys
+buffer = bytearray(1 << 23)
+for path in sys.argv[2:]:
+    with open(path + "/model.safetensors", "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--params", default="1.1B", help="size of the models, e.g. 1.1B or 200M")
+    parser.add_argument("--workdir", type=Path, default=Path(tempfile.gettempdir()) / "merganser-speed")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="200M parameters, one repetition")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.quick:
+        options.params, options.repeat = "200M", 1
+    factor = {"M": 1e6, "B": 1e9}[options.params[-1].upper()]
+    options.workdir.mkdir(parents=True, exist_ok=True)
+    paths = make_checkpoints(options.workdir, float(options.params[:-1]) * factor)
+    out = options.workdir / "out"
+    recipe = options.workdir / "expression.json"
+    models = dict(zip(("base", "a", "b", "c"), map(str, paths), strict=True))
+    recipe.write_text(json.dumps({"expression": "base + 0.4*(a + b) - c", "models": models}))
+    start = statistics.median(startup() for _ in range(options.repeat))
+    listed = [str(out), *map(str, paths)]
+    sides = {
+        "recipe": [sys.executable, "-m", "merganser", "merge", str(recipe), str(out)],
+        "python": [sys.executable, "-c", PYTHON, *listed],
+        "geometry": [sys.executable, "-c", GEOMETRY, *listed],
+    }
+    warm(paths)
+    runs: dict[str, list[Run]] = {name: [] for name in (*sides, "limit", "read")}
+    for _ in range(options.repeat):
+        runs["limit"].append(limit(paths, out))
+        runs["read"].append(measure([sys.executable, "-c", READ, *listed], out))
+        for name, command in sides.items():
+            runs[name].append(measure(command, out))
+    shutil.rmtree(out, ignore_errors=True)
+    found = {name: median(each) for name, each in runs.items()}
+    print(f"{describe()}\nstart-up of Python, torch and merganser: {start:.2f} s; {options.params} parameters")
+    print(f"{'':<10}{'s':>8}{'CPU s':>8}{'anon MiB':>10}{'ratio to limit':>16}")
+    results = {}
+    for name, run in found.items():
+        against = found["read" if name in ("geometry", "read") else "limit"]
+        ratio = (run.seconds - (start if name in sides else 0)) / against.seconds
+        results[name] = {**asdict(run), "ratio_to_limit": ratio}
+        memory = run.peak_anonymous / 2**20
+        print(f"{name:<10}{run.seconds:>8.2f}{run.cpu_seconds:>8.1f}{memory:>10.0f}{ratio:>16.2f}")
+    if options.json:
+        stored = {"command": sys.argv, "machine": describe(), "params": options.params, "start_up": start}
+        options.json.write_text(json.dumps(stored | {"sides": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
