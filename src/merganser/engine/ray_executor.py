@@ -61,6 +61,8 @@ def execute_on_ray(
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause
                 raise cause if isinstance(cause, MerganserError) else MerganserError(str(cause)) from None
+            except ray.exceptions.RayError as error:
+                raise MerganserError(f"the Ray cluster failed: {error}; --resume goes on from what is done") from error
             for name in names:
                 writer.finished(outputs[name])
                 done += outputs[name].spec.nbytes
