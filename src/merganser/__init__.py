@@ -24,8 +24,10 @@ _PACKAGES = (
     "evaluate",
     "evolve",
     "experts",
+    "federated",
     "methods",
     "recipes",
+    "report",
     "tuning",
 )
 

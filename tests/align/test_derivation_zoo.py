@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from types import ModuleType
+from typing import ClassVar
 from unittest.mock import MagicMock
 
 import pytest
@@ -17,7 +18,7 @@ from merganser.align import Symmetry, symmetry
 class _Stub(ModuleType):
     """Stands in for a package while another one is imported: every name in it exists and does nothing."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> object:
         return MagicMock(name=f"{self.__name__}.{name}")

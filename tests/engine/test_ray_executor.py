@@ -28,7 +28,8 @@ killed = []
 
 def kill_one(progress):
     if not killed and progress.done > progress.total // 4:
-        workers = [p for p in psutil.Process().children(recursive=True) if " ".join(p.cmdline()).startswith(("ray::_compute", "ray::IDLE"))]
+        children = psutil.Process().children(recursive=True)
+        workers = [p for p in children if " ".join(p.cmdline()).startswith(("ray::_compute", "ray::IDLE"))]
         if workers:
             killed.append(workers[0].pid)
             os.kill(workers[0].pid, signal.SIGKILL)

@@ -29,7 +29,6 @@ def command(
         str | None,
         typer.Option(
             help="Run on the Ray cluster at this address; without one, start a local cluster.",
-            is_flag=False,
             flag_value="local",
             metavar="[ADDRESS]",
         ),
