@@ -141,6 +141,16 @@ def test_without_a_base_names_are_weights(tmp_path, directory):
     assert torch.allclose(mg.open(out).read(name), x - y + z, atol=1e-6)
 
 
+def test_a_sum_that_is_no_average_is_noted(tmp_path, directory):
+    a, b = write(tmp_path, directory, 2)
+    models = {"a": a, "b": b}
+    assert any(
+        "sum to 2" in note for note in recipes.plan(recipes.load({"expression": "a + b", "models": models})).notes
+    )
+    average = recipes.plan(recipes.load({"expression": "0.3*a + 0.7*b", "models": models}))
+    assert not any("sum to" in note for note in average.notes)
+
+
 def test_an_expression_is_a_model_of_another_recipe(tmp_path, directory):
     a, b, c = write(tmp_path, directory, 3)
     inner = {"expression": "2*p - q", "models": {"p": str(a), "q": str(b)}}

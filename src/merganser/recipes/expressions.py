@@ -31,8 +31,8 @@ def speaks(data: Mapping[str, Any]) -> bool:
     return "expression" in data
 
 
-def expand(data: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The native recipe that an expression means."""
+def expand(data: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The native recipe that an expression means, and what its writer may not have meant."""
     problems = Problems()
     known_keys(data, KEYS, "", problems)
     models = data.get("models")
@@ -43,7 +43,11 @@ def expand(data: Mapping[str, Any], source: str) -> dict[str, Any]:
             weights = coefficients(data["expression"], models)
             document = _document(weights, models)
     problems.finish(source)
-    return document | {key: data[key] for key in ("overrides", "output", "seed") if key in data}
+    total = math.fsum(weights.values())
+    notes = []
+    if BASE not in weights and not math.isclose(total, 1.0, abs_tol=1e-9):
+        notes.append(f"the factors of the expression sum to {total:g}, not to 1: the weights change their scale")
+    return document | {key: data[key] for key in ("overrides", "output", "seed") if key in data}, tuple(notes)
 
 
 def coefficients(expression: Any, models: Mapping[str, Any]) -> Sum:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ def _document(
     if mergekit.speaks(data):
         return mergekit.read(data, nested, stages, root, text, source)
     if expressions.speaks(data):
-        data = expressions.expand(data, source)
+        document, notes = expressions.expand(data, source)
+        return replace(native.read(document, nested, root, text, source), notes=notes)
     return native.read(data, nested, root, text, source)
 
 
