@@ -34,7 +34,10 @@ from benchmarks.machine import describe
 from benchmarks.zoo.architectures import MLP, ChannelLayerNorm, ResNet20
 from merganser.align.derivation import symmetry
 from merganser.align.frank_wolfe import FrankWolfe
-from merganser.align.solver import objective_of
+from merganser.align.images import SoftImage
+from merganser.align.objective import Placement
+from merganser.align.solver import layout_and_weights, objective_of
+from merganser.align.starts import start_placings
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import universe
 
@@ -124,13 +127,15 @@ def compare(network: Network, count: int) -> Comparison:
 
 def scale(network: Network, counts: Sequence[int], iterations: int) -> dict[int, float]:
     """Processor seconds for one Frank-Wolfe iteration."""
-    known, models = network.symmetry(), network.states(max(counts))
-    solver = FrankWolfe(tolerance=0.0, patience=iterations, max_iterations=iterations, reheats=0)
-    universe(models[:2], known, solver=FrankWolfe(max_iterations=1, reheats=0))  # warm the caches
+    layout, weights = layout_and_weights(network.symmetry(), network.states(max(counts)))
+    solver = FrankWolfe(tolerance=0.0, patience=iterations, max_iterations=iterations)
     found = {}
     for count in counts:
+        placings = start_placings(layout, count, "identity", 0, frozenset())
+        placement = Placement(layout, [SoftImage(layout, w, p) for w, p in zip(weights, placings, strict=False)])
+        solver.run(placement)  # away from the identity, where assignments are easy, and with warm caches
         began = time.process_time()
-        universe(models[:count], known, solver=solver)
+        solver.run(placement)
         found[count] = (time.process_time() - began) / iterations
     return found
 
