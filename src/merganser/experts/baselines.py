@@ -55,7 +55,11 @@ class Baseline(ABC):
     def predict(self, batch: Any, task: str | None = None) -> Prediction:
         """Answers; with the head of `task` if it is given."""
         inputs = Inputs.of(batch)
-        output, votes = self.run(inputs)
+        return self.answer(inputs, *self.run(inputs), task)
+
+    @torch.no_grad()
+    def answer(self, inputs: Inputs, output: Any, votes: Tensor | None, task: str | None = None) -> Prediction:
+        """The same from what `run` gave."""
         tasks = self.library.experts
         if task is not None:
             votes = torch.tensor([[float(name == task) for name in tasks]]).expand(inputs.size, -1)
