@@ -294,6 +294,17 @@ def test_heads_choose_the_best_pair_and_never_a_missing_one():
     assert certain.tasks[2] == "a"
 
 
+def test_a_batch_of_one_task_gets_one_head():
+    heads = Heads({"a": lambda z: z[:, :2], "b": lambda z: z[:, 2:]}, "ab")
+    z = torch.tensor([[1.0, 2.0, 0.0, 3.0], [4.0, 9.0, 5.0, 0.0], [3.0, 1.0, 0.0, 4.0]])
+    sets, weights = (frozenset("ab"),) * 3, torch.full((3, 2), 0.5)
+    assert heads.predict(z, sets, weights).tasks == ("b", "a", "b")
+    found = heads.predict(z, sets, weights, together=True)
+    assert found.tasks == ("a", "a", "a")
+    assert found.classes.tolist() == [1, 1, 0]
+    assert torch.isfinite(found.table).all()
+
+
 def test_a_shared_head_is_one_and_its_task_is_the_likelier():
     shared = {"weight": torch.eye(2, 3)}
     heads = Heads({"a": shared, "b": shared, "c": {"weight": -torch.ones(1, 3)}}, "abc")

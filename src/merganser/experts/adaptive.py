@@ -28,7 +28,8 @@ Features = Callable[[Any, Inputs], Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """η, K, whether a whole batch gets one set (found from the first `probes` samples), how heads are compared."""
+    """η, K, whether a whole batch gets one set and one head (the set found from the first `probes` samples), how heads
+    are compared."""
 
     threshold: float = 0.2
     top: int = 3
@@ -165,7 +166,8 @@ class AdaptiveModel:
         routed = self.forward(inputs, routing)
         features = self.features(routed.output, inputs)
         weights = self._library_order(routed.routing)
-        return self.heads.predict(features, routed.routing.sets, weights, self.settings.score)
+        settings = self.settings
+        return self.heads.predict(features, routed.routing.sets, weights, settings.score, together=settings.per_batch)
 
     @contextmanager
     def using(self, tasks: Sequence[str] | frozenset[str]) -> Iterator[nn.Module]:

@@ -65,9 +65,10 @@ class Heads:
         sets: Sequence[frozenset[str]],
         weights: Tensor,
         score: Score = "logit",
+        together: bool = False,
     ) -> Prediction:
         """(i*, c*) = arg max over i ∈ Ω, c of z_i[c]; `weights` (samples × tasks) break ties between tasks that share
-        a head."""
+        a head. `together`: all samples are of one task, i* = arg max over i of the sum over samples of max_c z_i[c]."""
         asked = {task for chosen in sets for task in chosen}
         owners = [task for task in self.tasks if self._shared[task] == task and asked & self._users(task)]
         parts, columns = [], []
@@ -79,7 +80,13 @@ class Heads:
             parts.append(part)
             columns += [(owner, label) for label in range(logits.shape[1])]
         table = torch.cat(parts, dim=1)
-        best, place = table.max(dim=1)
+        if together:
+            total = torch.stack([part.amax(1).sum() for part in parts])
+            chosen_head = owners[int(total.argmax())]
+            others = torch.tensor([owner != chosen_head for owner, _ in columns], device=table.device)
+            best, place = table.masked_fill(others, -torch.inf).max(dim=1)
+        else:
+            best, place = table.max(dim=1)
         winners = tuple(
             self._winner(columns[column][0], chosen, row)
             for column, chosen, row in zip(place.tolist(), sets, weights.tolist(), strict=True)
