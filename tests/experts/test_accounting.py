@@ -52,6 +52,16 @@ def test_a_request_is_counted_step_by_step(model):
     assert Cost(1, 1, 1, 1, 2).ratio == 2
 
 
+def test_the_switch_to_several_experts_is_counted(model):
+    composition = model.composer.compose(frozenset("ab"))
+    assert composition.low_rank
+    sides = [2 * side * 4 * 4 + 9 * 4**3 for side in (WIDTH, 2 * WIDTH)]
+    assert composition.multiply_adds == 6 * sum(sides)
+    assert model.composer.compose(frozenset("a")).multiply_adds == 0
+    plain = AdaptiveModel(model.module, model.library, layer=LAYER, merge={"orthogonalize": "none"})
+    assert plain.composer.compose(frozenset("ab")).multiply_adds == 0
+
+
 def test_many_rows_are_cheaper_materialised(model):
     x = torch.randn(40, 5, WIDTH)
     many = measure(model.with_settings(per_batch=True, probes=1), x)

@@ -92,11 +92,13 @@ class Composer:
         for name in self._touched(merged.experts):
             stored = self.stored[name]
             experts = [e for e in merged.experts if stored in e.file.kinds and e.merges(stored)]
-            if self._factored(name, experts) and merged.rule.applies(stored, tuple(self.tensors[name].shape)):
-                low_rank[name], cost = self._merge_factors(name, merged, experts)
-                spent += cost
+            matrix = merged.rule.applies(stored, tuple(self.tensors[name].shape))
+            if matrix and self._factored(name, experts):
+                low_rank[name] = self._merge_factors(name, merged, experts)
             else:
                 whole[name] = self._like(name, merged.read(stored))
+            if matrix:
+                spent += self._cost(name, merged, experts, name in whole)
         return Composition(tasks, low_rank, whole, spent)
 
     def _single(self, task: str) -> Composition:
@@ -110,11 +112,10 @@ class Composer:
                 whole[name] = self._like(name, expert.read(stored))
         return Composition(frozenset([task]), low_rank, whole)
 
-    def _merge_factors(self, name: str, merged: MergedExperts, experts: Sequence[Expert]) -> tuple[LowRank, int]:
-        """scale · U⊥ Σ and V⊥ with the costs of the two polar factors (Gram matrix, eigenvectors, product)."""
+    def _merge_factors(self, name: str, merged: MergedExperts, experts: Sequence[Expert]) -> LowRank:
+        """scale · U⊥ Σ and V⊥."""
         rule = merged.rule
-        n = min(self.tensors[name].shape)
-        k = rank_kept(n, len(merged.experts), rule.rank_fraction) if rule.low_rank else n
+        k = self._kept(name, merged)
         weights = dict(zip((e.name for e in merged.experts), rule.weight, strict=True))
         parts = []
         for expert in experts:
@@ -122,13 +123,26 @@ class Composer:
             assert factors is not None, "only experts that changed the tensor are asked"
             parts.append(factors._replace(s=factors.s * weights[expert.name]))
         u, s, v = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-        cost = 0
         if rule.orthogonalize != "none" and len(parts) > 1:
-            for side in (u, v):
-                r = min(side.shape)
-                cost += 2 * max(side.shape) * r * r + 9 * r**3
             u, v = (polar(side, rule.tolerance, rule.orthogonalize) for side in (u, v))
-        return self._low_rank(name, rule.scale * u * s, v), cost
+        return self._low_rank(name, rule.scale * u * s, v)
+
+    def _kept(self, name: str, merged: MergedExperts) -> int:
+        n = min(self.tensors[name].shape)
+        return rank_kept(n, len(merged.experts), merged.rule.rank_fraction) if merged.rule.low_rank else n
+
+    def _cost(self, name: str, merged: MergedExperts, experts: Sequence[Expert], whole: bool) -> int:
+        """Multiply-adds of merging a matrix: of two polar factors (Gram matrix, product, and 9r³ for the eigenvectors),
+        and of the product if it is wanted whole. Decomposing matrices the library keeps whole is not counted."""
+        d, m = self.tensors[name].shape
+        kept, cost = self._kept(name, merged), 0
+        files = [(expert.file, self.stored[name]) for expert in experts]
+        columns = sum(min(kept, f.rank(stored) if f.kinds[stored] == "factors" else d) for f, stored in files)
+        if merged.rule.orthogonalize != "none" and len(experts) > 1:
+            for side in (d, m):
+                r = min(side, columns)
+                cost += 2 * max(side, columns) * r * r + 9 * r**3
+        return cost + (d * m * columns if whole else 0)
 
     def _touched(self, experts: Sequence[Expert]) -> Iterator[str]:
         for name, stored in self.stored.items():

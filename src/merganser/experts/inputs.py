@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,11 +31,10 @@ class Inputs:
     @property
     def size(self) -> int:
         """How many samples there are: the length of the first tensor."""
-        tensors: list[Tensor] = []
-        _map((self.args, dict(self.kwargs)), lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
-        if not tensors or tensors[0].dim() == 0:
+        first = next(_tensors((self.args, self.kwargs)), None)
+        if first is None or first.dim() == 0:
             raise InputError("an input-adaptive model needs a batch: a tensor with samples along its first axis")
-        return tensors[0].shape[0]
+        return first.shape[0]
 
     @property
     def mask(self) -> Tensor | None:
@@ -102,6 +101,14 @@ def _gather_tensors(parts: Sequence[tuple[Tensor, Tensor]], size: int) -> Tensor
     for index, output in parts:
         whole[index.to(whole.device)] = output
     return whole
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (Mapping, tuple, list)):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _tensors(value)
 
 
 def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
