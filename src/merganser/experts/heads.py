@@ -44,10 +44,6 @@ class Heads:
         self._heads = {task: as_head(heads[task]) for task in tasks}
         self._shared = {task: next(other for other in tasks if heads[other] is heads[task]) for task in tasks}
 
-    def owner(self, task: str) -> str:
-        """The first task with the same head."""
-        return self._shared[task]
-
     def parameters(self) -> int:
         """Numbers in all distinct heads that are modules."""
         modules = [self._heads[task] for task in set(self._shared.values())]
@@ -76,7 +72,7 @@ class Heads:
             member = torch.tensor([bool(chosen & self._users(owner)) for chosen in sets], device=features.device)
             logits = self.logits(owner, features[member]).float()
             part = features.new_full((len(sets), logits.shape[1]), -torch.inf, dtype=torch.float32)
-            part[member] = self._scores(logits, owner, sets, weights, member, score)
+            part[member] = self._scores(logits, owner, weights[member.to(weights.device)], score)
             parts.append(part)
             columns += [(owner, label) for label in range(logits.shape[1])]
         table = torch.cat(parts, dim=1)
@@ -97,21 +93,13 @@ class Heads:
     def _users(self, owner: str) -> frozenset[str]:
         return frozenset(task for task in self.tasks if self._shared[task] == owner)
 
-    def _scores(
-        self,
-        logits: Tensor,
-        owner: str,
-        sets: Sequence[frozenset[str]],
-        weights: Tensor,
-        member: Tensor,
-        score: Score,
-    ) -> Tensor:
+    def _scores(self, logits: Tensor, owner: str, weights: Tensor, score: Score) -> Tensor:
         if score == "logit":
             return logits
         scores = logits.log_softmax(dim=1)
         if score == "posterior":
             users = [self.tasks.index(task) for task in self._users(owner)]
-            scores = scores + weights[member.cpu()][:, users].sum(1, keepdim=True).log().to(scores)
+            scores = scores + weights[:, users].sum(1, keepdim=True).log().to(scores)
         return scores
 
     def _winner(self, owner: str, chosen: frozenset[str], weights: Sequence[float]) -> str:
