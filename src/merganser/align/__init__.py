@@ -18,8 +18,8 @@ _MODULES = {
     "matches": ("Match",),
     "universes": ("Universe", "universe"),
     "baselines": ("match_to_reference", "merge_many"),
-    "renormalisation": ("repair",),
-    "ensembles": ("UniverseEnsemble", "ensemble"),
+    "renormalisation": ("repair", "reset_batch_norm"),
+    "ensembles": ("UniverseEnsemble", "ensemble", "sample_weights"),
     "transfer": ("transport",),
     "subsets": ("compare_subsets", "merging_order", "quality_matrix"),
 }
