@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,16 +90,16 @@ def batches(sentences: Sentences, size: int = 32) -> list[tuple[Inputs, Tensor]]
     return [(Inputs((), sentences.padded(chosen)), sentences.labels[chosen]) for chosen in sentences.batches(size)]
 
 
-def prepare(cache: Path, data: Path, samples: int, support: int) -> Setting:
-    library = build(cache, data, cache / "libraries" / "text")
-    heads = {task: load_head(task, 0, cache) for task in TASKS}
-    sentences = load(cache, data, samples, support)
+def prepare(cache: Path, data: Path, names: Sequence[str], samples: int, support: int) -> Setting:
+    library = build(cache, data, names)
+    heads = {task: load_head(task, 0, cache) for task in names}
+    sentences = load(cache, data, names, samples, support)
     encoder = load_encoder(cache / "text" / "base")
     return Setting(library, heads, encoder, sentences, fine_tuned(sentences, cache, heads))
 
 
-def load(cache: Path, data: Path, samples: int, support: int) -> Data:
-    tasks = {name: load_task(name, data, cache) for name in TASKS}
+def load(cache: Path, data: Path, names: Sequence[str], samples: int, support: int) -> Data:
+    tasks = {name: load_task(name, data, cache) for name in names}
     return Data(
         {name: batches(task.test.slice(0, samples)) for name, task in tasks.items()},
         {name: [x for x, _ in batches(task.validation.slice(0, support))] for name, task in tasks.items()},
@@ -244,17 +244,20 @@ def show(name: str, row: Mapping[str, Any]) -> None:
     print(f"  {name:<44} told {told}   {free}{extra}{cost}", flush=True)
 
 
-def build(cache: Path, data: Path, path: Path) -> Library:
+def build(cache: Path, data: Path, names: Sequence[str]) -> Library:
+    """The experts' library, kept in the cache."""
+    path = cache / "libraries" / ("text" if tuple(names) == TASKS else f"text-{'-'.join(names)}")
     save_base(cache)
-    for name in TASKS:
+    for name in names:
         train(load_task(name, data, cache), 0, Schedule(), cache)
     if path.exists():
         return Library(path)
-    return Library.build(cache / "text" / "base", {t: expert_directory(cache, t) for t in TASKS}, path)
+    return Library.build(cache / "text" / "base", {t: expert_directory(cache, t) for t in names}, path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="experts in the library")
     parser.add_argument("--samples", type=int, default=300, help="test sentences of each task")
     parser.add_argument(
         "--support", type=int, default=100, help="validation sentences of each task, for routers with data"
@@ -266,9 +269,9 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
     samples = 32 if options.quick else options.samples
-    setting = prepare(options.cache, options.data, samples, 32 if options.quick else options.support)
+    setting = prepare(options.cache, options.data, options.tasks, samples, 32 if options.quick else options.support)
     report = evaluate(setting, options.quick)
-    report |= {"machine": describe(), "samples": samples}
+    report |= {"machine": describe(), "samples": samples, "tasks": options.tasks}
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -80,7 +80,7 @@ def make_checkpoints(directory: Path, parameters: float) -> list[Path]:
         "num_key_value_heads": 4, "vocab_size": VOCABULARY, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
         "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "hidden_act": "silu",
     }  # fmt: skip
-    paths = [directory / f"{parameters:.3g}-{label}" for label in ("base", "a", "b", "c")]
+    paths = [directory / f"{parameters / 1e6:.0f}M-{label}" for label in ("base", "a", "b", "c")]
     for number, path in enumerate(paths):
         if (path / "config.json").exists():
             continue

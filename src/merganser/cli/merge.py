@@ -27,11 +27,7 @@ def command(
     workers: Annotated[int | None, typer.Option(min=1, help="Threads; default: one per core.")] = None,
     ray: Annotated[
         str | None,
-        typer.Option(
-            help="Run on the Ray cluster at this address; without one, start a local cluster.",
-            flag_value="local",
-            metavar="[ADDRESS]",
-        ),
+        typer.Option(help="Run on the Ray cluster at this address ('auto' finds one); 'local' starts one here."),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 …")] = "cpu",
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Go on when an input contains NaN.")] = False,
