@@ -196,7 +196,8 @@ def router_accuracy(model: AdaptiveModel, data: Data) -> dict[str, float]:
 
 
 def costs(model: AdaptiveModel, data: Data, sentences: int) -> dict[str, Any]:
-    """Single sentences in a mixed order through a warm cache, then whole batches of one task routed on probes."""
+    """Single sentences in a mixed order, with a cache that is empty at first and again when all test sentences have been
+    answered; then whole batches of one task routed on probes."""
     singles = [
         part.select(torch.tensor([index]))
         for index in range(sentences)
@@ -206,6 +207,9 @@ def costs(model: AdaptiveModel, data: Data, sentences: int) -> dict[str, Any]:
     ]
     singles = [trimmed(x) for x in singles]
     first = sum((measure(model, x) for x in singles), Cost(0, 0, 0, 0, 0))
+    for parts in data.test.values():
+        for x, _ in parts:
+            model.forward(x)
     warm = sum((measure(model, x) for x in singles), Cost(0, 0, 0, 0, 0))
     whole = model.with_settings(per_batch=True, probes=4)
     per_batch = sum(
