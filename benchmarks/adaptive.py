@@ -19,91 +19,39 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
+from benchmarks.adaptive_setting import Data, Setting, prepare
 from benchmarks.machine import describe
 from benchmarks.zoo.cards import add_locations
-from benchmarks.zoo.text import Schedule, expert_directory, load_head, save_base, train
-from benchmarks.zoo.text_tasks import TASKS, Sentences, load_encoder, load_task
+from benchmarks.zoo.text import expert_directory
+from benchmarks.zoo.text_tasks import TASKS
 from merganser.experts import AdaptiveModel, Library
 from merganser.experts.accounting import Cost, measure, multiply_adds, stored
-from merganser.experts.activations import capture, pool
+from merganser.experts.activations import capture
 from merganser.experts.baselines import Baseline, Oracle, Smile, Static, TwinMerging, WeMoE
 from merganser.experts.composition import applied
-from merganser.experts.heads import Prediction
+from merganser.experts.heads import Heads, Prediction
 from merganser.experts.inputs import Inputs
 from merganser.experts.layers import leading_layers, sweep_layers
 from merganser.experts.routing import MlpRouter, NearestNeighbour, ProjectionRouter, Router, task_accuracy
 from merganser.experts.sensitivity import accuracy, sweep_choice, sweep_redundancy
 
-#: Enough for every set that comes up: what is measured is the method, not how a small cache thrashes.
-CACHE = 2 << 30
 POLARITY = frozenset({"mr", "sst2", "cr", "mpqa"})
-B = TypeVar("B", bound=Baseline)
 #: From sentences and their task to the answers without it, and those with the task's head where that can be told.
 Answers = Callable[[Inputs, str], tuple[Prediction, Prediction | None]]
-
-
-@dataclass(frozen=True)
-class Data:
-    """Batches of test sentences with labels, and of sentences to fit routers on, by task."""
-
-    test: Mapping[str, list[tuple[Inputs, Tensor]]]
-    support: Mapping[str, list[Inputs]]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The library with its heads, the sentences, and the accuracies of the fine-tuned experts."""
-
-    library: Library
-    heads: Mapping[str, Mapping[str, Tensor]]
-    encoder: nn.Module
-    data: Data
-    reference: Mapping[str, float]
-
-    def model(self, **options: Any) -> AdaptiveModel:
-        return AdaptiveModel(self.encoder, self.library, self.heads, features=features, cache_bytes=CACHE, **options)
-
-    def baseline(self, kind: type[B], **options: Any) -> B:
-        return kind(self.encoder, self.library, self.heads, features=features, **options)
-
-
-def features(output: Any, inputs: Inputs) -> Tensor:
-    return pool(output.last_hidden_state, "mean", inputs.mask)
 
 
 def same_label(task: str, label: int, true_task: str, true_label: int) -> bool:
     """Polarity tasks have the same two classes: the answer of one counts for the others."""
     shared = task == true_task or (task in POLARITY and true_task in POLARITY)
     return shared and label == true_label
-
-
-def batches(sentences: Sentences, size: int = 32) -> list[tuple[Inputs, Tensor]]:
-    return [(Inputs((), sentences.padded(chosen)), sentences.labels[chosen]) for chosen in sentences.batches(size)]
-
-
-def prepare(cache: Path, data: Path, names: Sequence[str], samples: int, support: int) -> Setting:
-    library = build(cache, data, names)
-    heads = {task: load_head(task, 0, cache) for task in names}
-    sentences = load(cache, data, names, samples, support)
-    encoder = load_encoder(cache / "text" / "base")
-    return Setting(library, heads, encoder, sentences, fine_tuned(sentences, cache, heads))
-
-
-def load(cache: Path, data: Path, names: Sequence[str], samples: int, support: int) -> Data:
-    tasks = {name: load_task(name, data, cache) for name in names}
-    return Data(
-        {name: batches(task.test.slice(0, samples)) for name, task in tasks.items()},
-        {name: [x for x, _ in batches(task.validation.slice(0, support))] for name, task in tasks.items()},
-    )
 
 
 def score(data: Data, answers: Answers, reference: Mapping[str, float]) -> dict[str, Any]:
@@ -141,21 +89,6 @@ def static(model: Baseline) -> Answers:
         return model.answer(x, output, votes), model.answer(x, output, votes, task)
 
     return answers
-
-
-def fine_tuned(data: Data, cache: Path, heads: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
-    """The experts as they were trained, each with its own head: what accuracies are normalised by."""
-    found = {}
-    for task, parts in data.test.items():
-        encoder = load_encoder(expert_directory(cache, task))
-        right = total = 0
-        for x, labels in parts:
-            with torch.no_grad():
-                z = features(x.run(encoder), x)
-            right += int(((z @ heads[task]["weight"].T + heads[task]["bias"]).argmax(1) == labels).sum())
-            total += len(labels)
-        found[task] = right / total
-    return found
 
 
 def routers(model: AdaptiveModel, data: Data, layers: list[str], best: str) -> dict[str, Router]:
@@ -196,8 +129,8 @@ def router_accuracy(model: AdaptiveModel, data: Data) -> dict[str, float]:
 
 
 def costs(model: AdaptiveModel, data: Data, sentences: int) -> dict[str, Any]:
-    """Single sentences in a mixed order, with a cache that is empty at first and again when all test sentences have been
-    answered; then whole batches of one task routed on probes."""
+    """Single sentences in a mixed order, with a cache that is empty at first, and again when all test sentences have
+    been answered; then whole batches of one task routed on probes."""
     singles = [
         part.select(torch.tensor([index]))
         for index in range(sentences)
@@ -248,17 +181,6 @@ def show(name: str, row: Mapping[str, Any]) -> None:
     print(f"  {name:<44} told {told}   {free}{extra}{cost}", flush=True)
 
 
-def build(cache: Path, data: Path, names: Sequence[str]) -> Library:
-    """The experts' library, kept in the cache."""
-    path = cache / "libraries" / ("text" if tuple(names) == TASKS else f"text-{'-'.join(names)}")
-    save_base(cache)
-    for name in names:
-        train(load_task(name, data, cache), 0, Schedule(), cache)
-    if path.exists():
-        return Library(path)
-    return Library.build(cache / "text" / "base", {t: expert_directory(cache, t) for t in names}, path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="experts in the library")
@@ -294,13 +216,7 @@ def evaluate(setting: Setting, quick: bool) -> dict[str, Any]:
     print("normalised accuracy")
     report["models"] = routed_rows(setting, model, layers, best.layer) | baseline_rows(setting, best.layer, quick)
     report["costs"] = cost_rows(setting, model, 2 if quick else 4)
-    size = stored(setting.library, model.heads.parameters() if model.heads else 0)
-    report["stored"] = asdict(size) | {"relative": size.relative, "relative_to_trained": size.relative_to_trained}
-    print(
-        f"stored: {size.relative:.2f}× the numbers of the base; with the experts {size.relative_to_trained:.2f}× the "
-        "bytes of the trained tensors",
-        flush=True,
-    )
+    report["stored"] = size_rows(setting, setting.library.path, quick)
     return report if quick else report | sensitivity(setting, model)
 
 
@@ -347,14 +263,40 @@ def baseline_rows(setting: Setting, layer: str, quick: bool) -> dict[str, Any]:
         rows[name] = score(setting.data, static(model), setting.reference)
         rows[name]["forwards"] = baseline_costs(model, setting.data)
         show(name, rows[name])
+    rows["oracle expert of the library"] = {"told_normalised": (kept := experts_kept(setting))}
+    print(f"  {'oracle expert of the library':<44} told {kept:7.1%}", flush=True)
+    return rows
+
+
+def experts_kept(setting: Setting) -> float:
+    """Normalised accuracy of the library's experts, each told its task: what compression leaves of them."""
     oracle = setting.baseline(Oracle)
-    told = {}
+    found = []
     for task, parts in setting.data.test.items():
         right = [len(labels) * accuracy(oracle.predict(x, task), task, labels) for x, labels in parts]
-        told[task] = sum(right) / sum(len(labels) for _, labels in parts)
-    kept = float(np.mean([told[task] / setting.reference[task] for task in told]))
-    rows["oracle expert of the library"] = {"per_task": {"told": told}, "told_normalised": kept}
-    print(f"  {'oracle expert of the library':<44} told {kept:7.1%}", flush=True)
+        found.append(sum(right) / sum(len(labels) for _, labels in parts) / setting.reference[task])
+    return float(np.mean(found))
+
+
+def size_rows(setting: Setting, directory: Path, quick: bool) -> dict[str, Any]:
+    """Bytes of the library with factors in several dtypes, and what is left of the experts at that size."""
+    rows = {}
+    for dtype in ("float32",) if quick else ("float32", "bfloat16", "int8"):
+        library = setting.library
+        if dtype != "float32":
+            path = directory.with_name(f"{directory.name}-{dtype}")
+            experts = {task: expert_directory(directory.parents[1], task) for task in library.experts}
+            base = directory.parents[1] / "text" / "base"
+            library = Library(path) if path.exists() else Library.build(base, experts, path, dtype=dtype)
+        size = stored(library, Heads(setting.heads, library.experts).parameters())
+        kept = experts_kept(replace(setting, library=library))
+        rows[dtype] = asdict(size) | {"relative": size.relative, "relative_to_trained": size.relative_to_trained}
+        rows[dtype]["told_normalised"] = kept
+        print(
+            f"stored, {dtype}: {size.relative:.2f}× the numbers of the base; {size.relative_to_trained:.2f}× the bytes "
+            f"of the trained tensors; experts at {kept:.1%}",
+            flush=True,
+        )
     return rows
 
 
