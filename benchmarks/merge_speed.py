@@ -23,6 +23,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -225,6 +226,22 @@ def median(runs: list[Run]) -> Run:
     )
 
 
+def store(path: Path | None, params: str, found: dict[str, Any]) -> None:
+    """Add to what is stored, so that methods may be measured in several sittings."""
+    if path is None:
+        return
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    stored = stored if stored.get("params") == params else {}
+    stored |= {
+        "command": ["python", "-m", "benchmarks.merge_speed", "--params", params],
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": describe(),
+        "params": params,
+    }
+    found["methods"] = stored.get("methods", {}) | found.get("methods", {})
+    path.write_text(json.dumps(stored | found, indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--params", default="1.1B", help="size of the models, e.g. 1.1B or 200M")
@@ -246,7 +263,6 @@ def main() -> None:
     print(f"{describe()}\nstart-up of Python, torch and merganser: {start:.2f} s")
     print(f"{'method':<16}{'ours s':>8}{'CPU s':>8}{'anon MiB':>10}{'limit s':>9}{'ratio':>7}", end="")
     print(f"{'mergekit s':>12}{'ratio':>7}{'anon MiB':>10}")
-    results = {}
     for method in options.methods:
         document = recipe(method, paths)
         config = options.workdir / f"{method}.json"
@@ -272,22 +288,14 @@ def main() -> None:
         else:
             line += f"{'–':>12}"
         print(line, flush=True)
-        results[method] = row
+        store(options.json, options.params, {"start_up": start, "methods": {method: row}})
     small, usage = small_tensors(options.workdir), min(help_cpu() for _ in range(3))
     shutil.rmtree(out, ignore_errors=True)
     print(f"10,000 tensors of 64 entries, ties: {small.seconds:.1f} s, {small.cpu_seconds:.1f} s of CPU")
     print(f"merganser --help: {usage:.2f} s of CPU")
+    store(options.json, options.params, {"small_tensors": asdict(small), "help_cpu_seconds": usage})
     if not options.mergekit:
         print("mergekit: not given (--mergekit BIN), so not measured")
-    if options.json:
-        stored = {
-            "command": sys.argv,
-            "machine": describe(),
-            "params": options.params,
-            "start_up": start,
-            "methods": results,
-        }
-        options.json.write_text(json.dumps(stored, indent=1))
 
 
 if __name__ == "__main__":

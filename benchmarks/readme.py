@@ -59,6 +59,34 @@ def parity() -> str:
     return "\n".join(lines)
 
 
+def draw_speed(path: Path) -> None:
+    """Seconds of every method: the limit, ours, mergekit's."""
+    found = stored("merge_speed")
+    if found is None:
+        return
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "merganser"  # the same file every time
+    from matplotlib import pyplot
+
+    rows = {name: row for name, row in found["methods"].items() if "mergekit" in row}
+    figure, axes = pyplot.subplots(figsize=(8, 0.55 * len(rows) + 1.2), layout="constrained")
+    series = (("limit", "plain copy", "#b0b7c3"), ("ours", "merganser", "#2a78d6"), ("mergekit", "mergekit", "#e07b39"))
+    for offset, (key, label, colour) in enumerate(series):
+        places = [number + (offset - 1) * 0.27 for number in range(len(rows))]
+        values = [row[key]["seconds"] for row in rows.values()]
+        axes.bar_label(axes.barh(places, values, 0.25, label=label, color=colour), fmt="%.0f", padding=3, fontsize=8)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel(f"seconds, {found['params']} parameters in bfloat16, 2 cores")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
 PARTS = {"README.md": {"speed": speed, "methods": table}, "docs/parity.md": {"parity": parity}}
 
 
@@ -79,6 +107,7 @@ def main() -> None:
         sys.exit(f"out of date: {', '.join(stale)}; run make readme")
     for file in stale:
         (ROOT / file).write_text(rewritten(file))
+    draw_speed(ROOT / "docs" / "images" / "merge_speed.svg")
 
 
 if __name__ == "__main__":

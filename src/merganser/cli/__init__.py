@@ -19,6 +19,8 @@ COMMANDS = {
     "experts": "merganser.cli.experts",
     "extract-lora": "merganser.cli.lora",
     "merge-lora": "merganser.cli.lora:merge_command",
+    "decode": "merganser.cli.decode",
+    "serve": "merganser.cli.serve",
     "evaluate": "merganser.cli.evaluate",
     "sweep": "merganser.cli.sweep",
     "evolve": "merganser.cli.evolve",
