@@ -65,8 +65,8 @@ def _merge_experts(digits: Digits, out: Path, console: Console) -> list[list[obj
     for label, module in {"base": base, **experts}.items():
         digits.save(module, out / "models" / label)
     own = [digits.accuracy(expert, task) for task, expert in experts.items()]
-    rows: list[list[object]] = [_row("base (not merged)", digits, base, own)]
-    rows += [_row(f"expert: {task}", digits, expert, own) for task, expert in experts.items()]
+    rows: list[list[object]] = [_row("base", digits, base, own)]
+    rows += [_row(f"{task} expert", digits, expert, own) for task, expert in experts.items()]
     (out / "merged").mkdir()
     (out / "recipes").mkdir()
     for method, parameters in RECIPES.items():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from merganser.errors import require
 
 TRAIN = 1200
-WIDTH = 256
+WIDTH = 512
 
 
 class Digits:
@@ -45,12 +45,12 @@ class Digits:
         """Half-good at everything: few samples of every task."""
         images = torch.cat([view(self._images[:TRAIN]) for view in self.tasks.values()])
         labels = self._labels[:TRAIN].repeat(len(self.tasks))
-        few = torch.randperm(len(images), generator=self._generator)[: TRAIN // 2]
+        few = torch.randperm(len(images), generator=self._generator)[: TRAIN // 4]
         return self._train(self._network(0), images[few], labels[few], steps=200, rate=1e-3)
 
     def fine_tune(self, base: nn.Module, task: str) -> nn.Module:
         images = self.tasks[task](self._images[:TRAIN])
-        return self._train(copy.deepcopy(base), images, self._labels[:TRAIN], steps=150, rate=5e-4)
+        return self._train(copy.deepcopy(base), images, self._labels[:TRAIN], steps=40, rate=5e-4)
 
     def train_apart(self, seed: int) -> nn.Module:
         return self._train(self._network(seed), self._images[:TRAIN], self._labels[:TRAIN], steps=200, rate=1e-3)
