@@ -1,0 +1,94 @@
+"""The guides say what the code does: their Python runs, their commands parse, their recipes and run files load."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+GUIDES = {
+    page.stem: page.read_text(encoding="utf-8")
+    for name in ("merging", "task_vectors", "alignment", "experts", "evolution")
+    for page in [Path(__file__).parents[2] / "docs" / f"{name}.md"]
+}
+#: What a page needs beyond the core.
+NEEDS = {"experts": "fastapi", "evolution": "pymoo"}
+
+
+def blocks(guide: str, language: str) -> list[tuple[int, str]]:
+    """The fenced blocks of a language, each with the line it begins at."""
+    text = GUIDES[guide]
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
+
+
+def commands(guide: str) -> list[list[str]]:
+    """The command lines of a guide's shell blocks, without the program's name."""
+    lines = "".join(block for _, block in blocks(guide, "sh")).replace("\\\n", " ").splitlines()
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] for words in split if words and words[0] == "merganser"]
+
+
+def mentioned(guide: str) -> list[list[str]]:
+    """Commands named inside sentences."""
+    text = re.sub(r"^```.*?^```$", "", GUIDES[guide], flags=re.DOTALL | re.MULTILINE)
+    return [words.split()[1:] for words in re.findall(r"`(merganser [^`]+)`", text)]
+
+
+def resolve(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that words name, and the words after it."""
+    from typer.main import get_command
+
+    from merganser.cli import build
+
+    command: Any = get_command(build())
+    while hasattr(command, "commands"):
+        assert words, f"{command.name}: a group of commands, none named"
+        assert words[0] in command.commands, f"no command {words[0]!r} in {command.name}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_python_runs(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if guide in NEEDS:
+        pytest.importorskip(NEEDS[guide])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as for a program started there
+    namespace: dict[str, Any] = {"__name__": "guide"}
+    for line, block in blocks(guide, "python"):
+        exec(compile("\n" * line + block, f"docs/{guide}.md", "exec"), namespace)
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_commands_parse(guide: str) -> None:
+    shown = commands(guide)
+    assert shown
+    for words in shown:
+        command, rest = resolve(words)
+        command.make_context(" ".join(words), rest)  # raises on unknown options and missing arguments; runs nothing
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_mentioned_commands_have_their_options(guide: str) -> None:
+    for words in mentioned(guide):
+        command, rest = resolve(words)
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in rest if word.startswith("-")} <= known, words
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_recipes_and_run_files_load(guide: str) -> None:
+    from merganser import recipes
+    from merganser.evolve.runschema import RunFile
+
+    for _, block in blocks(guide, "yaml"):
+        document = yaml.safe_load(block)
+        if "space" in document:
+            RunFile.model_validate(document)
+        else:
+            recipes.load(document)
