@@ -36,7 +36,7 @@ def log_likelihood(model, tokens):
 
 def test_multiple_choice_picks_the_likeliest_option(llamas, model):
     quiz = MultipleChoice(str(llamas / "quiz.jsonl"), str(llamas / "base"), batch=2)
-    tokenizer = examiners._tokenizer(str(llamas / "base"))
+    tokenizer = examiners.tokenizer_at(str(llamas / "base"))
     records = read_records(llamas / "quiz.jsonl")
     expected = []
     for record in records[:10]:
@@ -55,7 +55,7 @@ def test_multiple_choice_picks_the_likeliest_option(llamas, model):
 
 def test_perplexity_is_the_mean_over_tokens(llamas, model):
     texts = Perplexity(str(llamas / "texts.tsv"), str(llamas / "base"), batch=3)
-    tokenizer = examiners._tokenizer(str(llamas / "base"))
+    tokenizer = examiners.tokenizer_at(str(llamas / "base"))
     records = read_records(llamas / "texts.tsv")
     with torch.inference_mode():
         found = texts(model, [0, 5, 7, 9])["score"]
@@ -88,7 +88,7 @@ def test_classification(llamas, model):
             return Output
 
     texts = Classification(str(llamas / "texts.tsv"), str(llamas / "base"), batch=7)
-    tokenizer = examiners._tokenizer(str(llamas / "base"))
+    tokenizer = examiners.tokenizer_at(str(llamas / "base"))
     records = read_records(llamas / "texts.tsv")
     expected = []
     for record in records:

@@ -63,6 +63,11 @@ BAD = [
     (("./quiz.jsonl", "./sums.jsonl"), "record 0 has no 'options'"),
     (("kind: multiple-choice", "kind: function"), "needs function: package.module:name and items"),
     (("c: adaptive", "options: {promt: x}"), "options: unknown 'promt'; did you mean 'prompt'?"),
+    (("kind: multiple-choice", "kind: lm-eval"), "kind lm-eval needs task: the name of a task of the harness"),
+    (
+        ("kind: multiple-choice,", "kind: lm-eval, task: quiz, options: {metrc: acc},"),
+        "options: unknown 'metrc'; did you mean 'metric'?",
+    ),
     (("estimator: gmp-irt", "estimator: gmpirt"), "unknown estimator 'gmpirt'; did you mean 'gmp-irt'?"),
     (("c: adaptive", "extractor: randm"), "unknown extractor 'randm'; did you mean 'random'?"),
     (("subset: 8", "subset: 80"), "a subset of 80 out of the 48 items left after 12"),

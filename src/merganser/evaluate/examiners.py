@@ -69,7 +69,8 @@ def imported(reference: str) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _tokenizer(path: str) -> Any:
+def tokenizer_at(path: str) -> Any:
+    """The tokenizer of a directory or hub id, padding with the end of text when it has no padding token."""
     tokenizer = require("transformers", "hf").AutoTokenizer.from_pretrained(path)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -151,7 +152,7 @@ class Asked:
             yield [self.records[i] for i in items[start : start + self.batch]]
 
     def encoded(self, texts: Sequence[str], model: nn.Module, side: str = "right") -> Any:
-        tokenizer = _tokenizer(self.tokenizer)
+        tokenizer = tokenizer_at(self.tokenizer)
         tokenizer.padding_side = side
         batch = tokenizer(list(texts), padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
         batch.pop("token_type_ids", None)
@@ -198,7 +199,7 @@ class MultipleChoice(Asked):
         return {SCORE: scores}
 
     def _likelihoods(self, model: nn.Module, prompt: str, options: Sequence[str]) -> list[float]:
-        tokenizer = _tokenizer(self.tokenizer)
+        tokenizer = tokenizer_at(self.tokenizer)
         start = tokenizer(prompt)["input_ids"]
         batch = self.encoded([f"{prompt} {option}" for option in options], model)
         ids, mask = batch["input_ids"], batch["attention_mask"].bool()
@@ -231,7 +232,7 @@ class Generation(Asked):
         measures: Measures = {SCORE: [], "length": []}
         if self.script:
             measures["language"] = []
-        tokenizer = _tokenizer(self.tokenizer)
+        tokenizer = tokenizer_at(self.tokenizer)
         generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
         for records in self.chosen(items):
             batch = self.encoded([_filled(self.prompt, r) for r in records], model, side="left")

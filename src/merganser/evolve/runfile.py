@@ -9,7 +9,8 @@
     constraints: ["weight.math[0] + weight.code[0] <= 2"]
     tasks:
       quiz: {kind: multiple-choice, data: ./quiz.jsonl, subset: 30, estimator: gmp-irt, c: adaptive}
-    objectives: [quiz]
+      arc: {kind: lm-eval, task: arc_easy, subset: 30, options: {metric: acc_norm, shots: 5}}
+    objectives: [{name: both, measures: {quiz: 0.5, arc: 0.5}}]
     search: {algorithm: ga, population: 25, generations: 7, seed: 0}
     model: {kind: causal-lm}
 
@@ -29,7 +30,8 @@ from pydantic import ValidationError
 
 from merganser import recipes
 from merganser.errors import InputError, MerganserError, did_you_mean
-from merganser.evaluate.examiners import KINDS, LOADERS, Examiner, Function, Loader, imported
+from merganser.evaluate.examiners import KINDS, LOADERS, Asked, Examiner, Function, Loader, imported
+from merganser.evaluate.harness import Harness
 from merganser.evolve.design import Design, Objective, Task
 from merganser.evolve.fitness import MergedModels
 from merganser.evolve.preparation import Calibration
@@ -40,6 +42,8 @@ from merganser.methods.base import parameters as declared
 from merganser.recipes import documents
 
 T = TypeVar("T")
+#: The kind of a task of the lm-evaluation-harness.
+HARNESS = "lm-eval"
 
 
 @dataclass(frozen=True)
@@ -199,22 +203,32 @@ class _Resolver:
                 raise InputError("kind function needs function: package.module:name and items: their number")
             imported(entry.function)
             return Function(entry.function, entry.items)
-        if entry.kind not in KINDS:
-            raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, [*KINDS, 'function'])}")
-        if entry.data is None:
-            raise InputError(f"kind {entry.kind} needs data: a file of questions")
+        kinds = [*KINDS, HARNESS, "function"]
+        if entry.kind not in kinds:
+            raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, kinds)}")
         tokenizer = self.place(self.run.model.tokenizer or self.run.model.path or self.run.base or "")
         if not tokenizer:
             raise InputError("which tokenizer? There is no base; say model: {tokenizer: …}")
-        kind = KINDS[entry.kind]
-        known = set(kind.__dataclass_fields__) - {"source", "tokenizer"}
-        for option in entry.options:
-            if option not in known:
-                raise InputError(f"options: unknown {option!r}{did_you_mean(option, known)}")
-        examiner = kind(self.place(entry.data), tokenizer, **entry.options)
+        examiner = self.harness(entry, tokenizer) if entry.kind == HARNESS else self.asked(entry, tokenizer)
         if not len(examiner):
-            raise InputError(f"{entry.data}: no questions")
-        return examiner  # type: ignore[return-value]
+            raise InputError(f"{entry.data or entry.task}: no questions")
+        return examiner
+
+    def asked(self, entry: TaskEntry, tokenizer: str) -> Examiner:
+        if entry.data is None:
+            raise InputError(f"kind {entry.kind} needs data: a file of questions")
+        kind = KINDS[entry.kind]
+        _check_options(entry.options, kind, {"source", "tokenizer"})
+        return kind(self.place(entry.data), tokenizer, **entry.options)  # type: ignore[return-value]
+
+    def harness(self, entry: TaskEntry, tokenizer: str) -> Harness:
+        if entry.task is None:
+            raise InputError(f"kind {HARNESS} needs task: the name of a task of the harness")
+        _check_options(entry.options, Harness, {"task", "tokenizer", "data"})
+        options = dict(entry.options)
+        if "include" in options:
+            options["include"] = self.place(str(options["include"]))
+        return Harness(entry.task, tokenizer, self.place(entry.data) if entry.data else None, **options)
 
     def task(self, name: str, entry: TaskEntry, examiner: Examiner) -> Task:
         strata = None
@@ -270,6 +284,13 @@ class _Resolver:
             self.attempt("model.kind", imported, model.kind)
         self.finish()
         return Loader(model.kind, self.place(path), model.device)
+
+
+def _check_options(options: Iterable[str], kind: type[Asked | Harness], others: set[str]) -> None:
+    known = set(kind.__dataclass_fields__) - others
+    for option in options:
+        if option not in known:
+            raise InputError(f"options: unknown {option!r}{did_you_mean(option, known)}")
 
 
 def _parameter(name: str, entry: SpaceEntry, models: tuple[str, ...]) -> Parameter:

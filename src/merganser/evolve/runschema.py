@@ -28,6 +28,7 @@ class SpaceEntry(_Section):
 class TaskEntry(_Section):
     kind: str
     data: str | None = None
+    task: str | None = None
     function: str | None = None
     items: int | None = None
     subset: int | None = None
