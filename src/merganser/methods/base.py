@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -94,7 +95,7 @@ class Blocks(Protocol):
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(ABC):
     """A merging rule; fields are its hyper-parameters, resolved for one tensor.
 
     Declares its `reach`:
@@ -140,9 +141,9 @@ class Method:
         """What `merge` must know of the whole tensor (reduce_map only)."""
         return None
 
+    @abstractmethod
     def merge(self, group: Group, state: State = None) -> Tensor:
         """The output for this block (or whole tensor), in the dtype of the inputs; may be an input itself."""
-        raise NotImplementedError
 
     def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> State:
         """A look at every tensor first, for global quantities; a JSON value kept with the plan."""

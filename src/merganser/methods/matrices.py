@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -53,9 +54,9 @@ class MatrixRule(Method):
             return False
         return min(matrix_shape(shape)) > 1 and (len(shape) == 2 or self.convolutions)
 
+    @abstractmethod
     def combine(self, deltas: TaskMatrices) -> Tensor:
         """The merged task matrix from those of the models."""
-        raise NotImplementedError
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
         """The sum of the task matrices and copies of its long factor in float64, and squares of the short side."""
