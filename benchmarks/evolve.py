@@ -1,0 +1,294 @@
+"""Evolutionary merging with few evaluations, on real models: how good its estimates and winners are, what it costs.
+
+    python -m benchmarks.evolve --cache ZOO [--quick] [--json FILE]
+
+Three MiniLM text experts are merged by task arithmetic; the items are test sentences of their tasks, each answered
+through its own task's head, and the score is the share answered rightly. Every merge of a grid of weights answers all
+items once (kept in the cache). The IRT is fitted to the answers of models that are no merges: the base, the experts of
+the zoo, and the same after one epoch. Then
+
+- estimates: mean absolute error of every estimator with every extractor at n items against the full evaluation of the
+  merges, and the error of the ability fitted on n items against that fitted on all;
+- winners: the score on all items, and on items put aside, of what a genetic algorithm finds with full evaluation, the
+  mean over n items, or gmp-IRT on n items as fitness. Goal: within one bootstrap standard error of full evaluation's
+  winner at a twentieth of the questions;
+- overhead: processor time of search, estimation and store per trial, and of merging, over that of the questions. Goal:
+  at most 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.evolve_answers import Exam, Pool, Setting, collect, live_merge, load_exam
+from benchmarks.evolve_estimates import measure_estimates
+from benchmarks.machine import describe
+from benchmarks.zoo.cards import add_locations, command
+from benchmarks.zoo.text_tasks import TASKS
+from merganser.evolve import Calibration, Design, Objective, Study, Task
+from merganser.evolve.fitness import LiveMerge
+from merganser.evolve.progress import Event
+from merganser.evolve.space import key
+from merganser.evolve.summary import summarize
+
+NAME = "sentences"
+RESAMPLES = 1000
+
+
+# -- winners
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The evaluator of a study that reads its answers."""
+
+    rows: Mapping[str, np.ndarray]
+
+    def __call__(self, candidate: Any, items: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        row = self.rows[candidate if isinstance(candidate, str) else key(candidate)]
+        return {name: row[list(chosen)] for name, chosen in items.items()}
+
+
+def task(setting: Setting, pool: Pool, fitness: str, size: int | None) -> Task:
+    count = len(pool.strata)
+    if fitness == "gmp-irt":
+        return Task(NAME, count, size, estimator="gmp-irt", c="adaptive")
+    return Task(NAME, count, size)
+
+
+def measure_winners(
+    setting: Setting, pool: Pool, sizes: Sequence[int], seeds: Sequence[int], population: int, generations: int
+) -> dict[str, Any]:
+    """By fitness and n: the winner's score on all items and on the test items, what it cost; means over seeds."""
+    rows = {key(values): row for values, row in zip(setting.grid, pool.merges, strict=True)}
+    replay = Replay(rows | dict(zip(setting.experts, pool.endpoints(setting), strict=True)))
+    calibration = {NAME: Calibration(answers=pool.calibration(setting))}
+    kinds: list[tuple[str, int | None]] = [("full", None)]
+    kinds += [(fitness, size) for size in sizes for fitness in ("mean", "gmp-irt")]
+    found: dict[str, Any] = {}
+    for fitness, size in kinds:
+        runs = []
+        for seed in seeds:
+            design = Design(
+                setting.space,
+                (task(setting, pool, fitness, size),),
+                (Objective.of(NAME),),
+                setting.experts,
+                population=population,
+                generations=generations,
+                seed=seed,
+            )
+            with tempfile.TemporaryDirectory() as folder:
+                study = Study.open(Path(folder, "study.sqlite"))
+                winner = study.run(design, replay, calibration=calibration if fitness == "gmp-irt" else None)
+                assert winner is not None
+                summary = summarize(study)
+                study.close()
+            row = rows[winner.label]
+            runs.append(
+                {
+                    "score": float(row.mean()),
+                    "bootstrap_error": bootstrap_error(row, seed),
+                    "test": summary.winners[0].test[NAME],
+                    "estimated": winner.objectives[NAME],
+                    "asked": summary.cost.asked,
+                    "calibration": summary.cost.calibration,
+                    "full": summary.cost.full,
+                    "saved_per_candidate": summary.cost.full / summary.cost.asked,
+                    "saved": summary.cost.saved,
+                }
+            )
+        label = fitness if size is None else f"{fitness} {size}"
+        found[label] = {name: float(np.mean([run[name] for run in runs])) for name in runs[0]} | {"runs": runs}
+    full = found["full"]
+    for each in found.values():
+        each["loss"] = full["score"] - each["score"]
+        each["within_one_error"] = bool(each["loss"] <= full["bootstrap_error"])
+    scores = pool.merges.mean(1)
+    return {
+        "population": population,
+        "generations": generations,
+        "seeds": list(seeds),
+        "grid": {"size": len(scores), "best": float(scores.max()), "mean": float(scores.mean())},
+        "endpoints": dict(zip(setting.experts, pool.endpoints(setting).mean(1).tolist(), strict=True)),
+        "base": float(pool.others[pool.models.index("base")].mean()),
+        "fitness": found,
+    }
+
+
+def bootstrap_error(row: np.ndarray, seed: int) -> float:
+    drawn = np.random.default_rng(seed).integers(0, len(row), (RESAMPLES, len(row)))
+    return float(row[drawn].mean(1).std())
+
+
+# -- overhead
+
+
+@dataclass
+class Timed:
+    """A live evaluator that keeps the processor time of merging and of asking."""
+
+    live: LiveMerge
+    exam: Exam
+    merging: float = 0.0
+    asking: float = 0.0
+    searching: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def __call__(self, candidate: Any, items: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        began = time.process_time()
+        model = self.live.load(candidate)
+        merged = time.process_time()
+        with torch.inference_mode():
+            answers = self.exam(model, items[NAME])
+        self.merging += merged - began
+        self.asking += time.process_time() - merged
+        return {NAME: answers["score"]}
+
+    def listen(self, event: Event) -> None:
+        """What was spent up to each event of the search, in all, on merging and on asking."""
+        if event.phase == "search":
+            self.searching.append((time.process_time(), self.merging, self.asking))
+
+
+def measure_overhead(
+    setting: Setting, pool: Pool, exam: Exam, cache: Path, size: int, population: int, generations: int
+) -> dict[str, Any]:
+    """CPU seconds per trial of a live study at n = `size` with gmp-IRT."""
+    timed = Timed(live_merge(setting, cache), exam)
+    timed.live.load(setting.grid[0])
+    design = Design(
+        setting.space,
+        (task(setting, pool, "gmp-irt", size),),
+        (Objective.of(NAME),),
+        setting.experts,
+        population=population,
+        generations=generations,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        study = Study.open(Path(folder, "study.sqlite"))
+        calibration = {NAME: Calibration(answers=pool.calibration(setting))}
+        study.run(design, timed, calibration=calibration, listen=timed.listen)
+        evaluated = sum(t.state == "done" and t.cached_from is None for t in study.trials())
+        trials = len(study.trials())
+        study.close()
+    total, merging, asking = np.subtract(timed.searching[-1], timed.searching[0]).tolist()
+    machinery, merging, asking = (total - merging - asking) / trials, merging / evaluated, asking / evaluated
+    began = time.process_time()
+    exam.embedded(timed.live.module)
+    full = time.process_time() - began
+    return {
+        "n": size,
+        "trials": trials,
+        "evaluated": evaluated,
+        "machinery": machinery,
+        "merging": merging,
+        "asking": asking,
+        "asking_full": full,
+        "machinery_over_asking": machinery / asking,
+        "machinery_and_merging_over_asking": (machinery + merging) / asking,
+        "machinery_over_asking_full": machinery / full,
+        "machinery_and_merging_over_asking_full": (machinery + merging) / full,
+    }
+
+
+# -- the program
+
+
+def show(report: Mapping[str, Any]) -> None:
+    estimates, winners, overhead = report["estimates"], report["winners"], report["overhead"]
+    print(f"{report['machine']}\n{report['items']} items of {', '.join(report['experts'])}")
+    print(f"\nmean absolute error × 100 over {estimates['merges']} merges and {estimates['draws']} subsets")
+    for size, extractors in estimates["mae"].items():
+        names = list(next(iter(extractors.values())))
+        print(f"n = {size:<12}" + "".join(f"{name:>18}" for name in names))
+        for extractor, row in extractors.items():
+            print(f"  {extractor:<14}" + "".join(f"{100 * row[name]:>18.2f}" for name in names))
+    print(
+        f"\nIRT of {estimates['irt']['models']} models that are no merges, dimensions: {estimates['irt']['dimensions']}"
+    )
+    print("ability against that fitted on all items (random items): Euclidean, 1 − cosine")
+    for size, row in estimates["ability"].items():
+        line = "; ".join(f"{name} {v['euclidean']:.2f}, {v['cosine']:.3f}" for name, v in row.items())
+        print(f"  n = {size}: {line}")
+    print(
+        f"\nwinners of {winners['population']} × {winners['generations']} over {len(winners['seeds'])} seeds (best of "
+        f"{winners['grid']['size']} merges {winners['grid']['best']:.4f}, mean {winners['grid']['mean']:.4f}, base "
+        f"{winners['base']:.4f}, best endpoint {max(winners['endpoints'].values()):.4f})"
+    )
+    print(
+        f"{'fitness':<14}{'score':>9}{'test':>9}{'loss':>9}{'error':>9}{'within':>8}{'fewer':>9}{'with endpoints':>16}"
+    )
+    for name, row in winners["fitness"].items():
+        print(
+            f"{name:<14}{row['score']:>9.4f}{row['test']:>9.4f}{row['loss']:>9.4f}{row['bootstrap_error']:>9.4f}"
+            f"{'yes' if row['within_one_error'] else 'no':>8}{row['saved_per_candidate']:>8.1f}×{row['saved']:>15.1f}×"
+        )
+    times = {name: 1000 * overhead[name] for name in ("machinery", "merging", "asking", "asking_full")}
+    print("\nCPU ms per trial: " + ", ".join(f"{name} {value:.1f}" for name, value in times.items()))
+    print(
+        f"machinery over the questions: {overhead['machinery_over_asking']:.3f} at n = {overhead['n']}, "
+        f"{overhead['machinery_over_asking_full']:.3f} at full evaluation; with merging "
+        f"{overhead['machinery_and_merging_over_asking']:.3f} and "
+        f"{overhead['machinery_and_merging_over_asking_full']:.3f}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experts", nargs="+", choices=TASKS, default=["trec", "mpqa", "clinc150"])
+    parser.add_argument("--sentences", type=int, default=200, help="items of each expert's task")
+    parser.add_argument("--weights", type=float, nargs="+", default=[0.0, 0.5, 1.0, 1.5])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 20, 50])
+    parser.add_argument("--draws", type=int, default=5, help="subsets of each size")
+    parser.add_argument("--merges", type=int, default=60, help="merges that estimates are judged on")
+    parser.add_argument("--population", type=int, default=8)
+    parser.add_argument("--generations", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=10, help="searches per fitness")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="8 merges, 60 items of each task, 2 seeds, 1 draw")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_locations(parser)
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.weights, options.sentences, options.seeds, options.draws = [0.3, 0.7], 60, 2, 1
+        options.population, options.generations = 5, 2
+    torch.manual_seed(options.seed)
+    setting = Setting(tuple(options.experts), options.sentences, tuple(options.weights))
+    exam = load_exam(setting, options.cache, options.data)
+    pool = collect(setting, exam, options.cache)
+    seeds = range(options.seed, options.seed + options.seeds)
+    search = (options.population, options.generations)
+    report = {
+        "command": command("benchmarks.evolve"),
+        "date": date.today().isoformat(),
+        "machine": describe(),
+        "threads": torch.get_num_threads(),
+        "seed": options.seed,
+        "experts": options.experts,
+        "weights": options.weights,
+        "items": len(exam),
+        "estimates": measure_estimates(setting, pool, options.sizes, options.draws, options.merges, options.seed),
+        "winners": measure_winners(setting, pool, options.sizes, seeds, *search),
+        "overhead": measure_overhead(
+            setting, pool, exam, options.cache, options.sizes[len(options.sizes) // 2], *search
+        ),
+    }
+    show(report)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
