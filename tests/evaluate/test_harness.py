@@ -155,6 +155,8 @@ def test_data_of_ones_own(harness, folder, tmp_path, model):
         assert asked(model, range(6)) == harness("plain")(model, range(6))
     with pytest.raises(InputError, match="give a folder of splits"):
         len(harness("shown", data=str(tmp_path / "six.jsonl"), shots=2))
+    with pytest.raises(InputError, match="'both' is a group of tasks"):
+        len(harness("both", data=str(tmp_path / "six.jsonl")))
     with pytest.raises(InputError, match="no file or folder"):
         len(harness("plain", data=str(tmp_path / "absent.jsonl")))
 

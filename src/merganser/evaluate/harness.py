@@ -70,12 +70,14 @@ class Harness:
     def tasks(self) -> Sequence[Any]:
         """The harness' tasks, with their data."""
         manager = self._manager()
+        wanted: Any = self.task
+        if self.data is not None:
+            if self.task not in manager.all_subtasks:
+                raise InputError(f"data: {self.task!r} is a group of tasks; give each of them its own")
+            # A task in a group may differ from the registered one of its name; a task given alone may not.
+            wanted = {"group": f"{self.task}, local", "task": [{"task": self.task, **self._local()}]}
         try:
-            if self.data is None:
-                found = manager.load([self.task])
-            else:
-                # A task in a group may differ from the registered one of its name; a task given alone may not.
-                found = manager.load([{"group": f"{self.task}, local", "task": [{"task": self.task, **self._local()}]}])
+            found = manager.load([wanted])
         except (OSError, ValueError, KeyError, ConnectionError) as error:
             raise InputError(f"task {self.task!r} of the harness cannot be loaded: {error}") from error
         tasks = list(found["tasks"].values())
