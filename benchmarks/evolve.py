@@ -7,10 +7,10 @@ through its own task's head, and the score is the share answered rightly. Every 
 items once (kept in the cache). The IRT is fitted to the answers of models that are no merges: the base, the experts of
 the zoo, and the same after one epoch. Then
 
-- estimates: mean absolute error of every estimator with every extractor at n items against the full evaluation of the
+- estimates: mean absolute error and rank correlation of every estimator with every extractor at n items against the full evaluation of the
   merges, and the error of the ability fitted on n items against that fitted on all;
 - winners: the score on all items, and on items put aside, of what a genetic algorithm finds with full evaluation, the
-  mean over n items, or gmp-IRT on n items as fitness. Goal: within one bootstrap standard error of full evaluation's
+  mean over n items, or gmp-IRT on n items (random, or chosen by IRT clustering) as fitness. Goal: within one bootstrap standard error of full evaluation's
   winner at a twentieth of the questions;
 - overhead: processor time of search, estimation and store per trial, and of merging, over that of the questions. Goal:
   at most 5 %.
@@ -62,8 +62,9 @@ class Replay:
 
 def task(setting: Setting, pool: Pool, fitness: str, size: int | None) -> Task:
     count = len(pool.strata)
-    if fitness == "gmp-irt":
-        return Task(NAME, count, size, estimator="gmp-irt", c="adaptive")
+    if fitness.startswith("gmp-irt"):
+        extractor = "irt" if fitness == "gmp-irt, irt" else "random"
+        return Task(NAME, count, size, extractor, "gmp-irt", "adaptive")
     return Task(NAME, count, size)
 
 
@@ -75,7 +76,7 @@ def measure_winners(
     replay = Replay(rows | dict(zip(setting.experts, pool.endpoints(setting), strict=True)))
     calibration = {NAME: Calibration(answers=pool.calibration(setting))}
     kinds: list[tuple[str, int | None]] = [("full", None)]
-    kinds += [(fitness, size) for size in sizes for fitness in ("mean", "gmp-irt")]
+    kinds += [(fitness, size) for size in sizes for fitness in ("mean", "gmp-irt", "gmp-irt, irt")]
     found: dict[str, Any] = {}
     for fitness, size in kinds:
         runs = []
@@ -91,7 +92,7 @@ def measure_winners(
             )
             with tempfile.TemporaryDirectory() as folder:
                 study = Study.open(Path(folder, "study.sqlite"))
-                winner = study.run(design, replay, calibration=calibration if fitness == "gmp-irt" else None)
+                winner = study.run(design, replay, calibration=calibration if size and fitness != "mean" else None)
                 assert winner is not None
                 summary = summarize(study)
                 study.close()
@@ -208,12 +209,16 @@ def measure_overhead(
 def show(report: Mapping[str, Any]) -> None:
     estimates, winners, overhead = report["estimates"], report["winners"], report["overhead"]
     print(f"{report['machine']}\n{report['items']} items of {', '.join(report['experts'])}")
-    print(f"\nmean absolute error × 100 over {estimates['merges']} merges and {estimates['draws']} subsets")
+    print(
+        f"\nmean absolute error × 100 (Spearman) over {estimates['merges']} merges and {estimates['draws']} subsets; of the "
+        f"endpoints' mean, without any item: {100 * estimates['mae_of_the_endpoints_mean']:.2f}"
+    )
     for size, extractors in estimates["mae"].items():
         names = list(next(iter(extractors.values())))
         print(f"n = {size:<12}" + "".join(f"{name:>18}" for name in names))
         for extractor, row in extractors.items():
-            print(f"  {extractor:<14}" + "".join(f"{100 * row[name]:>18.2f}" for name in names))
+            ranks = estimates["spearman"][size][extractor]
+            print(f"  {extractor:<14}" + "".join(f"{100 * row[name]:>10.2f} ({ranks[name]:>5.2f})" for name in names))
     print(
         f"\nIRT of {estimates['irt']['models']} models that are no merges, dimensions: {estimates['irt']['dimensions']}"
     )
@@ -227,11 +232,11 @@ def show(report: Mapping[str, Any]) -> None:
         f"{winners['base']:.4f}, best endpoint {max(winners['endpoints'].values()):.4f})"
     )
     print(
-        f"{'fitness':<14}{'score':>9}{'test':>9}{'loss':>9}{'error':>9}{'within':>8}{'fewer':>9}{'with endpoints':>16}"
+        f"{'fitness':<17}{'score':>9}{'test':>9}{'loss':>9}{'error':>9}{'within':>8}{'fewer':>9}{'with endpoints':>16}"
     )
     for name, row in winners["fitness"].items():
         print(
-            f"{name:<14}{row['score']:>9.4f}{row['test']:>9.4f}{row['loss']:>9.4f}{row['bootstrap_error']:>9.4f}"
+            f"{name:<17}{row['score']:>9.4f}{row['test']:>9.4f}{row['loss']:>9.4f}{row['bootstrap_error']:>9.4f}"
             f"{'yes' if row['within_one_error'] else 'no':>8}{row['saved_per_candidate']:>8.1f}×{row['saved']:>15.1f}×"
         )
     times = {name: 1000 * overhead[name] for name in ("machinery", "merging", "asking", "asking_full")}

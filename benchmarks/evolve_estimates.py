@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from benchmarks.evolve_answers import Pool, Setting
 from merganser.evolve import subsets
@@ -45,7 +46,7 @@ def estimated(row: np.ndarray, subset: Subset, irt: IRT, gammas: np.ndarray, c: 
 def measure_estimates(
     setting: Setting, pool: Pool, sizes: Sequence[int], draws: int, merges: int, seed: int
 ) -> dict[str, Any]:
-    """MAE by n, extractor and estimator; ability errors by n and estimator (random items)."""
+    """MAE and rank correlation by n, extractor and estimator, MAE of a guess without items; ability errors by n and estimator (random items)."""
     endpoints = pool.endpoints(setting)
     began = time.process_time()
     irt = fit(np.concatenate([pool.calibration(setting), endpoints]), seed=seed)
@@ -54,35 +55,51 @@ def measure_estimates(
     mixed = [i for i, values in enumerate(setting.grid) if sum(w != 0 for w in values.values()) > 1][:merges]
     rows = pool.merges[mixed]
     truths = [irt.ability(row).mean for row in rows]
+    scores = rows.mean(1)
     errors: dict[str, Any] = {}
+    ranks: dict[str, Any] = {}
     abilities: dict[str, Any] = {}
     for size in sizes:
         for extractor in EXTRACTORS:
-            found: dict[str, list[float]] = {}
+            found: dict[str, list[list[float]]] = {}
             angles: dict[str, list[tuple[float, float]]] = {}
             for draw in range(draws):
                 subset = extracted(extractor, size, pool, irt, seed + draw)
                 c = adaptive_c(endpoints, subset, irt)
+                guesses: dict[str, list[float]] = {}
                 for row, truth in zip(rows, truths, strict=True):
                     for name, estimate in estimated(row, subset, irt, gammas, c).items():
-                        found.setdefault(name, []).append(abs(estimate.value - row.mean()))
+                        guesses.setdefault(name, []).append(estimate.value)
                         if estimate.ability is not None and not name.startswith("g"):
                             angles.setdefault(name, []).append(_distance(estimate.ability, truth))
-            errors.setdefault(str(size), {})[extractor] = {name: float(np.mean(v)) for name, v in found.items()}
+                for name, values in guesses.items():
+                    found.setdefault(name, []).append(values)
+            errors.setdefault(str(size), {})[extractor] = {
+                name: float(np.abs(np.array(v) - scores).mean()) for name, v in found.items()
+            }
+            ranks.setdefault(str(size), {})[extractor] = {
+                name: float(np.mean([_agreement(values, scores) for values in v])) for name, v in found.items()
+            }
             if extractor == "random":
                 abilities[str(size)] = {
                     name: dict(zip(("euclidean", "cosine"), np.mean(v, 0).tolist(), strict=True))
                     for name, v in angles.items()
                 }
-    scores = rows.mean(1)
     return {
         "merges": len(rows),
         "draws": draws,
         "score": {"mean": float(scores.mean()), "spread": float(scores.std())},
         "irt": {"models": len(irt.abilities), "dimensions": irt.dimensions, "cpu_seconds": fitted},
         "mae": errors,
+        "mae_of_the_endpoints_mean": float(np.abs(endpoints.mean() - scores).mean()),
+        "spearman": ranks,
         "ability": abilities,
     }
+
+
+def _agreement(guesses: Sequence[float], scores: np.ndarray) -> float:
+    """Spearman's rank correlation; 0 where the guesses are all the same, which rank nothing."""
+    return float(spearmanr(guesses, scores).statistic) if np.ptp(guesses) > 0 else 0.0
 
 
 def _distance(found: np.ndarray, truth: np.ndarray) -> tuple[float, float]:

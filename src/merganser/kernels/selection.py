@@ -179,17 +179,18 @@ class _Search:
 
     def part(self, bits: Bits, bracket: _Bracket) -> _Part:
         low, high = self.kind(bracket.low), self.kind(bracket.high)
+        nothing = np.empty(0, bits.dtype)  # an empty view would keep the whole block alive
         above = int(np.count_nonzero(bits > high))
         lows = int(np.count_nonzero(bits == low))
         if bracket.high - bracket.low < 2:
             highs = int(np.count_nonzero(bits == high)) if high > low else 0
-            return _Part(bits.size, above, highs, bits[:0], lows, overflow=False)
+            return _Part(bits.size, above, highs, nothing, lows, overflow=False)
         highs = int(np.count_nonzero(bits == high))
         # One comparison: unsigned distances from low + 1 are short for what lies inside alone.
         unsigned = np.dtype(f"u{bits.dtype.itemsize}").type
         within = bits.view(unsigned) - unsigned(bracket.low + 1) < unsigned(bracket.high - bracket.low - 1)
         overflow = not bracket.final and int(np.count_nonzero(within)) > _SHARE * bits.size
-        inside = bits[:0] if overflow else np.compress(within, bits)
+        inside = nothing if overflow else np.compress(within, bits)
         return _Part(bits.size, above, highs, inside, lows, overflow)
 
     def resolve(self, column: int, keep: int, bracket: _Bracket, parts: Sequence[_Part]) -> Cutoff | None:

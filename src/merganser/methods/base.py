@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import typing
@@ -280,7 +281,8 @@ def lookup(name: str, where: str = "method") -> type[Method]:
     return _REGISTRY[name]
 
 
-def parameters(method: type[Method]) -> dict[str, Parameter]:
+@functools.cache
+def parameters(method: type[Method]) -> Mapping[str, Parameter]:
     """The hyper-parameters of a rule, in order of declaration."""
     hints = typing.get_type_hints(method)
     found = {}

@@ -59,6 +59,7 @@ class Table:
         self._root = recipe.root
         self._opener = opener
         self._sides: dict[str, tuple[Model, Checkpoint]] = {}
+        self._located: dict[str, str] = {}
         for entry in recipe.entries():
             key = self._key(entry)
             if key in self._index:
@@ -120,7 +121,11 @@ class Table:
         return Tokens(ids, {**found.added, **added}, found.extensible)
 
     def _key(self, entry: Entry) -> Any:
-        return id(entry.recipe) if entry.recipe is not None else locate(entry.label, self._root)
+        if entry.recipe is not None:
+            return id(entry.recipe)
+        if entry.label not in self._located:
+            self._located[entry.label] = locate(entry.label, self._root)
+        return self._located[entry.label]
 
     def _open(self, entry: Entry, path: str, opener: Open) -> Checkpoint:
         try:
