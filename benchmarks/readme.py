@@ -79,10 +79,9 @@ def draw_speed(path: Path) -> None:
         axes.bar_label(axes.barh(places, values, 0.25, label=label, color=colour), fmt="%.0f", padding=3, fontsize=8)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
-    axes.set_xscale("log")
     axes.set_xlabel(f"seconds, {found['params']} parameters in bfloat16, 2 cores")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="upper right")
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
 
