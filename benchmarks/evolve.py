@@ -7,11 +7,11 @@ through its own task's head, and the score is the share answered rightly. Every 
 items once (kept in the cache). The IRT is fitted to the answers of models that are no merges: the base, the experts of
 the zoo, and the same after one epoch. Then
 
-- estimates: mean absolute error and rank correlation of every estimator with every extractor at n items against the full evaluation of the
-  merges, and the error of the ability fitted on n items against that fitted on all;
+- estimates: mean absolute error and rank correlation of every estimator with every extractor at n items against the
+  full evaluation of the merges, and the error of the ability fitted on n items against that fitted on all;
 - winners: the score on all items, and on items put aside, of what a genetic algorithm finds with full evaluation, the
-  mean over n items, or gmp-IRT on n items (random, or chosen by IRT clustering) as fitness. Goal: within one bootstrap standard error of full evaluation's
-  winner at a twentieth of the questions;
+  mean over n items, or gmp-IRT on n items (random, or chosen by IRT clustering) as fitness. Goal: within one bootstrap
+  standard error of full evaluation's winner at a twentieth of the questions;
 - overhead: processor time of search, estimation and store per trial, and of merging, over that of the questions. Goal:
   at most 5 %.
 """
@@ -210,8 +210,8 @@ def show(report: Mapping[str, Any]) -> None:
     estimates, winners, overhead = report["estimates"], report["winners"], report["overhead"]
     print(f"{report['machine']}\n{report['items']} items of {', '.join(report['experts'])}")
     print(
-        f"\nmean absolute error × 100 (Spearman) over {estimates['merges']} merges and {estimates['draws']} subsets; of the "
-        f"endpoints' mean, without any item: {100 * estimates['mae_of_the_endpoints_mean']:.2f}"
+        f"\nmean absolute error × 100 (Spearman) over {estimates['merges']} merges and {estimates['draws']} subsets; "
+        f"of the endpoints' mean, without any item: {100 * estimates['mae_of_the_endpoints_mean']:.2f}"
     )
     for size, extractors in estimates["mae"].items():
         names = list(next(iter(extractors.values())))

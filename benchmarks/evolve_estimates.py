@@ -46,7 +46,7 @@ def estimated(row: np.ndarray, subset: Subset, irt: IRT, gammas: np.ndarray, c: 
 def measure_estimates(
     setting: Setting, pool: Pool, sizes: Sequence[int], draws: int, merges: int, seed: int
 ) -> dict[str, Any]:
-    """MAE and rank correlation by n, extractor and estimator, MAE of a guess without items; ability errors by n and estimator (random items)."""
+    """MAE and rank correlation by n, extractor and estimator; ability errors by n and estimator (random items)."""
     endpoints = pool.endpoints(setting)
     began = time.process_time()
     irt = fit(np.concatenate([pool.calibration(setting), endpoints]), seed=seed)
