@@ -96,9 +96,26 @@ def largest(
     }
     wanted = [(i, k) for i, counts in enumerate(keep) for k in dict.fromkeys(counts) if (i, k) not in found]
     if wanted:
-        search = _Search(blocks, scores, numel)
-        found |= dict(zip(wanted, search.run(wanted), strict=True))
+        cutoffs = _directly(blocks, scores, wanted) if numel <= SMALL else _Search(blocks, scores, numel).run(wanted)
+        found |= dict(zip(wanted, cutoffs, strict=True))
     return [[found[i, k] for k in counts] for i, counts in enumerate(keep)]
+
+
+def _directly(
+    blocks: Stream[B], scores: Callable[[B], Sequence[Tensor]], wanted: Sequence[tuple[int, int]]
+) -> list[Cutoff]:
+    """Cutoffs among few scores, all of them in memory."""
+    parts = blocks.map(lambda block: [_bits(score) for score in scores(block)])
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    cutoffs = []
+    for i, k in wanted:
+        bits = columns[i]
+        value = np.partition(bits, bits.size - k)[bits.size - k]
+        equal = np.flatnonzero(bits == value)
+        ties = k - int(np.count_nonzero(bits > value))
+        index = bits.size if ties == equal.size else int(equal[ties - 1]) + 1
+        cutoffs.append(Cutoff(float(value.view(_FLOAT[value.dtype.type])), index))
+    return cutoffs
 
 
 @dataclass(frozen=True)
@@ -135,8 +152,7 @@ class _Search:
         self.top = int(np.iinfo(sampled).max)
 
     def run(self, wanted: Sequence[tuple[int, int]]) -> list[Cutoff]:
-        everything = _Bracket(-1, self.top, final=True)
-        brackets = [everything for _ in wanted] if self.numel <= SMALL else self.sample(wanted)
+        brackets = self.sample(wanted)
         while True:
             parts = list(zip(*self.scan([i for i, _ in wanted], brackets), strict=True))
             cutoffs = [self.resolve(i, k, b, p) for (i, k), b, p in zip(wanted, brackets, parts, strict=True)]
