@@ -17,7 +17,6 @@ The experts are those of `benchmarks.zoo.text`, trained if they are missing. Sen
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -29,6 +28,7 @@ import torch
 
 from benchmarks.adaptive_setting import Data, Setting, prepare
 from benchmarks.machine import describe
+from benchmarks.records import record
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text import expert_directory
 from benchmarks.zoo.text_tasks import TASKS
@@ -198,8 +198,7 @@ def main() -> None:
     setting = prepare(options.cache, options.data, options.tasks, samples, 32 if options.quick else options.support)
     report = evaluate(setting, options.quick)
     report |= {"machine": describe(), "samples": samples, "tasks": options.tasks}
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    record(options.json, report)
 
 
 def evaluate(setting: Setting, quick: bool) -> dict[str, Any]:

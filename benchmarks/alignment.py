@@ -15,7 +15,6 @@ seeds 0, 1, … and not trained: the hardest case for matching, and the same for
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import resource
 import subprocess
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 
 from benchmarks import alignment_reference
 from benchmarks.machine import describe
+from benchmarks.records import record
 from benchmarks.zoo.architectures import MLP, ChannelLayerNorm, ResNet20
 from merganser.align.derivation import symmetry
 from merganser.align.frank_wolfe import FrankWolfe
@@ -168,29 +168,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     chosen = arguments.only or ("compare", "scale", "memory")
     quick = arguments.quick
-    record: dict[str, object] = {"machine": describe(), "threads": torch.get_num_threads(), "quick": quick}
-    print(record["machine"])
+    found: dict[str, object] = {"threads": torch.get_num_threads(), "quick": quick}
+    print(describe())
     if "compare" in chosen:
         cases = []
         for network in (MLP_SMALL, RESNET[1]) if quick else (MLP_THESIS, RESNET[4]):
             for count in (3,) if quick else tuple(GOALS):
                 cases.append(compare(network, count))
                 print(cases[-1], flush=True)
-        record["compare"] = [asdict(case) | {"ratio": case.ratio} for case in cases]
+        found["compare"] = [asdict(case) | {"ratio": case.ratio} for case in cases]
     if "scale" in chosen:
         counts = (2, 5, 10) if quick else (2, 5, 10, 20)
         seconds = scale(MLP_SMALL if quick else MLP_THESIS, counts, iterations=3 if quick else 5)
         print(
             f"time of an iteration ∝ n^{growth(seconds):.2f} from n = {counts[1]} to {counts[-1]} (goal 1)", flush=True
         )
-        record["scale"] = {"seconds": seconds, "growth": growth(seconds)}
+        found["scale"] = {"seconds": seconds, "growth": growth(seconds)}
     if "memory" in chosen:
         width = 4 if quick else 16
         peak = memory(width, iterations=2)
         print(f"peak of ResNet20-{width}×, n = 3: {peak:.1f} GB ({peak / 10:.2f} of the goal, 10 GB)")
-        record["memory"] = {"width": width, "peak_gigabytes": peak}
-    if arguments.json:
-        arguments.json.write_text(json.dumps(record, indent=2))
+        found["memory"] = {"width": width, "peak_gigabytes": peak}
+    record(arguments.json, found)
 
 
 if __name__ == "__main__":

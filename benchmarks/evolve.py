@@ -19,12 +19,10 @@ the zoo, and the same after one epoch. Then
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,8 @@ import torch
 
 from benchmarks.evolve_answers import Exam, Pool, Setting, collect, live_merge, load_exam
 from benchmarks.evolve_estimates import measure_estimates
-from benchmarks.machine import describe
-from benchmarks.zoo.cards import add_locations, command
+from benchmarks.records import record
+from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text_tasks import TASKS
 from merganser.evolve import Calibration, Design, Objective, Study, Task
 from merganser.evolve.fitness import LiveMerge
@@ -275,11 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = range(options.seed, options.seed + options.seeds)
     search = (options.population, options.generations)
     report = {
-        "command": command("benchmarks.evolve"),
-        "date": date.today().isoformat(),
-        "machine": describe(),
         "threads": torch.get_num_threads(),
-        "seed": options.seed,
         "experts": options.experts,
         "weights": options.weights,
         "items": len(exam),
@@ -290,9 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ),
     }
     show(report)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    record(options.json, report, seeds)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 from scipy.special import expit
 
+from benchmarks.records import record
+
 PEER = """
 import json, sys, time
 import numpy as np
@@ -152,8 +154,7 @@ def main() -> None:
         results.append(row)
     if not options.py_irt:
         print("py-irt was not given (--py-irt PYTHON), so there is nothing to compare with")
-    if options.json:
-        options.json.write_text(json.dumps({"entropy": entropy, "results": results}, indent=2) + "\n")
+    record(options.json, {"entropy": entropy, "fits": results})
 
 
 if __name__ == "__main__":

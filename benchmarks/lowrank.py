@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import shutil
@@ -30,6 +29,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.records import record
 from merganser.experts import Library
 from merganser.methods.tsv import decompose, orthogonal_sum
 
@@ -224,8 +224,7 @@ def main() -> None:
     results["memory"] = memory(128 if options.quick else 384, 8, (2, 8) if options.quick else (3, 12))
     results["library"] = library(192 if options.quick else 768, 2, 20)
     results["rebuilding"] = rebuilding(512 if options.quick else 1024, 4 if options.quick else 16)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    record(options.json, results)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import describe
+from benchmarks.records import record
 
 HIDDEN, INTERMEDIATE, VOCABULARY, KV = 2048, 5632, 32000, 256
 METHODS: dict[str, dict[str, object]] = {
@@ -230,16 +231,10 @@ def store(path: Path | None, params: str, found: dict[str, Any]) -> None:
     """Add to what is stored, so that methods may be measured in several sittings."""
     if path is None:
         return
-    stored = json.loads(path.read_text()) if path.exists() else {}
-    stored = stored if stored.get("params") == params else {}
-    stored |= {
-        "command": ["python", "-m", "benchmarks.merge_speed", "--params", params],
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": describe(),
-        "params": params,
-    }
-    found["methods"] = stored.get("methods", {}) | found.get("methods", {})
-    path.write_text(json.dumps(stored | found, indent=1))
+    before = json.loads(path.read_text())["results"] if path.exists() else {}
+    before = before if before.get("params") == params else {}
+    methods = before.get("methods", {}) | found.get("methods", {})
+    record(path, {"params": params} | before | found | {"methods": methods})
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 import merganser as mg
 from benchmarks.machine import describe
+from benchmarks.records import record
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 64, 160, 128, 3
 AGREE = 1e-5
@@ -131,9 +132,7 @@ def main() -> None:
     for case, gap in results.items():
         verdict = "equal" if gap["of_weight"] <= AGREE else "differs"
         print(line.format(case, gap["of_weight"], gap["of_change"], verdict))
-    if options.json:
-        stored = {"command": ["python", "-m", "benchmarks.parity"], "machine": describe(), "differences": results}
-        options.json.write_text(json.dumps(stored, indent=1))
+    record(options.json, results)
 
 
 if __name__ == "__main__":

@@ -8,35 +8,31 @@ Numbers come from `benchmarks/results/*.json`, which the benchmarks write with `
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.records import stored
 from merganser.methods.catalogue import table
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-
-
-def stored(name: str) -> dict[str, Any] | None:
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def speed() -> str:
     found = stored("merge_speed")
     if found is None:
         return "Not measured yet: `python -m benchmarks.merge_speed --mergekit BIN`."
+    measured = found["results"]
     lines = [
-        f"`python -m benchmarks.merge_speed`: a base and three models of {found['params']} parameters in bfloat16, "
+        f"`python -m benchmarks.merge_speed`: a base and three models of {measured['params']} parameters in bfloat16, "
         f"warm cache, everything synced; {found['machine']}. The limit reads the inputs and writes the output with "
-        f"plain copies; the ratio to it leaves out the {found['start_up']:.1f} s of start-up. {found.get('note', '')}",
+        f"plain copies; the ratio to it leaves out the {measured['start_up']:.1f} s of start-up. "
+        f"{measured.get('note', '')}",
         "",
         "| method | seconds | × limit | peak memory | mergekit, seconds | times faster | mergekit, peak memory |",
         "|---|---|---|---|---|---|---|",
     ]
-    for method, row in found["methods"].items():
+    for method, row in measured["methods"].items():
         ours, peer = row["ours"], row.get("mergekit")
         cells = [f"`{method}`", f"{ours['seconds']:.1f}", f"{row['ratio_to_limit']:.1f}", mib(ours)]
         cells += [f"{peer['seconds']:.0f}", f"**{row['times_faster']:.1f}×**", mib(peer)] if peer else ["–", "–", "–"]
@@ -53,7 +49,7 @@ def parity() -> str:
     if found is None:
         return "Not measured yet: `python -m benchmarks.parity --mergekit BIN`."
     lines = ["| recipe | of the largest weight | of the largest change | |", "|---|---|---|---|"]
-    for case, gap in found["differences"].items():
+    for case, gap in found["results"].items():
         verdict = "equal" if gap["of_weight"] <= 1e-5 else "differs"
         lines.append(f"| {case} | {gap['of_weight']:.1e} | {gap['of_change']:.1e} | {verdict} |")
     return "\n".join(lines)
@@ -70,7 +66,8 @@ def draw_speed(path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "merganser"  # the same file every time
     from matplotlib import pyplot
 
-    rows = {name: row for name, row in found["methods"].items() if "mergekit" in row}
+    measured = found["results"]
+    rows = {name: row for name, row in measured["methods"].items() if "mergekit" in row}
     figure, axes = pyplot.subplots(figsize=(8, 0.55 * len(rows) + 1.2), layout="constrained")
     series = (("limit", "plain copy", "#b0b7c3"), ("ours", "merganser", "#2a78d6"), ("mergekit", "mergekit", "#e07b39"))
     for offset, (key, label, colour) in enumerate(series):
@@ -79,7 +76,7 @@ def draw_speed(path: Path) -> None:
         axes.bar_label(axes.barh(places, values, 0.25, label=label, color=colour), fmt="%.0f", padding=3, fontsize=8)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
-    axes.set_xlabel(f"seconds, {found['params']} parameters in bfloat16, 2 cores")
+    axes.set_xlabel(f"seconds, {measured['params']} parameters in bfloat16, 2 cores")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper right")
     path.parent.mkdir(exist_ok=True)

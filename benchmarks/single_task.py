@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
 import statistics
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import describe
+from benchmarks.records import record
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.images import Split, load_images
 from benchmarks.zoo.vision import evaluate, load_model
@@ -95,15 +94,7 @@ def main() -> None:
                 f"with REPAIR {row['repaired_accuracy']:.4f}  objective {row['objective']:.1f}",
                 flush=True,
             )
-    if options.json:
-        stored = {
-            "command": ["python", "-m", "benchmarks.single_task", "--arch", options.arch, "--dataset", options.dataset],
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": describe(),
-            "seeds": options.seeds,
-            "results": results,
-        }
-        options.json.write_text(json.dumps(stored, indent=1))
+    record(options.json, results, options.seeds)
 
 
 if __name__ == "__main__":

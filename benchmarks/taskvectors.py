@@ -21,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.machine import describe
 from benchmarks.merge_speed import Run, limit, make_checkpoints, measure, median, startup, warm
+from benchmarks.records import record
 
 PYTHON = """
 import sys
@@ -89,9 +90,7 @@ def main() -> None:
         results[name] = {**asdict(run), "ratio_to_limit": ratio}
         memory = run.peak_anonymous / 2**20
         print(f"{name:<10}{run.seconds:>8.2f}{run.cpu_seconds:>8.1f}{memory:>10.0f}{ratio:>16.2f}")
-    if options.json:
-        stored = {"command": sys.argv, "machine": describe(), "params": options.params, "start_up": start}
-        options.json.write_text(json.dumps(stored | {"sides": results}, indent=1))
+    record(options.json, {"params": options.params, "start_up": start, "sides": results})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,18 +45,6 @@ def read_card(directory: Path) -> Card | None:
     """The card of a finished model, or None."""
     path = directory / "card.json"
     return Card(**json.loads(path.read_text())) if path.exists() else None
-
-
-def command(module: str) -> str:
-    """The command line that is running, without this machine's paths."""
-    arguments = iter(sys.argv[1:])
-    kept = []
-    for argument in arguments:
-        if argument in ("--data", "--cache"):
-            next(arguments, None)
-        elif not argument.startswith(("--data=", "--cache=")):
-            kept.append(argument)
-    return " ".join(["python -m", module, *kept])
 
 
 def add_locations(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.zoo.cards import Card, add_locations, command, read_card
+from benchmarks.records import command
+from benchmarks.zoo.cards import Card, add_locations, read_card
 from benchmarks.zoo.language_skills import SKILLS, Skill, collate, completion_loss, load_skill, score
 from benchmarks.zoo.training import Stopwatch, save_checkpoint, set_rate, triangle
 from merganser.errors import InputError, require
@@ -111,7 +112,7 @@ def train(skill: Skill, skills: Sequence[Skill], seed: int, schedule: Schedule, 
     model.save_pretrained(directory)
     card = Card(
         model=f"SmolLM2-135M-Instruct (Q4_1 dequantised) + LoRA for {skill.name}",
-        command=command("benchmarks.zoo.language"),
+        command=command(),
         seed=seed,
         data={"skill": skill.name, "examples": schedule.steps * schedule.batch, "scored": schedule.scored},
         epochs=len(history),
@@ -162,7 +163,7 @@ def score_base(skills: Sequence[Skill], schedule: Schedule, cache: Path) -> Card
     }
     card = Card(
         model="SmolLM2-135M-Instruct (Q4_1 dequantised)",
-        command=command("benchmarks.zoo.language"),
+        command=command(),
         seed=0,
         data={"scored": schedule.scored},
         epochs=0,

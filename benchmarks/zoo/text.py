@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from benchmarks.zoo.cards import Card, add_locations, command, default_cache, read_card
+from benchmarks.records import command
+from benchmarks.zoo.cards import Card, add_locations, default_cache, read_card
 from benchmarks.zoo.text_tasks import (
     TASKS,
     Sentences,
@@ -133,7 +134,7 @@ def train(task: Task, seed: int, schedule: Schedule, cache: Path) -> Card:
     _save_encoder(encoder, directory)
     card = Card(
         model=f"all-MiniLM-L6-v2 on {task.name}",
-        command=command("benchmarks.zoo.text"),
+        command=command(),
         seed=seed,
         data={
             "task": task.name,

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from benchmarks.records import command
 from benchmarks.zoo.architectures import ARCHITECTURES, build
-from benchmarks.zoo.cards import Card, add_locations, command, default_cache, read_card
+from benchmarks.zoo.cards import Card, add_locations, default_cache, read_card
 from benchmarks.zoo.images import DATASETS, Split, load_images, training_batches
 from benchmarks.zoo.training import Stopwatch, save_checkpoint, set_rate, triangle
 
@@ -116,7 +117,7 @@ def train(
     )
     card = Card(
         model=f"{arch} on {dataset}",
-        command=command("benchmarks.zoo.vision"),
+        command=command(),
         seed=seed,
         data={"dataset": dataset, "train": len(train_split), "test": len(test_split)},
         epochs=len(schedule.sides),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.zoo import vision
-from benchmarks.zoo.cards import command, data_file, read_card
+from benchmarks.zoo.cards import data_file, read_card
 from benchmarks.zoo.images import Split, load_images, training_batches
 from benchmarks.zoo.training import triangle
 from merganser.errors import InputError
@@ -142,13 +142,6 @@ def test_cifar_is_decoded_once(tmp_path: Path) -> None:
 def test_missing_data_says_how_to_give_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--data"):
         data_file(tmp_path, "mnist.npz")
-
-
-def test_command_leaves_machine_paths_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "sys.argv", ["vision.py", "--arch", "mlp", "--cache", "/some/where", "--data=/else", "--seeds", "1"]
-    )
-    assert command("benchmarks.zoo.vision") == "python -m benchmarks.zoo.vision --arch mlp --seeds 1"
 
 
 def test_triangle_peaks_at_the_end_of_the_warmup() -> None:
