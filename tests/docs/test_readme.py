@@ -5,11 +5,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readme import PARTS, ROOT, rewritten
+from benchmarks.report import build, stale
 
 
 @pytest.mark.parametrize("file", list(PARTS))
 def test_generated_parts_are_up_to_date(file: str) -> None:
     assert rewritten(file) == (ROOT / file).read_text(), "run make readme"
+
+
+def test_results_and_figures_say_what_was_stored() -> None:
+    assert stale(*build()) == [], "run make results"
 
 
 def test_the_two_commands_are_named() -> None:

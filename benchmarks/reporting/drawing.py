@@ -1,0 +1,120 @@
+"""Figures as SVG: text stays text, and the same figure gives the same bytes with the same matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.reporting.parts import Axis, Bars, Figure, Lines
+
+COLOURS = ("#2a78d6", "#e07b39", "#3a9d5d", "#9b59b6", "#c0392b", "#7f8c8d", "#d4a017", "#16a085", "#34495e", "#e84393")
+MARKERS = "osD^vPX*<>"
+#: Names that have the same colour in every figure.
+KNOWN = {"plain copy": "#b0b7c3", "merganser": "#2a78d6", "mergekit": "#e07b39", "FusionBench": "#3a9d5d"}
+MARK = "merganser figure "
+
+
+def render(figure: Figure) -> str:
+    """The SVG file of a figure; it says in its description what it was drawn from."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    names = dict.fromkeys(name for panel in figure.panels for name in panel.series)
+    colours = {name: KNOWN.get(name, COLOURS[place % len(COLOURS)]) for place, name in enumerate(names)}
+    height = max(_height(panel) for panel in figure.panels) + 0.3 * (len(names) > 1)
+    width = 7.2 if len(figure.panels) == 1 else 4.4 * len(figure.panels)
+    style = {"svg.hashsalt": "merganser", "svg.fonttype": "none", "font.size": 9, "axes.titlesize": 10}
+    with pyplot.rc_context(style):
+        drawn, axes = pyplot.subplots(1, len(figure.panels), figsize=(width, height), layout="constrained")
+        for place, panel in zip([axes] if len(figure.panels) == 1 else axes, figure.panels, strict=True):
+            _bars(place, panel, colours) if isinstance(panel, Bars) else _lines(place, panel, colours)
+        _legend(drawn)
+        file = io.StringIO()
+        drawn.savefig(file, format="svg", metadata={"Date": None, "Description": f"{MARK}{figure.digest()}"})
+        pyplot.close(drawn)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+def shows(svg: str, figure: Figure) -> bool:
+    """Whether a stored drawing was made from these data, by whatever version of matplotlib."""
+    return f"{MARK}{figure.digest()}" in svg
+
+
+def _height(panel: Lines | Bars) -> float:
+    if isinstance(panel, Bars):
+        return max(2.2, (0.12 + 0.19 * len(panel.series)) * len(panel.names) + 1.2)
+    return 3.4
+
+
+def _lines(axes: Any, panel: Lines, colours: Mapping[str, str]) -> None:
+    for position, (name, points) in enumerate(panel.series.items()):
+        x, y = [point[0] for point in points], [point[1] for point in points]
+        colour, marker = colours[name], MARKERS[position % len(MARKERS)]
+        if panel.scatter:
+            axes.plot(x, y, marker, color=colour, label=name, markersize=4, alpha=0.8)
+            continue
+        axes.plot(x, y, marker=marker if len(x) <= 20 else None, color=colour, label=name, markersize=4, linewidth=1.5)
+        if name in panel.spread:
+            low = [value - around for value, around in zip(y, panel.spread[name], strict=True)]
+            high = [value + around for value, around in zip(y, panel.spread[name], strict=True)]
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    for position, (name, level) in enumerate(panel.levels.items()):
+        axes.axhline(level, color="#555555", linestyle=(":", "--", "-.")[position % 3], linewidth=1, label=name)
+    _dress(axes, panel.x, panel.y, panel.title)
+
+
+def _bars(axes: Any, panel: Bars, colours: Mapping[str, str]) -> None:
+    thick = 0.8 / len(panel.series)
+    for offset, (name, values) in enumerate(panel.series.items()):
+        places = [number + (offset - (len(panel.series) - 1) / 2) * thick for number in range(len(panel.names))]
+        shown = [0.0 if value is None else value for value in values]
+        errors = panel.errors.get(name)
+        drawn = axes.barh(places, shown, 0.92 * thick, label=name, color=colours[name], xerr=errors)
+        labels = ["" if value is None else panel.label.format(value) for value in values]
+        axes.bar_label(drawn, labels, padding=3, fontsize=7.5)
+    axes.set_yticks(range(len(panel.names)), list(panel.names))
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    _dress(axes, panel.x, Axis(), panel.title)
+
+
+def _legend(drawn: Any) -> None:
+    """One legend under all panels, where it hides nothing."""
+    found = {label: line for axes in drawn.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if len(found) > 1:
+        columns = min(len(found), 5 if len(drawn.axes) > 1 else 4)
+        style = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+        drawn.legend(found.values(), found.keys(), ncols=columns, **style)
+
+
+def _narrow(axis: Any) -> bool:
+    low, high = axis.get_view_interval()
+    return bool(abs(high - low) < 0.05)
+
+
+def _dress(axes: Any, x: Axis, y: Axis, title: str) -> None:
+    for name, axis in (("x", x), ("y", y)):
+        own = getattr(axes, f"{name}axis")
+        if axis.log:
+            from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+            getattr(axes, f"set_{name}scale")("log")
+            own.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            own.set_major_formatter(StrMethodFormatter("{x:g}"))
+            own.set_minor_formatter(NullFormatter())
+        if axis.limits:
+            getattr(axes, f"set_{name}lim")(*axis.limits)
+        if axis.percent:
+            from matplotlib.ticker import PercentFormatter
+
+            own.set_major_formatter(PercentFormatter(1.0, decimals=1 if _narrow(own) else 0, symbol=" %"))
+        if axis.label:
+            own.set_label_text(axis.label)
+    if title:
+        axes.set_title(title)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.5)
+    axes.set_axisbelow(True)

@@ -1,0 +1,45 @@
+"""Numbers as they are read in a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def percent(value: float | None, places: int = 1) -> str:
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.{places}f}"
+
+
+def spread(values: Sequence[float], places: int = 1) -> str:
+    """Mean ± standard deviation over runs, in percent."""
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+    return f"{percent(mean, places)} ± {percent(deviation, places)}"
+
+
+def number(value: object) -> str:
+    """Any value: three significant places, no more than the reader can use."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "–"
+        if value == 0 or 1e-3 <= abs(value) < 1e4:
+            return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+        return f"{value:.2e}"
+    return str(value)
+
+
+def mebibytes(value: float) -> str:
+    return f"{value / 2**20:.0f} MiB"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def marked(cells: Sequence[str], best: int) -> list[str]:
+    """The cells with the best one in bold."""
+    return [f"**{cell}**" if position == best else cell for position, cell in enumerate(cells)]

@@ -1,0 +1,93 @@
+"""The kernels against the published algorithms: decompositions, the universe, item response theory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.reporting.formats import number, percent
+from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
+
+
+def lowrank(results: Mapping[str, Any]) -> Iterator[Part]:
+    merges = results["merging"]
+    yield Text(
+        f"TSV-Merge of the matrices of a transformer block, {results['threads']} threads, against the published "
+        "algorithm (a full SVD of each task matrix and of the concatenations) written plainly in the benchmark."
+    )
+    rows = []
+    for merge in merges:
+        errors = [row["ours_error"] for row in merge["matrices"] if "ours_error" in row]
+        rows.append(
+            [
+                merge["block"],
+                str(merge["tasks"]),
+                f"{merge['speedup']:.1f}×",
+                f"{merge['processor_ratio']:.1f}×",
+                f"{max(errors):.1e}" if errors else "–",
+            ]
+        )
+    columns = ["block", "tasks", "times faster", "less processor time", "largest error against float64"]
+    yield Table(columns, rows)
+    memory, library, rebuilding = results["memory"], results["library"], results["rebuilding"]
+    kept = "; ".join(
+        f"{dtype} {found['ratio']:.2f}× the base with {percent(found['energy'])} % of the energy"
+        for dtype, found in library.items()
+        if isinstance(found, Mapping)
+    )
+    low, high = memory["layers"][0], memory["layers"][-1]
+    yield Text(
+        f"Peak memory of a streamed merge with {high} layers is {memory['ratio']:.2f}× that with {low}. A library of "
+        f"{library['experts']} experts: {kept}. Rebuilding one expert takes {rebuilding['rebuild_over_copy']:.1f}× the "
+        "time of copying the base."
+    )
+
+
+def alignment(results: Mapping[str, Any]) -> Iterator[Part]:
+    yield Text(
+        "Frank-Wolfe over all models at once against a plain version of the published algorithm: processor seconds, "
+        "and the objective reached (larger is better)."
+    )
+    rows = [
+        [
+            case["network"],
+            str(case["models"]),
+            f"{case['ours_seconds']:.1f}",
+            f"{'' if case['reference_finished'] else '> '}{case['reference_seconds']:.1f}",
+            f"{'' if case['reference_finished'] else '≥ '}{case['ratio']:.1f}×",
+            f"{case['ours_objective'] / case['reference_objective']:.4f}",
+            f"{case['ours_iterations']} / {case['reference_iterations']}",
+        ]
+        for case in results.get("compare", ())
+    ]
+    columns = ["network", "models", "seconds", "published, seconds", "times faster", "objective ratio", "iterations"]
+    if rows:
+        yield Table(columns, rows)
+    if scale := results.get("scale"):
+        line = [(int(count), value) for count, value in scale["seconds"].items()]
+        axes = Axis("models", log=True), Axis("processor seconds", log=True)
+        yield Text(f"The time of an iteration grows as n^{scale['growth']:.2f} in the number of models.")
+        yield Figure("alignment_scale", "Time of a Frank-Wolfe iteration", [Lines({"one iteration": line}, *axes)])
+    if memory := results.get("memory"):
+        yield Text(
+            f"Three ResNet20 of width {memory['width']}× are matched in {memory['peak_gigabytes']:.1f} GB at most."
+        )
+
+
+def irt(results: Mapping[str, Any]) -> Iterator[Part]:
+    yield Text(
+        "Fits of item response theory to simulated answers: processor seconds, and the log-loss of held-out answers. "
+        f"The true probabilities have {results['entropy']:.4f}."
+    )
+    rows = [
+        [
+            f"{fit['dimensions']}{' (chosen)' if fit['chosen'] else ''}",
+            f"{fit['seconds']:.2f}",
+            f"{fit['log_loss']:.4f}",
+            number(fit.get("peer_seconds")),
+            f"{fit['peer_log_loss']:.4f}" if "peer_log_loss" in fit else "–",
+            f"{fit['times_faster']:.0f}×" if "times_faster" in fit else "–",
+        ]
+        for fit in results["fits"]
+    ]
+    yield Table(["dimensions", "seconds", "log-loss", "py-irt, seconds", "py-irt, log-loss", "times faster"], rows)

@@ -1,0 +1,94 @@
+"""Time and memory of merges, against plain copies and against mergekit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.reporting.formats import mebibytes, seconds
+from benchmarks.reporting.parts import Axis, Bars, Figure, Part, Table, Text
+
+
+def table(measured: Mapping[str, Any]) -> Table:
+    rows = []
+    for method, row in measured["methods"].items():
+        ours, peer = row["ours"], row.get("mergekit")
+        cells = [
+            f"`{method}`",
+            f"{ours['seconds']:.1f}",
+            f"{row['ratio_to_limit']:.1f}",
+            mebibytes(ours["peak_anonymous"]),
+        ]
+        if peer:
+            faster = f"**{row['times_faster']:.1f}×**"
+            cells += [f"{peer['seconds']:.0f}", faster, mebibytes(peer["peak_anonymous"])]
+        rows.append(cells + ["–"] * (7 - len(cells)))
+    columns = ("method", "seconds", "× limit", "peak memory", "mergekit, seconds", "times faster")
+    return Table([*columns, "mergekit, peak memory"], rows)
+
+
+def figure(measured: Mapping[str, Any]) -> Figure:
+    """Seconds of every method: the limit, ours, mergekit's."""
+    rows = {name: row for name, row in measured["methods"].items() if "mergekit" in row}
+    sides = {"plain copy": "limit", "merganser": "ours", "mergekit": "mergekit"}
+    bars = Bars(
+        list(rows),
+        {label: [row[key]["seconds"] for row in rows.values()] for label, key in sides.items()},
+        Axis(f"seconds, {measured['params']} parameters in bfloat16, 2 cores"),
+    )
+    return Figure("merge_speed", f"Seconds to merge {measured['params']}-parameter models by method", [bars])
+
+
+def parts(results: Mapping[str, Any]) -> Iterator[Part]:
+    yield Text(
+        f"A base and three models of {results['params']} parameters in bfloat16, warm cache, everything synced. The "
+        "limit reads the inputs and writes the output with plain copies; the ratio to it leaves out the "
+        f"{results['start_up']:.1f} s of start-up. {results.get('note', '')}"
+    )
+    yield table(results)
+    yield figure(results)
+    if small := results.get("small_tensors"):
+        yield Text(
+            f"Ten thousand small tensors take {small['seconds']:.1f} s in {mebibytes(small['peak_anonymous'])}; "
+            f"`merganser --help` takes {results['help_cpu_seconds']:.2f} s of processor."
+        )
+
+
+def task_vectors(results: Mapping[str, Any]) -> Iterator[Part]:
+    yield Text(
+        f"Expressions over task vectors of {results['params']}-parameter checkpoints: as a recipe, in Python, and the "
+        "geometry (norms and cosines), which only reads. Limits are a plain copy and a plain read."
+    )
+    rows = [
+        [
+            name,
+            seconds(side["seconds"]),
+            seconds(side["cpu_seconds"]),
+            mebibytes(side["peak_anonymous"]),
+            f"{side['ratio_to_limit']:.2f}",
+        ]
+        for name, side in results["sides"].items()
+    ]
+    yield Table(["", "seconds", "processor seconds", "peak memory", "× limit"], rows)
+
+
+def parity(results: Mapping[str, Any]) -> Iterator[Part]:
+    equal = sum(gap["of_weight"] <= 1e-5 for gap in results.values())
+    yield Text(
+        f"The same recipes run by mergekit and by merganser: {equal} of {len(results)} give the same weights up to "
+        "rounding. Where they differ, [the page on parity](parity.md) says why."
+    )
+    yield parity_table(results)
+
+
+def parity_table(results: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            case,
+            f"{gap['of_weight']:.1e}",
+            f"{gap['of_change']:.1e}",
+            "equal" if gap["of_weight"] <= 1e-5 else "differs",
+        ]
+        for case, gap in results.items()
+    ]
+    return Table(["recipe", "of the largest weight", "of the largest change", ""], rows)

@@ -1,0 +1,95 @@
+"""The page of results follows the stored records: every number from them, nothing else, the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import records, report
+from benchmarks.reporting import drawing, markdown, plain
+from benchmarks.reporting.formats import number, percent, spread
+from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Table, Text
+
+RECORD = {"command": "python -m benchmarks.x", "date": "2026-01-01", "machine": "4 cores", "seeds": [0, 1, 2]}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place with one stored record, and nothing built from it yet."""
+    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(records, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(report, "DOCS", tmp_path / "docs")
+    (tmp_path / "docs").mkdir()
+    way = {"accuracy": 0.5, "repaired_accuracy": 0.75, "cycle_error": 0.0}
+    store(tmp_path, "single_task_mlp", {"single": [0.9, 0.91], "2": {"plain mean": way, "C²M³": way}})
+    return tmp_path
+
+
+def store(place: Path, name: str, results: object) -> None:
+    (place / "results" / f"{name}.json").write_text(json.dumps({**RECORD, "results": results}))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr("sys.argv", ["report", *arguments])
+    report.main()
+
+
+def test_what_is_stored_is_shown_and_what_is_not_is_left_out(place: Path) -> None:
+    page, figures = report.build()
+    assert "## One task: MLPs on MNIST" in page
+    assert "Speed of merging" not in page
+    assert "75.0" in page
+    assert "`python -m benchmarks.x`, 2026-01-01, 4 cores; seeds 0–2;" in page
+    assert [figure.name for figure in figures] == ["single_task_mlp"]
+
+
+def test_a_record_without_a_section_of_its_own_gets_tables(place: Path) -> None:
+    store(place, "brand_new", {"tasks": 8, "rows": {"a": {"score": 0.25}, "b": {"score": 0.5, "cost": 2}}})
+    page, _ = report.build()
+    assert "## Brand new" in page
+    assert "| a | 0.250 | – |" in page
+
+
+def test_check_fails_until_built_and_again_when_a_number_changes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match=r"results\.md, single_task_mlp\.svg"):
+        run(monkeypatch, "--check")
+    run(monkeypatch)
+    run(monkeypatch, "--check")
+    drawn = (place / "docs" / "images" / "single_task_mlp.svg").read_bytes()
+    run(monkeypatch, "--redraw")
+    assert (place / "docs" / "images" / "single_task_mlp.svg").read_bytes() == drawn
+    stored = (place / "results" / "single_task_mlp.json").read_text()
+    (place / "results" / "single_task_mlp.json").write_text(stored.replace("0.75", "0.76"))
+    with pytest.raises(SystemExit, match="run make results"):
+        run(monkeypatch, "--check")
+
+
+def test_a_drawing_knows_its_data_and_keeps_its_words() -> None:
+    lines = Lines(
+        {"one": [(1, 2.0), (10, 3.0)]}, Axis("items", log=True), Axis("%", percent=True), "T", {"one": [1, 1]}
+    )
+    bars = Bars(["a", "b"], {"s": [1.0, None], "t": [2.0, 3.0]}, errors={"s": [0.1, 0.1]})
+    figure = Figure("f", "alt", [lines, bars])
+    svg = drawing.render(figure)
+    assert drawing.shows(svg, figure)
+    assert not drawing.shows(svg, Figure("f", "alt", [lines]))
+    assert ">items<" in svg
+    assert "<dc:date>" not in svg
+
+
+def test_numbers_are_written_for_reading() -> None:
+    assert [number(value) for value in (None, True, 0.0, 0.1234, 12.345, 1e-7, 7, float("nan"))] == [
+        *("–", "yes", "0.000", "0.123", "12.3", "1.00e-07", "7", "–")
+    ]
+    assert percent(0.125) == "12.5"
+    assert spread([0.5, 0.7]) == "60.0 ± 10.0"
+
+
+def test_tables_and_paragraphs() -> None:
+    assert markdown.write(Table(["a", "b"], [["x|y", "1"]], "C")) == "*C*\n\n| a | b |\n|---|---|\n| x\\|y | 1 |"
+    assert all(len(line) <= markdown.WIDTH for line in markdown.write(Text("word " * 100)).splitlines())
+    assert list(plain.tables([{"a": 1}, {"a": 2}])) == [Table(["", "a"], [["1", "1"], ["2", "2"]], "")]
+    assert "seeds 0, 5" in markdown.provenance("x", {**RECORD, "seeds": [0, 5]})
