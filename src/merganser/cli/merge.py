@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from merganser.cli.progress import ProgressReporter
 from merganser.cli.units import parse_size, show_size, show_time
 
 if TYPE_CHECKING:
+    from merganser.checkpoints.base import Checkpoint
     from merganser.recipes.plan import Plan
 
 
@@ -48,8 +50,8 @@ def command(
         return
     began = time.monotonic()
 
-    def on_plan(plan: Plan) -> None:
-        _show(_summary_of(plan, limit, workers, strict=memory is not None), as_json)
+    def on_plan(plan: Plan, sources: Sequence[Checkpoint]) -> None:
+        _show(_summary_of(plan, sources, limit, workers, strict=memory is not None), as_json)
 
     with ProgressReporter(as_json) as reporter:
 
@@ -91,17 +93,19 @@ def _check_device(device: str) -> None:
 
 def _summary(recipe: Path, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
     from merganser import recipes
+    from merganser.engine.view import open_sources
 
-    return _summary_of(recipes.plan(recipes.load(recipe)), memory, workers, strict)
+    plan = recipes.plan(recipes.load(recipe))
+    return _summary_of(plan, open_sources(plan), memory, workers, strict)
 
 
-def _summary_of(plan: Plan, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
+def _summary_of(
+    plan: Plan, sources: Sequence[Checkpoint], memory: int, workers: int | None, strict: bool
+) -> dict[str, Any]:
     from merganser.engine.execute import memory_bound
     from merganser.engine.layout import lay_out
-    from merganser.engine.view import open_sources
     from merganser.errors import InputError
 
-    sources = open_sources(plan)
     bound = memory_bound(plan, sources, workers or os.cpu_count() or 1, memory)
     if strict and bound > memory:
         raise InputError(f"--memory {show_size(memory)}: one tensor alone needs {show_size(bound)} with its method")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -90,7 +91,7 @@ def run(
     device: str = "cpu",
     allow_nan: bool = False,
     ray: str | None = None,
-    on_plan: Callable[[Plan], None] | None = None,
+    on_plan: Callable[[Plan, Sequence[Checkpoint]], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Path:
     """Merge as a recipe says and write the checkpoint directory `out`; what `merganser merge` does.
@@ -98,10 +99,11 @@ def run(
     `ray` names a cluster (`"local"` starts one on this machine) to compute on; sources and `out` must be on a file
     system all its nodes share.
     """
-    plan = recipes.plan(recipe if isinstance(recipe, Recipe) else recipes.load(recipe))
+    opened = functools.cache(open_checkpoint)  # planning and merging look at the same headers
+    plan = recipes.plan(recipe if isinstance(recipe, Recipe) else recipes.load(recipe), opened)
+    sources = open_sources(plan, opened)
     if on_plan is not None:
-        on_plan(plan)
-    sources = open_sources(plan)
+        on_plan(plan, sources)
     settings = Settings(device, allow_nan)
     fingerprint = plan.fingerprint([source.fingerprint() for source in sources])
     writer = CheckpointWriter(Path(out), plan, fingerprint, resume=resume, overwrite=overwrite)

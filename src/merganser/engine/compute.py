@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -40,30 +40,77 @@ class Settings:
     allow_nan: bool = False
 
 
-class Computation:
-    """An output of a plan over open sources.
+class BoundPlan:
+    """A plan over its open sources: what computes any of its outputs.
+
+    `prepared` is the look at everything that some rules take before the first merge, by method name; taken when it
+    is first needed, unless it is given.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        sources: Sequence[Checkpoint],
+        settings: Settings | None = None,
+        prepared: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.sources = sources
+        self.settings = settings or Settings()
+        self._rules: dict[tuple[Any, ...], Rule] = {}
+        if prepared is not None:
+            self.prepared = prepared
+
+    def computation(self, output: Output) -> Computation:
+        return Computation(self, output, self.prepared.get(output.method))
+
+    def rule(self, output: Output) -> Rule:
+        """Outputs of one method, with the same models and the same parameters (the same object), share a rule."""
+        models = tuple(source.model for source in output.inputs)
+        key = (output.method, id(output.parameters), models)
+        if key not in self._rules:
+            labels = tuple(self.plan.models[model].label for model in models)
+            copies = output.method == "passthrough" and output.parameters.get("scale") in (None, [None])
+            self._rules[key] = Rule(build(lookup(output.method), output.parameters, labels), labels, copies)
+        return self._rules[key]
+
+    @cached_property
+    def prepared(self) -> Mapping[str, Any]:
+        wanting: dict[str, list[Computation]] = {}
+        for output in self.plan.outputs:
+            rule = self.rule(output)
+            if not rule.copies and rule.method.needs_preparation():
+                wanting.setdefault(output.method, []).append(Computation(self, output))
+        return {
+            name: computations[0].method.prepare([(c.output.parameters, TensorBlocks(c)) for c in computations])
+            for name, computations in wanting.items()
+        }
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A method with its parameters for models of these labels.
 
     `copies` is true where the weights pass unchanged (integer buffers, plain passthrough): no arithmetic is done.
     """
 
-    def __init__(
-        self, plan: Plan, output: Output, sources: Sequence[Checkpoint], settings: Settings, prepared: Any = None
-    ) -> None:
-        self.plan = plan
+    method: Method
+    labels: tuple[str, ...]
+    copies: bool
+
+
+class Computation:
+    """An output of a bound plan."""
+
+    def __init__(self, bound: BoundPlan, output: Output, prepared: Any = None) -> None:
+        self.plan = bound.plan
         self.output = output
-        self.sources = sources
-        self.settings = settings
+        self.sources = bound.sources
+        self.settings = bound.settings
         self.prepared = prepared
         self.shape = output.spec.shape
-        self.labels = tuple(plan.models[source.model].label for source in output.inputs)
-
-    @cached_property
-    def method(self) -> Method:
-        return build(lookup(self.output.method), self.output.parameters, self.labels)
-
-    @cached_property
-    def copies(self) -> bool:
-        return self.output.method == "passthrough" and self.output.parameters.get("scale") in (None, [None])
+        rule = bound.rule(output)
+        self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
 
     @cached_property
     def spans(self) -> list[list[Piece]]:
@@ -185,16 +232,3 @@ class TensorBlocks:
             return [function(group) for _, group in self._computation.groups(span)]
 
         return [result for part in self._mapper(over, self._computation.spans) for result in part]
-
-
-def prepare(plan: Plan, sources: Sequence[Checkpoint], settings: Settings) -> dict[str, Any]:
-    """The look at everything that some rules take before the first merge, by method name."""
-    wanting: dict[str, list[Computation]] = {}
-    for output in plan.outputs:
-        computation = Computation(plan, output, sources, settings)
-        if not computation.copies and computation.method.needs_preparation():
-            wanting.setdefault(output.method, []).append(computation)
-    return {
-        name: computations[0].method.prepare([(c.output.parameters, TensorBlocks(c)) for c in computations])
-        for name, computations in wanting.items()
-    }

@@ -16,7 +16,7 @@ import torch
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.engine.blocks import BLOCK, SPAN, Piece
-from merganser.engine.compute import Computation, Settings, prepare
+from merganser.engine.compute import BoundPlan, Computation, Settings
 from merganser.engine.sinks import Sink
 from merganser.recipes.plan import Output, Plan
 
@@ -49,14 +49,9 @@ def execute(
     depend on either.
     """
     workers = workers or os.cpu_count() or 1
-    settings = settings or Settings()
     have = sink.done()
-    prepared = prepare(plan, sources, settings)
-    todo = [
-        Computation(plan, output, sources, settings, prepared.get(output.method))
-        for output in plan.outputs
-        if output.name not in have
-    ]
+    bound = BoundPlan(plan, sources, settings)
+    todo = [bound.computation(output) for output in plan.outputs if output.name not in have]
     total = plan.bytes_out
     counter = _Counter(total - sum(c.output.spec.nbytes for c in todo), total, on_progress)
     with one_torch_thread(), _Pool(workers, memory) as pool:
@@ -81,7 +76,8 @@ def footprint(computation: Computation) -> int:
 
 def memory_bound(plan: Plan, sources: Sequence[Checkpoint], workers: int, memory: int) -> int:
     """What `execute` will hold at most besides memory-mapped files: `memory`, unless one tensor alone needs more."""
-    sizes = sorted((footprint(Computation(plan, o, sources, Settings())) for o in plan.outputs), reverse=True)
+    bound = BoundPlan(plan, sources)
+    sizes = sorted((footprint(Computation(bound, output)) for output in plan.outputs), reverse=True)
     return max(sizes[0], min(memory, sum(sizes[:workers]))) if sizes else 0
 
 

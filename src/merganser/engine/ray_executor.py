@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from merganser.engine.compute import Computation, Settings, prepare
+from merganser.engine.compute import BoundPlan, Settings
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Progress, batches, run_batch
 from merganser.engine.layout import lay_out
@@ -42,15 +42,15 @@ def execute_on_ray(
         )
     try:
         sources = open_sources(plan)
-        prepared = prepare(plan, sources, settings)
+        bound = BoundPlan(plan, sources, settings)
         outputs = {output.name: output for output in plan.outputs}
         have = writer.done()
-        todo = [Computation(plan, o, sources, settings) for o in plan.outputs if o.name not in have]
+        todo = [bound.computation(output) for output in plan.outputs if output.name not in have]
         shared = ray.put(json.dumps(plan.to_json()))
         task = ray.remote(max_retries=-1)(_compute)
         directory = str(writer.directory.absolute())
         running = [
-            task.remote(shared, [c.output.name for c in batch], directory, settings, prepared)
+            task.remote(shared, [c.output.name for c in batch], directory, settings, bound.prepared)
             for batch in batches(todo)
         ]
         done = sum(outputs[name].spec.nbytes for name in have)
@@ -97,14 +97,15 @@ def _open(text: str) -> tuple[Plan, list[Any]]:
     return plan, open_sources(plan)
 
 
-def _compute(text: str, names: list[str], directory: str, settings: Settings, prepared: dict[str, Any]) -> list[str]:
+def _compute(text: str, names: list[str], directory: str, settings: Settings, prepared: Mapping[str, Any]) -> list[str]:
     plan, sources = _open(text)
+    bound = BoundPlan(plan, sources, settings, prepared)
     wanted = set(names)
     outputs = [output for output in plan.outputs if output.name in wanted]
     files = ShardFiles(Path(directory), lay_out(plan), Disk(), create=False)
     try:
         sink = _RemoteSink(files)
-        run_batch([Computation(plan, o, sources, settings, prepared.get(o.method)) for o in outputs], sink)
+        run_batch([bound.computation(output) for output in outputs], sink)
         sink.sync()
     finally:
         files.close()

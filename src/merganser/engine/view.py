@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,14 +14,15 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import remapped
 from merganser.engine.blocks import BLOCK, cut
-from merganser.engine.compute import Computation, Settings, prepare
+from merganser.engine.compute import BoundPlan, Computation, Settings
 from merganser.recipes.plan import Plan
+from merganser.recipes.sources import Open
 
 
-def open_sources(plan: Plan) -> list[Checkpoint]:
+def open_sources(plan: Plan, open: Open = open_checkpoint) -> list[Checkpoint]:
     """The checkpoints a plan names, in order; those with a vocabulary of their own behind a view that maps it."""
     plain: list[Checkpoint] = [
-        Merged(model.plan, open_sources(model.plan), model.label) if model.plan else open_checkpoint(str(model.path))
+        Merged(model.plan, open_sources(model.plan, open), model.label) if model.plan else open(str(model.path))
         for model in plan.models
     ]
     return [
@@ -40,7 +40,7 @@ class Merged(Checkpoint):
         self.label = label
         self.directory = next((s.directory for s in sources if s.directory), None)
         self._outputs = {output.name: output for output in plan.outputs}
-        self._settings = Settings(allow_nan=True)  # whoever reads the result looks for NaN
+        self._bound = BoundPlan(plan, sources, Settings(allow_nan=True))  # whoever reads the result looks for NaN
         self._lock = threading.RLock()
         self._states: dict[str, Any] = {}
         self._whole: tuple[str, Tensor] | None = None
@@ -65,9 +65,7 @@ class Merged(Checkpoint):
         name = self.plan.aliases.get(name, name)
         if name not in self._outputs:
             raise self.missing(name)
-        computation = Computation(
-            self.plan, self._outputs[name], self.sources, self._settings, self._prepared.get(self._outputs[name].method)
-        )
+        computation = self._bound.computation(self._outputs[name])
         if not computation.copies and computation.method.reach == "whole":
             return select_rows(self._read_whole(computation), rows)
         first, last = rows if rows and computation.shape else (0, computation.shape[0] if computation.shape else 1)
@@ -76,10 +74,6 @@ class Merged(Checkpoint):
         parts = [part.reshape(-1) for _, part in computation.merge(blocks, state)]
         shape = (last - first, *computation.shape[1:]) if computation.shape else ()
         return torch.cat(parts).view(shape)
-
-    @cached_property
-    def _prepared(self) -> dict[str, Any]:
-        return prepare(self.plan, self.sources, self._settings)
 
     def _state(self, computation: Computation) -> Any:
         name = computation.output.name
