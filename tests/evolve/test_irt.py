@@ -169,8 +169,8 @@ def tiny_file():
         "lb": {
             "irt_parameters": {"A": rng.normal(size=(1, 3, 10)), "B": rng.normal(size=(1, 1, 10))},
             "scenarios_position": {"arc": list(range(6)), "gsm8k": list(range(6, 10))},
-            "seen_examples": [1, 4, 7],
-            "examples_weights": {"arc": np.array([0.25, 0.75]), "gsm8k": np.array([1.0])},
+            "seen_examples": [4, 1, 7, 4],
+            "examples_weights": {"arc": np.array([0.5, 0.25, 0.25]), "gsm8k": np.array([1.0])},
         }
     }
 
@@ -187,7 +187,7 @@ def test_reads_tinybenchmarks(tmp_path, form):
     tiny = load_tiny(path)
     theta = np.array([0.3, -1.0, 0.5])
     a, b = data["lb"]["irt_parameters"]["A"], data["lb"]["irt_parameters"]["B"]
-    np.testing.assert_allclose(tiny.irt.probabilities(theta), expit(theta @ a[0] - b[0, 0]))
+    np.testing.assert_allclose(tiny.irt.probabilities(theta), expit((a * theta[:, None] - b).sum(axis=1)[0]))
     assert tiny.anchors["arc"].items.tolist() == [1, 4]
     assert tiny.anchors["arc"].weights.tolist() == [0.25, 0.75]
 

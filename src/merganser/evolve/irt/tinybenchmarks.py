@@ -100,13 +100,14 @@ def load(path: str | PathLike[str], benchmark: str = "lb") -> TinyBenchmark:
 
 
 def _items(parameters: Mapping[str, Any], where: str) -> Items:
-    """A is 1 × D × N and B is 1 × 1 × N in the file, with z = A·θ − B."""
+    """A is 1 × D × N and B is 1 × 1 × N in the file, with z = Σ_d (A_d θ_d − B) = A·θ − D B: the published models were
+    fitted and are read with the difficulty inside the sum over dimensions."""
     if missing := {"A", "B"} - set(parameters):
         raise InputError(f"irt_parameters of {where} lack {', '.join(sorted(missing))}")
     a, b = (np.asarray(parameters[key], dtype=np.float64) for key in ("A", "B"))
     if a.ndim != 3 or a.shape[0] != 1 or b.size != a.shape[2]:
         raise InputError(f"irt_parameters of {where}: A has shape {a.shape} and B {b.shape}; expected 1×D×N and 1×1×N")
-    return Items(np.ascontiguousarray(a[0].T), b.reshape(-1))
+    return Items(np.ascontiguousarray(a[0].T), a.shape[1] * b.reshape(-1))
 
 
 def _irt(items: Items, parameters: Mapping[str, Any]) -> IRT:
@@ -121,7 +122,8 @@ def _irt(items: Items, parameters: Mapping[str, Any]) -> IRT:
 
 
 def _anchors(entry: Mapping[str, Any], scenarios: Mapping[str, Any]) -> dict[str, Subset]:
-    """`seen_examples` lists the anchors of all scenarios; a scenario's are the ones in its range."""
+    """`seen_examples` lists the anchors of all scenarios; a scenario's are the ones in its range. An item that stands for
+    two clusters is listed twice (once in helm_lite as published): here once, with both weights."""
     seen = np.asarray(entry.get("seen_examples", ()), dtype=np.intp)
     weights = entry.get("examples_weights", {})
     anchors = {}
@@ -129,5 +131,6 @@ def _anchors(entry: Mapping[str, Any], scenarios: Mapping[str, Any]) -> dict[str
         inside = seen[np.isin(seen, positions)]
         weight = np.asarray(weights.get(name, ()), dtype=np.float64).reshape(-1)
         if len(inside) and len(weight) == len(inside):
-            anchors[name] = Subset(inside, weight / weight.sum())
+            items, place = np.unique(inside, return_inverse=True)
+            anchors[name] = Subset(items, np.bincount(place, weight) / weight.sum())
     return anchors
