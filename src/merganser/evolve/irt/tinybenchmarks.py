@@ -122,8 +122,10 @@ def _irt(items: Items, parameters: Mapping[str, Any]) -> IRT:
 
 
 def _anchors(entry: Mapping[str, Any], scenarios: Mapping[str, Any]) -> dict[str, Subset]:
-    """`seen_examples` lists the anchors of all scenarios; a scenario's are the ones in its range. An item that stands for
-    two clusters is listed twice (once in helm_lite as published): here once, with both weights."""
+    """`seen_examples` lists the anchors of all scenarios; a scenario's are the ones in its range.
+
+    An item that stands for two clusters is listed twice (once in helm_lite as published): here once, with both weights.
+    """
     seen = np.asarray(entry.get("seen_examples", ()), dtype=np.intp)
     weights = entry.get("examples_weights", {})
     anchors = {}
