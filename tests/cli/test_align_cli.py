@@ -117,7 +117,7 @@ def test_tied_weights_that_a_file_holds_once(user, tmp_path):
     [
         ((), "is needed to derive"),
         (("--model", "nowhere.to.be.found:f"), "no module 'nowhere.to.be.found'"),
-        (("--model", "MODULE"), "pkg.module:function"),
+        (("--model", "MODULE"), "package.module:function"),
         (("--model", "MODULE:netwrok"), "did you mean 'network'"),
         (("--model", "MODULE:broken"), "ZeroDivisionError: no network today"),
         (("--model", "MODULE:number"), "expected an nn.Module"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -55,7 +56,10 @@ BAD = [
     (("code: ./code", "code: ./absent"), "absent"),
     (("base: ./base\n", ""), "base"),
     (("kind: causal-lm", "kind: causal"), "did you mean 'causal-lm'"),
-    (("kind: causal-lm", "kind: 'no_such.module:build'"), "model.kind: 'no_such.module:build'"),
+    (
+        ("kind: causal-lm", "kind: 'no_such.module:build'"),
+        "model.kind: no_such.module:build: no module 'no_such.module'",
+    ),
     # tasks
     (("kind: multiple-choice", "kind: multiplechoice"), "tasks.quiz: unknown kind 'multiplechoice'; did you mean"),
     (("data: ./quiz.jsonl, ", ""), "tasks.quiz: kind multiple-choice needs data"),
@@ -135,3 +139,13 @@ def test_a_good_run_file(run_file, llamas, tmp_path):
     assert run.evaluate.examiners["quiz"].batch == 4
     assert run.evaluate.template["base"] == str(llamas / "base")
     assert pickle.loads(pickle.dumps(run.evaluate)).template == run.evaluate.template
+
+
+def test_functions_of_the_current_directory(run_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_quiz_for_runs.py").write_text("def ask(model, items):\n    return [1.0 for _ in items]\n")
+    path = run_file(
+        ("kind: multiple-choice, data: ./quiz.jsonl", "kind: function, function: 'own_quiz_for_runs:ask', items: 60")
+    )
+    assert runfile.load(path).evaluate.examiners["quiz"](None, [3, 4]) == {"score": [1.0, 1.0]}

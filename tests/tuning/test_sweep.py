@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -151,7 +152,8 @@ def test_everything_wrong_is_said_before_work(recipe):
 
 
 def test_the_command(recipe, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "scoring_for_sweep.py").write_text(
         "def score(weights, budget):\n    return -float(weights['w'].norm())\n"
     )

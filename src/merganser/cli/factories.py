@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError
+from merganser.evaluate.references import imported
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,7 +21,7 @@ def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
     from torch import nn
 
     try:
-        made = load_factory(text)()
+        made = imported(text, "--model")()
     except InputError:
         raise
     except Exception as error:
@@ -44,29 +42,6 @@ def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
             "factory, or give its shape, e.g. --shape 1x784"
         )
     return module, inputs
-
-
-def load_factory(text: str) -> Any:
-    """The callable that `pkg.module:name` names, with the current directory importable as `python -m` has it."""
-    path, separator, name = text.partition(":")
-    if not separator or not path or not name:
-        raise InputError(f"--model {text}: name the factory as pkg.module:function")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (path == error.name or path.startswith(f"{error.name}.")):
-            raise InputError(f"--model {text}: no module {path!r} here or installed") from None
-        raise InputError(f"--model {text}: importing {path!r} failed: {error}") from error
-    except Exception as error:
-        raise InputError(f"--model {text}: importing {path!r} failed: {type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise InputError(f"--model {text}: {path!r} has no function {name!r}{did_you_mean(name, public)}")
-    return found
 
 
 def _zeros(shape: str) -> Any:

@@ -25,10 +25,10 @@ def command(
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="JSON: names of the classes of each expert's head.")] = None,
     encode: Annotated[
-        str | None, typer.Option(help="pkg.module:function from a request's inputs to the model's.")
+        str | None, typer.Option(help="package.module:function from a request's inputs to the model's.")
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help="pkg.module:function from the model's output and inputs to what heads read.")
+        str | None, typer.Option(help="package.module:function from the model's output and inputs to what heads read.")
     ] = None,
     layer: Annotated[list[str] | None, typer.Option(help="Linear layer to route at; several may be named.")] = None,
     source: Annotated[str, typer.Option(help="Route from the fixed merge, or from the base.")] = "fixed",
@@ -69,7 +69,7 @@ def command(
         top=top,
         redundancy=redundancy,
     )
-    app = create_app(adaptive, encode=_function(encode), labels=_labels(labels), limits=limits)
+    app = create_app(adaptive, encode=_function(encode, "--encode"), labels=_labels(labels), limits=limits)
     typer.echo(f"serving {', '.join(adaptive.library.experts)} at http://{host}:{port}", err=True)
     uvicorn.run(
         app,
@@ -86,19 +86,19 @@ def build_model(
     library: Path, model: str, heads: Path | None, base: str | None, *, features: str | None, **options: Any
 ) -> AdaptiveModel:
     """The adaptive model of a command line: the factory's network gets the base's weights."""
-    from merganser.cli.factories import load_factory
     from merganser.errors import InputError
+    from merganser.evaluate.references import imported
     from merganser.experts.adaptive import AdaptiveModel
     from merganser.experts.library import Library
 
     opened = Library(library, base)
-    made = load_factory(model)()
+    made = imported(model, "--model")()
     module = made[0] if isinstance(made, tuple) else made
     if not hasattr(module, "state_dict"):
         raise InputError(f"--model {model}: gave a {type(module).__name__}, not a network")
     found = None if heads is None else read_heads(heads, opened.experts)
     return AdaptiveModel(
-        module.eval(), opened, cast(Any, found), features=_function(features), load_base=True, **options
+        module.eval(), opened, cast(Any, found), features=_function(features, "--features"), load_base=True, **options
     )
 
 
@@ -119,10 +119,10 @@ def read_heads(directory: Path, tasks: tuple[str, ...]) -> dict[str, dict[str, T
     return found
 
 
-def _function(text: str | None) -> Any:
-    from merganser.cli.factories import load_factory
+def _function(text: str | None, option: str) -> Any:
+    from merganser.evaluate.references import imported
 
-    return None if text is None else load_factory(text)
+    return None if text is None else imported(text, option)
 
 
 def _labels(path: Path | None) -> dict[str, list[str]] | None:

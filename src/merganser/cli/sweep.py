@@ -63,9 +63,9 @@ def command(
 
 
 def _scored(reference: str) -> Score:
-    from merganser.evaluate.examiners import imported
+    from merganser.evaluate.references import imported
 
-    function: Any = imported(reference)
+    function: Any = imported(reference, "--score")
     return lambda variant, budget: float(function(variant.weights(), budget))
 
 

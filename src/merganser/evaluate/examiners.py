@@ -7,7 +7,6 @@ Every examiner takes a JSON-lines or tab-separated file, or a list of mappings.
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import re
 import unicodedata
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError, MerganserError, did_you_mean, require
+from merganser.evaluate.references import imported
 
 Records = Sequence[Mapping[str, Any]]
 Measures = dict[str, list[float]]
@@ -57,15 +57,6 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
     if not isinstance(records, list) or not records or not all(isinstance(r, dict) for r in records):
         raise InputError(f"{source}: expected a list of records, one a question")
     return records
-
-
-def imported(reference: str) -> Any:
-    """The object at `package.module:name`."""
-    module, _, name = reference.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"{reference!r}: expected package.module:name of something that exists ({error})") from error
 
 
 @lru_cache(maxsize=8)

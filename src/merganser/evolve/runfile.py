@@ -30,8 +30,9 @@ from pydantic import ValidationError
 
 from merganser import recipes
 from merganser.errors import InputError, MerganserError, did_you_mean
-from merganser.evaluate.examiners import KINDS, LOADERS, Asked, Examiner, Function, Loader, imported
+from merganser.evaluate.examiners import KINDS, LOADERS, Asked, Examiner, Function, Loader
 from merganser.evaluate.harness import Harness
+from merganser.evaluate.references import imported
 from merganser.evolve.design import Design, Objective, Task
 from merganser.evolve.fitness import MergedModels
 from merganser.evolve.preparation import Calibration

@@ -1,0 +1,37 @@
+"""`package.module:name` in a run file or on a command line: functions of the user's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from merganser.errors import InputError, did_you_mean
+
+
+def imported(reference: str, where: str = "") -> Any:
+    """The function that `package.module:name` names; modules of the current directory are found, as by `python -m`.
+
+    `where` says in errors what holds the reference, e.g. "--model".
+    """
+    said = f"{where} {reference}".strip()
+    path, _, name = reference.partition(":")
+    if not path or not name:
+        raise InputError(f"{said}: expected package.module:function")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (path == error.name or path.startswith(f"{error.name}.")):
+            raise InputError(f"{said}: no module {path!r} here or installed") from None
+        raise InputError(f"{said}: importing {path!r} failed: {error}") from error
+    except Exception as error:
+        raise InputError(f"{said}: importing {path!r} failed: {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise InputError(f"{said}: {path!r} has no function {name!r}{did_you_mean(name, public)}")
+    return found
