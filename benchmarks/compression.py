@@ -1,0 +1,190 @@
+"""Eight text experts in few bytes: TSV-Compress by rank and by budget, against masks and plain low precision.
+
+    python -m benchmarks.compression [--cache ZOO] [--test N] [--quick] [--json FILE]
+
+Six minutes of one core (`--quick`: four experts, few sentences, four lines). Every expert is rebuilt and scored on
+test sentences of its own task. Only the tensors that training changed count: the frozen embeddings (half of the base)
+would flatter every ratio. Budgets are in units of the trained tensors' bytes in float32: `2.0× with eight` leaves all
+experts together as many bytes as one has, `1/20 each` is what every expert may take when twenty share that.
+
+Stored in `results`:
+
+- `sentences`: test sentences of each task; `experts`: accuracies of the experts as trained; `trained_bytes`: the
+  tensors that training changed; `base_bytes`: all of the base;
+- `rows`: `method` (the family), `setting`, `dtype` of what is stored, `bytes` of all experts (with what they share),
+  `ratio` = (trained_bytes + bytes) / trained_bytes, `per_expert` = bytes of one / trained_bytes, `ratio_to_base` with
+  all tensors of the base counted, `accuracy`, `normalised` (by the experts as trained) and `per_task`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.records import record
+from benchmarks.text_experts import SUBSETS, State, TextExperts, load_experts, summary
+from benchmarks.zoo.cards import add_locations
+from merganser.experts import Library, MaskLibrary
+
+Rebuilt = tuple[dict[str, State], int]
+"""The experts as they come back, and the bytes all of them took."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One way to store the experts; `store` takes them and an empty directory."""
+
+    method: str
+    setting: str
+    dtype: str
+    store: Callable[[TextExperts, Path], Rebuilt]
+
+
+def by_rank(fraction: float, dtype: str) -> Line:
+    """TSV-C keeping this share of the components of every matrix."""
+    return Line(
+        "TSV-C", f"rank 1/{round(1 / fraction)}", dtype, lambda e, p: library(e, p, dtype, rank_fraction=fraction)
+    )
+
+
+def by_budget(share: float, dtype: str, setting: str) -> Line:
+    """TSV-C with ranks allotted by energy; every expert may take `share` of the bytes of the trained tensors."""
+
+    def store(experts: TextExperts, path: Path) -> Rebuilt:
+        budget = int(share * experts.trained_bytes * len(experts.experts))
+        return library(experts, path, dtype, budget=budget)
+
+    return Line("TSV-C", setting, dtype, store)
+
+
+def library(experts: TextExperts, path: Path, dtype: str, **ranks: Any) -> Rebuilt:
+    built = Library.build(experts.trained, dict(experts.experts), path, dtype=dtype, **ranks)
+    return {name: built.expert(name).state_dict() for name in built.experts}, sum(built.size().experts.values())
+
+
+def masks(kind: Any, dtype: torch.dtype) -> Line:
+    """A bit for each weight over a vector that all experts share."""
+
+    def store(experts: TextExperts, path: Path) -> Rebuilt:
+        built = MaskLibrary.build(experts.trained, dict(experts.experts), path, kind=kind, dtype=dtype)
+        size = built.size()
+        return {name: built.expert(name).state_dict() for name in built.experts}, size.total - size.base
+
+    return Line({"tall": "TALL masks", "emr": "EMR"}[kind], "κ 0.4" if kind == "tall" else "", short(dtype), store)
+
+
+def low_precision(dtype: torch.dtype) -> Line:
+    """The task vectors as they are, rounded."""
+
+    def store(experts: TextExperts, _: Path) -> Rebuilt:
+        trained = experts.trained
+        found: dict[str, State] = {}
+        size = 0
+        for name, expert in experts.experts.items():
+            found[name] = {}
+            for tensor, origin in trained.items():
+                delta, nbytes = rounded(expert[tensor] - origin, dtype)
+                found[name][tensor] = origin + delta
+                size += nbytes
+        return found, size
+
+    return Line("task vectors, rounded", "", short(dtype), store)
+
+
+def rounded(delta: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+    """A tensor after a round trip through `dtype` and the bytes it took; int8 has a float32 scale for each row."""
+    if dtype != torch.int8:
+        stored = delta.to(dtype)
+        return stored.to(delta.dtype), stored.nbytes
+    rows = delta.reshape(delta.shape[0] if delta.dim() > 1 else 1, -1)
+    scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127
+    stored = (rows / scale).round().to(torch.int8)
+    return (stored.to(delta.dtype) * scale).view(delta.shape), stored.nbytes + scale.nbytes
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+LINES = (
+    low_precision(torch.bfloat16),
+    low_precision(torch.int8),
+    masks("tall", torch.float32),
+    masks("tall", torch.bfloat16),
+    masks("emr", torch.float32),
+    masks("emr", torch.bfloat16),
+    by_rank(1 / 4, "float32"),
+    by_rank(1 / 8, "float32"),
+    by_rank(1 / 16, "float32"),
+    by_rank(1 / 8, "bfloat16"),
+    by_rank(1 / 8, "int8"),
+    by_rank(1 / 16, "int8"),
+    by_budget(1 / 8, "float32", "2.0× with eight"),
+    by_budget(1 / 8, "bfloat16", "2.0× with eight"),
+    by_budget(1 / 8, "int8", "2.0× with eight"),
+    by_budget(1 / 20, "float32", "1/20 each"),
+    by_budget(1 / 20, "bfloat16", "1/20 each"),
+    by_budget(1 / 20, "int8", "1/20 each"),
+)
+QUICK = (low_precision(torch.int8), masks("emr", torch.float32), by_rank(1 / 8, "int8"), LINES[-1])
+
+
+def measure(line: Line, experts: TextExperts, reference: Mapping[str, float]) -> dict[str, Any]:
+    """Store the experts, rebuild and score them."""
+    with tempfile.TemporaryDirectory() as directory:
+        rebuilt, nbytes = line.store(experts, Path(directory) / "stored")
+        found = summary(experts.own_scores(rebuilt), reference)
+    row = {"method": line.method, "setting": line.setting, "dtype": line.dtype, **sizes(experts, nbytes), **found}
+    print(
+        f"{line.method + ' ' + line.setting:<30} {line.dtype:<9} {row['ratio']:6.2f}× the trained tensors, "
+        f"{row['per_expert']:.3f} each, normalised {row['normalised']:.4f}",
+        flush=True,
+    )
+    return row
+
+
+def sizes(experts: TextExperts, nbytes: int) -> dict[str, Any]:
+    """What these bytes are of the trained tensors and of the base."""
+    trained, base = experts.trained_bytes, sum(tensor.nbytes for tensor in experts.base.values())
+    return {
+        "bytes": nbytes,
+        "ratio": (trained + nbytes) / trained,
+        "per_expert": nbytes / len(experts.experts) / trained,
+        "ratio_to_base": (base + nbytes) / base,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--test", type=int, default=300, help="test sentences of each task")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    add_locations(parser)
+    options = parser.parse_args(arguments)
+    names, test, lines = (SUBSETS[4], 50, QUICK) if options.quick else (SUBSETS[8], options.test, LINES)
+    experts = load_experts(options.cache, options.data, names, test=test, validation=0)
+    reference = experts.own_scores(experts.experts)
+    results: dict[str, Any] = {
+        "sentences": {name: min(test, len(task.test)) for name, task in experts.tasks.items()},
+        "trained_bytes": experts.trained_bytes,
+        "base_bytes": sum(tensor.nbytes for tensor in experts.base.values()),
+        "experts": reference,
+        "rows": [],
+    }
+    full = experts.trained_bytes * len(names)
+    kept = {"method": "experts as trained", "setting": "", "dtype": "float32"}
+    results["rows"].append({**kept, **sizes(experts, full), **summary(reference, reference)})
+    for line in lines:
+        results["rows"].append(measure(line, experts, reference))
+        record(options.json, results, [0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""The tables about text experts on a toy encoder: scores, choices of α, compression, correlations, slopes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import merganser as mg
+from benchmarks import compression, mergeability, multi_task, text_adamerging, text_experts, theory
+from benchmarks.text_experts import TextExperts
+from benchmarks.zoo import text_tasks
+from benchmarks.zoo.text_tasks import Sentences, Task
+from merganser.analysis.mergeability import Pair
+
+TASKS = ("one", "two", "three")
+
+
+class ToyEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embeddings = nn.Embedding(20, 12)
+        self.layer = nn.Linear(12, 12)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        return SimpleNamespace(last_hidden_state=torch.tanh(self.layer(self.embeddings(input_ids))))
+
+
+def sentences(count: int, seed: int) -> Sentences:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(2, 9, count)
+    return Sentences(
+        rng.integers(1, 20, int(lengths.sum())), np.cumsum(lengths), torch.from_numpy(rng.integers(0, 3, count))
+    )
+
+
+def moved(base: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: value + 0.3 * torch.randn(value.shape, generator=generator)
+        for name, value in base.items()
+        if name.startswith("layer")
+    }
+
+
+@pytest.fixture
+def experts(monkeypatch: pytest.MonkeyPatch) -> TextExperts:
+    monkeypatch.setattr(text_tasks, "load_encoder", ToyEncoder)
+    monkeypatch.setattr(text_adamerging, "load_encoder", ToyEncoder)
+    text_tasks._shell.cache_clear()
+    monkeypatch.setattr(text_tasks, "_shell", ToyEncoder)
+    base = ToyEncoder().state_dict()
+    generator = torch.Generator().manual_seed(9)
+    return TextExperts(
+        base,
+        {name: moved(base, seed) for seed, name in enumerate(TASKS)},
+        {n: {"weight": torch.randn(3, 12, generator=generator), "bias": torch.zeros(3)} for n in TASKS},
+        {n: Task(n, 3, sentences(1, s), sentences(40, s), sentences(60, s + 9)) for s, n in enumerate(TASKS)},
+        test=50,
+        validation=30,
+    )
+
+
+def reference(experts: TextExperts) -> dict[str, float]:
+    return experts.own_scores(experts.experts)
+
+
+def test_subsets_grow_and_end_with_all_tasks() -> None:
+    sizes = sorted(text_experts.SUBSETS)
+    for small, large in itertools.pairwise(sizes):
+        assert text_experts.SUBSETS[large][:small] == text_experts.SUBSETS[small]
+    assert sorted(text_experts.SUBSETS[8]) == sorted(text_tasks.TASKS)
+
+
+def test_changed_names_what_some_expert_moved() -> None:
+    base = {"a": torch.zeros(2), "b": torch.zeros(2), "c": torch.zeros(1)}
+    first, second = ({**base, "a": torch.ones(2)}, {**base, "c": torch.ones(1)})
+    assert text_experts.changed(base, [first, second]) == ["a", "c"]
+
+
+def test_task_vector_is_that_of_the_public_merge(experts: TextExperts) -> None:
+    found = experts.task_vector("task_arithmetic", TASKS[:2])
+    for name, value in found.items():
+        expected = sum(experts.experts[task][name] - experts.base[name] for task in TASKS[:2])
+        torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-5)
+    weights = experts.weights(found, 0.5)
+    assert torch.equal(weights["embeddings.weight"], experts.base["embeddings.weight"])
+
+
+def test_scores_come_from_the_first_sentences_of_a_part(experts: TextExperts) -> None:
+    state = experts.whole(experts.experts["one"])
+    encoder = ToyEncoder()
+    encoder.load_state_dict(state)
+    part = experts.tasks["one"].test.slice(0, 50)
+    logits = text_tasks.encode(encoder, part) @ experts.heads["one"]["weight"].T
+    expected = float((logits.argmax(1) == part.labels).float().mean())
+    assert experts.scores(state, ["one"]) == {"one": pytest.approx(expected)}
+    assert reference(experts)["one"] == pytest.approx(expected)
+
+
+def test_row_has_the_score_of_the_alpha_its_sweep_prefers(experts: TextExperts) -> None:
+    table = multi_task.Table(experts, reference(experts), TASKS)
+    row, sweep = table.measure(multi_task.Row("TIES", "ties", (0.5, 1.0), {"density": 0.5}))
+    assert set(sweep) == {0.5, 1.0}
+    assert sweep[row["alpha"]] == max(sweep.values())
+    vector = experts.task_vector("ties", TASKS, density=0.5)
+    assert row["per_task"] == experts.scores(experts.weights(vector, row["alpha"]), TASKS)
+    assert "spread" not in row
+
+
+def test_rows_that_draw_report_mean_and_spread(experts: TextExperts) -> None:
+    table = multi_task.Table(experts, reference(experts), TASKS)
+    row, sweep = table.measure(multi_task.Row("DARE", "dare_linear", (0.7,), {"density": 0.4}, (0, 1, 2)))
+    assert sweep == {}
+    runs = []
+    for seed in (0, 1, 2):
+        vector = experts.task_vector("dare_linear", TASKS, density=0.4, seed=seed)
+        scores = experts.scores(experts.weights(vector, 0.7), TASKS)
+        runs.append(text_experts.summary(scores, table.reference)["normalised"])
+    assert row["normalised"] == pytest.approx(np.mean(runs))
+    assert row["spread"] == pytest.approx(np.std(runs, ddof=1))
+
+
+@given(st.dictionaries(st.sampled_from([0.1, 0.2, 0.5, 1.0, 2.0]), st.floats(0, 1), min_size=1))
+def test_best_alpha_is_the_smallest_of_the_best(sweep: dict[float, float]) -> None:
+    chosen = multi_task.best(sweep)
+    assert all(score < sweep[chosen] or (score == sweep[chosen] and alpha >= chosen) for alpha, score in sweep.items())
+
+
+def test_references_hold_the_base_the_mean_and_the_experts(experts: TextExperts) -> None:
+    table = multi_task.Table(experts, reference(experts), TASKS)
+    base, average, own = multi_task.references(table)
+    assert base["per_task"] == experts.scores(experts.base, TASKS)
+    means = {n: sum(experts.experts[t][n] for t in TASKS) / 3 for n in experts.trained}
+    assert average["per_task"] == experts.scores(experts.whole(means), TASKS)
+    assert own["normalised"] == pytest.approx(1)
+
+
+def test_parts_of_tsv_add_up_to_its_merge(experts: TextExperts) -> None:
+    parts = text_adamerging.tsv_parts(experts.trained, experts.experts)
+    merged = experts.task_vector("tsv", TASKS)
+    for name, value in merged.items():
+        torch.testing.assert_close(sum(part[name] for part in parts.values()), value, atol=1e-5, rtol=1e-4)
+
+
+def test_adamerging_lowers_entropy_and_leaves_what_was_frozen(experts: TextExperts) -> None:
+    table = multi_task.Table(experts, reference(experts), TASKS)
+    rows = multi_task.learned(table, {"task arithmetic": 0.3, "TSV-M": 1.0}, 25, True)
+    assert [row["method"] for row in rows] == ["AdaMerging", "AdaMerging on TSV-M"]
+    assert all(row["entropy_after"] < row["entropy_before"] for row in rows)
+    deltas = {name: text_experts.differences(e, experts.trained) for name, e in experts.experts.items()}
+    _, weights = text_adamerging.adamerged(experts, deltas, init=0.3, steps=1)
+    assert set(weights) == set(experts.base)
+    assert torch.equal(weights["embeddings.weight"], experts.base["embeddings.weight"])
+
+
+def test_interference_sums_matrices_before_and_after() -> None:
+    rows = [
+        {"tasks": 2, "method": name, "accuracy": 0.5, "normalised": 0.9, "alpha": 1.0} for name in multi_task.FACTORED
+    ]
+    matrices = [{"sti": 2.0, "sti_after": 0.0}, {"sti": 3.0, "sti_after": 0.5}]
+    found = {row["method"]: row["sti"] for row in multi_task.interferences(rows, matrices)}
+    assert found == {"task arithmetic": 5.0, "TSV-M without orthogonalisation": 5.0, "TSV-M": 0.5}
+
+
+@given(st.integers(0, 50), st.sampled_from([(7,), (3, 5), (1, 1)]))
+def test_rounded_int8_is_within_half_a_step(seed: int, shape: tuple[int, ...]) -> None:
+    delta = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    back, nbytes = compression.rounded(delta, torch.int8)
+    rows = delta.reshape(shape[0] if len(shape) > 1 else 1, -1)
+    steps = rows.abs().amax(dim=1, keepdim=True) / 127
+    assert bool(((back.reshape(rows.shape) - rows).abs() <= steps * 0.5001).all())
+    assert nbytes == delta.numel() + 4 * len(rows)
+
+
+def test_rounded_bfloat16_takes_half() -> None:
+    delta = torch.randn(4, 6)
+    back, nbytes = compression.rounded(delta, torch.bfloat16)
+    assert nbytes == delta.nbytes // 2
+    torch.testing.assert_close(back, delta.bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        compression.low_precision(torch.int8),
+        compression.masks("tall", torch.float32),
+        compression.masks("emr", torch.bfloat16),
+        compression.by_rank(1 / 2, "bfloat16"),
+        compression.by_budget(6.0, "float32", "plenty"),
+    ],
+    ids=lambda line: line.method + line.setting,
+)
+def test_compressed_experts_are_counted_and_scored(experts: TextExperts, line: compression.Line) -> None:
+    row = compression.measure(line, experts, reference(experts))
+    assert row["bytes"] > 0
+    assert row["ratio"] == pytest.approx(1 + 3 * row["per_expert"])
+    assert set(row["per_task"]) == set(TASKS)
+    if line.setting == "plenty":
+        assert row["normalised"] == pytest.approx(1)
+        assert row["per_expert"] <= 6
+
+
+def pair(a: str, b: str, difficulty: float, bend: float | None = None) -> Pair:
+    return Pair((a, b), difficulty, 0.1 * difficulty, 0.2, -difficulty, 0.5, 0.3, 0.4, bend)
+
+
+def test_losses_of_pairs_are_ranked_against_each_signal() -> None:
+    own = {"a": 0.8, "b": 0.5, "c": 1.0}
+    scores = {"a": 0.4, "b": 0.5, "c": 0.75}
+    rows = [
+        mergeability.pair_row(pair(x, y, difficulty), scores, own)
+        for x, y, difficulty in (("b", "c", 0.1), ("a", "b", 0.2), ("a", "c", 0.3))
+    ]
+    assert [row["loss"] for row in rows] == pytest.approx([0.125, 0.25, 0.375])
+    found = {row["signal"]: row["rho"] for row in mergeability.correlations(rows)}
+    assert found == pytest.approx({"difficulty": 1, "conflict": 1, "cosine": -1})
+
+
+def test_pairs_are_merged_halfway(experts: TextExperts) -> None:
+    early = TextExperts(
+        experts.base,
+        {n: {k: (v + experts.base[k]) / 2 for k, v in e.items()} for n, e in experts.experts.items()},
+        experts.heads,
+        experts.tasks,
+        50,
+        0,
+    )
+    rows = mergeability.measure(experts, early, reference(experts))
+    assert [(row["a"], row["b"]) for row in rows] == list(itertools.combinations(TASKS, 2))
+    first = rows[0]
+    middle = {k: (experts.experts["one"][k] + experts.experts["two"][k]) / 2 for k in experts.trained}
+    assert first["accuracy_a"] == experts.scores(experts.whole(middle), ["one"])["one"]
+    assert first["bend"] == pytest.approx(0, abs=1e-6)
+    run, verdict = theory.trajectories(early, experts)
+    assert verdict == "linear"
+    assert all(row["cosine"] == pytest.approx(1) and row["first_share"] == pytest.approx(0.5) for row in run)
+
+
+def test_theory_holds_on_digits() -> None:
+    pytest.importorskip("sklearn")
+    losses = theory.digits_losses(images=40)
+    assert all(row["relative"] < 1e-12 for row in theory.one_epoch(losses, (0.25, 1.0)))
+    (row,) = theory.orders(losses, (0.25,), (2,))
+    assert row["gap_slope"] == pytest.approx(2, abs=0.1)
+    assert row["corrected_slope"] == pytest.approx(3, abs=0.1)
+    assert row["printed_slope"] == pytest.approx(2, abs=0.1)
+
+
+def test_early_experts_are_normalised_by_the_late_ones(experts: TextExperts, tmp_path: Path) -> None:
+    rows, sweep = theory.early_and_late(experts, experts, own := reference(experts))
+    assert [row["experts"] for row in rows] == ["epoch 1", "converged"]
+    assert rows[0]["own_normalised"] == pytest.approx(1)
+    assert rows[0]["own"] == pytest.approx(math.fsum(own.values()) / 3)
+    assert len(sweep) == 2 * len(multi_task.SUMS)
+
+
+def test_layers_are_those_of_the_survey(experts: TextExperts) -> None:
+    from benchmarks.text_interference import layers
+
+    (row,) = layers(experts.trained, experts.experts)
+    (matrix,) = mg.experts.interference(dict(experts.trained), dict(experts.experts)).matrices
+    assert (row["layer"], row["sti"], row["rank"]) == ("layer.weight", matrix.sti, matrix.rank)
