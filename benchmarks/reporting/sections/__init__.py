@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.reporting.parts import Part
 from benchmarks.reporting.plain import tables
-from benchmarks.reporting.sections import adaptive, evolution, numerics, single_task, speed
+from benchmarks.reporting.sections import adaptive, evolution, multi_task, numerics, single_task, speed
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ SECTIONS = (
     Section("single_task_resnet20-bn", "One task: ResNet20 on CIFAR-10", single_task.section("resnet20-bn")),
     Section("single_task_resnet20-ln", "One task: ResNet20 with LayerNorm", single_task.section("resnet20-ln")),
     Section("single_task_vgg16", "One task: VGG16 on CIFAR-10", single_task.section("vgg16")),
+    Section("multi_task", "Several tasks: text experts in one encoder", multi_task.parts),
     Section("adaptive", "Adaptive: one model for inputs of unknown task", adaptive.parts),
     Section("evolve", "Evolution: few evaluations", evolution.parts),
     Section("merge_speed", "Speed of merging", speed.parts),

@@ -35,7 +35,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         names,
         {"label right": [models[name]["label_normalised"] for name in names]},
         Axis("normalised accuracy, task unknown", percent=True),
-        label="{:.3f}",
+        label="{:.1%}",
     )
     yield Figure("adaptive_models", "Normalised accuracy of input-adaptive models, task unknown", [bars])
     yield from _costs(results)

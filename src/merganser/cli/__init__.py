@@ -24,6 +24,7 @@ COMMANDS = {
     "evaluate": "merganser.cli.evaluate",
     "sweep": "merganser.cli.sweep",
     "evolve": "merganser.cli.evolve",
+    "report": "merganser.cli.report",
     "demo": "merganser.cli.demo",
 }
 

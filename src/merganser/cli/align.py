@@ -44,7 +44,8 @@ def command(
 
     The permutation symmetries are derived from the network itself and self-tested; no data is needed. OUT gets
     aligned/NAME.safetensors for every checkpoint (the same function as before, in the common space),
-    merged.safetensors, permutations.safetensors and symmetry.json.
+    merged.safetensors, permutations.safetensors, symmetry.json and alignment.json (what is printed); `merganser report
+    OUT` makes a page of them.
     """
     from merganser.errors import InputError, did_you_mean
 
@@ -91,9 +92,9 @@ def _align(
         options = {"seed": seed} if method == "weights" else {}
         found = align.match_to_reference(states, symmetry, method=method, **options)
     stored = [{*checkpoint.names(), *checkpoint.aliases()} for checkpoint in opened]
-    report = {"method": "given" if permutations else method, **_report(list(named), found), "out": str(out)}
-    _write(found, list(named), stored, out)
-    _show(report, as_json)
+    report = {"method": "given" if permutations else method, **_report(list(named), found)}
+    _write(found, list(named), stored, report, out)
+    _show({**report, "out": str(out)}, as_json)
 
 
 def _header(path: Path) -> str:
@@ -148,7 +149,9 @@ def _report(names: Sequence[str], found: Universe) -> dict[str, Any]:
     }
 
 
-def _write(found: Universe, names: Sequence[str], stored: Sequence[set[str]], out: Path) -> None:
+def _write(
+    found: Universe, names: Sequence[str], stored: Sequence[set[str]], report: Mapping[str, Any], out: Path
+) -> None:
     """Everything into a directory beside OUT, which takes its name when it is complete."""
     from safetensors.torch import save_file
 
@@ -166,6 +169,7 @@ def _write(found: Universe, names: Sequence[str], stored: Sequence[set[str]], ou
     save("merged", found.merged(), stored[0])
     found.save(staging / "permutations.safetensors")
     (staging / "symmetry.json").write_text(found.symmetry.to_json() + "\n", encoding="utf-8")
+    (staging / "alignment.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if out.is_dir():
         shutil.rmtree(out)
     staging.rename(out)

@@ -118,16 +118,9 @@ def _print_table(console: Console, title: str, columns: list[str], rows: list[li
 
 
 def _report(out: Path, digits: Digits, rows: list[list[object]], aligned: list[list[object]]) -> Path:
-    from merganser.report import Page
+    from merganser.report import Page, demonstration
 
+    demonstration.write(out, list(digits.tasks), rows, aligned)
     page = Page("Merging digit classifiers", "Four experts fine-tuned from one base, merged by recipe.")
-    page.heading("Accuracy on each task")
-    best = {"mean": "max", "normalised": "max"}
-    page.table(["model", *digits.tasks, "mean", "normalised"], rows, best=best)
-    page.text("Normalised accuracy is the mean over tasks of the merged model's accuracy over its expert's.")
-    page.heading("Three networks trained apart")
-    page.table(["model", "accuracy"], aligned)
-    page.heading("One of the recipes")
-    page.code((out / "recipes" / "tsv.yml").read_text())
-    (out / "results.json").write_text(json.dumps({"merging": rows, "alignment": aligned}, indent=1))
+    demonstration.fill(page, out, check=False)
     return page.write(out / "report.html")

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from merganser.errors import require
 from merganser.experts.survey import FRACTIONS, Interference, MatrixInterference
 from merganser.report.page import Page
+from merganser.report.plots import empty
 from merganser.report.tables import Table
 
 #: Singular vectors in a heat map, all experts together: more would be smaller than a pixel on a phone.
@@ -134,7 +134,7 @@ def fill(page: Page, found: Interference, overlap: Overlap | None = None) -> Non
 
 
 def sti_figure(found: Interference) -> Any:
-    figure = _figure("block", "STI")
+    figure = empty("block", "STI")
     names = [block.block for block in found.blocks]
     figure.add_bar(x=names, y=[block.sti for block in found.blocks], name="before")
     figure.add_bar(x=names, y=[block.sti_after for block in found.blocks], name="after TSV-Merge")
@@ -142,7 +142,7 @@ def sti_figure(found: Interference) -> Any:
 
 
 def level_figure(found: Interference) -> Any:
-    figure = _figure("block", "normalised interference")
+    figure = empty("block", "normalised interference")
     names = [block.block for block in found.blocks]
     figure.add_scatter(x=names, y=[b.normalized for b in found.blocks], mode="lines+markers", name="measured")
     figure.add_scatter(x=names, y=[b.chance for b in found.blocks], mode="lines", line_dash="dot", name="by chance")
@@ -151,7 +151,7 @@ def level_figure(found: Interference) -> Any:
 
 
 def cosine_figure(found: Interference) -> Any:
-    figure = _figure()
+    figure = empty()
     labels = _short(found.experts)
     text = "%{z:.2f}" if len(labels) <= 10 else None
     figure.add_heatmap(x=labels, y=labels, z=found.cosine, zmin=-1, zmax=1, colorscale="RdBu", texttemplate=text)
@@ -160,7 +160,7 @@ def cosine_figure(found: Interference) -> Any:
 
 
 def overlap_figure(found: Interference, overlap: Overlap) -> Any:
-    figure = _figure()
+    figure = empty()
     figure.add_heatmap(z=overlap.left.tolist(), zmin=0, zmax=1, colorscale="Viridis")
     sizes = len(overlap.left) // len(found.experts)
     for edge in range(1, len(found.experts)):
@@ -173,7 +173,7 @@ def overlap_figure(found: Interference, overlap: Overlap) -> Any:
 
 
 def energy_figure(found: Interference) -> Any:
-    figure = _figure("share of components", "energy kept")
+    figure = empty("share of components", "energy kept")
     for expert, name in enumerate(found.experts):
         figure.add_scatter(x=FRACTIONS, y=energy_curve(found, expert), mode="lines+markers", name=name)
     figure.update_xaxes(type="log", tickvals=FRACTIONS, tickformat=".0%")
@@ -182,24 +182,11 @@ def energy_figure(found: Interference) -> Any:
 
 
 def rank_figure(found: Interference) -> Any:
-    figure = _figure("block", "effective rank")
+    figure = empty("block", "effective rank")
     blocks = [block.block for block in found.blocks]
     for expert, name in enumerate(found.experts):
         means = [_mean([m.effective_rank[expert] for m in found.matrices if m.block == b]) for b in blocks]
         figure.add_scatter(x=blocks, y=means, mode="lines+markers", name=name)
-    return figure
-
-
-def _figure(x: str = "", y: str = "") -> Any:
-    figure = require("plotly.graph_objects", "plots").Figure()
-    figure.update_layout(
-        xaxis_title=x,
-        yaxis_title=y,
-        margin={"l": 10, "r": 10, "t": 20, "b": 10},
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-    )
-    figure.update_xaxes(automargin=True)
-    figure.update_yaxes(automargin=True)
     return figure
 
 

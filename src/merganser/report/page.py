@@ -13,7 +13,7 @@ from merganser.report.tables import Table, show
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #2a78d6; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+h1, p, li { overflow-wrap: anywhere; } h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding: .3rem 0; color: GrayText; }
@@ -45,7 +45,15 @@ for (const table of document.querySelectorAll("table")) table.querySelectorAll("
 });
 """
 
-
+_LOOK = {
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font_color": "#808080",
+    "colorway": ["#2a78d6", "#e07b39", "#3a9d5d", "#9b59b6", "#c0392b", "#7f8c8d", "#d4a017", "#16a085"],
+    "margin": {"l": 10, "r": 10, "t": 20, "b": 10},
+    "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+}
+_AXIS = {"gridcolor": "#8884", "zerolinecolor": "#8884", "automargin": True}
 _WITHOUT_SCRIPTS = "<noscript><p>Plots need scripts; the tables hold the same numbers.</p></noscript>"
 
 
@@ -104,12 +112,12 @@ class Page:
             self.text(f"(plot left out: {error})")
 
     def figure(self, figure: Any, caption: str = "") -> None:
-        """A plotly figure, in colours that go with a light and a dark page."""
+        """A plotly figure, in colours that go with a light and a dark page, and margins that go with a phone."""
         plotly = require("plotly.io", "plots")
         figure = require("plotly.graph_objects", "plots").Figure(figure)
-        figure.update_layout(paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font_color="#808080")
-        figure.update_xaxes(gridcolor="#8884", zerolinecolor="#8884")
-        figure.update_yaxes(gridcolor="#8884", zerolinecolor="#8884")
+        figure.update_layout(**_LOOK)
+        figure.update_xaxes(**_AXIS)
+        figure.update_yaxes(**_AXIS)
         script = False if self._plots else "inline"
         self._plots = True
         body = plotly.to_html(

@@ -1,0 +1,41 @@
+"""`merganser report`: one page over what a command left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Output of merge, experts, align, evolve, sweep or demo.")
+    ],
+    html: Annotated[Path | None, typer.Option(help="The page; default: report.html in DIR.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read every weight: NaN and infinity, checksums of a library.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="What was found, as JSON on standard output.")] = False,
+) -> None:
+    """Write one self-contained page: summary, sortable tables, plots; readable without network or scripts.
+
+    DIR is a merged checkpoint or adapter, a library of experts, an alignment, the output of the demo, or holds studies
+    (*.sqlite) or journals of sweeps; a study or journal may be named itself. A directory of several of them becomes
+    one page.
+    """
+    from merganser.errors import InputError
+    from merganser.report.directories import report
+
+    out = html or (directory / "report.html" if directory.is_dir() else directory.with_suffix(".html"))
+    if html is not None and not html.resolve().parent.is_dir():
+        raise InputError(f"--html {html}: no directory {html.resolve().parent}")
+    page, found = report(directory, check=check)
+    page.write(out)
+    if as_json:
+        typer.echo(json.dumps({"event": "done", "path": str(out), "found": found}))
+        return
+    for each in found:
+        typer.echo(f"{each['kind']:<11} {each['path']}")
+    typer.echo(f"wrote {out}")

@@ -1,0 +1,113 @@
+"""Networks brought into one space: how alike they are, before and after, and what moved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from merganser.align.symmetries import Symmetry
+from merganser.analysis.similarity import weight_similarity
+from merganser.checkpoints import open as open_checkpoint
+from merganser.errors import CheckpointError
+from merganser.report.contents import contents, facts
+from merganser.report.page import Page
+from merganser.report.plots import empty
+from merganser.report.sidecars import read_json
+from merganser.report.tables import Table
+
+#: What `merganser align` leaves behind besides weights.
+PERMUTATIONS, SUMMARY = "permutations.safetensors", "alignment.json"
+
+
+def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
+    """From the permutations, the aligned networks and, where it is there, the summary of the run."""
+    symmetry, moved, record = _read(directory / PERMUTATIONS)
+    aligned = {file.stem: file for file in sorted((directory / "aligned").glob("*.safetensors"))}
+    summary = read_json(directory / SUMMARY)
+    method = f" by {summary['method']}" if "method" in summary else ""
+    lines = [f"{len(aligned)} networks aligned{method}: {', '.join(summary.get('models', aligned))}"]
+    lines.append(f"{len(symmetry.atoms)} free permutations on {len(symmetry.objective)} tensors")
+    lines.append(f"objective {record['objective']:.6g}")
+    if "cycle_error" in summary:
+        lines.append(f"cycle error {summary['cycle_error']:g}")
+    page.items(lines)
+    page.heading("How alike they are")
+    if summary.get("pairs"):
+        page.add(_pairs(summary))
+    else:
+        page.add(_apart(aligned))
+    trace = record["trace"]
+    if len(trace) > 1:
+        page.heading("The search")
+        page.draw(lambda: _climb(trace), "Objective after each step of each run; within a run it never falls.")
+        steps = [[number, step["run"], step["phase"], step["objective"]] for number, step in enumerate(trace, 1)]
+        page.add(Table(["step", "run", "phase", "objective"], steps))
+    page.heading("What moved")
+    rows = [[name, atom.size, *(shares[name] for shares in moved)] for name, atom in symmetry.atoms.items()]
+    names = summary.get("models") or [f"network {number}" for number in range(1, len(moved) + 1)]
+    page.add(Table(["permutation", "units", *names], rows, "Share of the units that are not at their old place"))
+    merged = directory / "merged.safetensors"
+    if merged.is_file():
+        page.heading("Their average")
+        page.items(facts(contents(open_checkpoint(merged), check=check)))
+    return {"kind": "alignment", "models": list(names), "permutations": len(symmetry.atoms), **_kept(summary)}
+
+
+def _read(path: Path) -> tuple[Symmetry, list[dict[str, float]], dict[str, Any]]:
+    """The symmetry, for every network the share of units moved by each permutation, and the record of the search."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        symmetry, record = Symmetry.from_json(metadata["symmetry"]), json.loads(metadata["universe"])
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path}: not the permutations of an alignment: {error}") from None
+    models = sorted({name.split("/", 1)[0] for name in arrays}, key=int)
+    shares = [
+        {
+            name.split("/", 1)[1]: float(np.mean(index != np.arange(index.shape[-1])))
+            for name, index in arrays.items()
+            if name.split("/", 1)[0] == model
+        }
+        for model in models
+    ]
+    return symmetry, shares, record
+
+
+def _pairs(summary: dict[str, Any]) -> Table:
+    rows = [
+        [
+            " – ".join(pair["models"]),
+            *(pair[key][when] for key in ("cosine", "distance") for when in ("before", "after")),
+        ]
+        for pair in summary["pairs"]
+    ]
+    columns = ["networks", "cosine before", "cosine after", "distance before", "distance after"]
+    return Table(columns, rows, "Cosine and distance of all weights")
+
+
+def _apart(aligned: dict[str, Path]) -> Table:
+    found = weight_similarity({name: str(path) for name, path in aligned.items()})
+    rows = [
+        [f"{first} – {second}", found.cosine[a][b], found.distance[a][b]]
+        for a, first in enumerate(found.names)
+        for b, second in enumerate(found.names)
+        if a < b
+    ]
+    return Table(["networks", "cosine", "distance"], rows, "Cosine and distance of all weights, aligned")
+
+
+def _climb(trace: list[dict[str, Any]]) -> Any:
+    figure = empty("step", "objective")
+    for run in dict.fromkeys(step["run"] for step in trace):
+        line = [(number, step["objective"]) for number, step in enumerate(trace, 1) if step["run"] == run]
+        figure.add_scatter(x=[x for x, _ in line], y=[y for _, y in line], mode="lines+markers", name=f"run {run}")
+    return figure
+
+
+def _kept(summary: dict[str, Any]) -> dict[str, Any]:
+    return {key: summary[key] for key in ("method", "objective", "cycle_error", "pairs") if key in summary}

@@ -1,0 +1,90 @@
+"""A directory of weights: what was merged by which recipe, whether it holds together, what is in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from merganser.checkpoints import open as open_checkpoint
+from merganser.checkpoints.adapter import is_adapter
+from merganser.experts.survey import block_of
+from merganser.report.contents import Contents, blocks_table, contents, facts, tensors_table
+from merganser.report.page import Page
+from merganser.report.plots import bars
+from merganser.report.sidecars import config_table, files_table, read_card, read_json
+from merganser.report.tables import Table
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "tekken.json")
+
+
+def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
+    """The page of a merge, of an adapter, or of any checkpoint directory; `check` reads every weight."""
+    adapter = is_adapter(directory)
+    # An adapter is looked at as it is: its base may be elsewhere.
+    found = contents(open_checkpoint(next(directory.glob("adapter_model.*")) if adapter else directory), check=check)
+    card = read_card(directory)
+    page.items([*(card.facts() if card else ()), *facts(found)])
+    checks = checks_table(directory, found)
+    if checks.rows:
+        page.add(checks)
+    if card is not None and card.recipe:
+        page.heading("Recipe")
+        page.code(card.recipe)
+    page.heading("Weights")
+    table = blocks_table(found)
+    names, sizes = [str(row[0]) for row in table.rows], [float(str(row[3])) for row in table.rows]
+    page.draw(lambda: bars(names, sizes, "block", "MiB"), "Size of each block.")
+    page.add(table)
+    page.add(tensors_table(found))
+    page.heading("Beside the weights")
+    if (config := config_table(directory)) is not None:
+        page.add(config)
+    page.add(files_table(directory))
+    return {
+        "kind": "adapter" if adapter else "merge" if card else "checkpoint",
+        "tensors": len(found.tensors),
+        "parameters": found.parameters,
+        "bytes": found.nbytes,
+        "methods": card.methods if card else None,
+        "checks": {str(row[0]): row[1] == "yes" for row in checks.rows},
+    }
+
+
+def holds_weights(path: Path) -> bool:
+    """Whether a directory has weights of one model in files that can be opened."""
+    return path.is_dir() and any(
+        next(path.glob(pattern), None)
+        for pattern in ("model*.safetensors", "adapter_model.*", "pytorch_model*.bin", "*.safetensors", "*.gguf")
+    )
+
+
+def checks_table(directory: Path, found: Contents) -> Table:
+    """What config and tokenizer say against what the tensors are."""
+    config = read_json(directory / "config.json")
+    rows: list[list[object]] = []
+    if isinstance(expected := config.get("num_hidden_layers"), int) and (stacks := _stacks(found)):
+        counted = ", ".join(f"{count} in {stack}" for stack, count in stacks.items())
+        rows.append([f"config has {expected} layers; there are {counted}", _yes(expected in stacks.values())])
+    embedding = next((t for t in found.tensors if _is_embedding(t.name) and len(t.shape) == 2), None)
+    if isinstance(vocabulary := config.get("vocab_size"), int) and embedding is not None:
+        rows.append([f"config has the vocabulary of {embedding.name}", _yes(vocabulary == embedding.shape[0])])
+    if config.get("vocab_size"):
+        rows.append(["a tokenizer is there", _yes(any((directory / name).is_file() for name in _TOKENIZERS))])
+    if any(tensor.not_finite is not None for tensor in found.tensors):
+        rows.append(["every value is finite", _yes(not any(tensor.not_finite for tensor in found.tensors))])
+    return Table(["check", "holds"], rows, "Checks")
+
+
+def _stacks(found: Contents) -> dict[str, int]:
+    """Numbered layers by the name they are numbered under."""
+    blocks = dict.fromkeys(block_of(tensor.name) for tensor in found.tensors)
+    return Counter(block.rpartition(".")[0] for block in blocks if block.rpartition(".")[2].isdigit())
+
+
+def _is_embedding(name: str) -> bool:
+    return any(part in name for part in ("embed_tokens", "word_embeddings", "wte", "tok_embeddings"))
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "NO"

@@ -1,0 +1,49 @@
+"""What the demo measured: experts merged several ways, and networks trained apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from merganser.report.page import Page
+from merganser.report.plots import bars
+
+FILE = "results.json"
+
+
+def write(directory: Path, tasks: Sequence[str], merging: list[list[Any]], alignment: list[list[Any]]) -> None:
+    """Store the accuracies beside the models: rows of a model, its accuracy on each task, their mean, normalised."""
+    content = {"tasks": list(tasks), "merging": merging, "alignment": alignment}
+    (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def is_demo(path: Path) -> bool:
+    file = path / FILE
+    if not file.is_file():
+        return False
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"tasks", "merging", "alignment"} <= set(found)
+
+
+def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
+    found = json.loads((directory / FILE).read_text(encoding="utf-8"))
+    page.heading("Accuracy on each task")
+    best = {"mean": "max", "normalised": "max"}
+    page.table(["model", *found["tasks"], "mean", "normalised"], found["merging"], best=best)
+    page.text("Normalised accuracy is the mean over tasks of the merged model's accuracy over its expert's.")
+    page.draw(lambda: _means(found["merging"]), "Mean accuracy over the tasks.")
+    page.heading("Three networks trained apart")
+    page.table(["model", "accuracy"], found["alignment"])
+    for recipe in sorted((directory / "recipes").glob("tsv.yml")):
+        page.heading("One of the recipes")
+        page.code(recipe.read_text(encoding="utf-8"))
+    return {"kind": "demo", **found}
+
+
+def _means(rows: list[list[Any]]) -> Any:
+    return bars([row[0] for row in rows], [row[-2] for row in rows], "", "mean accuracy")

@@ -1,0 +1,65 @@
+"""An expert library: its base, its experts, their sizes and what was kept of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from merganser.errors import CheckpointError
+from merganser.experts import Library
+from merganser.experts.manifest import Manifest
+from merganser.experts.ranks import RankPolicy
+from merganser.report.page import Page
+from merganser.report.plots import bars
+from merganser.report.tables import Table
+
+
+def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
+    """From the manifest alone if the base is not at hand; `check` compares every file with its checksum."""
+    manifest = Manifest.read(directory)
+    library, problem = _opened(directory)
+    policy = RankPolicy(**manifest.policy)
+    bytes_of = {name: record.nbytes for name, record in manifest.experts.items()}
+    lines = [
+        f"{len(manifest.experts)} experts of {manifest.base}{' (copied here)' if manifest.base_copied else ''}",
+        f"factors in {manifest.dtype}, ranks by {policy.kind.replace('_', ' ')} {policy.value:g}",
+        f"expert files: {sum(bytes_of.values()) / 2**20:,.1f} MiB",
+    ]
+    if library is not None:
+        size = library.size()
+        lines.append(f"base and experts: {size.total / 2**20:,.1f} MiB, {size.ratio:.2f}× the base alone")
+    if manifest.pending:
+        lines.append(f"NOT FINISHED: {', '.join(manifest.pending)}; build again with the same experts to go on")
+    if problem:
+        lines.append(f"the base could not be opened: {problem}")
+    page.items(lines)
+    names = list(manifest.experts)
+    rows = [
+        [name, record.nbytes / 2**20, record.energy, record.source, record.sha256[:12]]
+        for name, record in manifest.experts.items()
+    ]
+    sizes = [record.nbytes / 2**20 for record in manifest.experts.values()]
+    kept = [f"{record.energy:.1%}" for record in manifest.experts.values()]
+    page.draw(
+        lambda: bars(names, sizes, "expert", "MiB", kept), "Size of each expert, and the share of its energy kept."
+    )
+    page.add(Table(["expert", "MiB", "energy kept", "made from", "sha256"], rows, "Experts"))
+    findings = library.verify() if check and library is not None else []
+    if findings:
+        checked = [[finding.part, "yes" if finding.sound else "NO", finding.message] for finding in findings]
+        page.add(Table(["part", "sound", ""], checked, "Files against the manifest"))
+    page.text("Where the experts interfere: merganser inspect DIR --html FILE.")
+    return {
+        "kind": "library",
+        "experts": names,
+        "bytes": bytes_of,
+        "ratio": library.size().ratio if library else None,
+        "sound": all(finding.sound for finding in findings) if findings else None,
+    }
+
+
+def _opened(directory: Path) -> tuple[Library | None, str]:
+    try:
+        return Library(directory), ""
+    except CheckpointError as error:
+        return None, str(error)

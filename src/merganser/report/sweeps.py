@@ -1,0 +1,84 @@
+"""The journal of a sweep: scores of every variant of a recipe, on every budget it reached."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from merganser.recipes.documents import parse
+from merganser.report.page import Page
+from merganser.report.plots import empty
+from merganser.report.tables import Table
+
+_KEYS = {"label", "budget", "score", "scored_by", "key"}
+
+
+def is_sweep(file: Path) -> bool:
+    """Whether a file of JSON lines is the journal of a sweep."""
+    return bool(file.suffix == ".jsonl" and _lines(file, 1))
+
+
+def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
+    scores = _lines(file)
+    values = [_values(record["label"]) for record in scores]
+    names = list(dict.fromkeys(name for each in values for name in each))
+    last = {record["label"]: position for position, record in enumerate(scores)}
+    order = sorted(last.values(), key=lambda i: (-scores[i]["budget"], -_number(scores[i]["score"])))
+    best = scores[order[0]]
+    page.items(
+        [
+            f"{len(last)} variants, {len(scores)} scores by {scores[0]['scored_by']}",
+            f"best on {best['budget']} questions: {best['label']} with {_number(best['score']):.4f}",
+        ]
+    )
+    rows = [[scores[i]["score"], scores[i]["budget"], *(values[i].get(name) for name in names)] for i in order]
+    for name in names:
+        points = [(values[i].get(name), scores[i]) for i in order]
+        if all(isinstance(value, (int, float)) for value, _ in points) and len({value for value, _ in points}) > 1:
+            page.draw(lambda name=name, points=points: _against(name, points))  # type: ignore[misc]
+    page.table(["score", "on", *names], rows, "Every variant on the largest budget it was given", {"score": "max"})
+    budgets = sorted({record["budget"] for record in scores})
+    if len(budgets) > 1:
+        found = {(record["label"], record["budget"]): record["score"] for record in scores}
+        rungs = [[scores[i]["label"], *(found.get((scores[i]["label"], b)) for b in budgets)] for i in order]
+        page.add(Table(["variant", *(f"on {budget}" for budget in budgets)], rungs, "From rung to rung"))
+    return {"kind": "sweep", "file": file.name, "variants": len(last), "best": best["label"], "score": best["score"]}
+
+
+def _lines(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
+    """The records, up to a line that a crash cut off."""
+    found: list[dict[str, Any]] = []
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break
+            if not isinstance(record, dict) or not set(record) >= _KEYS:
+                break
+            found.append(record)
+            if len(found) == limit:
+                break
+    return found
+
+
+def _values(label: str) -> dict[str, Any]:
+    """What a variant's label says: `density=0.2 method=ties`."""
+    pairs = (part.partition("=") for part in label.split(" "))
+    return {name: parse(text, label)[0] for name, equals, text in pairs if equals}
+
+
+def _number(score: float | None) -> float:
+    return float("-inf") if score is None else score
+
+
+def _against(name: str, points: list[tuple[Any, dict[str, Any]]]) -> Any:
+    figure = empty(name, "score")
+    for budget in sorted({record["budget"] for _, record in points}):
+        here = sorted(
+            (value, record["score"], record["label"]) for value, record in points if record["budget"] == budget
+        )
+        x, y, labels = zip(*here, strict=True)
+        figure.add_scatter(x=x, y=y, text=labels, mode="markers", name=f"on {budget}", marker_size=9)
+    return figure

@@ -1,0 +1,83 @@
+"""Pages of studies and of the demo's output."""
+
+import pytest
+
+from merganser.errors import InputError
+from merganser.evolve import Design, Objective, Parameter, Range, Space, Study, Task
+from merganser.report import demonstration
+from merganser.report.directories import report
+
+
+class Answers:
+    """Candidates answer more questions the nearer their weights are to 1; some day the lights go out."""
+
+    def __init__(self, left=10**6):
+        self.left = left
+
+    def __call__(self, candidate, items):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        near = 0.5 if isinstance(candidate, str) else 1 - min(1, abs(sum(candidate.values()) / len(candidate) - 1))
+        return {task: [float((7 * i) % 10 < 10 * near) for i in asked] for task, asked in items.items()}
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A function that runs a study of ten trials in a directory, or a part of it."""
+    pytest.importorskip("pymoo")
+
+    def run(evaluations=10**6):
+        space = Space((Parameter("weight", Range(0, 2), models=("math", "code")),))
+        tasks = (Task("quiz", 40),)
+        design = Design(space, tasks, (Objective.of("quiz"),), ("math", "code"), population=5, generations=2)
+        opened = Study.open(tmp_path / "study.sqlite")
+        try:
+            opened.run(design, Answers(evaluations))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            opened.close()
+        return tmp_path
+
+    return run
+
+
+def test_a_study_that_ended(study):
+    page, [found] = report(study())
+    assert found == {**found, "kind": "study", "trials": 10, "ended": True}
+    assert "Winners on unseen items" in page.render()
+    assert page.title == "Study: study.sqlite"
+
+
+def test_a_study_that_was_interrupted_says_how_far_it_is(study):
+    page, [found] = report(study(4))
+    assert not found["ended"]
+    assert "Not ended: 4 of 10 trials" in page.render()
+
+
+def test_a_file_that_only_looks_like_a_study(tmp_path):
+    (tmp_path / "other.sqlite").write_text("not a database at all, but long enough to be looked into " * 4)
+    with pytest.raises(InputError, match="not a study"):
+        report(tmp_path)
+
+
+def test_the_demo_page_comes_from_what_it_stored(tmp_path):
+    merging = [["base", 0.5, 0.25, 0.375, 0.4], ["tsv", 0.75, 0.5, 0.625, 0.9]]
+    demonstration.write(tmp_path, ["up", "down"], merging, [["plain average", 0.5]])
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "tsv.yml").write_text("method: tsv")
+    page, [found] = report(tmp_path)
+    text = page.render()
+    assert found["merging"] == merging
+    assert found["kind"] == "demo"
+    for part in ("plain average", "method: tsv", "<th>down</th>"):
+        assert part in text
+
+
+def test_results_of_something_else_are_not_the_demo(tmp_path):
+    for content in ("[]", "not json", '{"tasks": 1}'):
+        (tmp_path / "results.json").write_text(content)
+        assert not demonstration.is_demo(tmp_path)
+    with pytest.raises(InputError, match="nothing to report on"):
+        report(tmp_path)
