@@ -72,8 +72,8 @@ class CompositionCache:
 
     def _room_for_matrices(self, composition: Composition, base: Mapping[str, Tensor]) -> bool:
         matrices = sum(base[name].nbytes for name in composition.low_rank)
-        factors = sum(part.left.nbytes + part.right.nbytes for part in composition.low_rank.values())
-        return self.nbytes - factors + matrices <= self.capacity
+        cores = sum(part.core.nbytes for part in composition.low_rank.values())
+        return self.nbytes - cores + matrices <= self.capacity
 
     def _keep(self, tasks: frozenset[str], composition: Composition) -> None:
         if composition.nbytes > self.capacity:

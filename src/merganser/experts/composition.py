@@ -15,28 +15,51 @@ from torch import Tensor, nn
 from merganser.checkpoints.base import is_integer
 from merganser.errors import InputError, did_you_mean
 from merganser.experts.activations import linear_layers
+from merganser.experts.cores import LIMIT, core_cost, core_of
 from merganser.experts.library import Library
 from merganser.experts.views import Expert, MergedExperts
-from merganser.kernels.spectra import polar
-from merganser.methods.matrices import rank_kept
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """Δ = left · rightᵀ, so that W x = W₀ x + left (rightᵀ x)."""
+    """Δ = L C Rᵀ with L = [left …] and R = [right …], so that W x = W₀ x + L (C (Rᵀ x)). A vector C is a diagonal.
 
-    left: Tensor
-    right: Tensor
+    The factors belong to the experts and are shared by all sets; only C is the set's own. All are float32 at least:
+    C amplifies rounding errors of the factors.
+    """
+
+    left: tuple[Tensor, ...]
+    core: Tensor
+    right: tuple[Tensor, ...]
 
     @property
     def per_row(self) -> int:
         """Multiply-adds of applying it to one row."""
-        return self.left.numel() + self.right.numel()
+        core = self.core.numel() if self.core.dim() == 2 else 0
+        return core + sum(factor.numel() for factor in (*self.left, *self.right))
 
     @property
     def to_build(self) -> int:
         """Multiply-adds of the product."""
-        return self.left.shape[0] * self.right.numel()
+        d, m, r = self.left[0].shape[0], self.right[0].shape[0], self.core.shape[0]
+        return d * m * r + (d * r * r if self.core.dim() == 2 else 0)
+
+    def applied_to(self, x: Tensor) -> Tensor:
+        """L (C (Rᵀ x)) for rows x."""
+        kind, x = x.dtype, x.to(self.core.dtype)
+        z = torch.cat([x @ factor for factor in self.right], dim=-1)
+        z = z * self.core if self.core.dim() == 1 else z @ self.core.T
+        update, start = x.new_zeros(()), 0
+        for factor in self.left:
+            stop = start + factor.shape[1]
+            update, start = update + z[..., start:stop] @ factor.T, stop
+        return update.to(kind)
+
+    def added_to(self, base: Tensor) -> Tensor:
+        """base + Δ."""
+        left = torch.cat(self.left, dim=1)
+        left = left * self.core if self.core.dim() == 1 else left @ self.core
+        return torch.addmm(base.to(left.dtype), left, torch.cat(self.right, dim=1).T).to(base.dtype)
 
 
 @dataclass(frozen=True)
@@ -50,8 +73,9 @@ class Composition:
 
     @property
     def nbytes(self) -> int:
-        factors = sum(part.left.nbytes + part.right.nbytes for part in self.low_rank.values())
-        return factors + sum(tensor.nbytes for tensor in self.whole.values())
+        """What keeping it costs; the factors are there anyway."""
+        cores = sum(part.core.nbytes for part in self.low_rank.values())
+        return cores + sum(tensor.nbytes for tensor in self.whole.values())
 
     @property
     def per_row(self) -> int:
@@ -65,9 +89,7 @@ class Composition:
 
     def materialised(self, base: Mapping[str, Tensor]) -> Composition:
         """The same with whole matrices."""
-        built = {
-            name: torch.addmm(base[name].detach(), part.left, part.right.T) for name, part in self.low_rank.items()
-        }
+        built = {name: part.added_to(base[name].detach()) for name, part in self.low_rank.items()}
         return replace(self, low_rank={}, whole={**self.whole, **built}, multiply_adds=self.to_build)
 
 
@@ -80,87 +102,91 @@ class Composer:
         self.tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
         self.linears = {f"{name}.weight" for name in linear_layers(module)}
         self.stored = _stored_names(self.tensors, library)
+        self._vectors: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
         _match(self.tensors, self.stored, library, load_base)
 
     def compose(self, tasks: frozenset[str]) -> Composition:
         """The expert itself for one task, else TSV-Merge; the order of the tasks plays no part."""
         names = [name for name in self.library.experts if name in tasks]
-        if len(names) == 1 and self.parameters.get("scale", 1.0) == 1.0:
-            return self._single(names[0])
-        merged = self.library.merge(names, **self.parameters)
+        single = len(names) == 1 and self.parameters.get("scale", 1.0) == 1.0
+        merged = self.library.merge(names, **({"low_rank": False} if single else self.parameters))
         low_rank, whole, spent = {}, {}, 0
         for name in self._touched(merged.experts):
             stored = self.stored[name]
-            experts = [e for e in merged.experts if stored in e.file.kinds and e.merges(stored)]
-            matrix = merged.rule.applies(stored, tuple(self.tensors[name].shape))
-            if matrix and self._factored(name, experts):
-                low_rank[name] = self._merge_factors(name, merged, experts)
+            update, cost = self._update(name, merged) if self._factored(name, merged) else (None, 0)
+            spent += cost
+            if update is not None:
+                low_rank[name] = update
+            elif single:
+                whole[name] = self._like(name, merged.experts[0].read(stored))
             else:
                 whole[name] = self._like(name, merged.read(stored))
-            if matrix:
-                spent += self._cost(name, merged, experts, name in whole)
+                spent += self._cost_of_whole(name, merged)
         return Composition(tasks, low_rank, whole, spent)
 
-    def _single(self, task: str) -> Composition:
-        expert = self.library.expert(task)
-        low_rank, whole = {}, {}
-        for name in self._touched([expert]):
-            stored = self.stored[name]
-            if self._factored(name, [expert]) and (factors := expert.factors(stored)) is not None:
-                low_rank[name] = self._low_rank(name, factors.u * factors.s, factors.v)
-            else:
-                whole[name] = self._like(name, expert.read(stored))
-        return Composition(frozenset([task]), low_rank, whole)
-
-    def _merge_factors(self, name: str, merged: MergedExperts, experts: Sequence[Expert]) -> LowRank:
-        """scale · U⊥ Σ and V⊥."""
-        rule = merged.rule
-        k = self._kept(name, merged)
-        weights = dict(zip((e.name for e in merged.experts), rule.weight, strict=True))
-        parts = []
-        for expert in experts:
-            factors = expert.factors(self.stored[name], k)
-            assert factors is not None, "only experts that changed the tensor are asked"
-            parts.append(factors._replace(s=factors.s * weights[expert.name]))
-        u, s, v = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-        if rule.orthogonalize != "none" and len(parts) > 1:
-            u, v = (polar(side, rule.tolerance, rule.orthogonalize) for side in (u, v))
-        return self._low_rank(name, rule.scale * u * s, v)
-
-    def _kept(self, name: str, merged: MergedExperts) -> int:
-        n = min(self.tensors[name].shape)
-        return rank_kept(n, len(merged.experts), merged.rule.rank_fraction) if merged.rule.low_rank else n
-
-    def _cost(self, name: str, merged: MergedExperts, experts: Sequence[Expert], whole: bool) -> int:
-        """Multiply-adds of merging a matrix: of two polar factors (Gram matrix, product, and 9r³ for the eigenvectors),
-        and of the product if it is wanted whole. Decomposing matrices the library keeps whole is not counted."""
+    def _update(self, name: str, merged: MergedExperts) -> tuple[LowRank | None, int]:
+        """The merge as a core between the experts' factors, unless they are too close to parallel for that; and the
+        multiply-adds it took to find out."""
+        stored = self.stored[name]
+        experts, factors = merged.changing(stored), merged.factors(stored)
+        core, amplification = core_of(factors, merged.rule)
         d, m = self.tensors[name].shape
-        kept, cost = self._kept(name, merged), 0
-        files = [(expert.file, self.stored[name]) for expert in experts]
-        columns = sum(min(kept, f.rank(stored) if f.kinds[stored] == "factors" else d) for f, stored in files)
+        cost = core_cost(d, m, len(core)) if core.dim() == 2 else 0
+        if amplification > LIMIT:
+            return None, cost
+        kept = [self._shared(expert, name) for expert in experts]
+        left, right = zip(
+            *((u[:, : f.rank], v[:, : f.rank]) for (u, v), f in zip(kept, factors, strict=True)), strict=True
+        )
+        return LowRank(left, self._wide(name, core), right), cost
+
+    def _shared(self, expert: Expert, name: str) -> tuple[Tensor, Tensor]:
+        """An expert's singular vectors as the module wants them, read once."""
+        if (expert.name, name) not in self._vectors:
+            found = expert.file.factors(self.stored[name])
+            self._vectors[expert.name, name] = (self._wide(name, found.u), self._wide(name, found.v))
+        return self._vectors[expert.name, name]
+
+    def _cost_of_whole(self, name: str, merged: MergedExperts) -> int:
+        """Multiply-adds of merging a matrix into a whole one: two polar factors (half a Gram matrix, 5r³ for its root,
+        the product) and their product. Decomposing matrices the library keeps whole is not counted."""
+        stored = self.stored[name]
+        shape = tuple(self.tensors[name].shape)
+        experts = merged.changing(stored)
+        if not experts or not merged.rule.applies(stored, shape):
+            return 0
+        d, m = shape
+        columns = sum(
+            min(merged.rank_of(stored), e.file.rank(stored) if e.file.kinds[stored] == "factors" else min(d, m))
+            for e in experts
+        )
+        cost = d * m * columns
         if merged.rule.orthogonalize != "none" and len(experts) > 1:
             for side in (d, m):
                 r = min(side, columns)
-                cost += 2 * max(side, columns) * r * r + 9 * r**3
-        return cost + (d * m * columns if whole else 0)
+                cost += max(side, columns) * r * r * 3 // 2 + 5 * r**3
+        return cost
 
     def _touched(self, experts: Sequence[Expert]) -> Iterator[str]:
         for name, stored in self.stored.items():
             if any(stored in expert.file.kinds for expert in experts):
                 yield name
 
-    def _factored(self, name: str, experts: Sequence[Expert]) -> bool:
-        """Whether updates beside the layer are possible, and not larger than its weight."""
-        if name not in self.linears or not experts:
+    def _factored(self, name: str, merged: MergedExperts) -> bool:
+        """Whether updates beside the layer are possible, and cost less than its weight."""
+        stored = self.stored[name]
+        experts = merged.changing(stored)
+        if name not in self.linears or not experts or not merged.rule.applies(stored, tuple(self.tensors[name].shape)):
             return False
-        files = [(expert.file, self.stored[name]) for expert in experts]
-        if any(file.kinds[stored] != "factors" for file, stored in files):
+        if any(expert.file.kinds[stored] != "factors" for expert in experts):
             return False
         d, m = self.tensors[name].shape
-        return sum(file.rank(stored) for file, stored in files) * (d + m) < d * m
+        r = sum(min(merged.rank_of(stored), expert.file.rank(stored)) for expert in experts)
+        return r * (d + m) + (r * r if len(experts) > 1 else 0) < d * m
 
-    def _low_rank(self, name: str, left: Tensor, right: Tensor) -> LowRank:
-        return LowRank(self._like(name, left), self._like(name, right))
+    def _wide(self, name: str, tensor: Tensor) -> Tensor:
+        target = self.tensors[name]
+        return tensor.to(device=target.device, dtype=torch.promote_types(target.dtype, torch.float32))
 
     def _like(self, name: str, tensor: Tensor) -> Tensor:
         target = self.tensors[name]
@@ -231,8 +257,4 @@ def _swap(module: nn.Module, name: str, tensor: Tensor) -> Callable[[], None]:
 
 
 def _beside(part: LowRank) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-    def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        update: Tensor = (args[0] @ part.right) @ part.left.T
-        return output + update
-
-    return hook
+    return lambda _, args, output: output + part.applied_to(args[0])

@@ -95,35 +95,45 @@ class MergedExperts(View):
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         name = self.source.aliases().get(name, name)
         base = self.source.read(name, rows)
-        changed = [expert for expert in self.experts if name in expert.file.kinds and expert.merges(name)]
-        if not changed:
+        if not self.changing(name):
             return base
-        return torch.add(base.float(), select_rows(self._delta(name, changed), rows), alpha=self.rule.scale)
+        return torch.add(base.float(), select_rows(self._delta(name), rows), alpha=self.rule.scale)
 
-    def _delta(self, name: str, changed: Sequence[Expert]) -> Tensor:
+    def changing(self, name: str) -> list[Expert]:
+        """The experts whose change of a tensor takes part."""
+        return [expert for expert in self.experts if name in expert.file.kinds and expert.merges(name)]
+
+    def rank_of(self, name: str) -> int:
+        """How many components each expert may bring to a matrix."""
+        n = min(self.source.spec(name).shape)
+        return rank_kept(n, len(self.experts), self.rule.rank_fraction) if self.rule.low_rank else n
+
+    def factors(self, name: str) -> list[Factors]:
+        """The truncated factors of the experts that change a matrix, singular values times the experts' weights."""
+        parts = []
+        for expert in self.changing(name):
+            found = expert.factors(name, self.rank_of(name))
+            assert found is not None, "only experts that changed the tensor are asked"
+            parts.append(found._replace(s=found.s * self._weights[expert.name]))
+        return parts
+
+    def _delta(self, name: str) -> Tensor:
         # Readers come in blocks of rows from several threads: the last few matrices are kept for them.
         with self._lock:
             if name not in self._recent:
-                self._recent[name] = self._compute(name, changed)
+                self._recent[name] = self._compute(name)
                 while len(self._recent) > 3:
                     self._recent.popitem(last=False)
             return self._recent[name]
 
-    def _compute(self, name: str, changed: Sequence[Expert]) -> Tensor:
+    def _compute(self, name: str) -> Tensor:
         shape = self.source.spec(name).shape
         if not self.rule.applies(name, shape) or len(shape) != 2:
             total = torch.zeros(shape, dtype=torch.float64)
-            for expert in changed:
+            for expert in self.changing(name):
                 total.add_(expert.delta(name), alpha=self._weights[expert.name])
             return (total / len(self.experts)).float()
-        n = min(shape)
-        k = rank_kept(n, len(self.experts), self.rule.rank_fraction) if self.rule.low_rank else n
-        factors = []
-        for expert in changed:
-            found = expert.factors(name, k)
-            assert found is not None, "only experts that changed the tensor are asked"
-            factors.append(found._replace(s=found.s * self._weights[expert.name]))
-        return orthogonal_sum(factors, self.rule.orthogonalize, self.rule.tolerance)
+        return orthogonal_sum(self.factors(name), self.rule.orthogonalize, self.rule.tolerance)
 
     def fingerprint(self) -> str:
         parts: Mapping[str, str] = {expert.name: expert.fingerprint() for expert in self.experts}
