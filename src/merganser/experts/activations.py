@@ -37,6 +37,19 @@ def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
     return {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
 
 
+#: What output layers are called.
+_HEADS = frozenset({"classifier", "embed_out", "head", "head_dist", "lm_head", "logits", "score"})
+
+
+def output_layers(module: nn.Module) -> frozenset[str]:
+    """Linear modules whose output is the module's own: those named as heads are, and the module defined last.
+
+    Their inputs are what the task asks for rather than what the input is, and a pass that ends there is a whole one.
+    """
+    leaves = [name for name, part in module.named_modules() if next(part.children(), None) is None]
+    return frozenset(name for name in linear_layers(module) if name.rpartition(".")[2] in _HEADS or name == leaves[-1])
+
+
 def layer_of(name: str, module: nn.Module) -> str:
     """The name of a linear module, from itself or from the name of its weight."""
     known = linear_layers(module)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.experts.activations import linear_layers
+from merganser.experts.activations import linear_layers, output_layers
 from merganser.experts.inputs import Inputs
 from merganser.experts.library import Library
 from merganser.experts.routing import ProjectionRouter, task_accuracy
@@ -129,18 +129,23 @@ def _margin(shares: Tensor) -> float:
 
 
 def best_layer(library: Library, module: nn.Module) -> str:
-    """The layer with the largest margin."""
-    return max(score_layers(library, module), key=lambda score: score.margin).layer
+    """The layer with the largest margin, output layers only if there is no other."""
+    scores, last = score_layers(library, module), output_layers(module)
+    inner = [score for score in scores if score.layer not in last]
+    return max(inner or scores, key=lambda score: score.margin).layer
 
 
 def leading_layers(library: Library, module: nn.Module, share: float = 0.75) -> list[str]:
     """The linear layers that experts changed, the first `share` of them: a router over several layers beats the best
-    single one, and the first pass ends before the last quarter, which says less of the task."""
+    single one, and the first pass ends before the last quarter, which says less of the task. Output layers count only
+    if there are no others."""
     kinds = {name for expert in library.experts for name in library.expert(expert).file.kinds}
     layers = [layer for layer in linear_layers(module) if f"{layer}.weight" in kinds]
     if not layers:
         raise InputError("no linear layer of the module was changed by an expert: nothing to route on")
-    return layers[: max(1, round(share * len(layers)))]
+    last = output_layers(module)
+    inner = [layer for layer in layers if layer not in last] or layers
+    return inner[: max(1, round(share * len(inner)))]
 
 
 def sweep_layers(model: AdaptiveModel, batches: Mapping[str, Sequence[Inputs]], top: int = 3) -> list[LayerScore]:
