@@ -6,7 +6,7 @@ import torch
 from merganser.experts.accounting import Cost, measure, multiply_adds, stored
 from merganser.experts.adaptive import AdaptiveModel
 from merganser.experts.inputs import Inputs
-from merganser.experts.sensitivity import sweep_choice, sweep_redundancy
+from merganser.experts.sensitivity import accuracy, sweep_choice, sweep_redundancy
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
 
 TASKS = ("a", "b", "c")
@@ -55,8 +55,7 @@ def test_a_request_is_counted_step_by_step(model):
 def test_the_switch_to_several_experts_is_counted(model):
     composition = model.composer.compose(frozenset("ab"))
     assert composition.low_rank
-    sides = [2 * side * 4 * 4 + 9 * 4**3 for side in (WIDTH, 2 * WIDTH)]
-    assert composition.multiply_adds == 6 * sum(sides)
+    assert composition.multiply_adds == 6 * (3 * WIDTH * 4 * 5 // 2 + 12 * 4**3)
     assert model.composer.compose(frozenset("a")).multiply_adds == 0
     plain = AdaptiveModel(model.module, model.library, layer=LAYER, merge={"orthogonalize": "none"})
     assert plain.composer.compose(frozenset("ab")).multiply_adds == 0
@@ -77,6 +76,12 @@ def test_sweeps(model):
     assert [(row.threshold, row.top) for row in rows] == [(0.0, 1), (0.0, 3), (1.0, 1), (1.0, 3)]
     assert [row.set_size for row in rows] == [1, 3, 1, 1]
     assert rows[0].accuracy == rows[2].accuracy == rows[3].accuracy
+    both = sweep_choice(model, data, (0.0,), (2,), scores=("logit", "posterior"))
+    assert [row.score for row in both] == ["logit", "posterior"]
+    for row in both:
+        direct = model.with_settings(threshold=0.0, top=2, score=row.score)
+        hits = [accuracy(direct.predict(parts[0][0]), task, parts[0][1]) for task, parts in data.items()]
+        assert row.accuracy == pytest.approx(sum(hits) / len(hits))
     everything = sweep_choice(model, data, (0.0,), (1,), correct=lambda *_: True)
     assert everything[0].accuracy == 1
     kept = sweep_redundancy(model, data, (-1.0, 1.0))

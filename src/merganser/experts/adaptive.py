@@ -119,6 +119,12 @@ class AdaptiveModel:
         other.router = router
         return other
 
+    def with_heads(self, heads: Mapping[str, Head]) -> AdaptiveModel:
+        """The same model with other heads."""
+        other = copy(self)
+        other.heads = Heads(heads, self.library.experts)
+        return other
+
     def with_accepted(self, experts: Sequence[str]) -> AdaptiveModel:
         """The same model with these experts in the fixed merge."""
         other = copy(self)
@@ -160,14 +166,22 @@ class AdaptiveModel:
     @torch.no_grad()
     def predict(self, batch: Any, routing: Routing | None = None) -> Prediction:
         """The best (task, class) of every sample."""
+        inputs = Inputs.of(batch)
+        self._asked()
+        return self.answer(inputs, self.forward(inputs, routing))
+
+    @torch.no_grad()
+    def answer(self, batch: Any, routed: Routed, score: Score | None = None) -> Prediction:
+        """The same from what `forward` gave; `score` instead of the settings'."""
+        features = self.features(routed.output, Inputs.of(batch))
+        weights = self._library_order(routed.routing)
+        sets, together = routed.routing.sets, self.settings.per_batch
+        return self._asked().predict(features, sets, weights, score or self.settings.score, together=together)
+
+    def _asked(self) -> Heads:
         if self.heads is None:
             raise InputError("predictions need heads; without them call `forward`")
-        inputs = Inputs.of(batch)
-        routed = self.forward(inputs, routing)
-        features = self.features(routed.output, inputs)
-        weights = self._library_order(routed.routing)
-        settings = self.settings
-        return self.heads.predict(features, routed.routing.sets, weights, settings.score, together=settings.per_batch)
+        return self.heads
 
     @contextmanager
     def using(self, tasks: Sequence[str] | frozenset[str]) -> Iterator[nn.Module]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from merganser.experts.adaptive import AdaptiveModel
-from merganser.experts.heads import Prediction
+from merganser.experts.heads import Prediction, Score
 from merganser.experts.inputs import Inputs
 from merganser.experts.layers import accepted, task_cosines
-from merganser.experts.routing import task_accuracy
+from merganser.experts.routing import Routing, task_accuracy
 
 #: Samples of one task: inputs and labels.
 Labelled = Sequence[tuple[Inputs, Tensor]]
@@ -32,10 +32,12 @@ def accuracy(prediction: Prediction, task: str, labels: Tensor, correct: Correct
 
 @dataclass(frozen=True)
 class Choice:
-    """Mean accuracy over tasks at a threshold and a number of tasks, and the mean size of the sets."""
+    """Mean accuracy over tasks at a threshold and a number of tasks, heads compared by `score`, and the mean size of
+    the sets."""
 
     threshold: float
     top: int
+    score: Score
     accuracy: float
     set_size: float
 
@@ -45,25 +47,44 @@ def sweep_choice(
     data: Mapping[str, Labelled],
     thresholds: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.5),
     tops: Sequence[int] = (1, 2, 3, 5),
+    scores: Sequence[Score] = (),
     correct: Correct = same_pair,
 ) -> list[Choice]:
-    """η × K. The first pass is done once; the second once per pair."""
+    """η × K, and ways to compare heads (by default the model's own). The first pass is done once, the second once for
+    all pairs that choose the same sets."""
+    ways = tuple(scores) or (model.settings.score,)
     weights = {task: [model.router.weights(model.first_pass(x).inputs) for x, _ in data[task]] for task in data}
+    known: dict[tuple[frozenset[str], ...], tuple[float, ...]] = {}
     rows = []
     for threshold in thresholds:
         for top in tops:
             setting = model.with_settings(threshold=threshold, top=top)
-            scores, sizes = [], []
-            for task, batches in data.items():
-                right = total = 0.0
-                for (x, labels), w in zip(batches, weights[task], strict=True):
-                    routing = setting.decide(w)
-                    right += len(labels) * accuracy(setting.predict(x, routing), task, labels, correct)
-                    total += len(labels)
-                    sizes += [len(chosen) for chosen in routing.sets]
-                scores.append(right / total)
-            rows.append(Choice(threshold, top, sum(scores) / len(scores), sum(sizes) / len(sizes)))
+            routings = {task: [setting.decide(w) for w in parts] for task, parts in weights.items()}
+            sets = tuple(chosen for parts in routings.values() for part in parts for chosen in part.sets)
+            if sets not in known:
+                known[sets] = _accuracies(setting, data, routings, ways, correct)
+            size = sum(map(len, sets)) / len(sets)
+            rows += [Choice(threshold, top, way, found, size) for way, found in zip(ways, known[sets], strict=True)]
     return rows
+
+
+def _accuracies(
+    model: AdaptiveModel,
+    data: Mapping[str, Labelled],
+    routings: Mapping[str, Sequence[Routing]],
+    ways: Sequence[Score],
+    correct: Correct,
+) -> tuple[float, ...]:
+    """The mean over tasks for every way to compare heads."""
+    found = torch.zeros(len(ways), dtype=torch.float64)
+    for task, batches in data.items():
+        total = sum(len(labels) for _, labels in batches)
+        for (x, labels), routing in zip(batches, routings[task], strict=True):
+            routed = model.forward(x, routing)
+            for place, way in enumerate(ways):
+                right = len(labels) * accuracy(model.answer(x, routed, way), task, labels, correct)
+                found[place] += right / total / len(data)
+    return tuple(found.tolist())
 
 
 @dataclass(frozen=True)
