@@ -111,6 +111,7 @@ class Computation:
         self.shape = output.spec.shape
         rule = bound.rule(output)
         self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
+        self._held: list[tuple[Piece, Group]] | None = None
 
     @cached_property
     def spans(self) -> list[list[Piece]]:
@@ -129,6 +130,8 @@ class Computation:
         """What the rule must know of the whole tensor before any part of it can be merged."""
         if self.copies or self.method.reach != "reduce_map":
             return None
+        if len(self.spans) == len(self.spans[0]) == 1:  # a single block: read once for the reduction and the merge
+            self._held = list(self.groups(self.spans[0]))
         return self.method.reduce(TensorBlocks(self, mapper))
 
     def merge(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
@@ -142,6 +145,7 @@ class Computation:
             return
         for block, group in self.groups(span):
             yield block, self.method.merge(group, state)
+        self._held = None
 
     def finish(self, tensor: Tensor) -> Tensor:
         """Cast once, at the end, to what is written."""
@@ -157,6 +161,9 @@ class Computation:
         return narrow.cpu()
 
     def groups(self, span: list[Piece]) -> Iterator[tuple[Piece, Group]]:
+        if self._held is not None and span == self.spans[0]:
+            yield from self._held
+            return
         first, last = bounds(span)
         rows = (first, last) if self.shape else None
         tensors = [self.sources[s.model].read(s.name, rows) for s in self._reads()]

@@ -33,13 +33,7 @@ def execute_on_ray(
     settings = settings or Settings()
     started = not ray.is_initialized()
     if started:
-        ray.init(
-            address=None if address == "local" else address,
-            num_cpus=workers if address == "local" else None,
-            log_to_driver=False,
-            logging_level="error",
-            include_dashboard=False,
-        )
+        _start(ray, address, workers)
     try:
         sources = open_sources(plan)
         bound = BoundPlan(plan, sources, settings)
@@ -71,6 +65,19 @@ def execute_on_ray(
     finally:
         if started:
             ray.shutdown()
+
+
+def _start(ray: Any, address: str, workers: int | None) -> None:
+    try:
+        ray.init(
+            address=None if address == "local" else address,
+            num_cpus=workers if address == "local" else None,
+            log_to_driver=False,
+            logging_level="error",
+            include_dashboard=False,
+        )
+    except Exception as error:  # Ray has no class of its own for a cluster that does not come up
+        raise MerganserError(f"--ray {address}: the cluster does not answer: {str(error).strip()}") from error
 
 
 class _RemoteSink:

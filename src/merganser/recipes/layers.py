@@ -8,6 +8,7 @@ one.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ _OUTPUT = re.compile(r"embed_out|unembed|head|predictions|classifier")
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers `prefix.<stem><number>.rest`."""
+    """Layers `prefix.<stem><number>.rest`; `numbers` ascend."""
 
     prefix: str
     stem: str
@@ -40,7 +41,7 @@ class Stack:
 
     def depth(self, number: int) -> float:
         """t ∈ [0, 1] from the first layer to the last; 1 for a lone layer, as mergekit has it."""
-        return self.numbers.index(number) / (self.layers - 1) if self.layers > 1 else 1.0
+        return bisect_left(self.numbers, number) / (self.layers - 1) if self.layers > 1 else 1.0
 
 
 @dataclass(frozen=True)
