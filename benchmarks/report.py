@@ -1,6 +1,6 @@
 """Builds docs/results.md and its figures from stored results alone.
 
-    python -m benchmarks.report [--check]
+    python -m benchmarks.report [--check] [--results DIR] [--out DIR]
 
 Every number comes from `benchmarks/results/*.json`, which the benchmarks write with `--json`; what has not been
 measured is left out. `--check` writes nothing and fails if something is out of date.
@@ -9,10 +9,13 @@ measured is left out. `--check` writes nothing and fails if something is out of 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.records import RESULTS, stored
+from benchmarks.records import RESULTS
 from benchmarks.reporting import drawing, markdown
 from benchmarks.reporting.parts import Figure
 from benchmarks.reporting.sections import SECTIONS, others
@@ -20,63 +23,67 @@ from benchmarks.reporting.sections import SECTIONS, others
 DOCS = Path(__file__).parents[1] / "docs"
 INTRO = """
 Measured on the machine named under each section, good or bad, with the command to measure it again. This page is made
-by `make results` from the files in [benchmarks/results](../benchmarks/results); a test fails when they disagree.
-Models are small enough to be trained on two cores (`benchmarks/zoo/`), so accuracies are those of this scale.
+by `make results` from the files in [benchmarks/results]({results}); a test fails when they disagree. Models are small
+enough to be trained on two cores (`benchmarks/zoo/`), so accuracies are those of this scale.
 """
 
 
-def build() -> tuple[str, list[Figure]]:
+def build(results: Path = RESULTS, out: Path = DOCS) -> tuple[str, list[Figure]]:
     """The page, and the figures it shows."""
-    blocks, figures, contents = [], [], []
-    for section in (*SECTIONS, *others(path.stem for path in RESULTS.glob("*.json"))):
-        record = stored(section.record)
-        if record is None:
+    blocks: list[str] = []
+    figures: list[Figure] = []
+    contents: list[str] = []
+    place = os.path.relpath(results, out)
+    stored = {path.stem: path for path in sorted(results.glob("*.json"))}
+    for section in (*SECTIONS, *others(stored)):
+        if section.record not in stored:
             continue
-        anchor = "".join(c for c in section.title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
-        contents.append(f"- [{section.title}](#{anchor})")
+        record = json.loads(stored[section.record].read_text(encoding="utf-8"))
+        contents.append(f"- [{section.title}](#{markdown.anchor(section.title)})")
         blocks.append(f"## {section.title}")
         for part in section.make(record["results"]):
             blocks.append(markdown.write(part))
             if isinstance(part, Figure):
                 figures.append(part)
-        blocks.append(markdown.provenance(section.record, record))
-    page = ["# Results", markdown.paragraph(INTRO), "\n".join(contents), *blocks]
+        blocks.append(markdown.provenance(f"{place}/{section.record}.json", record))
+    page = ["# Results", markdown.paragraph(INTRO.format(results=place)), "\n".join(contents), *blocks]
     return "\n\n".join(page) + "\n", figures
 
 
-def drawing_of(figure: Figure) -> Path:
-    return DOCS / "images" / f"{figure.name}.svg"
-
-
-def stale(page: str, figures: list[Figure]) -> list[Path]:
+def stale(page: str, figures: Sequence[Figure], out: Path = DOCS) -> list[Path]:
     """Files that are missing, or that say something else than the stored results."""
-    found = []
-    target = DOCS / "results.md"
-    if not target.exists() or target.read_text(encoding="utf-8") != page:
-        found.append(target)
+    target = out / "results.md"
+    found = [] if target.exists() and target.read_text(encoding="utf-8") == page else [target]
     for figure in figures:
-        path = drawing_of(figure)
+        path = drawing_of(figure, out)
         if not path.exists() or not drawing.shows(path.read_text(encoding="utf-8"), figure):
             found.append(path)
     return found
 
 
-def main() -> None:
+def drawing_of(figure: Figure, out: Path) -> Path:
+    return out / "images" / f"{figure.name}.svg"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail if a file is out of date; write nothing")
     parser.add_argument("--redraw", action="store_true", help="draw every figure, also those that are up to date")
-    options = parser.parse_args()
-    page, figures = build()
-    old = stale(page, figures)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of stored results")
+    parser.add_argument("--out", type=Path, default=DOCS, help="directory for results.md and images/")
+    options = parser.parse_args(arguments)
+    page, figures = build(options.results, options.out)
+    old = stale(page, figures, options.out)
     if options.check:
         if old:
             sys.exit(f"out of date: {', '.join(path.name for path in old)}; run make results")
         return
-    (DOCS / "images").mkdir(exist_ok=True)
-    (DOCS / "results.md").write_text(page, encoding="utf-8")
+    (options.out / "images").mkdir(parents=True, exist_ok=True)
+    (options.out / "results.md").write_text(page, encoding="utf-8")
     for figure in figures:
-        if options.redraw or drawing_of(figure) in old:
-            drawing_of(figure).write_text(drawing.render(figure), encoding="utf-8")
+        path = drawing_of(figure, options.out)
+        if options.redraw or path in old:
+            path.write_text(drawing.render(figure), encoding="utf-8")
 
 
 if __name__ == "__main__":

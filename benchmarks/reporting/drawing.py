@@ -11,7 +11,13 @@ from benchmarks.reporting.parts import Axis, Bars, Figure, Lines
 COLOURS = ("#2a78d6", "#e07b39", "#3a9d5d", "#9b59b6", "#c0392b", "#7f8c8d", "#d4a017", "#16a085", "#34495e", "#e84393")
 MARKERS = "osD^vPX*<>"
 #: Names that have the same colour in every figure.
-KNOWN = {"plain copy": "#b0b7c3", "merganser": "#2a78d6", "mergekit": "#e07b39", "FusionBench": "#3a9d5d"}
+KNOWN = {
+    "plain copy": "#b0b7c3",
+    "merganser": "#2a78d6",
+    "Merganser": "#2a78d6",
+    "mergekit": "#e07b39",
+    "FusionBench": "#3a9d5d",
+}
 MARK = "merganser figure "
 
 

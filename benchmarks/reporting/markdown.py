@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from benchmarks.reporting.parts import Figure, Part, Table, Text
@@ -25,13 +26,18 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def provenance(name: str, record: Mapping[str, Any]) -> str:
-    """Where the numbers of a section come from, in one line."""
+def anchor(title: str) -> str:
+    """What a heading is called in a link to it."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+def provenance(file: str, record: Mapping[str, Any]) -> str:
+    """Where the numbers of a section come from, in one line; `file` is the record's place as the page sees it."""
     seeds = list(record["seeds"])
     known = f"; seeds {_ranges(seeds)}" if seeds else ""
     return (
         f"<sub>`{record['command']}`, {record['date']}, {record['machine']}{known}; "
-        f"[{name}.json](../benchmarks/results/{name}.json)</sub>"
+        f"[{PurePosixPath(file).name}]({file})</sub>"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import records, report
+from benchmarks import report
 from benchmarks.reporting import drawing, markdown, plain
 from benchmarks.reporting.formats import number, percent, spread
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Table, Text
@@ -16,13 +16,9 @@ RECORD = {"command": "python -m benchmarks.x", "date": "2026-01-01", "machine": 
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path) -> Path:
     """A place with one stored record, and nothing built from it yet."""
     (tmp_path / "results").mkdir()
-    monkeypatch.setattr(records, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(report, "DOCS", tmp_path / "docs")
-    (tmp_path / "docs").mkdir()
     way = {"accuracy": 0.5, "repaired_accuracy": 0.75, "cycle_error": 0.0}
     store(tmp_path, "single_task_mlp", {"single": [0.9, 0.91], "2": {"plain mean": way, "C²M³": way}})
     return tmp_path
@@ -32,39 +28,39 @@ def store(place: Path, name: str, results: object) -> None:
     (place / "results" / f"{name}.json").write_text(json.dumps({**RECORD, "results": results}))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr("sys.argv", ["report", *arguments])
-    report.main()
+def run(place: Path, *arguments: str) -> None:
+    report.main([*arguments, "--results", str(place / "results"), "--out", str(place / "docs")])
 
 
 def test_what_is_stored_is_shown_and_what_is_not_is_left_out(place: Path) -> None:
-    page, figures = report.build()
+    page, figures = report.build(place / "results", place / "docs")
     assert "## One task: MLPs on MNIST" in page
     assert "Speed of merging" not in page
     assert "75.0" in page
     assert "`python -m benchmarks.x`, 2026-01-01, 4 cores; seeds 0–2;" in page
+    assert "[single_task_mlp.json](../results/single_task_mlp.json)" in page
     assert [figure.name for figure in figures] == ["single_task_mlp"]
 
 
 def test_a_record_without_a_section_of_its_own_gets_tables(place: Path) -> None:
     store(place, "brand_new", {"tasks": 8, "rows": {"a": {"score": 0.25}, "b": {"score": 0.5, "cost": 2}}})
-    page, _ = report.build()
+    page, _ = report.build(place / "results", place / "docs")
     assert "## Brand new" in page
     assert "| a | 0.250 | – |" in page
 
 
-def test_check_fails_until_built_and_again_when_a_number_changes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_fails_until_built_and_again_when_a_number_changes(place: Path) -> None:
     with pytest.raises(SystemExit, match=r"results\.md, single_task_mlp\.svg"):
-        run(monkeypatch, "--check")
-    run(monkeypatch)
-    run(monkeypatch, "--check")
+        run(place, "--check")
+    run(place)
+    run(place, "--check")
     drawn = (place / "docs" / "images" / "single_task_mlp.svg").read_bytes()
-    run(monkeypatch, "--redraw")
+    run(place, "--redraw")
     assert (place / "docs" / "images" / "single_task_mlp.svg").read_bytes() == drawn
     stored = (place / "results" / "single_task_mlp.json").read_text()
     (place / "results" / "single_task_mlp.json").write_text(stored.replace("0.75", "0.76"))
     with pytest.raises(SystemExit, match="run make results"):
-        run(monkeypatch, "--check")
+        run(place, "--check")
 
 
 def test_a_drawing_knows_its_data_and_keeps_its_words() -> None:
@@ -92,4 +88,4 @@ def test_tables_and_paragraphs() -> None:
     assert markdown.write(Table(["a", "b"], [["x|y", "1"]], "C")) == "*C*\n\n| a | b |\n|---|---|\n| x\\|y | 1 |"
     assert all(len(line) <= markdown.WIDTH for line in markdown.write(Text("word " * 100)).splitlines())
     assert list(plain.tables([{"a": 1}, {"a": 2}])) == [Table(["", "a"], [["1", "1"], ["2", "2"]], "")]
-    assert "seeds 0, 5" in markdown.provenance("x", {**RECORD, "seeds": [0, 5]})
+    assert "seeds 0, 5" in markdown.provenance("x.json", {**RECORD, "seeds": [0, 5]})

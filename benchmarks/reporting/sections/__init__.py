@@ -8,7 +8,18 @@ from typing import Any
 
 from benchmarks.reporting.parts import Part
 from benchmarks.reporting.plain import tables
-from benchmarks.reporting.sections import adaptive, evolution, multi_task, numerics, single_task, speed
+from benchmarks.reporting.sections import (
+    adaptive,
+    compression,
+    evolution,
+    mergeability,
+    multi_task,
+    numerics,
+    peers,
+    single_task,
+    speed,
+    theory,
+)
 
 
 @dataclass(frozen=True)
@@ -24,8 +35,12 @@ SECTIONS = (
     Section("single_task_resnet20-ln", "One task: ResNet20 with LayerNorm", single_task.section("resnet20-ln")),
     Section("single_task_vgg16", "One task: VGG16 on CIFAR-10", single_task.section("vgg16")),
     Section("multi_task", "Several tasks: text experts in one encoder", multi_task.parts),
+    Section("compression", "Compression: experts in few bytes", compression.parts),
     Section("adaptive", "Adaptive: one model for inputs of unknown task", adaptive.parts),
+    Section("theory", "Theory: task vectors as gradients", theory.parts),
+    Section("mergeability", "Mergeability: guessing the cost of a merge", mergeability.parts),
     Section("evolve", "Evolution: few evaluations", evolution.parts),
+    Section("peers", "Other programs", peers.parts),
     Section("merge_speed", "Speed of merging", speed.parts),
     Section("parity", "Parity with mergekit", speed.parity),
     Section("taskvectors", "Speed of task-vector expressions", speed.task_vectors),
