@@ -7,6 +7,7 @@ from merganser.experts import Library
 from merganser.experts.adaptive import AdaptiveModel
 from merganser.experts.inputs import Inputs
 from merganser.experts.routing import Routing
+from support.timm_networks import vision_transformer
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,10 +55,7 @@ def t5():
 
 
 def timm_vit():
-    timm = pytest.importorskip("timm")
-    model = timm.models.vision_transformer.VisionTransformer(
-        img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=5
-    )
+    model = vision_transformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=5)
     return model, {"x": torch.randn(3, 3, 8, 8)}, lambda output: output
 
 
@@ -81,6 +79,7 @@ def test_an_architecture(make, tmp_path):
         {n: t for n, t in base.items() if n in names}, experts, tmp_path / "lib", rank_fraction=0.25
     )
     model = AdaptiveModel(module, library, normalise="zscore")
+    assert not {"head", "lm_head", "visual_projection"} & set(model.router.layers), "output layers are not routed at"
     routed = model(**batch)
     assert read(routed.output).shape[0] == 3
     mixed = Routing(
