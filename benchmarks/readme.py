@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.records import stored
 from benchmarks.reporting import markdown
+from benchmarks.reporting.sections import multi_task
 from benchmarks.reporting.sections import speed as merging
 from merganser.methods.catalogue import table
 
@@ -34,6 +35,20 @@ def speed() -> str:
     return f"{intro}\n\n{markdown.table(merging.table(measured))}"
 
 
+def quality() -> str:
+    found = stored("multi_task")
+    if found is None:
+        return "Not measured yet: `python -m benchmarks.multi_task`."
+    measured = found["results"]
+    sizes = sorted(map(int, measured["subsets"]))
+    intro = (
+        f"`{found['command']}`: MiniLM experts of {', '.join(map(str, sizes[:-1]))}{' and ' if sizes[:-1] else ''}"
+        f"{sizes[-1]} text tasks merged into one encoder, each task answered through its own head; accuracy over that "
+        f"of the experts. More in [docs/results.md](docs/results.md)."
+    )
+    return f"{intro}\n\n{markdown.table(multi_task.brief(measured))}"
+
+
 def parity() -> str:
     found = stored("parity")
     if found is None:
@@ -41,7 +56,7 @@ def parity() -> str:
     return markdown.table(merging.parity_table(found["results"]))
 
 
-PARTS = {"README.md": {"speed": speed, "methods": table}, "docs/parity.md": {"parity": parity}}
+PARTS = {"README.md": {"speed": speed, "quality": quality, "methods": table}, "docs/parity.md": {"parity": parity}}
 
 
 def rewritten(file: str) -> str:
@@ -49,6 +64,8 @@ def rewritten(file: str) -> str:
     for mark, make in PARTS[file].items():
         before, begin, rest = text.partition(f"<!-- {mark}:begin -->\n")
         _, end, after = rest.partition(f"<!-- {mark}:end -->")
+        if not begin or not end:
+            sys.exit(f"{file}: no place for {mark}; expected <!-- {mark}:begin --> and <!-- {mark}:end -->")
         text = f"{before}{begin}{make().strip()}\n{end}{after}"
     return text
 

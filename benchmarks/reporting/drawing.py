@@ -78,6 +78,10 @@ def _bars(axes: Any, panel: Bars, colours: Mapping[str, str]) -> None:
         places = [number + (offset - (len(panel.series) - 1) / 2) * thick for number in range(len(panel.names))]
         shown = [0.0 if value is None else value for value in values]
         errors = panel.errors.get(name)
+        if panel.dots:
+            known = [(x, y) for x, y in zip(values, places, strict=True) if x is not None]
+            axes.plot([x for x, _ in known], [y for _, y in known], "o", color=colours[name], label=name, markersize=5)
+            continue
         drawn = axes.barh(places, shown, 0.92 * thick, label=name, color=colours[name], xerr=errors)
         labels = ["" if value is None else panel.label.format(value) for value in values]
         axes.bar_label(drawn, labels, padding=3, fontsize=7.5)
@@ -108,9 +112,11 @@ def _dress(axes: Any, x: Axis, y: Axis, title: str) -> None:
             from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
             getattr(axes, f"set_{name}scale")("log")
-            own.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            own.set_major_formatter(StrMethodFormatter("{x:g}"))
-            own.set_minor_formatter(NullFormatter())
+            low, high = own.get_view_interval()
+            if high < 1000 * low:
+                own.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                own.set_major_formatter(StrMethodFormatter("{x:g}"))
+                own.set_minor_formatter(NullFormatter())
         if axis.limits:
             getattr(axes, f"set_{name}lim")(*axis.limits)
         if axis.percent:

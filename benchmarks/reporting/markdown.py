@@ -34,7 +34,7 @@ def anchor(title: str) -> str:
 def provenance(file: str, record: Mapping[str, Any]) -> str:
     """Where the numbers of a section come from, in one line; `file` is the record's place as the page sees it."""
     seeds = list(record["seeds"])
-    known = f"; seeds {_ranges(seeds)}" if seeds else ""
+    known = f"; seed{'s' if len(seeds) > 1 else ''} {_ranges(seeds)}" if seeds else ""
     return (
         f"<sub>`{record['command']}`, {record['date']}, {record['machine']}{known}; "
         f"[{PurePosixPath(file).name}]({file})</sub>"

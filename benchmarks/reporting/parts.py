@@ -19,7 +19,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are strings as they will be read; see `formats`. `bold` are the columns whose best cell is marked."""
+    """Cells are strings as they will be read; see `formats`."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -49,7 +49,8 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bars:
-    """A horizontal bar for each name and series; a missing value is None."""
+    """A horizontal bar for each name and series; a missing value is None. Bars begin at zero; `dots` need not, and
+    show small differences."""
 
     names: Sequence[str]
     series: Mapping[str, Sequence[float | None]]
@@ -57,6 +58,7 @@ class Bars:
     title: str = ""
     label: str = "{:.0f}"
     errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    dots: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from benchmarks.reporting.sections import (
     numerics,
     peers,
     single_task,
+    single_task_extras,
     speed,
     theory,
 )
@@ -34,6 +35,7 @@ SECTIONS = (
     Section("single_task_resnet20-bn", "One task: ResNet20 on CIFAR-10", single_task.section("resnet20-bn")),
     Section("single_task_resnet20-ln", "One task: ResNet20 with LayerNorm", single_task.section("resnet20-ln")),
     Section("single_task_vgg16", "One task: VGG16 on CIFAR-10", single_task.section("vgg16")),
+    Section("single_task_extras", "One task: smaller questions", single_task_extras.parts),
     Section("multi_task", "Several tasks: text experts in one encoder", multi_task.parts),
     Section("compression", "Compression: experts in few bytes", compression.parts),
     Section("adaptive", "Adaptive: one model for inputs of unknown task", adaptive.parts),

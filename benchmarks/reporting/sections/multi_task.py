@@ -69,6 +69,22 @@ def quality(results: Mapping[str, Any], ablations: bool = False) -> Table:
     return Table(columns, cells, "The ablation of TSV-M" if ablations else "Accuracy and normalised accuracy, %")
 
 
+def brief(results: Mapping[str, Any]) -> Table:
+    """Normalised accuracy alone, of merges and of what they stand between."""
+    rows = {name: row for name, row in _by_method(results).items() if not name.startswith(ABLATION)}
+    sizes = sorted({row["tasks"] for row in results["rows"]})
+    best = {
+        size: max(row[size]["normalised"] for name, row in rows.items() if size in row and name not in REFERENCES)
+        for size in sizes
+    }
+    cells = []
+    for name, row in rows.items():
+        shown = [percent(row[size]["normalised"]) if size in row else "–" for size in sizes]
+        top = [name not in REFERENCES and size in row and row[size]["normalised"] == best[size] for size in sizes]
+        cells.append([name, *(f"**{cell}**" if first else cell for cell, first in zip(shown, top, strict=True))])
+    return Table(["normalised accuracy, %", *(f"{size} tasks" for size in sizes)], cells)
+
+
 def ablation(results: Mapping[str, Any]) -> Table:
     return quality(results, ablations=True)
 
@@ -91,7 +107,7 @@ def _picture(rows: Mapping[str, Mapping[int, Any]], sizes: list[int]) -> Figure:
         names,
         {f"{size} tasks": [rows[n][size]["normalised"] if size in rows[n] else None for n in names] for size in sizes},
         Axis("normalised accuracy", percent=True),
-        label="{:.1%}",
+        dots=True,
     )
     return Figure("multi_task", f"Normalised accuracy of merges of {most} MiniLM experts by method", [bars])
 
@@ -116,7 +132,7 @@ def _interference(rows: list[Mapping[str, Any]]) -> Iterator[Part]:
     names = list(dict.fromkeys(row["method"] for row in rows))
     points = {name: [(r["sti"], r["normalised"]) for r in rows if r["method"] == name] for name in names}
     # A point at zero has no place on a logarithmic axis.
-    shown = {name: [(max(x, 1e-6), y) for x, y in each] for name, each in points.items()}
+    shown = {name: [(max(x, 1e-12), y) for x, y in each] for name, each in points.items()}
     axes = Axis("total STI", log=True), Axis("normalised accuracy", percent=True)
     yield Figure(
         "multi_task_interference", "Normalised accuracy against interference", [Lines(shown, *axes, scatter=True)]

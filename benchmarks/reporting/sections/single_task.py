@@ -54,8 +54,9 @@ def _accuracies(tables: Mapping[int, Any], ways: list[str], key: str, caption: s
         for table in tables.values():
             best = max(each[key] for each in table.values())
             cell = percent(table[way][key])
-            if key == "accuracy" and table[way].get("spread"):
-                cell += f" ± {percent(table[way]['spread'])}"
+            around = table[way].get("spread" if key == "accuracy" else "repaired_spread")
+            if around is not None:
+                cell += f" ± {percent(around)}"
             cells.append(f"**{cell}**" if table[way][key] == best else cell)
         rows.append([way, *cells])
     return Table(["", *(f"n = {n}" for n in tables)], rows, caption)

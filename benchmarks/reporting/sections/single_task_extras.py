@@ -1,0 +1,124 @@
+"""One question each about networks of one task: barriers, chance, cycles, likeness, subsets, ensembles, clients,
+transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from benchmarks.reporting.formats import number, percent
+from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
+
+
+def parts(results: Mapping[str, Any]) -> Iterator[Part]:
+    yield Text("Five MLPs on MNIST unless said otherwise; each question has one small table.")
+    for name, make in QUESTIONS.items():
+        if name in results:
+            yield from make(results[name])
+
+
+def barriers(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Part]:
+    rows = [
+        [network, way, number(curve["barrier"]), percent(curve["midpoint_accuracy"]), percent(curve["lowest_accuracy"])]
+        for network, curves in found.items()
+        for way, curve in curves.items()
+    ]
+    columns = ["network", "second network", "loss barrier", "accuracy halfway, %", "lowest accuracy, %"]
+    yield Table(columns, rows, "Barriers on the straight way between two networks")
+    panels = [
+        Lines(
+            {way: list(zip(curve["positions"], curve["losses"], strict=True)) for way, curve in curves.items()},
+            Axis("position between the two"),
+            Axis("test loss"),
+            network,
+        )
+        for network, curves in found.items()
+    ]
+    yield Figure("single_task_barriers", "Test loss between two networks before and after matching", panels)
+
+
+def seeds(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
+    rows = [
+        [
+            name,
+            number(row["runs"]),
+            f"{row['objective']:.2f} ± {row['objective_std']:.2g}",
+            f"{percent(row['accuracy'], 2)} ± {percent(row['accuracy_std'], 2)}",
+            f"{percent(row['lowest_accuracy'], 2)} – {percent(row['highest_accuracy'], 2)}",
+        ]
+        for name, row in found.items()
+    ]
+    columns = ["", "runs", "objective", "accuracy halfway, %", "lowest – highest, %"]
+    yield Table(columns, rows, "Spread of the same match over seeds; C²M³ has none to draw")
+
+
+def cycles(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
+    rows = [
+        [name, number(row["distance"]), number(row["largest_distance"]), percent(row["units_back"])]
+        for name, row in found.items()
+    ]
+    columns = ["maps", "distance from home", "largest", "units back at their place, %"]
+    yield Table(columns, rows, "Walks a → b → c → a through pairwise maps, relative to the model's norm")
+
+
+def similarity(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
+    keys = list(next(iter(found.values())))
+    rows = [[name, *(number(row[key]) for key in keys)] for name, row in found.items()]
+    yield Table(["", *(key.replace("_", ", ") for key in keys)], rows, "How alike the networks are, mean over pairs")
+
+
+def subsets(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
+    rows = [
+        [
+            name,
+            number(row["subsets"]),
+            percent(row["joint_accuracy"]),
+            percent(row["separate_accuracy"]),
+            percent(row["joint_lowest"]),
+            percent(row["separate_lowest"]),
+            f"{row['objective_ratio']:.3f}",
+        ]
+        for name, row in found.items()
+    ]
+    columns = [
+        "",
+        "subsets",
+        "jointly, %",
+        "alone, %",
+        "jointly, lowest",
+        "alone, lowest",
+        "objective, jointly / alone",
+    ]
+    yield Table(columns, rows, "Means of subsets, matched with all models or by themselves")
+
+
+def ensembles(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
+    rows = [[name, percent(row["accuracy"], 2), f"{row['networks']:.0f}"] for name, row in found.items()]
+    yield Table(["", "accuracy, %", "networks that run"], rows, "Ensembles sampled in the universe")
+
+
+def federated(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
+    rounds = list(dict.fromkeys(key for row in found.values() for key in row if key.startswith("round_")))
+    rows = [
+        [name, *(percent(row.get(key)) for key in rounds), percent(row.get("spread"))] for name, row in found.items()
+    ]
+    columns = ["", *(key.replace("_", " ") for key in rounds), "± in the last"]
+    yield Table(columns, rows, "Ten clients with initialisations and digits of their own: accuracy by round, %")
+
+
+def transport(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
+    rows = [[*name.split(": ", 1), percent(row["new_task"]), percent(row["old_task"])] for name, row in found.items()]
+    columns = ["task", "network", "new task, %", "old task, %"]
+    yield Table(columns, rows, "A task vector learned on one base, applied to another")
+
+
+QUESTIONS: dict[str, Callable[[Any], Iterator[Part]]] = {
+    "barriers": barriers,
+    "seeds": seeds,
+    "cycles": cycles,
+    "similarity": similarity,
+    "subsets": subsets,
+    "ensembles": ensembles,
+    "federated": federated,
+    "transport": transport,
+}
