@@ -130,8 +130,9 @@ def test_bad_requests_are_refused_with_a_reason(server, body, status, message):
 def test_a_body_of_undeclared_length_is_cut_off(server):
     response = httpx.post(f"{server.url}/predict", content=(b" " * 10_000 for _ in range(8)))
     assert response.status_code == 413
-    assert httpx.get(f"{server.url}/predict").status_code == 405
-    assert httpx.get(f"{server.url}/nothing").status_code == 404
+    for path, status, message in (("predict", 405, "Method Not Allowed"), ("nothing", 404, "Not Found")):
+        answer = httpx.get(f"{server.url}/{path}")
+        assert (answer.status_code, answer.json()) == (status, {"error": message})
 
 
 def test_encoders_and_models_without_heads(model):

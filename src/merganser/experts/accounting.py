@@ -92,8 +92,7 @@ def measure(model: AdaptiveModel, batch: Any) -> Cost:
     switch to a set by its formulas, which include eigenvectors. The model's cache takes part as it always does."""
     inputs = Inputs.of(batch)
     forward = multiply_adds(lambda: inputs.run(model.module))[1]
-    if model.router.source == "fixed":
-        _ = model.fixed
+    model.prepare()
     seen, first = multiply_adds(lambda: model.first_pass(inputs))
     samples = len(next(iter(seen.inputs.values())))
     routing = model.route(inputs)

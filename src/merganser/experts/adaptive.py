@@ -212,6 +212,11 @@ class AdaptiveModel:
             self._fixed = self.composer.compose(frozenset(self.accepted)).materialised(self.composer.tensors)
         return self._fixed
 
+    def prepare(self) -> None:
+        """Work out now what the first request would have to wait for."""
+        if self.router.source == "fixed":
+            _ = self.fixed
+
     def composition(self, tasks: frozenset[str], rows: int) -> tuple[Composition, int]:
         """The changes a set makes, for about `rows` rows, and the multiply-adds of getting them."""
         return self.cache.get(tasks, rows, self.composer.compose, self.composer.tensors)

@@ -79,6 +79,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
+        model.prepare()
         batcher.start()
         yield
         await batcher.stop()
@@ -126,6 +127,11 @@ def create_app(
     async def exposition() -> Any:
         return responses.PlainTextResponse(metrics.text(model, batcher), media_type="text/plain; version=0.0.4")
 
+    async def refused(_: Any, error: Any) -> Any:
+        return responses.JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+    app.add_exception_handler(404, refused)
+    app.add_exception_handler(405, refused)
     app.add_api_route("/predict", predict, methods=["POST"])
     app.add_api_route("/route", route, methods=["POST"])
     app.add_api_route("/healthz", healthz)
@@ -166,8 +172,8 @@ def parse(body: bytes, encode: Encode | None, limits: Limits) -> Inputs:
         raise _Refused(422, f'unknown field {unknown[0]!r}; only "inputs" is known')
     given = content["inputs"]
     if encode is not None:
-        if isinstance(given, list) and len(given) > limits.samples:
-            raise _Refused(422, f"{len(given)} samples in a request, at most {limits.samples} are allowed")
+        if isinstance(given, list):
+            _check_size(len(given), limits)
         try:
             inputs = Inputs.of(encode(given))
         except InputError:
@@ -181,9 +187,13 @@ def parse(body: bytes, encode: Encode | None, limits: Limits) -> Inputs:
     sizes = {len(value) for value in (*inputs.args, *inputs.kwargs.values()) if isinstance(value, Tensor)}
     if len(sizes) != 1:
         raise _Refused(422, f"all arrays need the same number of samples; found {sorted(sizes)}")
-    if not 1 <= inputs.size <= limits.samples:
-        raise _Refused(422, f"{inputs.size} samples in a request, between 1 and {limits.samples} are allowed")
+    _check_size(inputs.size, limits)
     return inputs
+
+
+def _check_size(samples: int, limits: Limits) -> None:
+    if not 1 <= samples <= limits.samples:
+        raise _Refused(422, f"{samples} samples in a request, between 1 and {limits.samples} are allowed")
 
 
 def _tensor(value: Any, where: str) -> Tensor:
