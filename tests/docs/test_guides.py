@@ -12,7 +12,7 @@ import yaml
 
 GUIDES = {
     page.stem: page.read_text(encoding="utf-8")
-    for name in ("merging", "task_vectors", "alignment", "experts", "evolution")
+    for name in ("merging", "task_vectors", "alignment", "experts", "evolution", "reports")
     for page in [Path(__file__).parents[2] / "docs" / f"{name}.md"]
 }
 #: What a page needs beyond the core.
