@@ -123,6 +123,10 @@ def _dress(axes: Any, x: Axis, y: Axis, title: str) -> None:
             from matplotlib.ticker import PercentFormatter
 
             own.set_major_formatter(PercentFormatter(1.0, decimals=1 if _narrow(own) else 0, symbol=" %"))
+        if axis.whole:
+            from matplotlib.ticker import MaxNLocator
+
+            own.set_major_locator(MaxNLocator(integer=True))
         if axis.label:
             own.set_label_text(axis.label)
     if title:

@@ -31,6 +31,7 @@ class Axis:
     label: str = ""
     log: bool = False
     percent: bool = False
+    whole: bool = False
     limits: tuple[float, float] | None = None
 
 

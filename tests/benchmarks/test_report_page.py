@@ -20,7 +20,8 @@ def place(tmp_path: Path) -> Path:
     """A place with one stored record, and nothing built from it yet."""
     (tmp_path / "results").mkdir()
     way = {"accuracy": 0.5, "repaired_accuracy": 0.75, "cycle_error": 0.0}
-    store(tmp_path, "single_task_mlp", {"single": [0.9, 0.91], "2": {"plain mean": way, "C²M³": way}})
+    table = {"plain mean": way, "C²M³": way}
+    store(tmp_path, "single_task_mlp", {"single": [0.9, 0.91, 0.9], "2": table, "3": table})
     return tmp_path
 
 
