@@ -24,10 +24,22 @@ B = TypeVar("B", bound=Baseline)
 
 @dataclass(frozen=True)
 class Data:
-    """Batches of test sentences with labels, and of sentences to fit routers on, by task."""
+    """By task: batches of test sentences, of validation sentences to choose settings on, and of others to fit routers
+    on. Nothing is chosen or fitted on test sentences."""
 
     test: Mapping[str, list[tuple[Inputs, Tensor]]]
+    tuning: Mapping[str, list[tuple[Inputs, Tensor]]]
     support: Mapping[str, list[Inputs]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sentences of each task. The first `skipped` test sentences were looked at while defaults were chosen."""
+
+    test: int = 96
+    tuning: int = 48
+    support: int = 100
+    skipped: int = 64
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,8 @@ class Setting:
     reference: Mapping[str, float]
 
     def model(self, **options: Any) -> AdaptiveModel:
-        return AdaptiveModel(self.encoder, self.library, self.heads, features=features, cache_bytes=CACHE, **options)
+        options = {"cache_bytes": CACHE} | options
+        return AdaptiveModel(self.encoder, self.library, self.heads, features=features, **options)
 
     def baseline(self, kind: type[B], **options: Any) -> B:
         return kind(self.encoder, self.library, self.heads, features=features, **options)
@@ -55,20 +68,28 @@ def batches(sentences: Sentences, size: int = 32) -> list[tuple[Inputs, Tensor]]
     return [(Inputs((), sentences.padded(chosen)), sentences.labels[chosen]) for chosen in sentences.batches(size)]
 
 
-def prepare(cache: Path, data: Path, names: Sequence[str], samples: int, support: int) -> Setting:
+def prepare(cache: Path, data: Path, names: Sequence[str], sizes: Sizes) -> Setting:
     library = build(cache, data, names)
     heads = {task: load_head(task, 0, cache) for task in names}
-    sentences = load(cache, data, names, samples, support)
+    sentences = load(cache, data, names, sizes)
     encoder = load_encoder(cache / "text" / "base")
     return Setting(library, heads, encoder, sentences, fine_tuned(sentences, cache, heads))
 
 
-def load(cache: Path, data: Path, names: Sequence[str], samples: int, support: int) -> Data:
+def load(cache: Path, data: Path, names: Sequence[str], sizes: Sizes) -> Data:
     tasks = {name: load_task(name, data, cache) for name in names}
+    stop = sizes.support + sizes.tuning
     return Data(
-        {name: batches(task.test.slice(0, samples)) for name, task in tasks.items()},
-        {name: [x for x, _ in batches(task.validation.slice(0, support))] for name, task in tasks.items()},
+        {name: batches(task.test.slice(sizes.skipped, sizes.skipped + sizes.test)) for name, task in tasks.items()},
+        {name: batches(task.validation.slice(sizes.support, stop)) for name, task in tasks.items()},
+        {name: [x for x, _ in batches(task.validation.slice(0, sizes.support))] for name, task in tasks.items()},
     )
+
+
+def training_sentences(cache: Path, data: Path, names: Sequence[str], count: int) -> dict[str, list[Inputs]]:
+    """The first training sentences of each task."""
+    tasks = {name: load_task(name, data, cache) for name in names}
+    return {name: [x for x, _ in batches(task.train.slice(0, count))] for name, task in tasks.items()}
 
 
 def fine_tuned(data: Data, cache: Path, heads: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
