@@ -3,7 +3,7 @@
 import re
 import shutil
 import subprocess
-from html import unescape
+from html import escape, unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -145,3 +145,29 @@ def test_in_a_browser_tables_sort_and_plots_are_drawn(tmp_path):
     assert seen[3].startswith("layer.10,layer.9,")
     assert 'data-wide="false"' in document
     assert "main-svg" in document
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "scripts blocked"])
+def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path, scripts):
+    graphs = pytest.importorskip("plotly.graph_objects")
+    page = example()
+    page.items(["fingerprint " + "0123456789abcdef" * 8])
+    page.table([f"column {i}" for i in range(12)], [[1.0] * 12])
+    page.figure(graphs.Figure(graphs.Bar(x=["a", "b"], y=[1, 2])), "caption")
+    rights = "allow-same-origin allow-scripts" if scripts else "allow-same-origin"
+    style = "width:390px;height:800px;border:0"
+    frame = f'<iframe sandbox="{rights}" style="{style}" srcdoc="{escape(page.render())}"></iframe>'
+    look = (
+        "<script>onload = () => { const inner = document.querySelector('iframe').contentDocument;"
+        "const put = (name, value) => document.body.dataset[name] = value;"
+        "put('wide', inner.documentElement.scrollWidth); put('tables', inner.querySelectorAll('td').length);"
+        "put('figure', inner.querySelector('.figure').getBoundingClientRect().width); }</script>"
+    )
+    path = tmp_path / "phone.html"
+    path.write_text(f"<!doctype html><meta charset=utf-8><body>{frame}{look}</body>", encoding="utf-8")
+    document = dump(path, tmp_path)
+    seen = {name: float(re.search(rf'data-{name}="([^"]*)"', document)[1]) for name in ("wide", "tables", "figure")}
+    assert seen["wide"] <= 390
+    assert seen["tables"] == 9 + 12
+    assert (seen["figure"] > 300) == scripts

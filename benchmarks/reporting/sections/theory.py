@@ -44,8 +44,7 @@ def _merging(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
         f"Text experts merged by task arithmetic as they were after one epoch reach {percent(early['normalised'])} % "
         f"of the converged experts' accuracy, {better} the merge of the converged ones "
-        f"({percent(late['normalised'])} %), though the experts themselves are at "
-        f"{percent(early['own_normalised'])} %."
+        f"({percent(late['normalised'])} %). The early experts themselves are at {percent(early['own_normalised'])} %."
     )
     cells = [
         [
