@@ -36,11 +36,12 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     names, sizes = [str(row[0]) for row in table.rows], [float(str(row[3])) for row in table.rows]
     page.draw(lambda: bars(names, sizes, "block", "MiB"), "Size of each block.")
     page.add(table)
-    page.add(tensors_table(found))
     page.heading("Beside the weights")
     if (config := config_table(directory)) is not None:
         page.add(config)
     page.add(files_table(directory))
+    page.heading("Every tensor")
+    page.add(tensors_table(found))
     return {
         "kind": "adapter" if adapter else "merge" if card else "checkpoint",
         "tensors": len(found.tensors),

@@ -78,7 +78,8 @@ def config_table(directory: Path) -> Table | None:
 
 
 def files_table(directory: Path) -> Table:
-    files = [file for file in sorted(directory.iterdir()) if file.is_file()]
+    """Every file with its size, but for pages: the report may lie among them."""
+    files = [file for file in sorted(directory.iterdir()) if file.is_file() and file.suffix != ".html"]
     return Table(["file", "MiB"], [[file.name, file.stat().st_size / 2**20] for file in files], "Files")
 
 
