@@ -35,7 +35,9 @@ def test_the_whole_story(finished, run_file, tmp_path):
     assert "on unseen items: quiz" in shown
     found = json.loads(call("best", finished, "--json"))["winners"][0]
     status = json.loads(call("watch", finished, "--once", "--json"))
-    assert (status["done"], status["total"]) == (10, 10)
+    assert (status["done"], status["total"], status["ended"]) == (10, 10, True)
+    assert "math itself on unseen items: quiz" in shown
+    assert "so far" not in shown
     assert status["best"]["quiz"] == found["objectives"]["quiz"]
 
     call("export", finished, tmp_path / "winner.yml")
@@ -124,3 +126,24 @@ def test_a_study_without_a_run_file_has_no_recipe(tmp_path):
     winner = study.run(design(population=5, generations=1), World())
     with pytest.raises(InputError, match="not started from a run file"):
         recipe(study, winner)
+
+
+def test_an_interrupted_study_says_so(run_file):
+    from merganser.evolve.starting import start
+
+    path = run_file()
+    file = path.with_suffix(".sqlite")
+
+    def stop(event):
+        if event.phase == "search" and event.done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(path, file, listen=stop)
+    assert "so far, after 6 of 10 trials" in call("best", file)
+    assert not json.loads(call("watch", file, "--once", "--json"))["ended"]
+    events = []
+    study = start(path, file, resume=True, listen=events.append)
+    assert [e.done for e in events if e.phase == "search"] == [6, 7, 8, 9, 10]
+    assert study.ended
+    assert "ended" in call("watch", file)

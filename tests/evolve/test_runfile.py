@@ -149,3 +149,29 @@ def test_functions_of_the_current_directory(run_file, tmp_path, monkeypatch):
         ("kind: multiple-choice, data: ./quiz.jsonl", "kind: function, function: 'own_quiz_for_runs:ask', items: 60")
     )
     assert runfile.load(path).evaluate.examiners["quiz"](None, [3, 4]) == {"score": [1.0, 1.0]}
+
+
+@pytest.mark.parametrize("form", ["answers", "tinyBenchmarks"])
+def test_a_calibration_brings_its_extractor_and_estimator(run_file, tmp_path, form):
+    rng = np.random.default_rng(0)
+    reference = f"{tmp_path}/known.pkl#lb/quiz" if form == "tinyBenchmarks" else f"{tmp_path}/known.npy"
+    if form == "answers":
+        np.save(tmp_path / "known.npy", rng.integers(0, 2, (5, 60)))
+    else:
+        parameters = {"A": rng.normal(size=(1, 2, 70)), "B": rng.normal(size=(1, 1, 70))}
+        entry = {"irt_parameters": parameters, "scenarios_position": {"quiz": list(range(10, 70))}}
+        (tmp_path / "known.pkl").write_bytes(pickle.dumps({"lb": entry}))
+    told, untold = ("estimator: gmp-irt, c: adaptive", f"calibration: '{reference}'"), ("subset: 8, ", "")
+    task = runfile.load(run_file(told)).design.tasks[0]
+    assert (task.extractor, task.estimator, task.c) == ("irt", "gmp-irt", "adaptive")
+    task = runfile.load(run_file((told[0], f"{told[1]}, estimator: naive, c: 0.1"))).design.tasks[0]
+    assert (task.extractor, task.estimator, task.c) == ("irt", "naive", 0.1)
+    task = runfile.load(run_file(told, untold)).design.tasks[0]
+    assert (task.extractor, task.estimator, task.c) == ("random", "naive", 0.5)
+
+
+def test_a_calibration_of_other_items_is_refused_before_any_work(run_file, tmp_path):
+    np.save(tmp_path / "known.npy", np.zeros((5, 61)))
+    path = run_file(("c: adaptive", f"calibration: {tmp_path}/known.npy"))
+    with pytest.raises(MerganserError, match=r"tasks.quiz.calibration.*tells of 61 items, and the task has 60"):
+        runfile.load(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,8 +132,7 @@ class _Listener:
             return
         words = [f"{event.phase:<9} {event.done}/{event.total}"]
         if event.trial is not None:
-            shown = ", ".join(f"{name} {value:.4f}" for name, value in event.trial.objectives.items())
-            words.append(shown or event.trial.state)
+            words.append(_named(event.trial.objectives) or event.trial.state)
         if left is not None and left == left:
             words.append(f"about {show_time(left)} of evaluation left")
         print("  ".join(words), file=sys.stderr, flush=True)
@@ -158,7 +158,17 @@ def _describe(loaded: Any, as_json: bool) -> None:
         "variables": [variable.name for variable in design.space.variables],
         "trials": design.trials,
         "items_per_trial": sum(task.subset or task.pool for task in design.tasks),
-        "tasks": {t.name: {"items": t.items, "pool": t.pool, "test": t.items - t.pool} for t in design.tasks},
+        "tasks": {
+            t.name: {
+                "items": t.items,
+                "pool": t.pool,
+                "test": t.items - t.pool,
+                "asked": t.subset or t.pool,
+                "extractor": t.extractor,
+                "estimator": t.estimator,
+            }
+            for t in design.tasks
+        },
         "objectives": [objective.name for objective in design.objectives],
         "algorithm": design.algorithm,
         "workers": loaded.workers,
@@ -170,6 +180,7 @@ def _describe(loaded: Any, as_json: bool) -> None:
     typer.echo(f"trials    {facts['trials']} by {facts['algorithm']}, {facts['items_per_trial']} items each")
     for name, task in facts["tasks"].items():
         typer.echo(f"task      {name}: {task['pool']} items for fitness and calibration, {task['test']} for the test")
+        typer.echo(f"          {task['asked']} asked ({task['extractor']}), score by {task['estimator']}")
 
 
 def _status(study: Study, as_json: bool) -> bool:
@@ -182,29 +193,39 @@ def _status(study: Study, as_json: bool) -> bool:
     facts["failed"] = sum(trial.state == "failed" for trial in trials)
     facts["best"] = {o.name: study.best(o.name).objectives[o.name] for o in design.objectives} if valid else {}
     facts["seconds_left"] = round(forecast.seconds, 1) if forecast.seconds == forecast.seconds else None
+    facts["ended"] = study.ended
     if as_json:
         print(json.dumps(facts), flush=True)
     else:
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in facts["best"].items()) or "nothing yet"
+        shown = _named(facts["best"]) or "nothing yet"
         left = "" if facts["seconds_left"] is None else f", about {show_time(facts['seconds_left'])} of evaluation left"
-        print(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{left}", flush=True)
-    return len(trials) >= design.trials and bool(study.store.trials("test"))
+        state = ", ended" if study.ended else left
+        print(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{state}", flush=True)
+    return study.ended
 
 
 def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     single = objective is not None or len(study.design.objectives) == 1
     winners = [study.best(objective)] if single else study.pareto()
+    endpoints = {label: scores for label in study.design.endpoints if (scores := study.test_scores(label))}
     if as_json:
         found = [_trial_json(trial) | {"test": study.test_scores(trial)} for trial in winners]
-        typer.echo(json.dumps({"event": "best", "winners": found}))
+        typer.echo(json.dumps({"event": "best", "ended": study.ended, "winners": found, "endpoints": endpoints}))
         return
+    if not study.ended:
+        typer.echo(f"so far, after {len(study.trials())} of {study.design.trials} trials; resume the run for the rest")
     for trial in winners:
-        estimated = ", ".join(f"{name} {value:.4f}" for name, value in trial.objectives.items())
-        typer.echo(f"trial {trial.generation}:{trial.position}  estimated {estimated}")
+        typer.echo(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}")
         if scores := study.test_scores(trial):
-            typer.echo(f"  on unseen items: {', '.join(f'{name} {value:.4f}' for name, value in scores.items())}")
+            typer.echo(f"  on unseen items: {_named(scores)}")
         for name, value in (trial.values or {}).items():
             typer.echo(f"  {name} = {value}")
+    for label, scores in endpoints.items():
+        typer.echo(f"{label} itself on unseen items: {_named(scores)}")
+
+
+def _named(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
 def _trial(study: Study, place: str) -> Trial:

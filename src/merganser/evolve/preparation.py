@@ -32,6 +32,13 @@ class Calibration:
     irt: IRT | None = None
     embeddings: tuple[Array, ...] | None = None
 
+    @property
+    def items(self) -> int | None:
+        """How many items the answers or the IRT tell of."""
+        if self.irt is not None:
+            return len(self.irt.items)
+        return None if self.answers is None else int(np.atleast_2d(self.answers).shape[1])
+
 
 @dataclass(frozen=True)
 class Split:

@@ -45,6 +45,9 @@ from merganser.recipes import documents
 T = TypeVar("T")
 #: The kind of a task of the lm-evaluation-harness.
 HARNESS = "lm-eval"
+#: Extractor, estimator and c unless told otherwise: of a subset whose items a calibration tells of, and of any other.
+INFORMED = ("irt", "gmp-irt", "adaptive")
+UNINFORMED = ("random", "naive", 0.5)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ class _Resolver:
                 examiners[name] = examiner
                 tasks.append(self.attempt("", self.task, name, entry, examiner))
             if entry.calibration is not None:
-                known = self.attempt(f"tasks.{name}.calibration", self.calibration, entry.calibration)
+                count = None if examiner is None else len(examiner)
+                known = self.attempt(f"tasks.{name}.calibration", self.calibration, entry.calibration, count)
                 calibration |= {name: known} if known else {}
         objectives = [self.attempt(f"objectives[{i}]", _objective, each) for i, each in enumerate(run.objectives)]
         if run.workers < 1:
@@ -241,40 +245,29 @@ class _Resolver:
             if missing is not None:
                 raise InputError(f"task {name!r}: record {missing} has no field {entry.strata!r} to stratify by")
             strata = tuple(str(r[entry.strata]) for r in records)
+        extractor, estimator, c = INFORMED if entry.calibration and entry.subset else UNINFORMED
         return Task(
             name,
             len(examiner),
             entry.subset,
-            entry.extractor,
-            entry.estimator,
-            entry.c,
+            entry.extractor or extractor,
+            entry.estimator or estimator,
+            c if entry.c is None else entry.c,
             entry.dimensions,
             entry.test,
             strata,
         )
 
-    def calibration(self, reference: str) -> Calibration:
+    def calibration(self, reference: str, count: int | None) -> Calibration:
         """`.npy` or `.npz` (array `answers`, models × items), or `tinyBenchmarks.pkl#benchmark/scenario`."""
         path, _, part = reference.partition("#")
         where = self.place(path)
         if not Path(where).is_file():
             raise InputError(f"{path}: no such file")
-        if part:
-            from merganser.evolve.irt import tinybenchmarks
-
-            benchmark, _, scenario = part.partition("/")
-            tiny = tinybenchmarks.load(where, benchmark)
-            if not scenario:
-                return Calibration(irt=tiny.irt)
-            if scenario not in tiny.scenarios:
-                raise InputError(f"{path}: no scenario {scenario!r}{did_you_mean(scenario, tiny.scenarios)}")
-            return Calibration(irt=tiny.irt.select(tiny.scenarios[scenario]))
-        try:
-            loaded = np.load(where, allow_pickle=False)
-            answers = loaded["answers"] if not isinstance(loaded, np.ndarray) else loaded
-        except (ValueError, OSError, KeyError) as error:
-            raise InputError(f"{path}: not a numpy file with the array 'answers': {error}") from error
-        return Calibration(answers=np.asarray(answers, dtype=np.float64))
+        known = _published(where, part) if part else _answered(where)
+        if count is not None and known.items != count:
+            raise InputError(f"{reference}: tells of {known.items} items, and the task has {count}")
+        return known
 
     def loader(self) -> Loader:
         model = self.run.model
@@ -285,6 +278,29 @@ class _Resolver:
             self.attempt("model.kind", imported, model.kind)
         self.finish()
         return Loader(model.kind, self.place(path), model.device)
+
+
+def _published(path: str, part: str) -> Calibration:
+    """The IRT of `benchmark/scenario` in tinyBenchmarks' file."""
+    from merganser.evolve.irt import tinybenchmarks
+
+    benchmark, _, scenario = part.partition("/")
+    tiny = tinybenchmarks.load(path, benchmark)
+    if not scenario:
+        return Calibration(irt=tiny.irt)
+    if scenario not in tiny.scenarios:
+        raise InputError(f"{path}: no scenario {scenario!r}{did_you_mean(scenario, tiny.scenarios)}")
+    return Calibration(irt=tiny.irt.select(tiny.scenarios[scenario]))
+
+
+def _answered(path: str) -> Calibration:
+    """Answers of other models, models × items."""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        answers = loaded["answers"] if not isinstance(loaded, np.ndarray) else loaded
+    except (ValueError, OSError, KeyError) as error:
+        raise InputError(f"{path}: not a numpy file with the array 'answers': {error}") from error
+    return Calibration(answers=np.asarray(answers, dtype=np.float64))
 
 
 def _check_options(options: Iterable[str], kind: type[Asked | Harness], others: set[str]) -> None:

@@ -57,7 +57,8 @@ class Run:
                 prepared = prepare(task, design.seed, endpoints.get(task.name), self.calibration.get(task.name))
                 self.store.keep(f"prepared/{task.name}", to_bytes(prepared))
         self.tasks = stored(self.store, design)
-        self.listen(Event("search", 0, design.trials, forecast=forecast(self.store, self.design)))
+        done = len(self.store.trials("candidate"))
+        self.listen(Event("search", done, design.trials, forecast=forecast(self.store, self.design)))
 
     def _endpoint_answers(self) -> dict[str, dict[str, Array]]:
         """Answers of every endpoint to the pools of the tasks that need an IRT: {task: {endpoint: answers}}."""
@@ -196,6 +197,7 @@ class Run:
         if self.design.stability:
             pool = {name: prepared.split.pool.tolist() for name, prepared in self.tasks.items()}
             self._evaluate("full", [t.values or {} for t in self._spread(valid)], pool, "stability")
+        self.store.set("ended", True)
         self.listen(Event("done", self.design.trials, self.design.trials))
 
     def _spread(self, valid: Sequence[Trial]) -> list[Trial]:

@@ -32,9 +32,9 @@ class TaskEntry(_Section):
     function: str | None = None
     items: int | None = None
     subset: int | None = None
-    extractor: str = "random"
-    estimator: str = "naive"
-    c: float | str = 0.5
+    extractor: str | None = None
+    estimator: str | None = None
+    c: float | str | None = None
     dimensions: int | None = None
     test: float = 0.2
     strata: str | None = None

@@ -37,7 +37,9 @@ def start(
     opened = Study.open(study)
     stored = opened.store.get("run")
     if stored is not None and not resume:
-        raise InputError(f"{study}: holds a study already; resume it, or choose another file")
+        raise InputError(
+            f"{study}: holds a study already; go on with it (--resume, resume=True), or choose another file"
+        )
     if stored is not None and runfile.parse(stored["text"], stored["root"]).design != loaded.design:
         raise InputError(f"{run}: differs from the run file that {study} was started with; start another study")
     if stored is None:

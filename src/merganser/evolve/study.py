@@ -78,6 +78,11 @@ class Study:
             run.close()
         return self.best() if len(self.design.objectives) == 1 else None
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run has come to its end, final scores included."""
+        return bool(self.store.get("ended"))
+
     def trials(self) -> list[Trial]:
         """Every candidate of the search, in its order."""
         return self.store.trials("candidate")
