@@ -59,32 +59,33 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = Sizes(test=32, tuning=16, support=32) if options.quick else Sizes(test=options.samples)
     setting = prepare(options.cache, options.data, options.tasks, sizes)
-    report = evaluate(setting, options.quick)
+    model, report = tune(setting)
+    report |= evaluate(setting, model, report["tuned"], options.quick)
     if not options.quick:
         known = training_sentences(options.cache, options.data, options.tasks, 1000)
-        report["models"] |= limit_row(setting, report["tuned"], known)
+        report["models"] |= limit_row(setting, model, report["tuned"], known)
         distinct = prepare(options.cache, options.data, DISTINCT, sizes)
         report["distinct"] = distinct_rows(distinct, report["tuned"])
     record(options.json, report | {"samples": sizes.test, "sizes": asdict(sizes), "tasks": options.tasks}, seeds=[0])
 
 
-def evaluate(setting: Setting, quick: bool) -> dict[str, Any]:
-    fine = setting.reference
-    print(f"fine-tuned experts: {sum(fine.values()) / len(fine):.1%} on average", flush=True)
-    report: dict[str, Any] = {"fine_tuned": fine} | tune(setting)
-    tuned = report["tuned"]
-    model = tuned_model(setting, tuned)
+def evaluate(setting: Setting, model: AdaptiveModel, tuned: Mapping[str, Any], quick: bool) -> dict[str, Any]:
     print("normalised accuracy, test sentences")
-    report["models"] = routed_rows(setting, model, tuned) | baseline_rows(setting, tuned["layer"], quick)
-    report["costs"] = costs(setting, tuned, 64 if quick else 256)
-    report["stored"] = size_rows(setting, setting.library.path, quick)
-    return report
+    rows = routed_rows(setting, model, tuned) | baseline_rows(setting, tuned["layer"], quick)
+    return {
+        "fine_tuned": setting.reference,
+        "models": rows,
+        "costs": costs(setting, model, 64 if quick else 256),
+        "stored": size_rows(setting, setting.library.path, quick),
+    }
 
 
-def tune(setting: Setting) -> dict[str, Any]:
+def tune(setting: Setting) -> tuple[AdaptiveModel, dict[str, Any]]:
     """Layers, η, K and the comparison of heads, chosen on validation sentences; the accepted experts at every ε."""
     data = setting.data
+    print(f"fine-tuned experts: {sum(setting.reference.values()) / len(setting.reference):.1%} on average", flush=True)
     model = setting.model(layer=leading_layers(setting.library, setting.encoder, 1.0), normalise="zscore")
+    model.prepare()
     layers = sweep_layers(model, {task: [x for x, _ in parts] for task, parts in data.tuning.items()})
     best = max(layers, key=lambda row: row.accuracy or 0)
     blind = max(layers, key=lambda row: row.margin)
@@ -92,7 +93,7 @@ def tune(setting: Setting) -> dict[str, Any]:
     print(f"layer chosen without data: {blind.layer} ({blind.accuracy:.1%})", flush=True)
     shares = share_rows(setting, model)
     share = max((row for row in shares if row["share"] < 1), key=lambda row: row["task"])["share"]
-    model = setting.model(layer=leading_layers(setting.library, setting.encoder, share), normalise="zscore")
+    model = model.with_router(over_first(setting, share))
     choices = sweep_choice(model, data.tuning, (0.1, 0.2, 0.3), (1, 2, 3), ("logit", "posterior"), same_label)
     chosen = max(choices, key=lambda row: row.accuracy)
     for row in choices:
@@ -104,7 +105,7 @@ def tune(setting: Setting) -> dict[str, Any]:
     for kept in filters:
         print(f"  ε {kept.redundancy:.2f}: {len(kept.accepted)} experts, task {kept.accuracy:.1%}", flush=True)
     settings = {"threshold": chosen.threshold, "top": chosen.top, "score": chosen.score}
-    return {
+    return model.with_settings(**settings), {
         "tuned": {"share": share, "layer": best.layer, "settings": settings},
         "layers": [asdict(row) for row in layers],
         "shares": shares,
@@ -123,17 +124,16 @@ def share_rows(setting: Setting, model: AdaptiveModel) -> list[dict[str, float]]
             truth += [task] * len(labels)
     rows = []
     for share in SHARES:
-        layers = leading_layers(setting.library, setting.encoder, share)
-        router = ProjectionRouter.of(setting.library, layers, "fixed", "zscore")
+        router = over_first(setting, share)
         found = task_accuracy(router.tasks, torch.cat([router.weights(inputs) for inputs in seen]), truth)
-        rows.append({"share": share, "layers": len(layers), "task": found.first, "task_top3": found.among})
+        rows.append({"share": share, "layers": len(router.layers), "task": found.first, "task_top3": found.among})
         print(f"  router over the first {share:.0%} of the layers: task {found.first:.1%}", flush=True)
     return rows
 
 
-def tuned_model(setting: Setting, tuned: Mapping[str, Any]) -> AdaptiveModel:
-    layers = leading_layers(setting.library, setting.encoder, tuned["share"])
-    return setting.model(layer=layers, normalise="zscore", **tuned["settings"])
+def over_first(setting: Setting, share: float) -> ProjectionRouter:
+    layers = leading_layers(setting.library, setting.encoder, share)
+    return ProjectionRouter.of(setting.library, layers, "fixed", "zscore")
 
 
 def routers(model: AdaptiveModel, data: Data, best: str) -> dict[str, Router]:
@@ -181,9 +181,10 @@ def scored(setting: Setting, name: str, models: Mapping[str, AdaptiveModel], way
     return rows
 
 
-def limit_row(setting: Setting, tuned: Mapping[str, Any], known: Mapping[str, list[Inputs]]) -> dict[str, Any]:
+def limit_row(
+    setting: Setting, model: AdaptiveModel, tuned: Mapping[str, Any], known: Mapping[str, list[Inputs]]
+) -> dict[str, Any]:
     """What sentences tell of their task to a router that was trained on many with the answer."""
-    model = tuned_model(setting, tuned)
     router = MlpRouter.fit(tuned["layer"], seen_at(model, known, tuned["layer"]))
     way = (tuned["settings"]["score"],)
     return scored(setting, "MASS, MLP on 1000 sentences a task", {"": model.with_router(router)}, way)
@@ -192,7 +193,8 @@ def limit_row(setting: Setting, tuned: Mapping[str, Any], known: Mapping[str, li
 def distinct_rows(setting: Setting, tuned: Mapping[str, Any]) -> dict[str, Any]:
     """The tuned setting on tasks that differ, with the main baselines."""
     print(f"normalised accuracy among {', '.join(setting.library.experts)}")
-    model = tuned_model(setting, tuned)
+    model = setting.model(router=over_first(setting, tuned["share"]), **tuned["settings"])
+    model.prepare()
     way = (tuned["settings"]["score"],)
     rows = scored(setting, "MASS", {"": model})
     rows |= scored(setting, "MASS, K = 1", {"": model.with_settings(top=1)}, way)
@@ -233,17 +235,16 @@ def shared_router(shared: Static, data: Data, layer: str) -> MlpRouter:
     return MlpRouter.fit(layer, support)
 
 
-def costs(setting: Setting, tuned: Mapping[str, Any], sentences: int) -> dict[str, Any]:
+def costs(setting: Setting, model: AdaptiveModel, sentences: int) -> dict[str, Any]:
     print("multiply-adds over one forward pass (first pass, router, second pass, switch)")
-    model, rows = tuned_model(setting, tuned), {}
-    half = tuned_model(setting, {**tuned, "share": 0.5})
-    variants: dict[str, tuple[AdaptiveModel, dict[str, Any]]] = {
-        "as tuned": (model, tuned["settings"]),
-        "K = 1": (model, tuned["settings"] | {"top": 1}),
-        "as tuned, routed by the first half": (half, tuned["settings"]),
+    rows = {}
+    variants = {
+        "as tuned": model,
+        "K = 1": model.with_settings(top=1),
+        "as tuned, routed by the first half": model.with_router(over_first(setting, 0.5)),
     }
-    for name, (routed, settings) in variants.items():
-        rows[name] = cost_rows(setting, routed, settings, sentences)
+    for name, routed in variants.items():
+        rows[name] = cost_rows(setting, routed, sentences)
         for kind, row in rows[name].items():
             parts = ", ".join(f"{row[step]:.2f}" for step in STEPS)
             print(f"  {name}, {kind.replace('_', ', '):<18} {row['ratio']:5.2f}  ({parts})", flush=True)

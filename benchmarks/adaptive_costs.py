@@ -45,10 +45,10 @@ def trimmed(x: Inputs) -> Inputs:
     return Inputs((), {key: value[:, :length] for key, value in x.kwargs.items()})
 
 
-def cost_rows(setting: Setting, model: AdaptiveModel, settings: dict[str, Any], sentences: int) -> dict[str, Any]:
+def cost_rows(setting: Setting, model: AdaptiveModel, sentences: int) -> dict[str, Any]:
     """A stream of single sentences of all tasks with the default cache, empty at first: its first 32, its last 32, all
     of it; then whole batches of one task, routed on 4 probes, each met for the first time and for the second."""
-    fresh = setting.model(router=model.router, cache_bytes=None).with_settings(**settings)
+    fresh = model.with_cache()
     stream = []
     for place, x in enumerate(single_sentences(setting)):
         if place == sentences:
@@ -59,8 +59,7 @@ def cost_rows(setting: Setting, model: AdaptiveModel, settings: dict[str, Any], 
         "single_last 32": sum(stream[-32:], NOTHING),
         f"single_all {len(stream)}": sum(stream, NOTHING),
     }
-    together = {"per_batch": True, "probes": 4}
-    whole = setting.model(router=model.router, cache_bytes=None).with_settings(**(settings | together))
+    whole = model.with_cache().with_settings(per_batch=True, probes=4)
     for kind in ("batch_first", "batch_again"):
         rows[kind] = sum((measure(whole, parts[0][0]) for parts in setting.data.test.values()), NOTHING)
     return {kind: shares(cost) for kind, cost in rows.items()}

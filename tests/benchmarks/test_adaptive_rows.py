@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.adaptive import distinct_rows, evaluate, limit_row
+from benchmarks.adaptive import distinct_rows, evaluate, limit_row, tune
 from benchmarks.adaptive_costs import single_sentences
 from benchmarks.adaptive_scores import same_label, shared_heads
 from benchmarks.adaptive_setting import Data, Setting
@@ -55,8 +55,9 @@ def setting(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(setting):
     with torch.no_grad():
-        found = evaluate(setting, quick=True)
-        found["models"] |= limit_row(setting, found["tuned"], setting.data.support)
+        model, found = tune(setting)
+        found |= evaluate(setting, model, found["tuned"], quick=True)
+        found["models"] |= limit_row(setting, model, found["tuned"], setting.data.support)
         found["distinct"] = distinct_rows(setting, found["tuned"])
     return found
 

@@ -138,6 +138,8 @@ def test_sets_have_no_order(built):
     second, _ = model.composition(frozenset(["c", "a"]), 0)
     assert first is second
     assert (model.cache.hits, model.cache.misses) == (1, 1)
+    assert len(model.with_cache().cache) == 0
+    assert len(model.cache) == 1
 
 
 def test_the_cache_keeps_to_its_bytes_and_forgets_the_oldest(built):

@@ -125,6 +125,12 @@ class AdaptiveModel:
         other.heads = Heads(heads, self.library.experts)
         return other
 
+    def with_cache(self, cache_bytes: int | None = None) -> AdaptiveModel:
+        """The same model with an empty cache of its own."""
+        other = copy(self)
+        other.cache = CompositionCache(2 * _nbytes(self.module) if cache_bytes is None else cache_bytes)
+        return other
+
     def with_accepted(self, experts: Sequence[str]) -> AdaptiveModel:
         """The same model with these experts in the fixed merge."""
         other = copy(self)
