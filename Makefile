@@ -43,10 +43,11 @@ bench: $(VENV)/.installed
 	for arch in resnet20-bn resnet20-ln vgg16; do \
 	  $(BENCH) benchmarks.single_task --arch $$arch --dataset cifar10 --seeds 0 1 2 --json $(RESULTS)/single_task_$$arch.json || exit; \
 	done
-	for name in single_task_extras multi_task compression adaptive theory mergeability evolve evolve_language \
+	for name in single_task_extras multi_task compression adaptive theory mergeability evolve \
 	  lowrank alignment; do \
 	  $(BENCH) benchmarks.$$name --json $(RESULTS)/$$name.json || exit; \
 	done
+	$(BENCH) benchmarks.evolve --models questions --json $(RESULTS)/evolve_language.json
 	$(BENCH) benchmarks.irt $(PY_IRT:%=--py-irt %) --json $(RESULTS)/irt.json
 	$(BENCH) benchmarks.taskvectors --json $(RESULTS)/taskvectors.json
 	$(BENCH) benchmarks.merge_speed $(MERGEKIT:%=--mergekit %) --json $(RESULTS)/merge_speed.json

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from benchmarks.reporting.formats import percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 
 
-def parts(results: Mapping[str, Any]) -> Iterator[Part]:
+#: What the items are of each kind of models.
+MODELS = {"sentences": "MiniLM text experts", "questions": "LoRA fine-tunes of SmolLM2-135M"}
+
+
+def section(record: str) -> Any:
+    return partial(parts, record)
+
+
+def parts(record: str, results: Mapping[str, Any]) -> Iterator[Part]:
     estimates, winners = results["estimates"], results["winners"]
+    models = MODELS[results.get("models", "sentences")]
     yield Text(
-        f"Weights of a merge of {', '.join(results['experts'])} (MiniLM), searched on a grid whose every merge was "
+        f"Weights of a merge of {', '.join(results['experts'])} ({models}), searched on a grid whose every merge was "
         f"evaluated on {results['items']} items, so that each estimate and each winner can be held against the truth."
     )
-    yield from _estimates(estimates)
-    yield from _winners(winners)
+    yield from _estimates(record, estimates)
+    yield from _winners(record, winners)
     overhead = results["overhead"]
     yield Text(
         f"Overhead of the machinery: {1000 * overhead['machinery']:.1f} ms of processor a trial, "
         f"{percent(overhead['machinery_over_asking'])} % of asking {overhead['n']} questions and "
-        f"{percent(overhead['machinery_over_asking_full'], 2)} % of a full evaluation."
+        f"{percent(overhead['machinery_over_asking_full'], 2)} % of a full evaluation. Merging takes "
+        f"{1000 * overhead['merging']:.0f} ms more, which questions as short as these do not hide: "
+        f"{percent(overhead['machinery_and_merging_over_asking'])} % with it, "
+        f"{percent(overhead['machinery_and_merging_over_asking_full'])} % of a full evaluation."
     )
 
 
-def _estimates(estimates: Mapping[str, Any]) -> Iterator[Part]:
+def _estimates(record: str, estimates: Mapping[str, Any]) -> Iterator[Part]:
     sizes = list(estimates["mae"])
     names = list(next(iter(estimates["mae"][sizes[0]].values())))
     naive = estimates["mae_of_the_endpoints_mean"]
@@ -59,7 +72,7 @@ def _estimates(estimates: Mapping[str, Any]) -> Iterator[Part]:
             ("spearman", Axis("rank correlation"), {}),
         )
     ]
-    yield Figure("evolve_estimates", "Error and rank correlation of estimators by number of items", panels)
+    yield Figure(f"{record}_estimates", "Error and rank correlation of estimators by number of items", panels)
     rows = [
         [size, *(f"{value['euclidean']:.2f} ({value['cosine']:.3f})" for value in row.values())]
         for size, row in estimates["ability"].items()
@@ -68,7 +81,7 @@ def _estimates(estimates: Mapping[str, Any]) -> Iterator[Part]:
     yield Table(["items", *methods], rows, "Ability from few items against all: distance (1 − cosine)")
 
 
-def _winners(winners: Mapping[str, Any]) -> Iterator[Part]:
+def _winners(record: str, winners: Mapping[str, Any]) -> Iterator[Part]:
     fitness, grid = winners["fitness"], winners["grid"]
     full = fitness["full"]
     yield Text(
@@ -100,4 +113,4 @@ def _winners(winners: Mapping[str, Any]) -> Iterator[Part]:
     asked = Axis("questions asked of candidates in a search", log=True)
     levels = {"full evaluation": full["score"], "best endpoint": max(winners["endpoints"].values())}
     panel = Lines(lines, asked, Axis("score of the winner", percent=True), levels=levels)
-    yield Figure("evolve_winners", "Score of the winner against questions asked", [panel])
+    yield Figure(f"{record}_winners", "Score of the winner against questions asked", [panel])

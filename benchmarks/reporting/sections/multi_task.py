@@ -162,17 +162,15 @@ def _layers(rows: list[Mapping[str, Any]]) -> Iterator[Part]:
     ]
     columns = ["block", "STI", "after TSV-M", "normalised STI", "by chance", "Procrustes, left", "Procrustes, right"]
     yield Table(columns, cells, "Interference by block")
-    full = "procrustes_full_left" in rows[0]
     sides = {"normalised STI": "normalised_sti", "by chance": "chance"}
-    errors = {"truncated, left": "procrustes_left", "truncated, right": "procrustes_right"}
-    if full:
-        errors |= {"whole, left": "procrustes_full_left", "whole, right": "procrustes_full_right"}
+    errors = {"truncated, left": "procrustes_left", "truncated, right": "procrustes_right", "whole": "procrustes_full"}
 
     def line(key: str) -> list[tuple[float, float]]:
-        return [(n, _mean([row[key] for row in rows if row["block"] == block])) for n, block in enumerate(blocks)]
+        known = {b: [row[key] for row in rows if row["block"] == b and row.get(key) is not None] for b in blocks}
+        return [(n, _mean(values)) for n, values in enumerate(known.values()) if values]
 
     panels = [
-        Lines({label: line(key) for label, key in series.items()}, Axis("block"), Axis(title))
+        Lines({label: line(key) for label, key in series.items()}, Axis("block", whole=True), Axis(title))
         for series, title in ((sides, "normalised STI"), (errors, "Procrustes error"))
     ]
     yield Figure("multi_task_layers", "Interference and Procrustes error by block", panels)

@@ -46,23 +46,25 @@ def lowrank(results: Mapping[str, Any]) -> Iterator[Part]:
 def alignment(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
         "Frank-Wolfe over all models at once against a plain version of the published algorithm: processor seconds, "
-        "and the objective reached (larger is better)."
+        "and the objective reached (larger is better). The published one would take hours: its first iterations are "
+        "timed, and their number is found with a faster evaluation of the same numbers."
     )
     rows = [
         [
             case["network"],
             str(case["models"]),
             f"{case['ours_seconds']:.1f}",
-            f"{'' if case['reference_finished'] else '> '}{case['reference_seconds']:.1f}",
-            f"{'' if case['reference_finished'] else '≥ '}{case['ratio']:.1f}×",
+            f"{case['reference_seconds']:.1f}",
+            f"{case['ratio']:.1f}×",
+            number(case.get("ratio_of_iterations")),
             f"{case['ours_objective'] / case['reference_objective']:.4f}",
             f"{case['ours_iterations']} / {case['reference_iterations']}",
         ]
         for case in results.get("compare", ())
     ]
-    columns = ["network", "models", "seconds", "published, seconds", "times faster", "objective ratio", "iterations"]
+    columns = ["network", "models", "seconds", "published, seconds", "times faster", "an iteration, times faster"]
     if rows:
-        yield Table(columns, rows)
+        yield Table([*columns, "objective, ours / theirs", "iterations, ours / theirs"], rows)
     if scale := results.get("scale"):
         line = [(int(count), value) for count, value in scale["seconds"].items()]
         axes = Axis("models", log=True), Axis("processor seconds", log=True)
