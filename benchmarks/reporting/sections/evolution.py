@@ -9,7 +9,6 @@ from typing import Any
 from benchmarks.reporting.formats import percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 
-
 #: What the items are of each kind of models.
 MODELS = {"sentences": "MiniLM text experts", "questions": "LoRA fine-tunes of SmolLM2-135M"}
 
