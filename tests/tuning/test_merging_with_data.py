@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 import merganser as mg
 from merganser import recipes
@@ -17,6 +18,7 @@ from merganser.errors import CheckpointError, InputError, RecipeError
 from merganser.recipes.plan import Plan
 from merganser.tuning.fisher import diagonal_fisher
 from merganser.tuning.gram import linear_grams
+from merganser.tuning.soups import greedy_soup
 from merganser.tuning.statistics import Statistics
 
 
@@ -120,6 +122,96 @@ def test_adamerging_through_merge(world):
     assert all(
         torch.equal(a, b) for a, b in zip(before, (p for m in (base, *models) for p in m.parameters()), strict=True)
     )
+
+
+@pytest.fixture
+def labelled(world):
+    """Batches on which each model is right: the merge has something to lose."""
+    _, models, data = world
+    return [[(x, m(x).argmax(1)) for x in batches] for m, batches in zip(models, data, strict=True)]
+
+
+def mean_accuracy(module, labelled):
+    def score(weights, budget=None):
+        shares = []
+        for batches in labelled:
+            x, y = (torch.cat(parts) for parts in zip(*batches[:budget], strict=True))
+            shares.append(float((functional_call(module, dict(weights), (x,)).argmax(1) == y).double().mean()))
+        return sum(shares) / len(shares)
+
+    return score
+
+
+@pytest.mark.parametrize("method", ["task_arithmetic", "tsv", "ties"])
+def test_the_best_scale_by_data(world, labelled, method):
+    base, models, _ = world
+    score = mean_accuracy(base, labelled)
+    alphas = [0.1, 1 / 3, 0.6, 1.0, 1.5]
+    seen = []
+    merged = mg.merge(models, method, base, data=labelled, alphas=alphas, on_result=seen.append)
+    scores = [score(mg.merge(models, method, base, scale=alpha)) for alpha in alphas]
+    best = alphas[scores.index(max(scores))]
+    expected = mg.merge(models, method, base, scale=best)
+    assert all(torch.equal(merged[name], expected[name]) for name in expected)
+    assert float(seen[0].best) == best
+    assert list(seen[0].rungs[0].scores.values()) == pytest.approx(scores)
+    by_score = mg.merge(models, method, base, score=score, alphas=alphas)
+    assert all(torch.equal(by_score[name], expected[name]) for name in expected)
+
+
+def test_the_scale_by_halving(world, labelled):
+    base, models, _ = world
+    named, data = dict(zip("ab", models, strict=True)), dict(zip("ab", labelled, strict=True))
+    options = {"alphas": [0.2, 0.5, 0.8, 1.1], "budgets": [1, 3], "keep": 0.25}
+    seen = []
+    mg.merge(named, "task_arithmetic", base, data=data, on_result=seen.append, **options)
+    mg.merge(named, "task_arithmetic", base, score=mean_accuracy(base, labelled), on_result=seen.append, **options)
+    assert [(rung.budget, len(rung.scores)) for rung in seen[0].rungs] == [(1, 4), (3, 1)]
+    assert seen[0] == seen[1]
+
+
+def test_greedy_soup_through_merge(world, labelled, checkpoint):
+    base, models, _ = world
+    score = mean_accuracy(base, labelled)
+    expected, report = greedy_soup({str(i): m.state_dict() for i, m in enumerate([*models, base])}, score)
+    seen = []
+    labelled = [*labelled, labelled[0]]
+    three = mg.merge([*models, base], "greedy_soup", score=score, on_result=seen.append)
+    assert seen == [report]
+    assert all(torch.equal(three[name], expected[name]) for name in expected)
+    paths = [str(checkpoint(f"m{i}", m.state_dict())) for i, m in enumerate([*models, base])]
+    heads = [nn.Identity()] * 3
+    by_data = mg.merge(paths, "greedy_soup", base, data=labelled, heads=heads)
+    direct = greedy_soup(
+        {str(i): m.state_dict() for i, m in enumerate([*models, base])}, mean_accuracy(base, labelled)
+    )[0]
+    assert all(torch.equal(by_data[name], direct[name]) for name in direct)
+
+
+def test_refusals_of_choices(world, labelled):
+    base, models, data = world
+    for options, message in (
+        ({"method": "greedy_soup"}, "either data, labelled batches for each model, or score"),
+        ({"method": "greedy_soup", "data": data}, "data of '0': expected labelled batches"),
+        ({"method": "greedy_soup", "data": labelled, "density": 1}, "greedy_soup takes no 'density'"),
+        ({"method": "greedy_soup", "data": labelled, "alphas": [1.0]}, "'greedy_soup' has no scale"),
+        ({"method": "linear", "data": labelled, "alphas": [1.0]}, "'linear' has no scale"),
+        ({"method": "ties", "data": labelled, "alphas": [1.0]}, "without a base"),
+        ({"method": "ties", "base": base, "data": labelled, "alphas": [1.0], "scale": 2.0}, "either given or chosen"),
+        ({"method": "ties", "base": base, "data": labelled, "alphas": []}, "at least one"),
+        ({"method": "ties", "base": base, "alphas": [1.0]}, "either data"),
+        ({"method": "ties", "base": base, "score": len}, "chooses nothing by it"),
+        ({"method": "fisher", "data": data, "score": len}, "chooses nothing by it"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mg.merge(models, **options)
+    states = [m.state_dict() for m in models]
+    with pytest.raises(InputError, match="base: data can only be put through a module"):
+        mg.merge(states, "greedy_soup", data=labelled)
+    with pytest.raises(InputError, match="'0.bias' is in 0 alone"):
+        mg.merge([states[0], {k: v for k, v in states[1].items() if k != "0.bias"}], "greedy_soup", score=len)
+    with pytest.raises(InputError, match=r"shape \(7,\) in 0, \(2,\) in 1"):
+        mg.merge([states[0], states[1] | {"0.bias": torch.ones(2)}], "greedy_soup", score=len)
 
 
 def test_refusals(world, checkpoint, tmp_path):

@@ -1,7 +1,7 @@
 """Merging with data: statistics as side checkpoints (Fisher, Gram), AdaMerging, ATM, soups, forgetting.
 
 Modules load on first use: `tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.soups`, `.search`, `.sweep`,
-`.merging`, `.forgetting`.
+`.merging`, `.forgetting`, `.validation`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_MODULES = ("adamerging", "atm", "fisher", "forgetting", "gram", "merging", "search", "soups", "sweep")
+_MODULES = ("adamerging", "atm", "fisher", "forgetting", "gram", "merging", "search", "soups", "sweep", "validation")
 
 __all__ = [*_MODULES]
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from merganser.tuning import search as search
     from merganser.tuning import soups as soups
     from merganser.tuning import sweep as sweep
+    from merganser.tuning import validation as validation
 
 
 def __getattr__(name: str) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from merganser.errors import InputError
 from merganser.tuning.functional import Inputs, Weights, call, check_state, check_weights, evaluation_copy
 from merganser.tuning.result import Result
-
-Head: TypeAlias = Callable[[Tensor], Tensor]
+from merganser.tuning.validation import Head
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,30 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine import api
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError
 from merganser.methods.base import lookup
+from merganser.methods.base import parameters as method_parameters
 from merganser.tuning.adamerging import adamerge
 from merganser.tuning.fisher import diagonal_fisher
-from merganser.tuning.functional import Inputs
+from merganser.tuning.functional import Batch, Inputs
 from merganser.tuning.gram import linear_grams
+from merganser.tuning.result import Result
+from merganser.tuning.search import scale_search
+from merganser.tuning.soups import greedy_soup
 from merganser.tuning.statistics import Statistics
+from merganser.tuning.validation import Head, Validation
 
-Data: TypeAlias = Sequence[Sequence[Inputs]] | Mapping[str, Sequence[Inputs]]
+Batches: TypeAlias = Sequence[Inputs | Batch]
+Data: TypeAlias = Sequence[Batches] | Mapping[str, Batches]
 Models: TypeAlias = Sequence[Reference] | Mapping[str, Reference]
+Options: TypeAlias = dict[str, Any]
 
-COMPUTED: Mapping[str, Callable[[nn.Module, Sequence[Inputs]], Statistics]] = {
+IN_MEMORY = ("adamerging", "greedy_soup")
+"""What is no rule for tensors, but made here of whole models and data."""
+COMPUTED: Mapping[str, Callable[[nn.Module, Sequence[Any]], Statistics]] = {
     "fisher": lambda module, batches: diagonal_fisher(module, None, batches),
     "gram": lambda module, batches: linear_grams(module, None, batches),
 }
@@ -30,25 +40,55 @@ COMPUTED: Mapping[str, Callable[[nn.Module, Sequence[Inputs]], Statistics]] = {
 
 
 def merge(
-    models: Models, method: str = "linear", base: Reference | None = None, *, data: Data | None = None, **options: Any
+    models: Models,
+    method: str = "linear",
+    base: Reference | None = None,
+    *,
+    data: Data | None = None,
+    score: Callable[..., float] | None = None,
+    alphas: Sequence[float] | None = None,
+    on_result: Callable[[Result], None] = lambda result: None,
+    **options: Any,
 ) -> dict[str, Tensor]:
     """Merge checkpoints, state dicts or modules into a new state dict; the inputs are left as they are.
 
-    `data` holds batches of unlabelled inputs, for each model its own (a list in their order, or a mapping by label).
-    It serves `fisher` and `regmean`, which then need modules, and `adamerging`, whose base must be one (options of
-    `tuning.adamerging.adamerge`). Everything else in `options` is as in `engine.api.merge`: `seed`, `dtype`,
-    `overrides`, `statistics` computed before, `workers`, `memory`, `device`, `allow_nan`, the method's parameters.
+    `data` holds batches, for each model its own (a list in their order, or a mapping by label), and needs modules to
+    be put through. What it is used for is in the method:
+
+    - `fisher` and `regmean` take statistics of each model on its unlabelled batches;
+    - `adamerging` learns coefficients on them (options of `tuning.adamerging.adamerge`);
+    - `greedy_soup` averages the models that a held-out score does not regret;
+    - with `alphas`, any method that has a `scale` takes the α of them with the best held-out score. `budgets` make it
+      successive halving: all α on the first, the best `keep` of them on the next.
+
+    The held-out score is the mean over the models' tasks of accuracy on their labelled batches (inputs, targets), a
+    budget being a number of batches of each, with `heads` as in `tuning.validation.Validation`. Or it is `score`, a
+    function of weights (with `budgets`: of weights and a budget), higher being better; then no data is needed.
+
+    `on_result` is handed the record of what was learned or chosen: `AdaMerging`, `SoupReport`, `Search`. Everything
+    else in `options` is as in `engine.api.merge`: `seed`, `dtype`, `overrides`, `statistics` computed before,
+    `workers`, `memory`, `device`, `allow_nan`, the method's parameters.
 
     >>> merged = mg.merge([math, code], method="ties", base=base, density=0.2, weight=[0.6, 0.4])
     >>> merged = mg.merge([one, two], method="regmean", data=[batches_of_one, batches_of_two])
+    >>> merged = mg.merge([one, two], method="tsv", base=base, data=labelled, alphas=[0.5, 1.0, 1.5])
     """
+    if alphas is not None:
+        return _scaled(models, method, base, alphas, _score(models, base, data, score, options), on_result, options)
+    if method == "greedy_soup":
+        return _soup(models, _score(models, base, data, score, options), on_result, options)
+    if score is not None:
+        raise InputError(f"score: method {method!r} chooses nothing by it; greedy_soup does, and others with alphas")
     if method == "adamerging":
-        return _adamerged(models, base, data, options)
+        return _adamerged(models, base, data, on_result, options)
     if data is None:
         return api.merge(models, method, base, **options)
     kinds = lookup(method).statistics
     if not kinds:
-        raise InputError(f"data: method {method!r} has no use for it; fisher, regmean and adamerging have")
+        raise InputError(
+            f"data: method {method!r} has no use for it; fisher, regmean, adamerging and greedy_soup have, and methods "
+            "with a scale if you give alphas to choose it from"
+        )
     modules = [_module(model, f"models[{label!r}]") for label, model in _labelled(models).items()]
     batches = list(_matched(data, models).values())
     given = options.pop("statistics", None) or {}
@@ -60,8 +100,12 @@ def merge(
     return api.merge(models, method, base, statistics={**given, **computed}, **options)
 
 
-def _adamerged(models: Models, base: Reference | None, data: Data | None, options: dict[str, Any]) -> dict[str, Tensor]:
+def _adamerged(
+    models: Models, base: Reference | None, data: Data | None, on_result: Callable[[Result], None], options: Options
+) -> dict[str, Tensor]:
     known = inspect.signature(adamerge).parameters
+    if "heads" in options:
+        options["heads"] = _heads(options["heads"])
     if unknown := next((name for name in options if name not in known), None):
         raise InputError(f"adamerging takes no {unknown!r}; it is learned in memory and takes {', '.join(known)}")
     if data is None:
@@ -69,15 +113,81 @@ def _adamerged(models: Models, base: Reference | None, data: Data | None, option
     module = _module(base, "base")
     weights = module.state_dict()
     vectors = {str(label): TaskVector(model, module).state_dict() for label, model in _labelled(models).items()}
-    inputs = {str(label): batches for label, batches in _matched(data, models).items()}
-    return adamerge(module, weights, vectors, inputs, **options).merge(weights, vectors)
+    inputs: dict[str, Any] = {str(label): batches for label, batches in _matched(data, models).items()}
+    learned = adamerge(module, weights, vectors, inputs, **options)
+    on_result(learned)
+    return learned.merge(weights, vectors)
+
+
+def _soup(
+    models: Models, score: Callable[..., float], on_result: Callable[[Result], None], options: Options
+) -> dict[str, Tensor]:
+    if options:
+        raise InputError(f"greedy_soup takes no {next(iter(options))!r}: it is a mean, scored in memory")
+    states = {str(label): open_checkpoint(model).state_dict() for label, model in _labelled(models).items()}
+    soup, report = greedy_soup(states, score)
+    on_result(report)
+    return soup
+
+
+def _scaled(
+    models: Models,
+    method: str,
+    base: Reference | None,
+    alphas: Sequence[float],
+    score: Callable[..., float],
+    on_result: Callable[[Result], None],
+    options: Options,
+) -> dict[str, Tensor]:
+    """The merge at the best α; candidates scale one task vector, the result is what the method gives at that scale."""
+    if method in IN_MEMORY or "scale" not in method_parameters(lookup(method)):
+        raise InputError(f"alphas: method {method!r} has no scale to choose")
+    if base is None:
+        raise InputError("alphas: a scale is of the merged task vector, and without a base there is none")
+    if "scale" in options:
+        raise InputError("alphas: the scale is either given or chosen, not both")
+    budgets, keep = options.pop("budgets", None), options.pop("keep", 0.5)
+    start = open_checkpoint(base)
+    merged = api.merge(models, method, base, **{**options, "dtype": "float32"})
+    search = scale_search(
+        start.state_dict(),
+        TaskVector(merged, start).state_dict(),
+        score if budgets else lambda weights, budget: score(weights),
+        budgets=budgets or (1,),
+        alphas=alphas,
+        keep=keep,
+    )
+    on_result(search)
+    return api.merge(models, method, base, scale=float(search.best), **options)
+
+
+def _score(
+    models: Models, base: Reference | None, data: Data | None, score: Callable[..., float] | None, options: Options
+) -> Callable[..., float]:
+    """The caller's score, or accuracy on the data through the first module among base and models."""
+    if (data is None) == (score is None):
+        raise InputError("choosing needs a held-out score: either data, labelled batches for each model, or score")
+    if score is not None:
+        return score
+    assert data is not None
+    module = next((m for m in (base, *_labelled(models).values()) if isinstance(m, nn.Module)), None)
+    batches: dict[str, Any] = {str(label): each for label, each in _matched(data, models).items()}
+    return Validation(_module(module, "base"), batches, _heads(options.pop("heads", None)))
+
+
+def _heads(heads: Mapping[Any, Head] | Sequence[Head] | None) -> dict[str, Head] | None:
+    """Heads by the labels of the models, given as the data is."""
+    if heads is None:
+        return None
+    items = heads.items() if isinstance(heads, Mapping) else enumerate(heads)
+    return {str(label): head for label, head in items}
 
 
 def _labelled(models: Models) -> Mapping[Any, Reference]:
     return models if isinstance(models, Mapping) else dict(enumerate(models))
 
 
-def _matched(data: Data, models: Models) -> Mapping[Any, Sequence[Inputs]]:
+def _matched(data: Data, models: Models) -> Mapping[Any, Batches]:
     """The batches of every model, in the models' order."""
     labels = list(_labelled(models))
     given = data if isinstance(data, Mapping) else dict(enumerate(data))

@@ -76,7 +76,7 @@ def scale_search(
 
     τ is any merged task vector: a sum of differences, TSV-Merge's, TIES's.
     """
-    by_label = {f"{alpha:g}": alpha for alpha in alphas}
+    by_label = {repr(float(alpha)): float(alpha) for alpha in alphas}
 
     def scored(label: str, budget: int) -> float:
         return score(scaled(base, task_vector, by_label[label]), budget)

@@ -33,6 +33,7 @@ def greedy_soup(
     """
     if not models:
         raise InputError("no models to average")
+    _check_alike(models)
     alone = {name: float(score(state)) for name, state in models.items()}
     order = sorted(models, key=lambda name: -alone[name])
     sums = {n: v.detach().to(_wide(v)).clone() for n, v in models[order[0]].items()}
@@ -47,6 +48,17 @@ def greedy_soup(
             best = tried[name]
     report = SoupReport(tuple(order), alone, tried, tuple(chosen), best)
     return _mean(sums, likeness, len(chosen)), report
+
+
+def _check_alike(models: Mapping[str, Weights]) -> None:
+    (first, likeness), *others = models.items()
+    for label, state in others:
+        if different := sorted(likeness.keys() ^ state.keys()):
+            raise InputError(f"{different[0]!r} is in {label if different[0] in state else first} alone")
+        for name, value in state.items():
+            if value.shape != likeness[name].shape:
+                shapes = f"{tuple(likeness[name].shape)} in {first}, {tuple(value.shape)} in {label}"
+                raise InputError(f"{name!r} has shape {shapes}")
 
 
 def _mean(sums: Weights, likeness: Weights, count: int) -> dict[str, Tensor]:
