@@ -10,7 +10,7 @@ from torch import nn
 
 import merganser as mg
 from merganser.engine import execute as execute_module
-from merganser.errors import InputError
+from merganser.errors import InputError, MerganserError
 from merganser.evolve import fitness
 from merganser.evolve.fitness import LiveMerge, MergedModels
 from merganser.evolve.space import Choices, Parameter, Range, Space
@@ -168,3 +168,18 @@ def test_a_module_of_another_shape_is_refused(folder):
         LiveMerge(More(), template(folder), LABELS, SPACE).load(values)
     with pytest.raises(InputError, match="no endpoint 'maths'"):
         LiveMerge(Net(), template(folder), LABELS, SPACE).load("maths")
+
+
+def test_an_endpoint_with_nan_is_refused(folder):
+    weight = torch.full((2, 2), torch.nan)
+    save_file({**Net().state_dict(), "last.weight": weight}, folder / "broken.safetensors")
+    recipe = template(folder)
+    recipe["models"][0]["path"] = str(folder / "broken.safetensors")
+    with pytest.raises(InputError, match=r"broken.*'last.weight' contains NaN"):
+        LiveMerge(Net(), recipe, LABELS, SPACE).load("math")
+
+
+def test_a_merge_that_overflows_its_dtype_is_refused(folder):
+    recipe = {**template(folder, scale=1e7), "output": {"dtype": "float16"}}
+    with pytest.raises(MerganserError, match="do not fit float16"):
+        LiveMerge(Net(), recipe, LABELS, SPACE).load(SPACE.decode(np.full(len(SPACE.variables), 0.5)))

@@ -19,6 +19,7 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import remapped
+from merganser.engine.compute import NARROW, Settings
 from merganser.engine.execute import execute
 from merganser.engine.modules import ModuleNames, RenamingSink
 from merganser.errors import InputError
@@ -30,8 +31,13 @@ from merganser.recipes.plan import Output, Plan
 
 
 def resident(checkpoint: Checkpoint) -> StateDict:
-    """All tensors of a checkpoint in memory, tied ones once."""
+    """All tensors of a checkpoint in memory, tied ones once; looked at once for what no merge should spread."""
     tensors = {name: checkpoint.read(name).clone() for name in checkpoint.names()}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
+            raise InputError(
+                f"{checkpoint.label}: tensor {name!r} contains NaN or infinite values; use a sound checkpoint"
+            )
     tied = {alias: tensors[name] for alias, name in checkpoint.aliases().items()}
     copy = StateDict(tensors | tied, checkpoint.label)
     copy.directory = checkpoint.directory
@@ -68,8 +74,10 @@ class LiveMerge:
         changed = tuple(o for o in plan.outputs if o.name in marks and self._loaded.get(o.name) != marks[o.name])
         if changed:
             self._loaded = {n: m for n, m in self._loaded.items() if n not in {o.name for o in changed}}
+            # The residents are known to be finite: only what may overflow is looked at again, trial by trial.
+            settings = Settings(allow_nan=not any(o.spec.dtype in NARROW for o in changed))
             with torch.no_grad():
-                execute(replace(plan, outputs=changed), sources, self._sink)
+                execute(replace(plan, outputs=changed), sources, self._sink, settings=settings)
             self._loaded = marks
         return self.module
 
