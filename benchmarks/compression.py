@@ -117,12 +117,9 @@ LINES = (
     low_precision(torch.bfloat16),
     low_precision(torch.int8),
     masks("tall", torch.float32),
-    masks("tall", torch.bfloat16),
     masks("emr", torch.float32),
     masks("emr", torch.bfloat16),
-    by_rank(1 / 4, "float32"),
     by_rank(1 / 8, "float32"),
-    by_rank(1 / 16, "float32"),
     by_rank(1 / 8, "bfloat16"),
     by_rank(1 / 8, "int8"),
     by_rank(1 / 16, "int8"),
@@ -163,7 +160,7 @@ def sizes(experts: TextExperts, nbytes: int) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--test", type=int, default=300, help="test sentences of each task")
+    parser.add_argument("--test", type=int, default=250, help="test sentences of each task")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     add_locations(parser)

@@ -25,8 +25,7 @@ def layers(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor
             "chance": matrix.chance,
             "procrustes_left": matrix.procrustes[0],
             "procrustes_right": matrix.procrustes[1],
-            "procrustes_full_left": matrix.procrustes_full[0],
-            "procrustes_full_right": matrix.procrustes_full[1],
+            "procrustes_full": next((error for error in matrix.procrustes_full if error is not None), None),
             "energy": sum(matrix.energy) / len(matrix.energy),
         }
         for matrix in found.matrices

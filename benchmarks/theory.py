@@ -40,7 +40,7 @@ from merganser.analysis.gradients import TaskLosses, gap, observed_order
 from merganser.analysis.trajectory import linear_regime
 from merganser.cli.digits import Digits
 
-ETAS = (0.04, 0.02, 0.01, 0.005)
+ETAS = (0.01, 0.005, 0.0025, 0.00125)
 IMAGES = 400
 
 
@@ -107,7 +107,7 @@ def trajectories(early: TextExperts, late: TextExperts) -> tuple[list[dict[str, 
     """Each run from base over epoch 1 to the end, and the verdict on all."""
     start = late.trained
     regime = linear_regime({name: [start, early.experts[name], late.experts[name]] for name in late.experts})
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "task": name,
             "cosine": run.cosines[-1],
@@ -123,7 +123,7 @@ def trajectories(early: TextExperts, late: TextExperts) -> tuple[list[dict[str, 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--test", type=int, default=300, help="test sentences of each task")
+    parser.add_argument("--test", type=int, default=250, help="test sentences of each task")
     parser.add_argument("--validation", type=int, default=40, help="validation sentences of each task")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
