@@ -27,10 +27,10 @@ class FrankWolfe:
     helps.
     """
 
-    tolerance: float = 1e-4
+    tolerance: float = 1e-3
     patience: int = 5
     max_iterations: int = 200
-    reheats: int = 1
+    reheats: int = 2
     warmth: float = 0.5
 
     def run(self, placement: Placement, workers: int | None = None) -> list[Step]:

@@ -91,12 +91,14 @@ class Layout:
 
     def index(self, path: Path, permutations: Permutations) -> Index:
         """The permutations of a path as one gather of its composite axis: new[u] = old[index[u]]."""
+        if len(path) == 1:
+            return permutations[path[0]]
         axis = product(*(Factor(name, self.symmetry.atoms[name].size) for name in path))
         return axis_index(self.symmetry, axis, permutations)
 
     def indices(self, root: str, permutations: Permutations) -> dict[Path, Tensor]:
         """The gathers of every path of one tree."""
-        return {path: torch.from_numpy(self.index(path, permutations)) for path in self.paths[root]}
+        return {path: torch.tensor(self.index(path, permutations)) for path in self.paths[root]}
 
 
 def _trees(symmetry: Symmetry) -> dict[str, Node]:

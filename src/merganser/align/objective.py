@@ -26,6 +26,8 @@ from merganser.kernels.assignment import Path, Profit
 
 Image = HardImage | SoftImage
 Gram = NDArray[np.float64]
+#: Entries of one product without a temporary: few enough that float32 loses nothing that matters.
+SHORT = 1 << 14
 
 
 class Placement:
@@ -90,14 +92,15 @@ class Placement:
         grams: dict[int, Gram] = {}
         for term in range(len(self.layout.terms)):
             degree = len(self.layout.terms[term].paths)
-            totals = [torch.zeros_like(self.total[term]) for _ in range(degree + 1)]
+            totals = [torch.zeros_like(self.total[term]) for _ in range(degree)]
             alone = np.zeros((degree + 1, degree + 1))
             for image, vertex in zip(self.images, vertices, strict=True):
                 pieces = self._pieces(image, term, degree, vertex)
                 alone += gram(pieces)
-                for total, piece in zip(totals, pieces, strict=True):
+                for total, piece in zip(totals, pieces[1:], strict=True):
                     total.add_(piece)
-            grams[degree] = grams.get(degree, 0.0) + gram(totals) - alone
+            # The first piece of every model is where it stands, so their sum is there already.
+            grams[degree] = grams.get(degree, 0.0) + gram([self.total[term], *totals]) - alone
         return _power_basis(grams)
 
     @staticmethod
@@ -114,8 +117,9 @@ def contract(rest: Tensor, half: Tensor, axis: int) -> Tensor:
 
 
 def inner(a: Tensor, b: Tensor) -> float:
-    """⟨a, b⟩, summed in float64."""
-    return float((a * b).sum(dtype=torch.float64))
+    """⟨a, b⟩: short products in the precision of the arrays, summed in float64."""
+    x, y = a.reshape(-1), b.reshape(-1)
+    return sum(float(torch.dot(x[i : i + SHORT], y[i : i + SHORT])) for i in range(0, len(x), SHORT))
 
 
 def gram(arrays: Sequence[Tensor]) -> Gram:
