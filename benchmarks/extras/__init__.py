@@ -1,0 +1,1 @@
+"""The smaller tables of single-task merging, one question a file."""
