@@ -60,13 +60,15 @@ def main() -> None:
     sizes = Sizes(test=32, tuning=16, support=32) if options.quick else Sizes(test=options.samples)
     setting = prepare(options.cache, options.data, options.tasks, sizes)
     model, report = tune(setting)
+    report |= {"samples": sizes.test, "sizes": asdict(sizes), "tasks": options.tasks}
     report |= evaluate(setting, model, report["tuned"], options.quick)
+    record(options.json, report, seeds=[0])
     if not options.quick:
         known = training_sentences(options.cache, options.data, options.tasks, 1000)
         report["models"] |= limit_row(setting, model, report["tuned"], known)
         distinct = prepare(options.cache, options.data, DISTINCT, sizes)
         report["distinct"] = distinct_rows(distinct, report["tuned"])
-    record(options.json, report | {"samples": sizes.test, "sizes": asdict(sizes), "tasks": options.tasks}, seeds=[0])
+        record(options.json, report, seeds=[0])
 
 
 def evaluate(setting: Setting, model: AdaptiveModel, tuned: Mapping[str, Any], quick: bool) -> dict[str, Any]:
