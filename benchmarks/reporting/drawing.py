@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines
 
@@ -19,6 +19,8 @@ KNOWN = {
     "FusionBench": "#3a9d5d",
 }
 MARK = "merganser figure "
+#: Colour and marker of each name.
+Style: TypeAlias = Mapping[str, tuple[str, str]]
 
 
 def render(figure: Figure) -> str:
@@ -29,14 +31,17 @@ def render(figure: Figure) -> str:
     from matplotlib import pyplot
 
     names = dict.fromkeys(name for panel in figure.panels for name in panel.series)
-    colours = {name: KNOWN.get(name, COLOURS[place % len(COLOURS)]) for place, name in enumerate(names)}
+    style = {
+        name: (KNOWN.get(name, COLOURS[place % len(COLOURS)]), MARKERS[place % len(MARKERS)])
+        for place, name in enumerate(names)
+    }
     height = max(_height(panel) for panel in figure.panels) + 0.3 * (len(names) > 1)
-    width = 7.2 if len(figure.panels) == 1 else 4.4 * len(figure.panels)
-    style = {"svg.hashsalt": "merganser", "svg.fonttype": "none", "font.size": 9, "axes.titlesize": 10}
-    with pyplot.rc_context(style):
+    width = {1: 7.2, 2: 8.8}.get(len(figure.panels), 3.5 * len(figure.panels))
+    settings = {"svg.hashsalt": "merganser", "svg.fonttype": "none", "font.size": 9, "axes.titlesize": 10}
+    with pyplot.rc_context(settings):
         drawn, axes = pyplot.subplots(1, len(figure.panels), figsize=(width, height), layout="constrained")
         for place, panel in zip([axes] if len(figure.panels) == 1 else axes, figure.panels, strict=True):
-            _bars(place, panel, colours) if isinstance(panel, Bars) else _lines(place, panel, colours)
+            _bars(place, panel, style) if isinstance(panel, Bars) else _lines(place, panel, style)
         _legend(drawn)
         file = io.StringIO()
         drawn.savefig(file, format="svg", metadata={"Date": None, "Description": f"{MARK}{figure.digest()}"})
@@ -55,10 +60,10 @@ def _height(panel: Lines | Bars) -> float:
     return 3.4
 
 
-def _lines(axes: Any, panel: Lines, colours: Mapping[str, str]) -> None:
-    for position, (name, points) in enumerate(panel.series.items()):
+def _lines(axes: Any, panel: Lines, style: Style) -> None:
+    for name, points in panel.series.items():
         x, y = [point[0] for point in points], [point[1] for point in points]
-        colour, marker = colours[name], MARKERS[position % len(MARKERS)]
+        colour, marker = style[name]
         if panel.scatter:
             axes.plot(x, y, marker, color=colour, label=name, markersize=4, alpha=0.8)
             continue
@@ -72,7 +77,7 @@ def _lines(axes: Any, panel: Lines, colours: Mapping[str, str]) -> None:
     _dress(axes, panel.x, panel.y, panel.title)
 
 
-def _bars(axes: Any, panel: Bars, colours: Mapping[str, str]) -> None:
+def _bars(axes: Any, panel: Bars, style: Style) -> None:
     thick = 0.8 / len(panel.series)
     for offset, (name, values) in enumerate(panel.series.items()):
         places = [number + (offset - (len(panel.series) - 1) / 2) * thick for number in range(len(panel.names))]
@@ -80,9 +85,9 @@ def _bars(axes: Any, panel: Bars, colours: Mapping[str, str]) -> None:
         errors = panel.errors.get(name)
         if panel.dots:
             known = [(x, y) for x, y in zip(values, places, strict=True) if x is not None]
-            axes.plot([x for x, _ in known], [y for _, y in known], "o", color=colours[name], label=name, markersize=5)
+            axes.plot([x for x, _ in known], [y for _, y in known], "o", color=style[name][0], label=name, markersize=5)
             continue
-        drawn = axes.barh(places, shown, 0.92 * thick, label=name, color=colours[name], xerr=errors)
+        drawn = axes.barh(places, shown, 0.92 * thick, label=name, color=style[name][0], xerr=errors)
         labels = ["" if value is None else panel.label.format(value) for value in values]
         axes.bar_label(drawn, labels, padding=3, fontsize=7.5)
     axes.set_yticks(range(len(panel.names)), list(panel.names))
@@ -96,8 +101,8 @@ def _legend(drawn: Any) -> None:
     found = {label: line for axes in drawn.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(found) > 1:
         columns = min(len(found), 5 if len(drawn.axes) > 1 else 4)
-        style = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
-        drawn.legend(found.values(), found.keys(), ncols=columns, **style)
+        place = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+        drawn.legend(found.values(), found.keys(), ncols=columns, **place)
 
 
 def _narrow(axis: Any) -> bool:
@@ -114,7 +119,7 @@ def _dress(axes: Any, x: Axis, y: Axis, title: str) -> None:
             getattr(axes, f"set_{name}scale")("log")
             low, high = own.get_view_interval()
             if high < 1000 * low:
-                own.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                own.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
                 own.set_major_formatter(StrMethodFormatter("{x:g}"))
                 own.set_minor_formatter(NullFormatter())
         if axis.limits:

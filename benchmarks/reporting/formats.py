@@ -17,6 +17,11 @@ def spread(values: Sequence[float], places: int = 1) -> str:
     return f"{percent(mean, places)} ± {percent(deviation, places)}"
 
 
+def standard_error(accuracy: float, answers: int) -> str:
+    """Of an accuracy over so many answers, in points."""
+    return f"{100 * math.sqrt(accuracy * (1 - accuracy) / answers):.1f}"
+
+
 def number(value: object) -> str:
     """Any value: three significant places, no more than the reader can use."""
     if value is None:

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
+#: The version of `drawing`: figures are drawn again when it grows.
+LOOK = 2
+
 Points: TypeAlias = Sequence[tuple[float, float]]
 
 
@@ -73,7 +76,7 @@ class Figure:
     def digest(self) -> str:
         """What the figure shows, in a few digits."""
         kinds = [type(panel).__name__ for panel in self.panels]
-        content: Any = {**asdict(self), "kinds": kinds}
+        content: Any = {**asdict(self), "kinds": kinds, "look": LOOK}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

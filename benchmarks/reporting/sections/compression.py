@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.reporting.formats import percent
+from benchmarks.reporting.formats import percent, standard_error
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 
 
@@ -17,7 +17,8 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         f"{len(experts)} MiniLM experts stored several ways, rebuilt, and scored on test sentences of their own tasks "
         f"(as trained: {percent(own)} % on average). Bytes are of the tensors that training changed, "
         f"{results['trained_bytes'] / 2**20:.0f} MiB of them in float32; the frozen embeddings would flatter every "
-        "ratio. The ratio is of base and all experts to the base alone."
+        "ratio. The ratio is of base and all experts to the base alone. One standard error of an accuracy is "
+        f"{standard_error(own, sum(results['sentences'].values()))} points, so that most rows cannot be told apart."
     )
     cells = [
         [

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.reporting.formats import percent
+from benchmarks.reporting.formats import percent, standard_error
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Part, Table, Text
 
 #: Rows that are not merges, and those that have their own table.
@@ -22,13 +22,15 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     ranked = sorted(merges, key=lambda name: merges[name][most]["normalised"], reverse=True)
     best, mean = ranked[0], rows["weight averaging"][most]
     tsv = merges["TSV-M"][most]
+    answers = sum(results["sentences"][task]["test"] for task in results["subsets"][str(most)])
     yield Text(
         f"MiniLM experts of {most} tasks ({', '.join(results['subsets'][str(most)])}) merged into one encoder; each "
         f"task is answered through its own head. The base encoder under these heads already keeps "
         f"{percent(rows['base encoder'][most]['normalised'])} % of the experts' accuracy, averaging "
         f"{percent(mean['normalised'])} %, TSV-M {percent(tsv['normalised'])} %; the best is {best} with "
         f"{percent(merges[best][most]['normalised'])} %. α of each method is chosen on labelled validation sentences; "
-        "± is the standard deviation over seeds of methods that draw."
+        "± is the standard deviation over seeds of methods that draw; one standard error of an accuracy is about "
+        f"{standard_error(tsv['accuracy'], answers)} points."
     )
     yield quality(results)
     yield ablation(results)

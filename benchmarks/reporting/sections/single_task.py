@@ -40,15 +40,20 @@ def parts(network: str, results: Mapping[str, Any]) -> Iterator[Part]:
         yield _cycles(tables, ways)
     if len(counts) < 2:
         return
+    matched = [way for way in ways if way != plain]
     panels = [
         Lines(
-            {way: [(n, tables[n][way][key]) for n in counts] for way in ways},
+            {way: [(n, tables[n][way][key]) for n in counts] for way in shown},
             Axis("networks", whole=True),
             Axis("accuracy", percent=True),
             title,
             levels={"single networks": mean},
         )
-        for key, title in (("accuracy", "as merged"), ("repaired_accuracy", "after REPAIR"))
+        for key, shown, title in (
+            ("accuracy", ways, "as merged"),
+            ("accuracy", matched, "without the plain mean"),
+            ("repaired_accuracy", matched, "the same after REPAIR"),
+        )
     ]
     yield Figure(f"single_task_{network}", f"Accuracy of merges of {network} networks trained apart", panels)
 
