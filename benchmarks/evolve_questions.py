@@ -98,7 +98,7 @@ def load_questions(setting: Setting, cache: Path, data: Path) -> QuestionExam:
 
 
 def arithmetic(data: Path) -> list[Question]:
-    found = []
+    found: list[Question] = []
     for row in _rows(data, "asdiv"):
         result = re.match(r"\d+(?![\d.,])", row["answer"])
         if result and len(row["question"]) <= LONGEST:
@@ -113,7 +113,7 @@ def letters(data: Path) -> list[Question]:
     rows = [row for file in ("commonsenseqa", "openbookqa") for row in _rows(data, file)]
     # The same permutation that keeps the skill's first 400 examples out of its training.
     held_out = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))[:400]]
-    found = []
+    found: list[Question] = []
     for row in held_out:
         if len(row["question"]) <= LONGEST:
             wrong = [option for i, option in enumerate(row["options"]) if i != row["answer"]]

@@ -1,0 +1,129 @@
+"""What searches with few questions find, on kept answers, against what they find with full evaluation."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.evolve_answers import Pool, Setting
+from merganser.evolve import Calibration, Design, Objective, Study, Task
+from merganser.evolve.irt import IRT, fitting
+from merganser.evolve.irt.fitting import fit
+from merganser.evolve.space import key
+from merganser.evolve.summary import summarize
+
+NAME = "items"
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The evaluator of a study that reads its answers."""
+
+    rows: Mapping[str, np.ndarray]
+
+    def __call__(self, candidate: Any, items: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        row = self.rows[candidate if isinstance(candidate, str) else key(candidate)]
+        return {name: row[list(chosen)] for name, chosen in items.items()}
+
+
+#: Extractor and estimator by fitness; full evaluation asks everything.
+FITNESS = {
+    "mean": ("random", "naive"),
+    "gmp-irt": ("random", "gmp-irt"),
+    "mean, irt": ("irt", "naive"),
+    "gp-irt, irt": ("irt", "gp-irt"),
+    "gmp-irt, irt": ("irt", "gmp-irt"),
+}
+
+
+def task(pool: Pool, fitness: str, size: int | None) -> Task:
+    extractor, estimator = FITNESS.get(fitness, ("random", "naive"))
+    return Task(NAME, len(pool.strata), size, extractor, estimator, "adaptive" if estimator == "gmp-irt" else 0.5)
+
+
+@contextmanager
+def fitted_once() -> Iterator[None]:
+    """Searches with the same calibration share its IRT: fitting depends on nothing else."""
+    known: dict[tuple[Any, ...], IRT] = {}
+
+    def remembered(answers: np.ndarray, *, dimensions: int | None = None, seed: int = 0) -> IRT:
+        key = (answers.tobytes(), answers.shape, dimensions, seed)
+        if key not in known:
+            known[key] = fit(answers, dimensions=dimensions, seed=seed)
+        return known[key]
+
+    with patch.object(fitting, "fit", remembered):
+        yield
+
+
+def measure_winners(
+    setting: Setting, pool: Pool, sizes: Sequence[int], seeds: Sequence[int], population: int, generations: int
+) -> dict[str, Any]:
+    """By fitness and n: the winner's score on all items and on the test items, what it cost; means over seeds."""
+    rows = {key(values): row for values, row in zip(setting.grid, pool.merges, strict=True)}
+    replay = Replay(rows | dict(zip(setting.experts, pool.endpoints(setting), strict=True)))
+    calibration = {NAME: Calibration(answers=pool.calibration(setting))}
+    kinds: list[tuple[str, int | None]] = [("full", None)]
+    kinds += [(fitness, size) for size in sizes for fitness in FITNESS]
+    found: dict[str, Any] = {}
+    for fitness, size in kinds:
+        runs = []
+        for seed in seeds:
+            design = Design(
+                setting.space,
+                (task(pool, fitness, size),),
+                (Objective.of(NAME),),
+                setting.experts,
+                population=population,
+                generations=generations,
+                seed=seed,
+            )
+            with tempfile.TemporaryDirectory() as folder:
+                study = Study.open(Path(folder, "study.sqlite"))
+                winner = study.run(design, replay, calibration=calibration if size and fitness != "mean" else None)
+                assert winner is not None
+                summary = summarize(study)
+                study.close()
+            row = rows[winner.label]
+            runs.append(
+                {
+                    "score": float(row.mean()),
+                    "bootstrap_error": bootstrap_error(row, seed),
+                    "test": summary.winners[0].test[NAME],
+                    "estimated": winner.objectives[NAME],
+                    "asked": summary.cost.asked,
+                    "calibration": summary.cost.calibration,
+                    "full": summary.cost.full,
+                    "saved_per_candidate": summary.cost.full / summary.cost.asked,
+                    "saved": summary.cost.saved,
+                }
+            )
+        label = fitness if size is None else f"{fitness} {size}"
+        found[label] = {name: float(np.mean([run[name] for run in runs])) for name in runs[0]} | {"runs": runs}
+    full = found["full"]
+    for each in found.values():
+        each["loss"] = full["score"] - each["score"]
+        each["within_one_error"] = bool(each["loss"] <= full["bootstrap_error"])
+    scores = pool.merges.mean(1)
+    return {
+        "population": population,
+        "generations": generations,
+        "seeds": list(seeds),
+        "grid": {"size": len(scores), "best": float(scores.max()), "mean": float(scores.mean())},
+        "endpoints": dict(zip(setting.experts, pool.endpoints(setting).mean(1).tolist(), strict=True)),
+        "base": float(pool.others[pool.models.index("base")].mean()),
+        "fitness": found,
+    }
+
+
+def bootstrap_error(row: np.ndarray, seed: int) -> float:
+    drawn = np.random.default_rng(seed).integers(0, len(row), (RESAMPLES, len(row)))
+    return float(row[drawn].mean(1).std())
