@@ -16,6 +16,7 @@ import argparse
 import os
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -171,21 +172,25 @@ def library(width: int, layers: int, experts: int) -> dict[str, Any]:
         return {"experts": experts, "base_bytes": weights, **found}
 
 
-def rebuilding(width: int, layers: int) -> dict[str, Any]:
-    """The time to get one expert back over that of copying the base, both synced; the best of three."""
+def rebuilding(width: int, layers: int, repeats: int = 7) -> dict[str, Any]:
+    """The time to get one expert back over that of copying the base, both synced; the median of several pairs."""
     with tempfile.TemporaryDirectory() as directory:
         base, expert = write_models(Path(directory), layers, width, 1, torch.bfloat16)
         built = Library.build(
             base, {"expert": expert}, Path(directory) / "library", rank_fraction=1 / 20, dtype="int8", randomized=True
         )
-        copies, rebuilds = [], []
-        for attempt in range(3):
-            copies.append(timed(partial(copy, base, Path(directory) / f"copy{attempt}"))[0])
-            rebuilds.append(timed(partial(built.extract, "expert", Path(directory) / f"expert{attempt}"))[0])
+        ratios = []
+        for _ in range(repeats):
+            copied, rebuilt = Path(directory) / "copied", Path(directory) / "rebuilt"
+            ratios.append(
+                timed(partial(built.extract, "expert", rebuilt))[0] / timed(partial(copy, base, copied))[0],
+            )
+            shutil.rmtree(copied)
+            shutil.rmtree(rebuilt)
         size = (base / "model.safetensors").stat().st_size
-        ratio = min(rebuilds) / min(copies)
+        ratio = statistics.median(ratios)
         print(f"  rebuilding one expert takes {ratio:.1f}× the time of copying the base ({size / 1e6:.0f} MB)")
-        return {"base_bytes": size, "rebuild_over_copy": ratio}
+        return {"base_bytes": size, "rebuild_over_copy": ratio, "ratios": ratios}
 
 
 def copy(source: Path, target: Path) -> None:
