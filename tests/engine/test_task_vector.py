@@ -175,6 +175,21 @@ def test_applied_equals_eager(scale):
     assert list(made.names()) == list(BASE)
 
 
+def test_an_opened_base_begins_an_expression():
+    base = mg.open(BASE)
+    made = base + 0.4 * (vector(A) + vector(B)) - vector(C)
+    same = (0.4 * (vector(A) + vector(B)) - vector(C)).apply_to(BASE)
+    for name in NAMES:
+        assert torch.allclose(made.read(name), same.read(name), atol=1e-6)
+        assert torch.equal((base - vector(A)).read(name), (-vector(A)).apply_to(BASE).read(name))
+        further = vector(A).apply_to(BASE, 0.5) + vector(A)
+        assert torch.allclose(further.read(name), A[name] + 0.5 * eager(A)[name], atol=1e-6)
+    assert made.source is base
+    for wrong in (lambda: vector(A) + base, lambda: base + 1 * vector(A) + 1, lambda: "base" - vector(A)):
+        with pytest.raises(TypeError):
+            wrong()
+
+
 def test_applying_agrees_with_the_method():
     merged = mg.merge([A, B], method="task_arithmetic", base=BASE, weight=[0.4, -0.7])
     made = (0.4 * vector(A) - 0.7 * vector(B)).apply_to(BASE)

@@ -1,7 +1,7 @@
 """Task vectors as algebra: expressions over checkpoints that are computed only as they are read.
 
 >>> math, code, toxic = (mg.TaskVector(path, base) for path in paths)
->>> (0.4 * (math + code) - toxic).apply_to(base).save("out/")
+>>> (mg.open(base) + 0.4 * (math + code) - toxic).save("out/")
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Union, overload
 
 import torch
 from torch import Tensor
@@ -82,12 +82,28 @@ class TaskVector(Checkpoint):
     def __repr__(self) -> str:
         return f"TaskVector({self.label})"
 
-    def __add__(self, other: TaskVector | int) -> TaskVector:
+    def __add__(self, other: TaskVector) -> TaskVector:
         if isinstance(other, TaskVector):
             return self._of(Combination([(1.0, self.vector), (1.0, other.vector)]))
+        return NotImplemented
+
+    @overload
+    def __radd__(self, other: int) -> TaskVector: ...
+    @overload
+    def __radd__(self, other: Checkpoint) -> Applied: ...
+    def __radd__(self, other: Checkpoint | int) -> TaskVector | Applied:
+        """`base + τ` of an opened base, the same as `τ.apply_to(base)`."""
+        if isinstance(other, Applied):
+            return other.moved(self.vector, 1.0)
+        if isinstance(other, Checkpoint):
+            return self.apply_to(other)
         return self if isinstance(other, int) and other == 0 else NotImplemented  # sum() starts from 0
 
-    __radd__ = __add__
+    def __rsub__(self, other: Checkpoint) -> Applied:
+        """`base − τ` of an opened base."""
+        if isinstance(other, Applied):
+            return other.moved(self.vector, -1.0)
+        return self.apply_to(other, -1.0) if isinstance(other, Checkpoint) else NotImplemented
 
     def __sub__(self, other: TaskVector) -> TaskVector:
         if not isinstance(other, TaskVector):
@@ -198,6 +214,10 @@ class Applied(View):
                     "leave one of them out"
                 )
             self._moved[stored] = name
+
+    def moved(self, vector: Vector, scale: float) -> Applied:
+        """This model moved further by scale · τ', as one expression on the same base."""
+        return Applied(self.source, Combination([(self.scale, self.vector), (scale, vector)]))
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         stored = self.source.aliases().get(name, name)
