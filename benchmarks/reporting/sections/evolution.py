@@ -25,7 +25,7 @@ def parts(record: str, results: Mapping[str, Any]) -> Iterator[Part]:
         f"evaluated on {results['items']} items, so that each estimate and each winner can be held against the truth."
     )
     yield from _estimates(record, estimates)
-    yield from _winners(record, winners)
+    yield from _winners(record, [each for each in (winners, results.get("larger")) if each])
     overhead = results["overhead"]
     yield Text(
         f"Overhead of the machinery: {1000 * overhead['machinery']:.1f} ms of processor a trial, "
@@ -80,16 +80,21 @@ def _estimates(record: str, estimates: Mapping[str, Any]) -> Iterator[Part]:
     yield Table(["items", *methods], rows, "Ability from few items against all: distance (1 − cosine)")
 
 
-def _winners(record: str, winners: Mapping[str, Any]) -> Iterator[Part]:
-    fitness, grid = winners["fitness"], winners["grid"]
-    full = fitness["full"]
+def _winners(record: str, searches: list[Mapping[str, Any]]) -> Iterator[Part]:
+    grid, endpoints = searches[0]["grid"], searches[0]["endpoints"]
     yield Text(
-        f"Winners of searches ({winners['population']} × {winners['generations']}, {len(winners['seeds'])} seeds), "
-        f"scored on all items. The best of {grid['size']} merges has {percent(grid['best'])} %, their mean "
-        f"{percent(grid['mean'])} %, the best endpoint {percent(max(winners['endpoints'].values()))} %. Full "
-        f"evaluation finds {percent(full['score'])} %; savings are per candidate, and with the questions that "
-        "calibration asks of the endpoints."
+        f"Winners of searches, scored on all items; means over {len(searches[0]['seeds'])} seeds. The best of "
+        f"{grid['size']} merges has {percent(grid['best'])} %, their mean {percent(grid['mean'])} %, the best endpoint "
+        f"{percent(max(endpoints.values()))} %. Savings are per candidate, and with the questions of "
+        "calibration; a loss is within one error if it is no more than the bootstrap error of a full score."
     )
+    for search in searches:
+        yield _fitness(search)
+    panels = [_reached(search) for search in searches]
+    yield Figure(f"{record}_winners", "Score of the winner against questions asked", panels)
+
+
+def _fitness(search: Mapping[str, Any]) -> Table:
     rows = [
         [
             name,
@@ -100,16 +105,23 @@ def _winners(record: str, winners: Mapping[str, Any]) -> Iterator[Part]:
             f"{row['saved_per_candidate']:.1f}×",
             f"{row['saved']:.1f}×",
         ]
-        for name, row in fitness.items()
+        for name, row in search["fitness"].items()
     ]
     columns = ["fitness", "score of the winner", "on unseen items", "lost to full evaluation", "within one error"]
-    yield Table([*columns, "fewer questions", "with calibration"], rows, "Score in %")
+    return Table([*columns, "fewer questions", "with calibration"], rows, f"Scores in %, {_size(search)}")
+
+
+def _size(search: Mapping[str, Any]) -> str:
+    return f"{search['generations']} generations of {search['population']}"
+
+
+def _reached(search: Mapping[str, Any]) -> Lines:
+    fitness = search["fitness"]
     kinds = list(dict.fromkeys(name.rsplit(" ", 1)[0] for name in fitness if name != "full"))
     lines = {
         kind: [(row["asked"], row["score"]) for name, row in fitness.items() if name.rsplit(" ", 1)[0] == kind]
         for kind in kinds
     }
-    asked = Axis("questions asked of candidates in a search", log=True)
-    levels = {"full evaluation": full["score"], "best endpoint": max(winners["endpoints"].values())}
-    panel = Lines(lines, asked, Axis("score of the winner", percent=True), levels=levels)
-    yield Figure(f"{record}_winners", "Score of the winner against questions asked", [panel])
+    axes = Axis("questions asked of candidates", log=True), Axis("score of the winner", percent=True)
+    levels = {"full evaluation": fitness["full"]["score"], "best endpoint": max(search["endpoints"].values())}
+    return Lines(lines, *axes, _size(search), levels=levels)
