@@ -124,6 +124,21 @@ def test_adamerging_through_merge(world):
     )
 
 
+def test_adamerging_on_tsv(world):
+    base, models, data = world
+    start = mg.merge(models, "tsv", base)
+    found = []
+    options = {"parts": "tsv", "init": 1.0, "on_result": found.append}
+    still = mg.merge(models, "adamerging", base, data=data, steps=0, **options)
+    assert all(torch.allclose(still[name], start[name], atol=1e-5) for name in start)
+    heads = [nn.Identity()] * 2
+    learned = mg.merge(models, "adamerging", base, data=data, steps=20, learning_rate=0.05, heads=heads, **options)
+    assert not torch.equal(learned["0.weight"], still["0.weight"])
+    assert found[1].entropy_after < found[1].entropy_before == found[0].entropy_after
+    with pytest.raises(InputError, match="parts: unknown 'tvs'; did you mean 'tsv'"):
+        mg.merge(models, "adamerging", base, data=data, parts="tvs")
+
+
 @pytest.fixture
 def labelled(world):
     """Batches on which each model is right: the merge has something to lose."""

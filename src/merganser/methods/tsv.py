@@ -72,10 +72,18 @@ def orthogonal_sum(
     tolerance: float = TOLERANCE,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """U⊥ Σ V⊥ᵀ from the factors of each task; a single task needs no orthogonalisation."""
+    """U⊥ Σ V⊥ᵀ from the factors of each task."""
+    u, s, v = orthogonal(factors, orthogonalize, tolerance)
+    # Orthonormal factors are well-conditioned: their product loses nothing that float32 could hold.
+    return (u * s).to(dtype) @ v.to(dtype).T
+
+
+def orthogonal(
+    factors: Sequence[Factors], orthogonalize: Orthogonalize = "polar", tolerance: float = TOLERANCE
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(U⊥, Σ, V⊥), the tasks' columns side by side; a single task needs no orthogonalisation."""
     u, s, v = (torch.cat(parts, dim=-1) for parts in zip(*factors, strict=True))
     if orthogonalize != "none" and len(factors) > 1:
         kind = orthogonalize
         u, v = side_by_side(lambda side: polar(side, tolerance, kind), (u, v))
-    # Orthonormal factors are well-conditioned: their product loses nothing that float32 could hold.
-    return (u * s).to(dtype) @ v.to(dtype).T
+    return u, s, v

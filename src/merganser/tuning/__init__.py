@@ -1,7 +1,7 @@
 """Merging with data: statistics as side checkpoints (Fisher, Gram), AdaMerging, ATM, soups, forgetting.
 
 Modules load on first use: `tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.soups`, `.search`, `.sweep`,
-`.merging`, `.forgetting`, `.validation`.
+`.merging`, `.forgetting`, `.validation`, `.parts`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_MODULES = ("adamerging", "atm", "fisher", "forgetting", "gram", "merging", "search", "soups", "sweep", "validation")
+_MODULES = (
+    "adamerging",
+    "atm",
+    "fisher",
+    "forgetting",
+    "gram",
+    "merging",
+    "parts",
+    "search",
+    "soups",
+    "sweep",
+    "validation",
+)
 
 __all__ = [*_MODULES]
 
@@ -20,6 +32,7 @@ if TYPE_CHECKING:
     from merganser.tuning import forgetting as forgetting
     from merganser.tuning import gram as gram
     from merganser.tuning import merging as merging
+    from merganser.tuning import parts as parts
     from merganser.tuning import search as search
     from merganser.tuning import soups as soups
     from merganser.tuning import sweep as sweep

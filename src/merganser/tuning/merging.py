@@ -12,13 +12,14 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine import api
 from merganser.engine.task_vector import TaskVector
-from merganser.errors import InputError
+from merganser.errors import InputError, did_you_mean
 from merganser.methods.base import lookup
 from merganser.methods.base import parameters as method_parameters
 from merganser.tuning.adamerging import adamerge
 from merganser.tuning.fisher import diagonal_fisher
-from merganser.tuning.functional import Batch, Inputs
+from merganser.tuning.functional import Batch, Inputs, Weights
 from merganser.tuning.gram import linear_grams
+from merganser.tuning.parts import tsv_parts
 from merganser.tuning.result import Result
 from merganser.tuning.search import scale_search
 from merganser.tuning.soups import greedy_soup
@@ -32,6 +33,11 @@ Options: TypeAlias = dict[str, Any]
 
 IN_MEMORY = ("adamerging", "greedy_soup")
 """What is no rule for tensors, but made here of whole models and data."""
+PARTS: Mapping[str, Callable[[Mapping[str, Weights]], Mapping[str, Weights]]] = {
+    "differences": lambda vectors: vectors,
+    "tsv": tsv_parts,
+}
+"""What AdaMerging's coefficients scale."""
 COMPUTED: Mapping[str, Callable[[nn.Module, Sequence[Any]], Statistics]] = {
     "fisher": lambda module, batches: diagonal_fisher(module, None, batches),
     "gram": lambda module, batches: linear_grams(module, None, batches),
@@ -56,7 +62,8 @@ def merge(
     be put through. What it is used for is in the method:
 
     - `fisher` and `regmean` take statistics of each model on its unlabelled batches;
-    - `adamerging` learns coefficients on them (options of `tuning.adamerging.adamerge`);
+    - `adamerging` learns coefficients on them (options of `tuning.adamerging.adamerge`), of the task vectors or, with
+      `parts="tsv"`, of what each of them adds to TSV-Merge;
     - `greedy_soup` averages the models that a held-out score does not regret;
     - with `alphas`, any method that has a `scale` takes the α of them with the best held-out score. `budgets` make it
       successive halving: all α on the first, the best `keep` of them on the next.
@@ -104,6 +111,9 @@ def _adamerged(
     models: Models, base: Reference | None, data: Data | None, on_result: Callable[[Result], None], options: Options
 ) -> dict[str, Tensor]:
     known = inspect.signature(adamerge).parameters
+    split = PARTS.get(kind := options.pop("parts", "differences"))
+    if split is None:
+        raise InputError(f"parts: unknown {kind!r}{did_you_mean(str(kind), PARTS)}")
     if "heads" in options:
         options["heads"] = _heads(options["heads"])
     if unknown := next((name for name in options if name not in known), None):
@@ -112,8 +122,9 @@ def _adamerged(
         raise InputError("adamerging learns from data: give batches of unlabelled inputs for each model")
     module = _module(base, "base")
     weights = module.state_dict()
-    vectors = {str(label): TaskVector(model, module).state_dict() for label, model in _labelled(models).items()}
+    differences = {str(label): TaskVector(model, module).state_dict() for label, model in _labelled(models).items()}
     inputs: dict[str, Any] = {str(label): batches for label, batches in _matched(data, models).items()}
+    vectors = split(differences)
     learned = adamerge(module, weights, vectors, inputs, **options)
     on_result(learned)
     return learned.merge(weights, vectors)

@@ -1,0 +1,44 @@
+"""What each task adds to a merge: for coefficients learned on top of a method that is more than a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from merganser.errors import InputError
+from merganser.methods.matrices import matrix_shape, rank_kept
+from merganser.methods.tsv import TSV, decompose, orthogonal
+from merganser.tuning.functional import Weights
+
+
+def tsv_parts(task_vectors: Mapping[str, Weights], rule: TSV | None = None) -> dict[str, dict[str, Tensor]]:
+    """U⊥_t Σ_t V⊥_tᵀ of every task's matrices, Δ_t / T of everything else; they add up to TSV-Merge's task vector.
+
+    U⊥_t are task t's columns of the orthogonalised [U₁ … U_T]. `rule` has the truncation, patterns and tolerance.
+    """
+    if not task_vectors:
+        raise InputError("no task vectors to take apart")
+    rule = rule or TSV()
+    parts: dict[str, dict[str, Tensor]] = {task: {} for task in task_vectors}
+    for name, some in next(iter(task_vectors.values())).items():
+        if missing := [task for task, vector in task_vectors.items() if name not in vector]:
+            raise InputError(f"the task vector of {missing[0]!r} lacks {name!r}")
+        deltas = [vector[name].detach() for vector in task_vectors.values()]
+        made = _split(deltas, rule) if rule.applies(name, tuple(some.shape)) else [d / len(deltas) for d in deltas]
+        for task, part in zip(task_vectors, made, strict=True):
+            parts[task][name] = part
+    return parts
+
+
+def _split(deltas: list[Tensor], rule: TSV) -> list[Tensor]:
+    n = min(matrix_shape(tuple(deltas[0].shape)))
+    k = rank_kept(n, len(deltas), rule.rank_fraction) if rule.low_rank else n
+    factors = decompose([delta.flatten(1) for delta in deltas], k)
+    u, s, v = orthogonal(factors, rule.orthogonalize, rule.tolerance)
+    columns = [torch.split(side, [each.rank for each in factors], dim=-1) for side in (u, s, v)]
+    return [
+        ((u_t * s_t) @ v_t.T).to(delta.dtype).view_as(delta)
+        for delta, u_t, s_t, v_t in zip(deltas, *columns, strict=True)
+    ]
