@@ -33,10 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.records import record
-from benchmarks.text_adamerging import LEARNING_RATE, STEPS, adamerged, tsv_parts
+from benchmarks.text_adamerging import LEARNING_RATE, STEPS, adamerged
 from benchmarks.text_experts import SUBSETS, State, TextExperts, differences, load_experts, summary
 from benchmarks.text_interference import layers
 from benchmarks.zoo.cards import add_locations
+from merganser.tuning.parts import tsv_parts
 from merganser.tuning.search import successive_halving
 
 #: For sums of task vectors, and for means and spectral merges, whose natural coefficient is about 1.
@@ -153,10 +154,10 @@ def learned(table: Table, alphas: Mapping[str, float | None], steps: int, on_tsv
     """AdaMerging of the task vectors, and of TSV-Merge's orthogonal parts, both starting from α chosen for the sum."""
     rows = []
     experts, trained = table.experts, table.experts.trained
-    chosen = {name: experts.experts[name] for name in table.names}
-    kinds = [("AdaMerging", "task arithmetic", {t: differences(expert, trained) for t, expert in chosen.items()})]
+    vectors = {name: differences(experts.experts[name], trained) for name in table.names}
+    kinds = [("AdaMerging", "task arithmetic", vectors)]
     if on_tsv:
-        kinds.append(("AdaMerging on TSV-M", "TSV-M", tsv_parts(trained, chosen)))
+        kinds.append(("AdaMerging on TSV-M", "TSV-M", tsv_parts(vectors)))
     for name, sum_row, parts in kinds:
         start = alphas[sum_row]
         assert start is not None

@@ -9,9 +9,6 @@ from torch import Tensor, nn
 
 from benchmarks.text_experts import State, TextExperts
 from benchmarks.zoo.text_tasks import load_encoder, pool
-from merganser.kernels.spectra import polar
-from merganser.methods.matrices import rank_kept
-from merganser.methods.tsv import TSV, decompose
 from merganser.tuning.adamerging import AdaMerging, adamerge
 
 STEPS = 20
@@ -66,24 +63,3 @@ def linear(head: Mapping[str, Tensor]) -> nn.Module:
     module = nn.Linear(head["weight"].shape[1], head["weight"].shape[0])
     module.load_state_dict(dict(head))
     return module.requires_grad_(False)
-
-
-def tsv_parts(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, State]:
-    """What each task adds to TSV-Merge: U⊥_t Σ_t V⊥_tᵀ of matrices, Δ_t / T of everything else. They add up to it."""
-    rule = TSV()
-    parts: dict[str, State] = {name: {} for name in experts}
-    for name, origin in base.items():
-        deltas = [expert[name] - origin for expert in experts.values()]
-        if not rule.applies(name, tuple(origin.shape)):
-            for task, delta in zip(experts, deltas, strict=True):
-                parts[task][name] = delta / len(experts)
-            continue
-        factors = decompose(deltas, rank_kept(min(origin.shape), len(deltas), None))
-        ranks = [each.rank for each in factors]
-        left, right = (
-            torch.split(polar(torch.cat(side, dim=1), rule.tolerance), ranks, dim=1)
-            for side in ([f.u for f in factors], [f.v for f in factors])
-        )
-        for task, u, each, v in zip(experts, left, factors, right, strict=True):
-            parts[task][name] = ((u * each.s) @ v.T).to(origin.dtype)
-    return parts

@@ -147,13 +147,6 @@ def test_references_hold_the_base_the_mean_and_the_experts(experts: TextExperts)
     assert own["normalised"] == pytest.approx(1)
 
 
-def test_parts_of_tsv_add_up_to_its_merge(experts: TextExperts) -> None:
-    parts = text_adamerging.tsv_parts(experts.trained, experts.experts)
-    merged = experts.task_vector("tsv", TASKS)
-    for name, value in merged.items():
-        torch.testing.assert_close(sum(part[name] for part in parts.values()), value, atol=1e-5, rtol=1e-4)
-
-
 def test_adamerging_lowers_entropy_and_leaves_what_was_frozen(experts: TextExperts) -> None:
     table = multi_task.Table(experts, reference(experts), TASKS)
     rows = multi_task.learned(table, {"task arithmetic": 0.3, "TSV-M": 1.0}, 25, True)
