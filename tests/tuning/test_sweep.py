@@ -170,6 +170,19 @@ def test_the_command(recipe, tmp_path, monkeypatch):
     assert "either --tasks or --score" in str(neither.exception)
 
 
+def test_the_best_recipe_must_find_its_models(recipe, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    arguments = ["sweep", str(recipe), "--over", "scale=0,1", "--score", "builtins:len", "--best"]
+
+    def refused(best):
+        return str(CliRunner().invoke(build(), [*arguments, str(best)]).exception)
+
+    assert "are not found from there; write it beside" in refused(tmp_path / "elsewhere" / "best.yml")
+    assert "no directory" in refused(tmp_path / "absent" / "best.yml")
+    assert not recipe.with_suffix(".sweep.jsonl").exists()
+
+
 def test_language_models_by_their_tasks(llamas, tmp_path):
     recipe = tmp_path / "r.yml"
     models = [str(llamas / "math"), str(llamas / "code")]

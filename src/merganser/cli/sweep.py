@@ -11,6 +11,7 @@ import typer
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
+    from merganser.recipes.schema import Recipe
     from merganser.tuning.sweep import Score, Sweep, Variant
 
 
@@ -41,6 +42,8 @@ def command(
         raise InputError(f"--budgets {budgets}: expected whole numbers, e.g. 50,200") from None
     if bool(tasks) == bool(score):
         raise InputError("say how to score: either --tasks or --score")
+    if best is not None:
+        _check_place(best, recipe)
 
     def on_score(variant: Variant, budget: int, value: float) -> None:
         typer.echo(f"{value:10.4f}  {variant.label} (on {budget})", err=True)
@@ -60,6 +63,29 @@ def command(
 
         best.write_text(dump(found.recipe), encoding="utf-8")
     typer.echo(json.dumps(found.to_dict()) if as_json else _text(found))
+
+
+def _check_place(best: Path, recipe: Path) -> None:
+    """Relative paths of a recipe are looked for beside it: the best one must find the same models from its place."""
+    from merganser import recipes
+    from merganser.errors import InputError, MerganserError
+
+    if not best.parent.is_dir():
+        raise InputError(f"--best {best}: no directory {best.parent}")
+    if best.parent.resolve() == recipe.parent.resolve():
+        return
+    try:
+        there = _models(recipes.load(recipe.read_text(encoding="utf-8"), best.parent))
+    except MerganserError:
+        there = None
+    if there != _models(recipes.load(recipe)):
+        raise InputError(f"--best {best}: the models of {recipe} are not found from there; write it beside {recipe}")
+
+
+def _models(recipe: Recipe) -> list[Path]:
+    from merganser import recipes
+
+    return [Path(model.path).resolve() for model in recipes.plan(recipe).models if model.path is not None]
 
 
 def _scored(reference: str) -> Score:
