@@ -68,7 +68,8 @@ def evaluate(
     if kind is None:
         if tasks:
             raise InputError(f"{opened.label}: tasks need a model that transformers loads; it has no such config.json")
-        checks.append(Check("loads", "skip", "not a transformers model: no config.json with a model_type"))
+        unscored = "; neither it nor its parents are scored" if parents else ""
+        checks.append(Check("loads", "skip", f"not a transformers model: no config.json with a model_type{unscored}"))
     elif checks[0].status != "fail":
         others = {
             label: _examined(parent, kind, tasks, limit, device, on_step)[0]

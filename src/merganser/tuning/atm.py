@@ -141,9 +141,10 @@ class _Store:
         if not index.exists():
             return None
         record = json.loads(index.read_text())
-        if record["settings"] != self.settings:
+        begun = record["settings"]
+        if other := next((name for name in self.settings if begun[name] != self.settings[name]), None):
             raise InputError(
-                f"{index}: begun with {record['settings']}, now asked for {self.settings}; use another folder"
+                f"{index}: begun with {other} {begun[other]}, now asked for {self.settings[other]}; use another folder"
             )
         history = [Round(**entry) for entry in record["rounds"]]
         return load_file(self._weights(history[-1].number)), history
