@@ -8,7 +8,7 @@ weights answers all items once (kept in the cache). The IRT is fitted to the ans
 - `sentences`: MiniLM text experts and test sentences of their tasks, each answered through its own task's head; the
   IRT knows the base, all experts of the zoo, and the same after one epoch;
 - `questions`: LoRA fine-tunes of SmolLM2-135M and multiple-choice questions scored by log-likelihood; the IRT knows the
-  base, the fine-tunes, and the same weaker and stronger.
+  base, the fine-tunes, and the same at half their strength.
 
 Then
 
@@ -58,7 +58,7 @@ class Kind:
 
 KINDS = {
     "sentences": Kind(load_sentences, ("trec", "mpqa", "clinc150"), 200, (0.0, 0.5, 1.0, 1.5)),
-    "questions": Kind(load_questions, ("arithmetic", "letters", "reviews"), 24, (0.0, 0.6, 1.2)),
+    "questions": Kind(load_questions, ("arithmetic", "letters", "reviews"), 22, (0.0, 0.4, 0.8)),
 }
 
 
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", choices=KINDS, default="sentences")
     parser.add_argument("--experts", nargs="+", help="tasks or skills of the zoo; three by default")
-    parser.add_argument("--items", type=int, help="of each expert's task; 200 sentences or 24 questions by default")
+    parser.add_argument("--items", type=int, help="of each expert's task; 200 sentences or 22 questions by default")
     parser.add_argument("--weights", type=float, nargs="+", help="of each expert; all combinations make the grid")
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 20, 50])
     parser.add_argument("--draws", type=int, default=5, help="subsets of each size")

@@ -1,10 +1,12 @@
 """LoRA fine-tunes of SmolLM2-135M and short multiple-choice questions of their skills, scored by log-likelihood.
 
-Options are the right one and wrong ones; right is the option of the highest log-likelihood after the prompt.
+Right is the option of the highest log-likelihood after the prompt. A few dozen steps teach a small model a way of
+answering, little else, so that is what two of the skills are asked:
 
 - `arithmetic`: problems of ASDiv; wrong are numbers of the problem and neighbours of the result;
-- `letters`: questions of CommonsenseQA and OpenBookQA that were not trained on, their options lettered in the prompt;
-- `reviews`: which of two film reviews is the good one (or the bad one, as the prompt says), per character.
+- `letters`: questions of CommonsenseQA and OpenBookQA that were not trained on, with two lettered options; right is the
+  bare letter of the right one, wrong the other letter, and the right letter followed by its option;
+- `reviews`: a film review as the data set writes it (lower case, spaced punctuation), or as anyone else would.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from merganser.evolve.fitness import LiveMerge
 Question = dict[str, Any]
 LONGEST = 80
 LETTERS = "AB"
+END = "<|im_end|>"
+REVIEW = "A {question} film review:"
 #: Strengths of single adapters that calibrate the IRT besides the experts themselves.
-STRENGTHS = (0.75, 2.0)
+STRENGTHS = (0.5,)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class QuestionExam:
         return LiveMerge(model.eval(), template, self.setting.experts, self.setting.space)
 
     def others(self) -> Iterator[tuple[str, nn.Module]]:
-        """The base, every expert, and every expert's adapter weaker and stronger."""
+        """The base, every expert, and every expert's adapter at other strengths."""
         live = self.live()
         yield "base", live.load(self.setting.point([0.0] * len(self.setting.experts)))
         for place, name in enumerate(self.setting.experts):
@@ -90,10 +94,8 @@ def load_questions(setting: Setting, cache: Path, data: Path) -> QuestionExam:
         questions = BUILDERS[name](data)
         order = np.random.default_rng(0).permutation(len(questions))
         chosen = [questions[i] for i in order[: setting.items]]
-        if name == "reviews":
-            examiners[name] = MultipleChoice(chosen, tokenizer, prompt="A {question} film review:")
-        else:
-            examiners[name] = MultipleChoice(chosen, tokenizer, normalize=False)
+        prompt = REVIEW if name == "reviews" else MultipleChoice.prompt
+        examiners[name] = MultipleChoice(chosen, tokenizer, prompt=prompt, normalize=False)
     return QuestionExam(setting, cache, examiners)
 
 
@@ -116,19 +118,30 @@ def letters(data: Path) -> list[Question]:
     found: list[Question] = []
     for row in held_out:
         if len(row["question"]) <= LONGEST:
-            wrong = [option for i, option in enumerate(row["options"]) if i != row["answer"]]
-            each = _shuffled(row["question"], [row["options"][row["answer"]], *wrong[: len(LETTERS) - 1]], len(found))
+            right = row["options"][row["answer"]]
+            wrong = next(option for option in row["options"] if option != right)
+            each = _shuffled(row["question"], [right, wrong], len(found))
             listed = [f"{letter}. {option}" for letter, option in zip(LETTERS, each["options"], strict=True)]
-            found.append({**each, "question": "\n".join([row["question"], *listed]), "options": list(LETTERS)})
+            options = [*LETTERS, listed[each["answer"]]]
+            question = "\n".join([row["question"], *listed])
+            found.append({**each, "question": question, "options": [f"{option}{END}" for option in options]})
     return found
 
 
 def reviews(data: Path) -> list[Question]:
     lines = data_file(data, "text/mr.test.tsv").read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t", 1) for line in lines]
-    bad, good = ([text for label, text in rows if label == kind and len(text) <= LONGEST] for kind in "01")
-    pairs = zip(good, bad, strict=False)
-    return [_shuffled("good", [x, y], i) if i % 2 else _shuffled("bad", [y, x], i) for i, (x, y) in enumerate(pairs)]
+    return [
+        _shuffled("good" if label == "1" else "bad", [text, _usual(text)], i)
+        for i, (label, text) in enumerate(rows)
+        if len(text) <= LONGEST and _usual(text) != text
+    ]
+
+
+def _usual(text: str) -> str:
+    """A sentence with a capital, and without spaces before its punctuation."""
+    closed = re.sub(r" (?=[.,!?;:')]|n't)", "", text)
+    return closed[0].upper() + closed[1:]
 
 
 BUILDERS = {"arithmetic": arithmetic, "letters": letters, "reviews": reviews}

@@ -28,6 +28,7 @@ def test_questions_are_short_distinct_and_not_always_answered_by_the_same_option
         assert 0 <= each["answer"] < len(each["options"])
     shares = np.bincount([each["answer"] for each in questions]) / len(questions)
     assert shares.min() > 0.2
+    assert shares.max() < 0.6
 
 
 @needs_data
@@ -41,6 +42,15 @@ def test_lettered_questions_were_not_trained_on():
         question, *options = each["question"].splitlines()
         assert [option[:3] for option in options] == ["A. ", "B. "]
         assert (question, options[each["answer"]][3:]) not in trained
+        assert each["options"][each["answer"]] == f"{'AB'[each['answer']]}{evolve_questions.END}"
+        assert each["options"][2] == f"{options[each['answer']]}{evolve_questions.END}"
+
+
+@needs_data
+def test_reviews_differ_in_how_they_are_written_only():
+    for each in evolve_questions.reviews(DATA):
+        written, usual = each["options"][each["answer"]], each["options"][1 - each["answer"]]
+        assert written.replace(" ", "") == usual.replace(" ", "").lower()
 
 
 @needs_data
