@@ -40,7 +40,7 @@ def quality() -> str:
     if found is None:
         return "Not measured yet: `python -m benchmarks.multi_task`."
     measured = found["results"]
-    sizes = sorted(map(int, measured["subsets"]))
+    sizes = sorted({row["tasks"] for row in measured["rows"]})
     intro = (
         f"`{found['command']}`: MiniLM experts of {', '.join(map(str, sizes[:-1]))}{' and ' if sizes[:-1] else ''}"
         f"{sizes[-1]} text tasks merged into one encoder, each task answered through its own head; accuracy over that "
