@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,11 +71,10 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
 
 def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Entry], dict[str, str]]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in found:
-                raise CheckpointError(f"{where}: the header names {key!r} twice")
-            found[key] = value
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise CheckpointError(f"{where}: the header names {twice!r} twice")
         return found
 
     try:
@@ -95,7 +95,8 @@ def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Entry], d
 def _entry(name: str, value: Any, origin: int, size: int, where: str) -> Entry:
     try:
         code, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
-        sane = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        numbers = (*shape, begin, end)
+        sane = {*map(type, numbers)} == {int} and min(numbers) >= 0
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{where}: the header entry of {name!r} is malformed") from None
     if not sane:

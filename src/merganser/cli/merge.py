@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -43,6 +44,7 @@ def command(
     from merganser.engine.api import run
     from merganser.engine.execute import DEFAULT_MEMORY, Progress
 
+    gc.freeze()  # what torch's import left need not be searched again and again while a plan of many tensors is made
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
     _check_device(device)
     if dry_run:

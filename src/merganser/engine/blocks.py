@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -49,8 +50,9 @@ def cut(shape: tuple[int, ...], size: int, rows: tuple[int, int] | None = None) 
     return [Piece(r, min(r + step, last), r * row, (min(r + step, last) - r) * row) for r in starts]
 
 
+@lru_cache(maxsize=64)
 def spans(shape: tuple[int, ...]) -> list[list[Piece]]:
-    """The blocks of a tensor in runs of about `SPAN` elements, each run within consecutive rows."""
+    """The blocks of a tensor in runs of about `SPAN` elements, each run within consecutive rows; not to be altered."""
     runs: list[list[Piece]] = []
     held = 0
     for block in cut(shape, BLOCK):
