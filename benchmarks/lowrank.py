@@ -205,6 +205,7 @@ def copy(source: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small matrices, a minute in all")
+    parser.add_argument("--blocks", nargs="+", default=list(BLOCKS), choices=list(BLOCKS), help="only these")
     parser.add_argument("--json", type=Path, help="store the figures")
     parser.add_argument("--peak", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -217,6 +218,7 @@ def main() -> None:
         cases = [("small", 8), ("small", 20)]
     else:
         cases = [("ViT-L/14", 8), ("ViT-B/32", 8), ("ViT-B/32", 20), ("ViT-L/14", 20), ("Llama-1B", 8)]
+        cases = [case for case in cases if case[0] in options.blocks]
     merges = []
     for block, tasks in cases:
         with_reference = options.quick or (block, tasks) in (("ViT-L/14", 8), ("ViT-B/32", 8))
