@@ -14,11 +14,13 @@ costs that only loads the program is stored beside.
 Where the definitions differ:
 
 - TIES: mergekit ranks entries tensor by tensor, FusionBench over the whole model as the paper does; each is compared
-  with ours in its scope. FusionBench keeps one entry more than ⌊density·n⌋, which is ours.
+  with ours in its scope. Ours keeps ⌊density·n⌋ entries exactly; FusionBench one more and all of its magnitude, of
+  which float32 differences have many.
 - mergekit 0.1.5 ends with a TypeError on its own definition of BertModel, so it is given the same encoders named as
   parts of a token classifier, which it has no definition of and can infer.
 - DARE-TIES: the draws differ, so quality is a mean over seeds.
-- TSV-M: FusionBench orthogonalises by the plain polar factor; ours drops directions that experts share.
+- TSV-M and Iso-C: FusionBench takes the plain polar factor, in which every direction has full length; ours drops
+  those below 1e-4 of the largest (in some matrices one of 384, a twentieth of that matrix's norm).
 
 Stored in `results`:
 
