@@ -2,7 +2,7 @@
 
     python -m benchmarks.multi_task [--cache ZOO] [--test N] [--validation N] [--quick] [--json FILE]
 
-Twenty minutes of one core (`--quick`: two minutes, 4 tasks and few sentences). The scaling coefficient α of a method is
+Twenty minutes of one core (`--quick`: two minutes, 4 tasks, few sentences). The scaling coefficient α of a method is
 the one of a grid with the best mean accuracy on labelled validation sentences, as in the thesis; scores are of test
 sentences, each answered through its task's own head. Normalised accuracy is the mean over tasks of accuracy over that
 of the fine-tuned expert.
@@ -21,6 +21,7 @@ Stored in `results`:
 - `layers`: every matrix for the largest number of tasks: `block`, `rank`, `sti` before and `sti_after` TSV-Merge,
   `normalised_sti` (0 orthogonal, 1 identical) and its `chance` level, relative Procrustes errors of the truncated
   (`procrustes_left`, `_right`) and of whole (`procrustes_full`, the short side) singular vectors, `energy` kept.
+  Relative means ‖U − U⊥‖ / ‖U‖: the thesis' theorem compares them times √(T·rank) and √(T·n).
 """
 
 from __future__ import annotations
