@@ -1,11 +1,11 @@
 """Merging text experts of MiniLM into one encoder: every static method, for 4, 6 and 8 tasks.
 
-    python -m benchmarks.multi_task [--cache ZOO] [--test N] [--validation N] [--quick] [--json FILE]
+    python -m benchmarks.multi_task [--cache ZOO] [--tasks 4 6 8] [--test N] [--validation N] [--quick] [--json FILE]
 
 Twenty minutes of one core (`--quick`: two minutes, 4 tasks, few sentences). The scaling coefficient α of a method is
 the one of a grid with the best mean accuracy on labelled validation sentences, as in the thesis; scores are of test
 sentences, each answered through its task's own head. Normalised accuracy is the mean over tasks of accuracy over that
-of the fine-tuned expert.
+of the fine-tuned expert. Numbers of tasks that are not measured now stay in FILE as they are.
 
 Stored in `results`:
 
@@ -27,6 +27,7 @@ Stored in `results`:
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -178,8 +179,19 @@ def interferences(rows: Sequence[Mapping[str, Any]], matrices: Sequence[Mapping[
     ]
 
 
+def measured_before(path: Path | None, sizes: Sequence[int], most: int) -> dict[str, list[Any]]:
+    """What a record holds of numbers of tasks that are not measured now."""
+    found: Mapping[str, Any] = json.loads(path.read_text())["results"] if path and path.exists() else {}
+    kept: dict[str, list[Any]] = {
+        part: [row for row in found.get(part, ()) if row["tasks"] not in sizes]
+        for part in ("rows", "alpha_sweep", "interference")
+    }
+    return kept | {"layers": [] if most in sizes else found.get("layers", [])}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, nargs="+", choices=sorted(SUBSETS), default=sorted(SUBSETS))
     parser.add_argument("--test", type=int, default=200, help="test sentences of each task")
     parser.add_argument("--validation", type=int, default=32, help="labelled validation sentences of each task")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of AdaMerging")
@@ -189,9 +201,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.quick:
         options.test, options.validation, options.steps = 40, 10, 2
-    sizes = (4,) if options.quick else (8, 4, 6)
+    sizes = [4] if options.quick else sorted(options.tasks, reverse=True)
+    most = 4 if options.quick else max(SUBSETS)
     everything = load_experts(
-        options.cache, options.data, SUBSETS[max(sizes)], test=options.test, validation=options.validation
+        options.cache, options.data, SUBSETS[most], test=options.test, validation=options.validation
     )
     reference = everything.own_scores(everything.experts)
     results: dict[str, Any] = {
@@ -199,16 +212,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             name: {"test": min(options.test, len(task.test)), "validation": options.validation}
             for name, task in everything.tasks.items()
         },
-        "subsets": {str(size): list(SUBSETS[size]) for size in sorted(sizes)},
+        "subsets": {str(size): list(names) for size, names in sorted(SUBSETS.items()) if size <= most},
         "settings": {row.name: {"method": row.method, **row.parameters} for row in ROWS}
         | {"AdaMerging": {"wise": "tensor", "learning_rate": LEARNING_RATE, "steps": options.steps}},
-        "rows": [],
-        "alpha_sweep": [],
-        "interference": [],
-        "layers": [],
-    }
+    } | measured_before(options.json, sizes, most)
     for size in sizes:
-        largest = size == max(sizes)
+        largest = size == most
         table = Table(everything, reference, SUBSETS[size])
         rows = references(table)
         for row in ROWS:
