@@ -17,6 +17,7 @@ seeds 0, 1, … and not trained: the hardest case for matching, and the same for
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import resource
 import subprocess
@@ -26,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -191,6 +193,11 @@ def peak_of_universe(width: int, iterations: int) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIGABYTE
 
 
+def measured_before(path: Path | None) -> dict[str, Any]:
+    """The parts a record holds already, so that they may be measured one by one."""
+    return dict(json.loads(path.read_text())["results"]) if path and path.exists() else {}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
@@ -199,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     chosen = arguments.only or ("compare", "scale", "memory")
     quick = arguments.quick
-    found: dict[str, object] = {"threads": torch.get_num_threads(), "quick": quick}
+    found = measured_before(arguments.json) | {"threads": torch.get_num_threads(), "quick": quick}
     print(describe())
     if "compare" in chosen:
         cases = []
