@@ -20,7 +20,7 @@ Where the definitions differ:
   parts of a token classifier, which it has no definition of and can infer.
 - DARE-TIES: the draws differ, so quality is a mean over seeds.
 - TSV-M and Iso-C: FusionBench takes the plain polar factor, in which every direction has full length; ours drops
-  those below 1e-4 of the largest (in some matrices one of 384, a twentieth of that matrix's norm).
+  those below 1e-5 of the largest.
 
 Stored in `results`:
 
