@@ -78,17 +78,20 @@ def timed(function: Callable[[], Any]) -> tuple[float, float, Any]:
 
 
 def merging(block: str, tasks: int, reference: bool, repeats: int) -> dict[str, Any]:
-    """Seconds over the matrices of a block, the best of `repeats`, and the errors against float64."""
+    """Seconds over the matrices of a block, the median of `repeats` taken in turns, and the errors against float64."""
     rows = []
     for index, shape in enumerate(BLOCKS[block]):
         deltas = [task_matrix(shape, 1000 * index + task) for task in range(tasks)]
         row: dict[str, Any] = {"shape": list(shape)}
+        functions = {"ours": ours, "published": published}
+        runs: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
         results = {}
-        for name, function in (("ours", ours), ("published", published)):
-            runs = [timed(partial(function, deltas)) for _ in range(repeats)]
-            row[name] = min(run[0] for run in runs)
-            row[f"{name}_processor"] = min(run[1] for run in runs)
-            results[name] = runs[0][2]
+        for turn in range(repeats):
+            for name in sorted(functions, reverse=bool(turn % 2)):
+                seconds, processor, results[name] = timed(partial(functions[name], deltas))
+                runs[name].append((seconds, processor))
+        for name, taken in runs.items():
+            row[name], row[f"{name}_processor"] = map(statistics.median, zip(*taken, strict=True))
         if reference:
             exact = published([delta.double() for delta in deltas])
             for name, result in results.items():
@@ -222,7 +225,7 @@ def main() -> None:
     merges = []
     for block, tasks in cases:
         with_reference = options.quick or (block, tasks) in (("ViT-L/14", 8), ("ViT-B/32", 8))
-        merges.append(merging(block, tasks, with_reference, repeats=3 if options.quick else 1))
+        merges.append(merging(block, tasks, with_reference, repeats=3 if with_reference else 1))
         wall, processor = merges[-1]["speedup"], merges[-1]["processor_ratio"]
         print(f"{block} block, T={tasks}: {wall:.1f}× faster ({processor:.1f}× less processor time)", end="")
         errors = [row["ours_error"] for row in merges[-1]["matrices"] if "ours_error" in row]

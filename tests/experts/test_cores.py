@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from merganser.experts.adaptive import AdaptiveModel
 from merganser.experts.composition import applied
-from merganser.experts.cores import LIMIT, core_cost, core_of
-from merganser.kernels.spectra import Factors
+from merganser.experts.cores import core_cost, core_of
+from merganser.kernels.spectra import FLOAT32_LIMIT, Factors
 from merganser.methods.tsv import TSV, orthogonal_sum
 from support.expert_nets import WIDTH, encoder, expert_of, library_of
 
@@ -49,7 +49,7 @@ def test_identical_experts_are_counted_once():
 
 
 def test_nearly_parallel_experts_are_merged_whole(tmp_path):
-    """Between τ/10 and 1/LIMIT small directions count, and a core would have to cancel digits to keep them."""
+    """Between τ/10 and 1/FLOAT32_LIMIT small directions count, and a core would have to cancel digits to keep them."""
     base = encoder()
     first = expert_of(base, 1, rank=2)
     second = {
@@ -59,7 +59,7 @@ def test_nearly_parallel_experts_are_merged_whole(tmp_path):
     model = AdaptiveModel(base, library)
     both = frozenset("ab")
     name = "blocks.0.up.weight"
-    assert core_of(library.merge(["a", "b"]).factors(name), TSV()).amplification > LIMIT
+    assert core_of(library.merge(["a", "b"]).factors(name), TSV()).amplification > FLOAT32_LIMIT
     parallel = model.composer.compose(both)
     assert not parallel.low_rank
     assert name in model.composer.compose(frozenset("ac")).low_rank

@@ -3,8 +3,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from merganser.errors import MerganserError
+from merganser.kernels import lapack
 from merganser.kernels.lapack import _one_thread, add_gram, leading_eigenpairs
 
 
@@ -26,6 +29,20 @@ def test_leading_eigenpairs(n, share):
     np.testing.assert_allclose(matrix @ vectors.numpy(), vectors.numpy() * wanted, atol=1e-9 * wanted[0])
     np.testing.assert_allclose(vectors.T @ vectors, np.eye(k), atol=1e-10)
     assert torch.equal(lower, before)
+
+
+@given(st.integers(0, 1000), st.integers(3, 60), st.data())
+@settings(max_examples=40, deadline=None)
+def test_repeated_and_vanishing_eigenvalues(seed, n, data):
+    """Clusters leave the vectors free within their span: the pairs must still solve the problem and be orthonormal."""
+    spectrum = data.draw(st.lists(st.sampled_from([1.0, 1.0 + 1e-13, 0.5, 1e-9, 0.0]), min_size=n, max_size=n))
+    k = data.draw(st.integers(1, n))
+    basis = np.linalg.qr(np.random.default_rng(seed).standard_normal((n, n)))[0]
+    matrix = (basis * spectrum) @ basis.T
+    values, vectors = leading_eigenpairs(torch.from_numpy(np.tril(matrix)), k)
+    np.testing.assert_allclose(values, sorted(spectrum, reverse=True)[:k], atol=1e-12)
+    np.testing.assert_allclose(matrix @ vectors.numpy(), vectors.numpy() * values.numpy(), atol=1e-12)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(k), atol=1e-10)
 
 
 def test_gram_is_added_to_the_lower_triangle():
@@ -63,10 +80,12 @@ def test_threads_of_the_blas_are_restored():
 
 
 def test_failure_is_an_error(monkeypatch):
+    real = lapack._lapack
+
     def failing(*arguments):
+        real("dsyevd")(*arguments)
         arguments[-1]._obj.value = 3
 
     monkeypatch.setattr("merganser.kernels.lapack._lapack", lambda name: failing)
-    monkeypatch.setattr("merganser.kernels.lapack._with_workspace", lambda call: call(0, 1, 0, 1))
     with pytest.raises(MerganserError, match="did not converge"):
         leading_eigenpairs(torch.eye(4, dtype=torch.float64), 4)

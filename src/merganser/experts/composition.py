@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from merganser.checkpoints.base import is_integer
 from merganser.errors import InputError, did_you_mean
 from merganser.experts.activations import linear_layers
-from merganser.experts.cores import LIMIT, core_cost, core_of
+from merganser.experts.cores import core_cost, core_of
 from merganser.experts.library import Library
 from merganser.experts.views import Expert, MergedExperts
+from merganser.kernels.spectra import FLOAT32_LIMIT
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Composer:
         core, amplification = core_of(factors, merged.rule)
         d, m = self.tensors[name].shape
         cost = core_cost(d, m, len(core)) if core.dim() == 2 else 0
-        if amplification > LIMIT:
+        if amplification > FLOAT32_LIMIT:
             return None, cost
         kept = [self._shared(expert, name) for expert in experts]
         left, right = zip(

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from merganser.kernels.lapack import leading_eigenpairs
-from merganser.kernels.spectra import Factors, gram, passband
+from merganser.kernels.spectra import Factors, inverse_root
 from merganser.methods.tsv import TSV
-
-#: Of a core that amplifies more than this, products with float32 factors lose too many digits to cancellation.
-LIMIT = 64.0
 
 
 class Core(NamedTuple):
@@ -33,7 +28,8 @@ def core_of(factors: Sequence[Factors], rule: TSV) -> Core:
     s = rule.scale * torch.cat([part.s for part in factors])
     if rule.orthogonalize == "none" or len(factors) == 1:
         return Core(s, 1.0)
-    left, right = (_Root.of(torch.cat(side, dim=1), rule) for side in zip(*((f.u, f.v) for f in factors), strict=True))
+    sides = zip(*((f.u, f.v) for f in factors), strict=True)
+    left, right = (inverse_root(torch.cat(side, dim=1), rule.tolerance, rule.orthogonalize) for side in sides)
     inner = left.weights[:, None] * (left.vectors.T @ (s[:, None] * right.vectors)) * right.weights
     return Core(left.vectors @ inner @ right.vectors.T, max(left.amplification, right.amplification))
 
@@ -42,20 +38,3 @@ def core_cost(d: int, m: int, rank: int) -> int:
     """Multiply-adds of a core: half of two Gram matrices, 9r³ operations or 4.5r³ multiply-adds for each eigenproblem
     (Golub and Van Loan, symmetric QR with vectors), three products."""
     return (d + m) * rank * (rank + 1) // 2 + 12 * rank**3
-
-
-@dataclass(frozen=True)
-class _Root:
-    """(AᵀA)^(−½) = W diag(weights) Wᵀ, filtered as `merganser.kernels.spectra.polar` says."""
-
-    vectors: Tensor
-    weights: Tensor
-    amplification: float
-
-    @classmethod
-    def of(cls, matrix: Tensor, rule: TSV) -> _Root:
-        assert rule.orthogonalize != "none"
-        values, vectors = leading_eigenpairs(gram(matrix), matrix.shape[1])
-        s = values.clamp(min=torch.finfo(values.dtype).tiny).sqrt()
-        weights = passband(s / s[0], rule.tolerance, rule.orthogonalize) / s
-        return cls(vectors, weights, float(s[0] * weights.max()))

@@ -1,4 +1,4 @@
-"""Three LAPACK and BLAS routines, called so that other threads go on meanwhile.
+"""LAPACK and BLAS routines, called so that other threads go on meanwhile.
 
 scipy's own wrappers hold the interpreter's lock while they compute, and torch has no eigensolver for a part of the
 spectrum. The routines are those scipy links, reached through the pointers it exports for Cython. Each call keeps to
@@ -20,7 +20,10 @@ from torch import Tensor
 from merganser.errors import MerganserError
 
 #: Every argument is a pointer: to characters, numbers or arrays.
-_ARGUMENTS = {"dsyrk": 10, "dsyevd": 11, "dsyevr": 21}
+_ARGUMENTS = {"dsyrk": 10, "dsyevd": 11, "dsytrd": 10, "dstemr": 21, "dormtr": 13}
+
+#: What dormtr forgets to ask for; without it, it applies reflectors one by one, four times slower.
+_BLOCK_REFLECTOR = 65 * 64
 
 
 def add_gram(rows: Tensor, total: Tensor) -> None:
@@ -37,46 +40,61 @@ def add_gram(rows: Tensor, total: Tensor) -> None:
 def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest eigenvalues, descending, and their vectors as columns; reads the lower triangle."""
     n = symmetric.shape[0]
-    matrix = symmetric.contiguous().clone()
-    info, found = ctypes.c_int(), ctypes.c_int()
-    values = torch.empty(n, dtype=torch.float64)
-    if 2 * k >= n:
-        # Divide and conquer, vectors in place of the matrix.
-        def all_pairs(work: int, lwork: int, iwork: int, liwork: int) -> None:
-            _lapack("dsyevd")(
-                b"V", b"U", _int(n), matrix.data_ptr(), _int(n), values.data_ptr(), work, _int(lwork), iwork,
-                _int(liwork), ctypes.byref(info),
-            )  # fmt: skip
-
-        _with_workspace(all_pairs)
-        vectors = matrix
-    else:
-        vectors = torch.empty(k, n, dtype=torch.float64)
-        support = torch.empty(2 * k, dtype=torch.int32)
-
-        def some_pairs(work: int, lwork: int, iwork: int, liwork: int) -> None:
-            _lapack("dsyevr")(
-                b"V", b"I", b"U", _int(n), matrix.data_ptr(), _int(n), _double(0.0), _double(0.0), _int(n - k + 1),
-                _int(n), _double(0.0), ctypes.byref(found), values.data_ptr(), vectors.data_ptr(), _int(n),
-                support.data_ptr(), work, _int(lwork), iwork, _int(liwork), ctypes.byref(info),
-            )  # fmt: skip
-
-        _with_workspace(some_pairs)
-    if info.value:
-        raise MerganserError(f"the eigenvalues of a {n}×{n} Gram matrix did not converge (LAPACK says {info.value})")
+    k = min(k, n)
+    values, vectors = _all_pairs(symmetric) if 2 * k >= n else _some_pairs(symmetric, k)
     # Column-major vectors are rows here, in ascending order.
-    last = min(k, vectors.shape[0])
-    return values[: vectors.shape[0]].flip(0)[:last], vectors.flip(0)[:last].T
+    return values.flip(0)[:k], vectors.flip(0)[:k].T
 
 
-def _with_workspace(call: Any) -> None:
-    """Ask for the sizes, then call with room."""
-    size, integers = torch.empty(1, dtype=torch.float64), torch.empty(1, dtype=torch.int32)
-    call(size.data_ptr(), -1, integers.data_ptr(), -1)
-    work = torch.empty(int(size), dtype=torch.float64)
-    iwork = torch.empty(int(integers), dtype=torch.int32)
+def _all_pairs(symmetric: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide and conquer, vectors in place of a copy of the matrix."""
+    n = symmetric.shape[0]
+    vectors, values = symmetric.contiguous().clone(), torch.empty(n, dtype=torch.float64)
+    _call_with_workspace("dsyevd", b"V", b"U", _int(n), vectors.data_ptr(), _int(n), values.data_ptr())
+    return values, vectors
+
+
+def _some_pairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """A tridiagonal matrix, k of its pairs by relatively robust representations, and the way back.
+
+    dsyevr takes the same steps, but for a part of the spectrum it bisects and iterates inversely, which is slower.
+    """
+    n = symmetric.shape[0]
+    reflectors = symmetric.contiguous().clone()
+    diagonal, beside, scales, values = (torch.empty(n, dtype=torch.float64) for _ in range(4))
+    vectors = torch.empty(k, n, dtype=torch.float64)
+    support = torch.empty(2 * k, dtype=torch.int32)
+    triangle = (b"U", _int(n), reflectors.data_ptr(), _int(n))
+    _call_with_workspace("dsytrd", *triangle, diagonal.data_ptr(), beside.data_ptr(), scales.data_ptr())
+    _call_with_workspace(
+        "dstemr", b"V", b"I", _int(n), diagonal.data_ptr(), beside.data_ptr(), _double(0.0), _double(0.0),
+        _int(n - k + 1), _int(n), _int(0), values.data_ptr(), vectors.data_ptr(), _int(n), _int(k), support.data_ptr(),
+        _int(1),
+    )  # fmt: skip
+    _call_with_workspace(
+        "dormtr", b"L", b"U", b"N", _int(n), _int(k), reflectors.data_ptr(), _int(n), scales.data_ptr(),
+        vectors.data_ptr(), _int(n),
+    )  # fmt: skip
+    return values[:k], vectors
+
+
+def _call_with_workspace(name: str, *arguments: Any) -> None:
+    """Ask a routine for the sizes of its workspaces, then call it with room."""
+    info = ctypes.c_int()
+    integers = name in ("dsyevd", "dstemr")
+
+    def call(work: Tensor, lwork: int, iwork: Tensor, liwork: int) -> None:
+        room = [work.data_ptr(), _int(lwork)] + ([iwork.data_ptr(), _int(liwork)] if integers else [])
+        _lapack(name)(*arguments, *room, ctypes.byref(info))
+
+    work, iwork = torch.empty(1, dtype=torch.float64), torch.empty(1, dtype=torch.int32)
+    call(work, -1, iwork, -1)
+    work = torch.empty(int(work) + _BLOCK_REFLECTOR, dtype=torch.float64)
+    iwork = torch.empty(int(iwork) if integers else 0, dtype=torch.int32)
     with _one_thread:
-        call(work.data_ptr(), work.numel(), iwork.data_ptr(), iwork.numel())
+        call(work, work.numel(), iwork, iwork.numel())
+    if info.value:
+        raise MerganserError(f"the eigenvalues of a Gram matrix did not converge (LAPACK's {name} says {info.value})")
 
 
 def _int(value: int) -> Any:

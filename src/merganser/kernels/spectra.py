@@ -30,6 +30,8 @@ SMALL = 32
 #: float32 weights tells apart lie below it. So does, by chance, the weakest direction of about n/50,000 of the square
 #: n×n matrices of singular vectors that TSV-Merge meets where T·k = n.
 TOLERANCE = 1e-5
+#: Up to this amplification an inverse root may be applied in float32; beyond it cancellation costs too many digits.
+FLOAT32_LIMIT = 64.0
 _BLOCK_ELEMENTS = 1 << 20
 
 
@@ -101,12 +103,13 @@ def _by_gram(matrix: Tensor, k: int) -> Factors:
         w = w[:, scale > RESOLVED * scale[0]]
         w = w - v @ (v.T @ w)
         image = _times(matrix, w)
-        image = image - u @ (u.T @ image)
+        image -= u @ (u.T @ image)
         sigma = torch.linalg.vector_norm(image, dim=0)
-        order = sigma.argsort(descending=True)
-        u = torch.cat([u, (image / sigma)[:, order]], dim=1)
-        v = torch.cat([v, w[:, order]], dim=1)
-        s = torch.cat([s, sigma[order]])
+        image /= sigma
+        if bool((sigma.diff() > 0).any()):
+            order = sigma.argsort(descending=True)
+            image, w, sigma = image[:, order], w[:, order], sigma[order]
+        u, s, v = torch.cat([u, image], dim=1), torch.cat([s, sigma]), torch.cat([v, w], dim=1)
     return Factors(u, s, v).above(RANK_FLOOR)
 
 
@@ -176,20 +179,36 @@ def polar_and_norm(
     if matrix.shape[0] < matrix.shape[1]:
         factor, norm = polar_and_norm(matrix.T, tolerance, kind)
         return factor.T, norm
+    root = inverse_root(matrix, tolerance, kind)
+    return _times(matrix, root.matrix()), float(root.s.sum())
+
+
+class InverseRoot(NamedTuple):
+    """The filtered (AᵀA)^(−½) = W diag(f(σ)/σ) Wᵀ of a tall A = U diag(σ) Wᵀ: A times it is the polar factor of A."""
+
+    s: Tensor
+    vectors: Tensor
+    weights: Tensor
+
+    @property
+    def amplification(self) -> float:
+        """How much of a relative error of A may appear in the polar factor."""
+        return float(self.s[0] * self.weights.max()) if self.s.numel() else 0.0
+
+    def matrix(self) -> Tensor:
+        active = self.weights > 0
+        lower = gram((self.vectors[:, active] * self.weights[active].sqrt()).T)
+        return lower.tril() + lower.tril(-1).T
+
+
+def inverse_root(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> InverseRoot:
+    """What makes the columns of a matrix orthonormal, filtered as `polar` says."""
     values, w = _leading_eigenpairs(gram(matrix), matrix.shape[1])
     s = values.clamp(min=0).sqrt()
-    return _times(matrix, _inverse_root(s, w, tolerance, kind)), float(s.sum())
-
-
-def _inverse_root(s: Tensor, w: Tensor, tolerance: float, kind: Orthogonalization) -> Tensor:
-    """The filtered G^(−½) of a Gram matrix with eigenvalues s² and eigenvectors w."""
     if s.numel() == 0 or not s[0] > 0:
-        return torch.zeros_like(w)
+        return InverseRoot(s, w, torch.zeros_like(s))
     kept = passband(s / s[0], tolerance, kind)
-    weights = torch.where(kept > 0, kept / s.clamp(min=torch.finfo(s.dtype).tiny), 0.0)
-    active = weights > 0
-    lower = gram((w[:, active] * weights[active].sqrt()).T)
-    return lower.tril() + lower.tril(-1).T
+    return InverseRoot(s, w, torch.where(kept > 0, kept / s.clamp(min=torch.finfo(s.dtype).tiny), 0.0))
 
 
 def passband(x: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import TensorSpec
-from merganser.kernels.spectra import SMALL, TOLERANCE, Factors, polar, top_svd, top_svds
+from merganser.kernels.spectra import FLOAT32_LIMIT, SMALL, TOLERANCE, Factors, inverse_root, top_svd, top_svds
 from merganser.methods.base import param, register
 from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, matrix_shape, rank_kept, side_by_side
 
@@ -73,17 +73,35 @@ def orthogonal_sum(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """U⊥ Σ V⊥ᵀ from the factors of each task."""
-    u, s, v = orthogonal(factors, orthogonalize, tolerance)
-    # Orthonormal factors are well-conditioned: their product loses nothing that float32 could hold.
-    return (u * s).to(dtype) @ v.to(dtype).T
+    u, s, v = orthogonal(factors, orthogonalize, tolerance, dtype)
+    # Orthonormal factors are well-conditioned: their product loses nothing that `dtype` could hold.
+    return (u * s) @ v.T
 
 
 def orthogonal(
-    factors: Sequence[Factors], orthogonalize: Orthogonalize = "polar", tolerance: float = TOLERANCE
+    factors: Sequence[Factors],
+    orthogonalize: Orthogonalize = "polar",
+    tolerance: float = TOLERANCE,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(U⊥, Σ, V⊥), the tasks' columns side by side; a single task needs no orthogonalisation."""
+    """(U⊥, Σ, V⊥) in `dtype`, the tasks' columns side by side; a single task needs no orthogonalisation."""
     u, s, v = (torch.cat(parts, dim=-1) for parts in zip(*factors, strict=True))
     if orthogonalize != "none" and len(factors) > 1:
+        # Decompositions beside each other, then products that have all threads to themselves.
         kind = orthogonalize
-        u, v = side_by_side(lambda side: polar(side, tolerance, kind), (u, v))
-    return u, s, v
+        roots = side_by_side(lambda side: _root(side, tolerance, kind), (u, v))
+        u, v = (_times_root(side, *root, dtype) for side, root in zip((u, v), roots, strict=True))
+    return u.to(dtype), s.to(dtype), v.to(dtype)
+
+
+def _root(side: Tensor, tolerance: float, kind: Literal["polar", "whiten"]) -> tuple[Tensor, float]:
+    """The root that makes the short side of a matrix orthonormal, and how much it amplifies rounding."""
+    root = inverse_root(side if side.shape[0] >= side.shape[1] else side.T, tolerance, kind)
+    return root.matrix(), root.amplification
+
+
+def _times_root(side: Tensor, root: Tensor, amplification: float, dtype: torch.dtype) -> Tensor:
+    """The polar factor, in `dtype` where that costs no digits."""
+    dtype = dtype if amplification <= FLOAT32_LIMIT else torch.float64
+    side, root = side.to(dtype), root.to(dtype)
+    return side @ root if side.shape[0] >= side.shape[1] else root @ side
