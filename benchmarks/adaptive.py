@@ -19,7 +19,8 @@ has seen. Printed:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def tune(setting: Setting) -> tuple[AdaptiveModel, dict[str, Any]]:
     print(f"best single layer on validation sentences: {best.layer} ({best.accuracy:.1%} of the tasks)")
     print(f"layer chosen without data: {blind.layer} ({blind.accuracy:.1%})", flush=True)
     shares = share_rows(setting, model)
-    share = max((row for row in shares if row["share"] < 1), key=lambda row: row["task"])["share"]
+    share = cheapest(shares, sentences=sum(len(labels) for parts in data.tuning.values() for _, labels in parts))
     model = model.with_router(over_first(setting, share))
     choices = sweep_choice(model, data.tuning, (0.1, 0.2, 0.3), (1, 2, 3), ("logit", "posterior"), same_label)
     chosen = max(choices, key=lambda row: row.accuracy)
@@ -131,6 +132,13 @@ def share_rows(setting: Setting, model: AdaptiveModel) -> list[dict[str, float]]
         rows.append({"share": share, "layers": len(router.layers), "task": found.first, "task_top3": found.among})
         print(f"  router over the first {share:.0%} of the layers: task {found.first:.1%}", flush=True)
     return rows
+
+
+def cheapest(shares: Sequence[Mapping[str, float]], sentences: int) -> float:
+    """The smallest share of the layers whose router is within one standard error of the best."""
+    best = max(row["task"] for row in shares)
+    error = math.sqrt(best * (1 - best) / sentences)
+    return next(row["share"] for row in shares if row["task"] >= best - error)
 
 
 def over_first(setting: Setting, share: float) -> ProjectionRouter:
@@ -243,7 +251,7 @@ def costs(setting: Setting, model: AdaptiveModel, sentences: int) -> dict[str, A
     variants = {
         "as tuned": model,
         "K = 1": model.with_settings(top=1),
-        "as tuned, routed by the first half": model.with_router(over_first(setting, 0.5)),
+        "as tuned, routed by three quarters": model.with_router(over_first(setting, 0.75)),
     }
     for name, routed in variants.items():
         rows[name] = cost_rows(setting, routed, sentences)

@@ -14,8 +14,8 @@ costs that only loads the program is stored beside.
 Where the definitions differ:
 
 - TIES: mergekit ranks entries tensor by tensor, FusionBench over the whole model as the paper does; each is compared
-  with ours in its scope. Ours keeps ⌊density·n⌋ entries exactly; FusionBench one more and all of its magnitude, of
-  which float32 differences have many.
+  with ours in its scope. Ours keeps ⌊density·n⌋ entries exactly, of equal magnitudes the first; mergekit as many, of
+  equal magnitudes any; FusionBench one more and all of its magnitude. Float32 differences have many equal ones.
 - mergekit 0.1.5 ends with a TypeError on its own definition of BertModel, so it is given the same encoders named as
   parts of a token classifier, which it has no definition of and can infer.
 - DARE-TIES: the draws differ, so quality is a mean over seeds.
@@ -215,9 +215,10 @@ def compare(bench: Bench, judge: Judge, name: str, seeds: Sequence[int]) -> list
         row = judge.row(states, [run for _, run in made], None if case.draws else ours)
         ours = states[0] if ours is None else ours
         rows.append({"method": name, "program": program, **row})
+        apart = "" if row["difference"] is None else f"  differs {row['difference']:.1e}"
         print(
             f"{name:<18}{program:<12}{row['normalised']:>8.4f}{row['seconds']:>8.1f} s{row['cpu_seconds']:>8.1f} s CPU"
-            f"{row['peak_anonymous'] / 2**20:>8.0f} MiB  differs {row['difference'] or 0:.1e}",
+            f"{row['peak_anonymous'] / 2**20:>8.0f} MiB{apart}",
             flush=True,
         )
     return rows

@@ -57,7 +57,7 @@ class AdaptiveModel:
     The module must hold the base's weights (or say `load_base=True`), and is otherwise left alone: nothing but hooks
     and swapped tensors during a call. Calls from several threads wait for each other.
 
-    `layer` names one or several linear modules; without it the first three quarters of those that experts changed vote
+    `layer` names one or several linear modules; without it the first half of those that experts changed vote
     together (`experts.layers` scores single ones). `router` replaces the projection router. `merge` are parameters of
     the method `tsv` for both steps (`{"orthogonalize": "none"}` is the plain sum of the thesis' algorithm box).
     Compositions of at most `cache_bytes` are kept for the next time (default: twice the module).

@@ -135,10 +135,10 @@ def best_layer(library: Library, module: nn.Module) -> str:
     return max(inner or scores, key=lambda score: score.margin).layer
 
 
-def leading_layers(library: Library, module: nn.Module, share: float = 0.75) -> list[str]:
+def leading_layers(library: Library, module: nn.Module, share: float = 0.5) -> list[str]:
     """The linear layers that experts changed, the first `share` of them: a router over several layers beats the best
-    single one, and the first pass ends before the last quarter, which says less of the task. Output layers count only
-    if there are no others."""
+    single one, and the first pass ends half-way, since the later layers add little to what the earlier say of the task.
+    Output layers count only if there are no others."""
     kinds = {name for expert in library.experts for name in library.expert(expert).file.kinds}
     layers = [layer for layer in linear_layers(module) if f"{layer}.weight" in kinds]
     if not layers:
