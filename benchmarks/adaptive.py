@@ -3,8 +3,8 @@
     python -m benchmarks.adaptive --cache ZOO [--samples N] [--quick] [--json FILE]
 
 The experts are those of `benchmarks.zoo.text`, trained if they are missing. Sentences come without their task. Layers,
-η, K and the comparison of heads are chosen on validation sentences, results are those of test sentences that no choice
-has seen. Printed:
+η, K and the comparison of heads are chosen on validation sentences (the cheapest within one standard error of the
+best), results are those of test sentences that no choice has seen. Printed:
 
 - normalised accuracy (accuracy over that of the fine-tuned expert with its own head, mean over tasks) of every baseline
   and router, under three rules for the head: `told` (the true task's head, as the thesis has it for static merges),
@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -46,6 +46,7 @@ from merganser.experts.sensitivity import sweep_choice, sweep_redundancy
 DISTINCT = ("mr", "trec", "cr", "mpqa", "clinc150")
 SHARES = (0.25, 0.5, 0.75, 1.0)
 PROBED = {"per_batch": True, "probes": 4}
+Row = TypeVar("Row")
 
 
 def main() -> None:
@@ -95,10 +96,11 @@ def tune(setting: Setting) -> tuple[AdaptiveModel, dict[str, Any]]:
     print(f"best single layer on validation sentences: {best.layer} ({best.accuracy:.1%} of the tasks)")
     print(f"layer chosen without data: {blind.layer} ({blind.accuracy:.1%})", flush=True)
     shares = share_rows(setting, model)
-    share = cheapest(shares, sentences=sum(len(labels) for parts in data.tuning.values() for _, labels in parts))
+    sentences = sum(len(labels) for parts in data.tuning.values() for _, labels in parts)
+    share = cheapest(shares, lambda row: row["task"], lambda row: row["share"], sentences)["share"]
     model = model.with_router(over_first(setting, share))
     choices = sweep_choice(model, data.tuning, (0.1, 0.2, 0.3), (1, 2, 3), ("logit", "posterior"), same_label)
-    chosen = max(choices, key=lambda row: row.accuracy)
+    chosen = cheapest(choices, lambda row: row.accuracy, lambda row: row.set_size, sentences)
     for row in choices:
         print(
             f"  η {row.threshold:.2f}, K {row.top}, {row.score:<10} label {row.accuracy:.1%}, |Ω| {row.set_size:.2f}",
@@ -134,11 +136,11 @@ def share_rows(setting: Setting, model: AdaptiveModel) -> list[dict[str, float]]
     return rows
 
 
-def cheapest(shares: Sequence[Mapping[str, float]], sentences: int) -> float:
-    """The smallest share of the layers whose router is within one standard error of the best."""
-    best = max(row["task"] for row in shares)
-    error = math.sqrt(best * (1 - best) / sentences)
-    return next(row["share"] for row in shares if row["task"] >= best - error)
+def cheapest(rows: Sequence[Row], accuracy: Callable[[Row], float], cost: Callable[[Row], float], count: int) -> Row:
+    """The cheapest choice within one standard error, over `count` sentences, of the most accurate one."""
+    best = max(map(accuracy, rows))
+    enough = best - math.sqrt(best * (1 - best) / count)
+    return min((row for row in rows if accuracy(row) >= enough), key=lambda row: (cost(row), -accuracy(row)))
 
 
 def over_first(setting: Setting, share: float) -> ProjectionRouter:

@@ -100,7 +100,8 @@ def _legend(drawn: Any) -> None:
     """One legend under all panels, where it hides nothing."""
     found = {label: line for axes in drawn.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(found) > 1:
-        columns = min(len(found), 5 if len(drawn.axes) > 1 else 4)
+        widest = 0.6 + 0.065 * max(map(len, found))  # inches: the line, and letters of this size
+        columns = max(1, min(len(found), int(drawn.get_figwidth() / widest)))
         place = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
         drawn.legend(found.values(), found.keys(), ncols=columns, **place)
 

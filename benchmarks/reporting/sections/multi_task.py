@@ -38,7 +38,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     if results.get("alpha_sweep"):
         yield _sweep(results["alpha_sweep"])
     if results.get("interference"):
-        yield from _interference(results["interference"])
+        yield from _interference(sorted(results["interference"], key=lambda row: int(row["tasks"])))
     if results.get("layers"):
         yield from _layers(results["layers"])
     yield _tasks(rows, most, results["subsets"][str(most)])
