@@ -33,6 +33,14 @@ def test_reads_what_the_reference_writes(tmp_path: Path, dtype: torch.dtype) -> 
     assert torch.equal(opened.read("a", (1, 3)).to(torch.float64), tensors["a"][1:3].to(torch.float64))
 
 
+@pytest.mark.parametrize("rows", [None, (0, 1), (3, 4), (2, 900), (5000, 9000)])
+def test_hints_of_reading_may_go_beyond_the_end(tmp_path: Path, rows: tuple[int, int] | None) -> None:
+    save_file({"a": torch.zeros(4, 3000), "scalar": torch.tensor(1.0)}, tmp_path / "x.safetensors")
+    opened = SafetensorsFile(tmp_path / "x.safetensors")
+    opened.prefetch("a", rows)
+    opened.prefetch("scalar", rows)
+
+
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [

@@ -62,6 +62,20 @@ def test_elementwise_results_do_not_depend_on_the_block_size(
         assert same(reference, merged(plan, sources))
 
 
+def test_sources_are_told_what_will_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("merganser.engine.execute.SPAN", 10_000)
+    monkeypatch.setattr("merganser.engine.blocks.SPAN", 10_000)
+    monkeypatch.setattr("merganser.engine.blocks.BLOCK", 5_000)
+    blocks.spans.cache_clear()
+    told: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+    plan, sources = make_plan([{"big": torch.randn(100, 500)} for _ in told], "task_arithmetic")
+    for number, source in enumerate(sources):
+        monkeypatch.setattr(source, "prefetch", lambda name, rows, number=number: told[number].append(rows))
+    merged(plan, sources)
+    blocks.spans.cache_clear()
+    assert all(rows == [(start, start + 20) for start in range(0, 100, 20)] for rows in told.values())
+
+
 def test_inputs_are_untouched(models: list[dict[str, Tensor]]) -> None:
     before = [{k: v.clone() for k, v in m.items()} for m in models]
     for method in METHODS:

@@ -75,7 +75,7 @@ class Checkpoint(ABC):
         return digest.hexdigest()
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:  # noqa: B027
-        """A hint that these rows will be read soon."""
+        """A hint that these rows will be read soon; rows that a source does not have are ignored."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._name_set() or name in self.aliases()
@@ -119,7 +119,8 @@ class View(Checkpoint):
         return hashlib.sha256(f"{self.label} {self.source.fingerprint()}".encode()).hexdigest()
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
-        self.source.prefetch(name, rows)
+        if name in self.source:
+            self.source.prefetch(name, rows)
 
 
 def is_integer(dtype: torch.dtype) -> bool:

@@ -160,7 +160,7 @@ class SafetensorsFile(Checkpoint):
         start, stop = entry.start, entry.stop
         if rows is not None and entry.spec.shape:
             row = (stop - start) // max(1, entry.spec.shape[0])
-            start, stop = start + rows[0] * row, start + rows[1] * row
+            start, stop = start + rows[0] * row, min(stop, start + rows[1] * row)
         start -= start % mmap.PAGESIZE
         if stop > start and hasattr(mmap, "MADV_WILLNEED"):
             self._map.madvise(mmap.MADV_WILLNEED, start, stop - start)

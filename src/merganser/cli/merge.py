@@ -41,9 +41,11 @@ def command(
     Everything wrong with the recipe or the checkpoints is said before any weight is read. An interrupted merge
     continues with --resume and gives the same bytes; OUT appears only when it is complete.
     """
+    from merganser.engine.allocator import keep_freed_memory
     from merganser.engine.api import run
     from merganser.engine.execute import DEFAULT_MEMORY, Progress
 
+    keep_freed_memory()
     gc.freeze()  # what torch's import left need not be searched again and again while a plan of many tensors is made
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
     _check_device(device)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 SPAN = 1 << 22
 
 

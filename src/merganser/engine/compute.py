@@ -160,6 +160,12 @@ class Computation:
                 )
         return narrow.cpu()
 
+    def prefetch(self, span: list[Piece]) -> None:
+        """Have the sources read ahead what a span will need."""
+        rows = bounds(span) if self.shape else None
+        for source in self._reads():
+            self.sources[source.model].prefetch(source.name, rows)
+
     def groups(self, span: list[Piece]) -> Iterator[tuple[Piece, Group]]:
         if self._held is not None and span == self.spans[0]:
             yield from self._held

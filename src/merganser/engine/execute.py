@@ -59,6 +59,8 @@ def execute(
             if len(batch) == 1 and len(batch[0].spans) > 1:
                 _submit_large(pool, batch[0], sink, counter)
             else:
+                if len(batch) == 1:
+                    batch[0].prefetch(batch[0].spans[0])
                 pool.submit(max(map(footprint, batch)), run_batch, batch, sink, counter.add)
 
 
@@ -111,6 +113,7 @@ def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: _C
             counter.add(computation.output)
 
     for span in computation.spans:
+        computation.prefetch(span)
         pool.submit(need, run, span)
 
 
