@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.adaptive import distinct_rows, evaluate, limit_row, tune
+from benchmarks.adaptive import cheapest, distinct_rows, evaluate, limit_row, tune
 from benchmarks.adaptive_costs import single_sentences
 from benchmarks.adaptive_scores import same_label, shared_heads
 from benchmarks.adaptive_setting import Data, Setting
@@ -75,9 +75,23 @@ def test_every_rule_router_and_baseline_has_a_row(report):
 
 
 def test_settings_come_from_validation_sentences(report):
-    best = max(report["choices"], key=lambda row: row["accuracy"])
-    assert report["tuned"]["settings"] == {key: best[key] for key in ("threshold", "top", "score")}
-    assert {row["score"] for row in report["threshold_and_top"]} == {best["score"]}
+    chosen = report["tuned"]["settings"]
+    (row,) = (row for row in report["choices"] if {key: row[key] for key in chosen} == chosen)
+    assert all(
+        other["accuracy"] <= row["accuracy"] for other in report["choices"] if other["set_size"] < row["set_size"]
+    )
+    assert {row["score"] for row in report["threshold_and_top"]} == {chosen["score"]}
+
+
+def test_the_cheapest_choice_within_one_standard_error_is_taken():
+    rows = [(0.70, 1.0), (0.79, 2.0), (0.80, 3.0), (0.78, 2.5)]
+
+    def choose(count):
+        return cheapest(rows, accuracy=lambda row: row[0], cost=lambda row: row[1], count=count)
+
+    assert choose(10**6) == (0.80, 3.0)
+    assert choose(100) == (0.79, 2.0)
+    assert choose(4) == (0.70, 1.0)
 
 
 def test_costs_are_those_of_every_step(report):

@@ -386,7 +386,7 @@ def test_layers_are_scored_with_and_without_data(built, x):
     assert [score.layer for score in scores] == [f"blocks.{i}.{part}" for i in range(3) for part in ("up", "down")]
     assert all(0 <= score.separability <= 1 for score in scores)
     model = model_of(built, layer=None)
-    assert model.router.layers == ("blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down")
+    assert model.router.layers == ("blocks.0.up", "blocks.0.down")
     inner = [score for score in scores if score.layer != "blocks.2.down"]
     assert best_layer(library, base) == max(inner, key=lambda score: score.margin).layer
     swept = sweep_layers(model, {"a": [Inputs((x[:6],))], "b": [Inputs((x[6:],))]})
