@@ -152,3 +152,35 @@ def test_moments_merge_like_the_whole():
     torch.testing.assert_close(std, rows.double().std(0, unbiased=False))
     with pytest.raises(InputError, match="no batch"):
         _ = Moments().values
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Over the channels of each pixel, channels in front."""
+
+    def forward(self, x):
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_a_layer_norm_with_channels_in_front(sequential):
+    """As many pixels in a row as channels, so that the wrong axis would fit too."""
+    models = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), LayerNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+        nn.init.normal_(module[1].weight, 1.0, 0.3)
+        nn.init.normal_(module[1].bias)
+        models.append(module.double().eval())
+    merged = copy.deepcopy(models[0])
+    merged.load_state_dict({k: sum(m.state_dict()[k] for m in models) / 3 for k in merged.state_dict()})
+    batches = batches_of((16, 3, 8, 8), count=1)
+    repaired = repair(merged, models, batches, sequential=sequential)
+
+    def channels(model):
+        with torch.no_grad():
+            rows = model[:2](batches[0][0]).movedim(1, -1).reshape(-1, 8)
+        return rows.mean(0), rows.std(0, unbiased=False)
+
+    wanted = [torch.stack(each).mean(0) for each in zip(*map(channels, models), strict=True)]
+    for found, goal in zip(channels(repaired), wanted, strict=True):
+        torch.testing.assert_close(found, goal, rtol=1e-9, atol=1e-9)

@@ -51,9 +51,19 @@ class Moments:
         return self.mean, (self.squares / self.count).sqrt()
 
 
+def channels_second(module: nn.Module, output: Tensor) -> bool:
+    """Whether the second axis of a layer's output counts its channels, not the last.
+
+    A LayerNorm with a forward of its own may normalise the channels of images (timm's LayerNorm2d): its shape tells.
+    """
+    if isinstance(module, nn.LayerNorm) and type(module).forward is not nn.LayerNorm.forward:
+        return output.dim() == 4 and module.normalized_shape == (output.shape[1],)
+    return isinstance(module, CHANNELS_SECOND)
+
+
 def channel_rows(module: nn.Module, output: Tensor) -> Tensor:
     """The output of a layer as a matrix: one row for each sample and position, one column for each channel."""
-    if isinstance(module, CHANNELS_SECOND):
+    if channels_second(module, output):
         output = output.movedim(1, -1)
     width = 1
     if isinstance(module, nn.LayerNorm):

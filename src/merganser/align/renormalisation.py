@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from merganser.align.moments import CONVOLUTIONS, Batch, Moments, channel_rows, evaluating, hooked, run
+from merganser.align.moments import CONVOLUTIONS, Batch, Moments, channel_rows, channels_second, evaluating, hooked, run
 from merganser.align.state import Model, average, state_of
 from merganser.errors import InputError
 
@@ -161,7 +161,7 @@ def _in_one_pass(model: nn.Module, batches: Iterable[Batch], goals: Mapping[str,
         batch.add(rows)
         scale, shift = _correction(goals[name], batch.values, layer.bias is not None)
         shape = layer.normalized_shape if isinstance(layer, nn.LayerNorm) else (-1,)
-        trailing = output.dim() - 2 if isinstance(layer, (*CONVOLUTIONS, nn.GroupNorm)) else 0
+        trailing = output.dim() - 2 if channels_second(layer, output) else 0
         view = (*shape, *([1] * trailing))
         return output * scale.to(output).reshape(view) + shift.to(output).reshape(view)
 
