@@ -32,6 +32,8 @@ _SAMPLED_SCORES = 1 << 14
 _SAMPLED_BLOCKS = (4, 32)
 #: A block may add this share of its scores to what is collected.
 _SHARE = 1 / 16
+#: The index of one of so many columns shares an integer of 32 bits with a magnitude.
+_PACKED = 1 << 13
 #: Bits settled by a pass of histograms, and how many scores may then be left to be collected.
 _RADIX = 11
 _LEFT = 1 << 24
@@ -285,15 +287,24 @@ def _bits(score: Tensor) -> Bits:
 
 
 def order(rows: Tensor) -> Tensor:
-    """The stable ascending order of each row of scores (a stable argsort along the last axis).
+    """The order of each row of numbers by magnitude, ascending (an argsort); equal ones stay in their order.
 
-    On the CPU by sorting integers that hold a float32 score above its column, several times faster than an argsort.
+    On the CPU by sorting integers that hold a magnitude above its column, many times faster than an argsort. In rows of
+    up to 2¹³ columns these are integers of 32 bits: magnitudes are equal there that agree in 11 bits of the mantissa
+    (one more in rows half as long, and so on).
     """
     if rows.device.type != "cpu":
-        return rows.sort(dim=-1, stable=True).indices
-    keys = rows.float().numpy().view(np.uint32).astype(np.uint64)
-    keys <<= np.uint64(32)
-    keys |= np.arange(rows.shape[-1], dtype=np.uint64)
+        return rows.abs().sort(dim=-1, stable=True).indices
+    bits = rows.float().numpy().view(np.uint32)
+    columns = np.arange(rows.shape[-1], dtype=np.uint32)
+    keys: Bits = bits << np.uint32(1)  # without the sign
+    if columns.size <= _PACKED:
+        low = (1 << (columns.size - 1).bit_length()) - 1
+    else:
+        low = 2**32 - 1
+        keys = keys.astype(np.uint64) << np.uint64(32)
+    keys &= ~keys.dtype.type(low)
+    keys |= columns
     keys.sort(axis=-1)
-    keys &= np.uint64(0xFFFFFFFF)
-    return torch.from_numpy(keys.view(np.int64))
+    keys &= keys.dtype.type(low)
+    return torch.from_numpy(keys.astype(np.int64))

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -103,25 +102,20 @@ class RandomDrop:
             return delta
         if density <= 0:
             return delta.zero_()
-        bits, bound = group.random_bits(model), threshold(density)
-        if delta.dtype == torch.float32 and delta.device.type == "cpu":
-            _drop_(delta, bits, bound)
-        else:
-            delta.mul_(bits < bound)
+        _bits(delta).bitwise_and_(_survivors_(group.random_bits(model), threshold(density) >> 1))
         return delta.div_(density) if self.rescale else delta
 
 
-def _drop_(delta: Tensor, bits: Tensor, bound: int) -> None:
-    """delta ⊙ [bits < bound] without masks of bytes: ((bits − bound) >> 31) has all bits set where it is negative.
+def _survivors_(bits: Tensor, half: int | Tensor) -> Tensor:
+    """All bits set where bits < 2·half and none elsewhere, in place: ((bits >> 1) − half) >> 31.
 
-    Halved first, so that the difference cannot overflow.
+    A mask for the bits of floats, many times faster than masks of booleans; halves cannot overflow in the difference.
     """
-    mask = bits.numpy()
-    mask >>= 1
-    mask -= np.int32(bound >> 1)
-    mask >>= 31
-    whole = delta.numpy().view(np.int32)
-    whole &= mask
+    return bits.bitwise_right_shift_(1).sub_(half).bitwise_right_shift_(31)
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.view(torch.int64 if values.dtype == torch.float64 else torch.int32)
 
 
 @dataclass(frozen=True)
@@ -160,10 +154,10 @@ class RankedDrop:
         window = min(self.epsilon[model], density, 1 - density)
         places = torch.linspace(-1, 1, n, dtype=torch.float64) if n > 1 else torch.zeros(1, dtype=torch.float64)
         chance = (density + window * places).clamp_(0, 1)
-        bounds = (chance * 2**32).round_().sub_(2**31 + 1).clamp_(min=-(2**31)).to(torch.int32)
+        half = (chance * 2**31).round_().sub_(2**30).to(torch.int32)
         gains = torch.where(chance > 0, 1 / chance if self.rescale else 1.0, 0.0).to(rows.dtype)
-        kept = (bits <= bounds.to(bits.device)) * gains.to(rows.device)
-        return torch.empty_like(rows).scatter_(1, order(rows.abs()), kept)
+        kept = _survivors_(bits, half.to(bits.device)) & _bits(gains.to(rows.device))
+        return torch.empty_like(rows).scatter_(1, order(rows), kept.view(rows.dtype))
 
 
 def row_length(shape: tuple[int, ...]) -> int:
