@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from merganser.errors import MerganserError
-from merganser.kernels.lapack import add_gram, leading_eigenpairs
 
 Orthogonalization = Literal["polar", "whiten"]
 
@@ -118,6 +117,8 @@ def gram(matrix: Tensor, without: Tensor | None = None) -> Tensor:
 
     `without` holds orthonormal columns: the Gram matrix is then that of A (I − W Wᵀ).
     """
+    from merganser.kernels.lapack import add_gram  # scipy is slow to import, and most merges need none of it
+
     m = matrix.shape[1]
     total = torch.zeros(m, m, dtype=torch.float64, device=matrix.device)
     for _, rows in _row_blocks(matrix) if m else ():
@@ -241,6 +242,8 @@ def randomized_svd(matrix: Tensor, k: int, *, seed: int = 0, oversample: int = 1
 
 def _leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest eigenvalues, descending, with their vectors, from the lower triangle."""
+    from merganser.kernels.lapack import leading_eigenpairs
+
     n = symmetric.shape[0]
     if n == 0:
         return symmetric.new_empty(0), symmetric
