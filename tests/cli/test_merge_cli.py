@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from merganser.cli import main
+from merganser.engine import processes
 from merganser.engine.disk import Disk
 
 Run = Callable[..., tuple[int, str, str]]
@@ -196,3 +197,12 @@ def test_version_and_unknown_command(run: Run) -> None:
 
     assert run("--version")[1].strip() == __version__
     assert run("marge")[0] == 2
+
+
+def test_workers_of_the_command_are_processes(
+    run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    monkeypatch.setattr(processes, "worthwhile", lambda work, workers: used.append(workers))
+    assert run("merge", recipe, tmp_path / "out", "--workers", "3")[0] == 0
+    assert used == [3]

@@ -27,7 +27,7 @@ def command(
     resume: Annotated[bool, typer.Option("--resume", help="Continue a merge that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, or an unfinished merge.")] = False,
     memory: Annotated[str | None, typer.Option(help="Bound on tensors in flight, e.g. 2GiB (the default).")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads; default: one per core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Workers; default: one per core.")] = None,
     ray: Annotated[
         str | None,
         typer.Option(help="Run on the Ray cluster at this address ('auto' finds one); 'local' starts one here."),
@@ -72,6 +72,7 @@ def command(
             device=device,
             allow_nan=allow_nan,
             ray=ray,
+            processes=True,
             on_plan=on_plan,
             on_progress=on_progress,
         )

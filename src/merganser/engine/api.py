@@ -18,6 +18,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.sidecars import write_sidecars
 from merganser.engine.compute import Settings
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
+from merganser.engine.processes import execute_in_processes
 from merganser.engine.sinks import DictSink
 from merganser.engine.view import open_sources
 from merganser.engine.writer import CheckpointWriter
@@ -91,13 +92,15 @@ def run(
     device: str = "cpu",
     allow_nan: bool = False,
     ray: str | None = None,
+    processes: bool = False,
     on_plan: Callable[[Plan, Sequence[Checkpoint]], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Path:
     """Merge as a recipe says and write the checkpoint directory `out`; what `merganser merge` does.
 
-    `ray` names a cluster (`"local"` starts one on this machine) to compute on; sources and `out` must be on a file
-    system all its nodes share.
+    `processes` makes workers of forked processes, which are faster than threads: for programs that have no threads of
+    their own to fear for. `ray` names a cluster (`"local"` starts one on this machine) to compute on; sources and `out`
+    must be on a file system all its nodes share.
     """
     opened = functools.cache(open_checkpoint)  # planning and merging look at the same headers
     plan = recipes.plan(recipe if isinstance(recipe, Recipe) else recipes.load(recipe), opened)
@@ -115,7 +118,8 @@ def run(
 
             execute_on_ray(plan, writer, ray, workers=workers, settings=settings, on_progress=on_progress)
         else:
-            execute(plan, sources, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
+            compute = execute_in_processes if processes else execute
+            compute(plan, sources, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
         return writer.publish(lambda directory: write_sidecars(plan, sources, directory))
     except BaseException:
         writer.abandon()

@@ -22,6 +22,8 @@ from merganser.recipes.plan import Output, Plan
 
 T = TypeVar("T")
 DEFAULT_MEMORY = 2 << 30
+#: What an output costs however small it is, in entries.
+_OVERHEAD = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,8 @@ def execute(
     depend on either.
     """
     workers = workers or os.cpu_count() or 1
-    have = sink.done()
-    bound = BoundPlan(plan, sources, settings)
-    todo = [bound.computation(output) for output in plan.outputs if output.name not in have]
-    total = plan.bytes_out
-    counter = _Counter(total - sum(c.output.spec.nbytes for c in todo), total, on_progress)
+    todo = pending(BoundPlan(plan, sources, settings), sink)
+    counter = Counter(todo, plan, on_progress)
     with one_torch_thread(), _Pool(workers, memory) as pool:
         for batch in batches(todo):
             if len(batch) == 1 and len(batch[0].spans) > 1:
@@ -62,6 +61,12 @@ def execute(
                 if len(batch) == 1:
                     batch[0].prefetch(batch[0].spans[0])
                 pool.submit(max(map(footprint, batch)), run_batch, batch, sink, counter.add)
+
+
+def pending(bound: BoundPlan, sink: Sink) -> list[Computation]:
+    """The outputs of a plan that `sink` does not have."""
+    have = sink.done()
+    return [bound.computation(output) for output in bound.plan.outputs if output.name not in have]
 
 
 def footprint(computation: Computation) -> int:
@@ -100,7 +105,7 @@ def _run_span(computation: Computation, span: list[Piece], state: Any, sink: Sin
         sink.write(computation.output, block, computation.finish(tensor))
 
 
-def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: _Counter) -> None:
+def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: Counter) -> None:
     """All workers on one tensor: its reduction first, then its spans in any order."""
     need = footprint(computation)
     state = computation.state(lambda function, items: pool.map(need, function, items))
@@ -117,12 +122,17 @@ def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: _C
         pool.submit(need, run, span)
 
 
+def work(computation: Computation) -> int:
+    """How much there is to do, in entries."""
+    return computation.output.spec.numel + _OVERHEAD
+
+
 def batches(computations: Sequence[Computation]) -> Iterator[list[Computation]]:
     """Small tensors in one task, so that ten thousand of them cost no ten thousand round trips."""
     batch: list[Computation] = []
     held = 0
     for computation in computations:
-        size = computation.output.spec.numel
+        size = work(computation)
         if batch and held + size > SPAN:
             yield batch
             batch, held = [], 0
@@ -132,10 +142,14 @@ def batches(computations: Sequence[Computation]) -> Iterator[list[Computation]]:
         yield batch
 
 
-class _Counter:
-    def __init__(self, done: int, total: int, listener: Callable[[Progress], None] | None) -> None:
-        self._done = done
-        self._total = total
+class Counter:
+    """Tells a listener how far the work on a plan has come."""
+
+    def __init__(
+        self, todo: Sequence[Computation], plan: Plan, listener: Callable[[Progress], None] | None = None
+    ) -> None:
+        self._total = plan.bytes_out
+        self._done = self._total - sum(c.output.spec.nbytes for c in todo)
         self._listener = listener
         self._lock = threading.Lock()
 

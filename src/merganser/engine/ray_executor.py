@@ -10,10 +10,10 @@ from typing import Any
 
 from merganser.engine.compute import BoundPlan, Settings
 from merganser.engine.disk import Disk
-from merganser.engine.execute import Progress, batches, run_batch
+from merganser.engine.execute import Counter, Progress, batches, pending, run_batch
 from merganser.engine.layout import lay_out
 from merganser.engine.view import open_sources
-from merganser.engine.writer import CheckpointWriter, ShardFiles
+from merganser.engine.writer import CheckpointWriter, ShardFiles, WorkerSink
 from merganser.errors import MerganserError, require
 from merganser.recipes.plan import Output, Plan
 
@@ -35,11 +35,10 @@ def execute_on_ray(
     if started:
         _start(ray, address, workers)
     try:
-        sources = open_sources(plan)
-        bound = BoundPlan(plan, sources, settings)
+        bound = BoundPlan(plan, open_sources(plan), settings)
+        todo = pending(bound, writer)
+        counter = Counter(todo, plan, on_progress)
         outputs = {output.name: output for output in plan.outputs}
-        have = writer.done()
-        todo = [bound.computation(output) for output in plan.outputs if output.name not in have]
         shared = ray.put(json.dumps(plan.to_json()))
         task = ray.remote(max_retries=-1)(_compute)
         directory = str(writer.directory.absolute())
@@ -47,7 +46,6 @@ def execute_on_ray(
             task.remote(shared, [c.output.name for c in batch], directory, settings, bound.prepared)
             for batch in batches(todo)
         ]
-        done = sum(outputs[name].spec.nbytes for name in have)
         while running:
             (ready,), running = ray.wait(running, num_returns=1)
             try:
@@ -59,9 +57,7 @@ def execute_on_ray(
                 raise MerganserError(f"the Ray cluster failed: {error}; --resume goes on from what is done") from error
             for name in names:
                 writer.finished(outputs[name])
-                done += outputs[name].spec.nbytes
-                if on_progress is not None:
-                    on_progress(Progress(done, plan.bytes_out, name))
+                counter.add(outputs[name])
     finally:
         if started:
             ray.shutdown()
@@ -80,16 +76,13 @@ def _start(ray: Any, address: str, workers: int | None) -> None:
         raise MerganserError(f"--ray {address}: the cluster does not answer: {str(error).strip()}") from error
 
 
-class _RemoteSink:
-    """Writes into the driver's preallocated files; syncs before it reports back."""
+class _RemoteSink(WorkerSink):
+    """Syncs what it wrote before it reports back."""
 
     def __init__(self, files: ShardFiles) -> None:
+        super().__init__(files)
         self._files = files
         self._touched: set[int] = set()
-        self.write = files.write
-
-    def done(self) -> frozenset[str]:
-        return frozenset()
 
     def finished(self, output: Output) -> None:
         self._touched.add(self._files.shard_of(output.name))

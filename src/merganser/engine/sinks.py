@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,15 @@ class Sink(Protocol):
 
     def finished(self, output: Output) -> None:
         """Called once, after the last piece of an output."""
+        ...
+
+
+@runtime_checkable
+class SharedSink(Sink, Protocol):
+    """A sink that forked workers can write to."""
+
+    def for_worker(self) -> Sink:
+        """What a forked worker writes to; called there. Only the parent's sink is told what is finished."""
         ...
 
 

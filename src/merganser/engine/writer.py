@@ -26,6 +26,7 @@ class ShardFiles:
 
     def __init__(self, directory: Path, shards: list[Shard], disk: Disk, create: bool = True) -> None:
         self._disk = disk
+        self._staging = directory.parent
         self._paths = [directory / shard.file for shard in shards]
         self._handles: list[int] = []
         try:
@@ -48,7 +49,10 @@ class ShardFiles:
         number, offset = self._places[output.name]
         data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
         at = offset + piece.offset * output.spec.dtype.itemsize
-        self._disk.write_at(self._handles[number], data, at, self._paths[number])
+        try:
+            self._disk.write_at(self._handles[number], data, at, self._paths[number])
+        except OSError as error:
+            raise explain(error, self._staging) from error
 
     def shard_of(self, name: str) -> int:
         return self._places[name][0]
@@ -60,6 +64,19 @@ class ShardFiles:
     def close(self) -> None:
         while self._handles:
             os.close(self._handles.pop())
+
+
+class WorkerSink:
+    """Writes into files that another process has laid out and keeps account of."""
+
+    def __init__(self, files: ShardFiles) -> None:
+        self.write = files.write
+
+    def done(self) -> Collection[str]:
+        return ()
+
+    def finished(self, output: Output) -> None:
+        pass
 
 
 class CheckpointWriter:
@@ -159,12 +176,14 @@ class CheckpointWriter:
 
     def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
         self._raise_failure()
-        try:
-            self._files.write(output, piece, tensor)
-        except OSError as error:
-            raise explain(error, self.staging) from error
+        self._files.write(output, piece, tensor)
+
+    def for_worker(self) -> WorkerSink:
+        self._journal.close()  # its lock belongs to the parent alone
+        return WorkerSink(self._files)
 
     def finished(self, output: Output) -> None:
+        self._raise_failure()
         with self._lock:
             self._unsynced.append(output.name)
         if not self._sync_seconds:

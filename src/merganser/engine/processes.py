@@ -1,0 +1,188 @@
+"""Workers that are forked processes: Python's lock makes threads wait for one another between operations, and merging
+blocks that stay in cache is many short operations."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.engine.compute import BoundPlan, Computation, Settings
+from merganser.engine.execute import (
+    DEFAULT_MEMORY,
+    Counter,
+    Progress,
+    batches,
+    execute,
+    footprint,
+    one_torch_thread,
+    pending,
+    run_batch,
+    work,
+)
+from merganser.engine.sinks import SharedSink
+from merganser.errors import MerganserError
+from merganser.recipes.plan import Output, Plan
+
+Batch = Sequence[Computation]
+#: So much work is worth forking for.
+_WORTH = 1 << 25
+
+
+def execute_in_processes(
+    plan: Plan,
+    sources: Sequence[Checkpoint],
+    sink: SharedSink,
+    *,
+    workers: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    settings: Settings | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> None:
+    """`execute` with processes for workers, where that is possible and faster; with threads elsewhere."""
+    workers = workers or os.cpu_count() or 1
+    todo = pending(BoundPlan(plan, sources, settings), sink)
+    cut = list(batches(todo))
+    if not worthwhile(cut, workers):
+        execute(plan, sources, sink, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
+        return
+    with one_torch_thread():
+        _run(cut, sink, workers, memory, Counter(todo, plan, on_progress).add)
+
+
+def worthwhile(cut: Sequence[Batch], workers: int) -> bool:
+    """Whether processes would be faster than threads, and are possible.
+
+    A batch is never split, so the largest must not keep the others waiting. Decompositions are long operations that
+    share the cores by themselves; a GPU does not outlive a fork.
+    """
+    computations = [computation for batch in cut for computation in batch]
+    if workers < 2 or not sys.platform.startswith("linux") or not computations:
+        return False
+    if any(c.settings.device != "cpu" or (c.method.reach == "whole" and not c.copies) for c in computations):
+        return False
+    sizes = [sum(map(work, batch)) for batch in cut]
+    return sum(sizes) >= max(_WORTH, workers * max(sizes))
+
+
+def _run(
+    cut: Sequence[Batch], sink: SharedSink, workers: int, memory: int, on_finished: Callable[[Output], None]
+) -> None:
+    """Every batch in one of `workers` children, the largest first; `memory` bounds what they hold together.
+
+    Children only write; this process alone knows what is finished. They stop when it does, whatever ends it.
+    """
+    order = sorted(cut, key=lambda batch: -sum(map(work, batch)))
+    needs = [max(map(footprint, batch)) for batch in order]
+    with _children(order, sink, min(workers, len(order))) as children:
+        idle = list(children)
+        busy: dict[_Child, int] = {}
+        coming = 0
+        while coming < len(order) or busy:
+            while idle and coming < len(order):
+                if busy and sum(needs[number] for number in busy.values()) + needs[coming] > memory:
+                    break
+                child = idle.pop()
+                child.send(coming)
+                busy[child] = coming
+                coming += 1
+                _read_ahead(order[coming + len(children) - 1 : coming + len(children)])
+            ready = wait([child.pipe for child in busy])
+            for child in [child for child in busy if child.pipe in ready]:
+                number = busy.pop(child)
+                child.receive()
+                idle.append(child)
+                for computation in order[number]:
+                    sink.finished(computation.output)
+                    on_finished(computation.output)
+
+
+def _read_ahead(coming: Sequence[Batch]) -> None:
+    for batch in coming:
+        if len(batch) == 1:
+            for span in batch[0].spans:
+                batch[0].prefetch(span)
+
+
+@dataclass(frozen=True)
+class _Child:
+    process: Any
+    pipe: Connection
+
+    def send(self, number: int) -> None:
+        with self._alive():
+            self.pipe.send(number)
+
+    def receive(self) -> None:
+        """Wait for the batch to be done; what went wrong there is raised here."""
+        with self._alive():
+            failure = self.pipe.recv()
+        if failure is not None:
+            raise failure
+
+    @contextlib.contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError):
+            self.process.join()
+            how = self.process.exitcode
+            raise MerganserError(
+                f"a worker was ended by {signal.Signals(-how).name if how < 0 else f'exit code {how}'}"
+                f"{' (out of memory?)' if how == -signal.SIGKILL else ''}: finished tensors are kept; run the same "
+                "command with --resume to go on, with fewer --workers if memory is short"
+            ) from None
+
+
+@contextlib.contextmanager
+def _children(order: Sequence[Batch], sink: SharedSink, count: int) -> Iterator[list[_Child]]:
+    context = multiprocessing.get_context("fork")
+    children: list[_Child] = []
+    try:
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            others = [ours, *(child.pipe for child in children)]
+            process = context.Process(target=_serve, args=(order, sink, theirs, others), daemon=True)
+            with warnings.catch_warnings():
+                # Other threads may hold locks; what a child runs takes none of theirs.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            theirs.close()
+            children.append(_Child(process, ours))
+        yield children
+    finally:
+        for child in children:
+            child.pipe.close()
+            child.process.terminate()
+        for child in children:
+            child.process.join()
+
+
+def _serve(order: Sequence[Batch], sink: SharedSink, pipe: Connection, others: Sequence[Connection]) -> None:
+    """A child's life: batches by number until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and sees to its children
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in others:
+        other.close()  # held open here, they would outlive the parent
+    own = sink.for_worker()
+    while True:
+        try:
+            number = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        try:
+            run_batch(order[number], own)
+            pipe.send(None)
+        except MerganserError as error:
+            pipe.send(error)
+        except Exception as error:
+            pipe.send(RuntimeError("".join(traceback.format_exception(error))))

@@ -1,0 +1,193 @@
+"""Forked workers: the same bytes as threads, and nothing lost when a worker, the parent or the disk fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from merganser.engine import processes
+from merganser.engine.compute import BoundPlan, Settings
+from merganser.engine.disk import Disk
+from merganser.engine.execute import Progress, batches, execute, pending
+from merganser.engine.processes import execute_in_processes, worthwhile
+from merganser.engine.sinks import DictSink
+from merganser.engine.writer import CheckpointWriter
+from merganser.errors import InputError, MerganserError
+from merganser.recipes.plan import Plan
+from support.plans import make_plan
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux only")
+
+
+def models(count: int = 3, tensors: int = 12) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {f"layers.{i}.w": torch.randn(30 + i, 200, generator=generator) for i in range(tensors)} for _ in range(count)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork for little work too, with a batch for every tensor."""
+    monkeypatch.setattr(processes, "_WORTH", 0)
+    monkeypatch.setattr("merganser.engine.execute.SPAN", 1)
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("threads were used")
+
+    monkeypatch.setattr(processes, "execute", refuse)
+
+
+def in_processes(
+    out: Path, plan: Plan, sources: list, resume: bool = False, disk: Disk | None = None, **options: object
+):
+    writer = CheckpointWriter(out, plan, "print", resume=resume, disk=disk)
+    try:
+        execute_in_processes(plan, sources, writer, **{"workers": 2, **options})
+        return (writer.publish(lambda directory: None) / "model.safetensors").read_bytes()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def in_threads(out: Path, plan: Plan, sources: list) -> bytes:
+    writer = CheckpointWriter(out, plan, "print")
+    execute(plan, sources, writer)
+    return (writer.publish(lambda directory: None) / "model.safetensors").read_bytes()
+
+
+@pytest.mark.usefixtures("no_threads")
+@pytest.mark.parametrize("method", ["linear", "ties", "dare_ties", "della", "model_stock"])
+@pytest.mark.parametrize("options", [{"workers": 2}, {"workers": 5}, {"memory": 1}])
+def test_processes_change_no_bit(tmp_path: Path, method: str, options: dict[str, int]) -> None:
+    plan, sources = make_plan(models(), method)
+    seen: list[Progress] = []
+    found = in_processes(tmp_path / "out", plan, sources, on_progress=seen.append, **options)
+    assert found == in_threads(tmp_path / "reference", plan, sources)
+    assert {progress.name for progress in seen} == {output.name for output in plan.outputs}
+    assert seen[-1].done == seen[-1].total == plan.bytes_out
+
+
+def test_when_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(given: list[dict[str, Tensor]], method: str, workers: int = 2, device: str = "cpu") -> bool:
+        plan, sources = make_plan(given, method)
+        bound = BoundPlan(plan, sources, Settings(device))
+        return worthwhile(list(batches(pending(bound, DictSink(plan)))), workers)
+
+    assert verdict(models(), "ties")
+    assert not verdict(models(), "ties", workers=1)
+    assert not verdict(models(), "ties", device="cuda")
+    assert not verdict(models(), "tsv")  # decompositions keep to threads
+    assert not verdict([m | {"embedding": torch.zeros(4000, 200)} for m in models()], "ties")  # the rest would wait
+    monkeypatch.setattr(processes, "_WORTH", 1 << 25)
+    assert not verdict(models(), "ties")
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_what_a_worker_finds_is_said_as_ever(tmp_path: Path) -> None:
+    given = models()
+    given[1]["layers.3.w"][2, 5] = float("nan")
+    plan, sources = make_plan(given, "linear")
+    with pytest.raises(InputError, match=r"m1: tensor 'layers.3.w' contains NaN"):
+        in_processes(tmp_path / "out", plan, sources)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_full_disk_in_a_worker_then_resume(tmp_path: Path) -> None:
+    class Full(Disk):
+        def before(self, operation: str, path: Path) -> None:
+            self.count = getattr(self, "count", 0) + (operation == "write")
+            if self.count == 5:
+                raise OSError(errno.ENOSPC, "full")
+
+    plan, sources = make_plan(models(), "ties")
+    with pytest.raises(MerganserError, match="no room left on the disk"):
+        in_processes(tmp_path / "out", plan, sources, disk=Full())
+    found = in_processes(tmp_path / "out", plan, sources, resume=True)
+    assert found == in_threads(tmp_path / "reference", plan, sources)
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_killed_worker_is_named_and_the_rest_is_kept(tmp_path: Path) -> None:
+    def children() -> list[int]:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+    before = children()
+
+    def kill(progress: Progress) -> None:
+        if progress.done > progress.total // 3:
+            os.kill(next(pid for pid in children() if pid not in before), signal.SIGKILL)
+
+    plan, sources = make_plan(models(), "ties")
+    with pytest.raises(MerganserError, match=r"a worker was ended by SIGKILL \(out of memory\?\).*--resume"):
+        in_processes(tmp_path / "out", plan, sources, on_progress=kill)
+    assert set(children()) <= set(before)
+    redone: list[Progress] = []
+    found = in_processes(tmp_path / "out", plan, sources, resume=True, on_progress=redone.append)
+    assert found == in_threads(tmp_path / "reference", plan, sources)
+    assert 0 < len(redone) < len(plan.outputs)
+
+
+PARENT = """
+import os, signal, sys
+from pathlib import Path
+import merganser.engine.execute as execute
+import merganser.engine.processes as processes
+from merganser.engine.api import run
+
+execute.SPAN, processes._WORTH = 1, 0
+
+def die(progress):
+    if progress.done > progress.total // 3:
+        print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+run(sys.argv[1], sys.argv[2], workers=2, processes=True, on_progress=die)
+"""
+
+
+def test_a_killed_parent_leaves_no_worker_and_no_lock(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from merganser.engine.api import run
+
+    for name, tensors in zip(("base", "a", "b"), models(), strict=True):
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    recipe = tmp_path / "recipe.yml"
+    recipe.write_text(
+        f"method: ties\nbase: {tmp_path}/base.safetensors\n"
+        f"models: [{tmp_path}/a.safetensors, {tmp_path}/b.safetensors]\n"
+    )
+    command = [sys.executable, "-c", PARENT, str(recipe), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    orphans = [int(pid) for pid in done.stdout.split()]
+    assert len(orphans) == 2
+    run(recipe, tmp_path / "out", resume=True)  # at once: the lock died with the parent
+    run(recipe, tmp_path / "reference")
+    names = [tmp_path / directory / "model.safetensors" for directory in ("out", "reference")]
+    assert names[0].read_bytes() == names[1].read_bytes()
+    deadline = time.monotonic() + 30
+    while any(_running(pid) for pid in orphans):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.05)
+
+
+def _running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
