@@ -45,12 +45,20 @@ def test_repeated_and_vanishing_eigenvalues(seed, n, data):
     np.testing.assert_allclose(vectors.T @ vectors, np.eye(k), atol=1e-10)
 
 
-def test_gram_is_added_to_the_lower_triangle():
-    rows = torch.randn(9, 5, dtype=torch.float64)
-    total = torch.ones(5, 5, dtype=torch.float64)
+@pytest.mark.parametrize("shape", [(9, 5), (5, 9), (1, 4), (4, 1)])
+@pytest.mark.parametrize("layout", ["rows", "columns", "some rows", "some columns"])
+def test_gram_is_added_to_the_lower_triangle(shape, layout):
+    count, n = shape
+    rows = {
+        "rows": torch.randn(count, n, dtype=torch.float64),
+        "columns": torch.randn(n, count, dtype=torch.float64).T,
+        "some rows": torch.randn(n, count + 4, dtype=torch.float64).T[2 : count + 2],
+        "some columns": torch.randn(count, n + 3, dtype=torch.float64)[:, 1 : n + 1],
+    }[layout]
+    total = torch.ones(n, n, dtype=torch.float64)
     add_gram(rows, total)
     np.testing.assert_allclose(np.tril(total), np.tril(1 + rows.numpy().T @ rows.numpy()), rtol=1e-12)
-    np.testing.assert_array_equal(np.triu(total, 1), np.triu(np.ones((5, 5)), 1))
+    np.testing.assert_array_equal(np.triu(total, 1), np.triu(np.ones((n, n)), 1))
 
 
 def test_threads_do_not_disturb_each_other():

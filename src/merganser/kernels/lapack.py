@@ -27,13 +27,15 @@ _BLOCK_REFLECTOR = 65 * 64
 
 
 def add_gram(rows: Tensor, total: Tensor) -> None:
-    """total += rowsᵀ · rows in the lower triangle; both contiguous float64 on the CPU."""
+    """total += rowsᵀ · rows in the lower triangle; float64 on the CPU, the rows or the columns lie without gaps."""
     count, columns = rows.shape
+    by_rows = rows.stride(1) == 1
     # Row-major rows are column-major rowsᵀ, and the upper triangle of a column-major total the lower of a row-major.
+    stride = max(rows.stride(0), columns) if by_rows else max(rows.stride(1), count)
     with _one_thread:
         _blas("dsyrk")(
-            b"U", b"N", _int(columns), _int(count), _double(1.0), rows.data_ptr(), _int(columns), _double(1.0),
-            total.data_ptr(), _int(columns),
+            b"U", b"N" if by_rows else b"T", _int(columns), _int(count), _double(1.0), rows.data_ptr(), _int(stride),
+            _double(1.0), total.data_ptr(), _int(columns),
         )  # fmt: skip
 
 

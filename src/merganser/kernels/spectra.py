@@ -32,6 +32,8 @@ TOLERANCE = 1e-5
 #: Up to this amplification an inverse root may be applied in float32; beyond it cancellation costs too many digits.
 FLOAT32_LIMIT = 64.0
 _BLOCK_ELEMENTS = 1 << 20
+#: Matrices of up to so many entries are held in float64 while they are decomposed, larger ones streamed.
+HELD = 1 << 23
 
 
 class Factors(NamedTuple):
@@ -93,6 +95,8 @@ def _direct(stack: Tensor, k: int) -> list[Factors]:
 def _by_gram(matrix: Tensor, k: int) -> Factors:
     """Gram passes over the tall matrix; each takes the components within `RESOLVED` of what is left."""
     d, m = matrix.shape
+    if matrix.numel() <= HELD:  # converted once, not in every pass
+        matrix = matrix.to(torch.float64)
     u, s, v = (matrix.new_empty(shape, dtype=torch.float64) for shape in ((d, 0), (0,), (m, 0)))
     while s.numel() < k:
         values, w = _leading_eigenpairs(gram(matrix, without=v), k - s.numel())
@@ -254,11 +258,12 @@ def _leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _row_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows as contiguous float64."""
+    """Blocks of rows in float64 whose rows or columns lie without gaps."""
     step = max(1, _BLOCK_ELEMENTS // max(1, matrix.shape[1]))
     for start in range(0, matrix.shape[0], step):
         rows = slice(start, min(start + step, matrix.shape[0]))
-        yield rows, matrix[rows].to(torch.float64).contiguous()
+        block = matrix[rows].to(torch.float64)
+        yield rows, block if 1 in block.stride() else block.contiguous()
 
 
 def _times(matrix: Tensor, right: Tensor) -> Tensor:

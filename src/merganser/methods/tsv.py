@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import TensorSpec
-from merganser.kernels.spectra import FLOAT32_LIMIT, SMALL, TOLERANCE, Factors, inverse_root, top_svd, top_svds
+from merganser.kernels.spectra import FLOAT32_LIMIT, HELD, SMALL, TOLERANCE, Factors, inverse_root, top_svd, top_svds
 from merganser.methods.base import param, register
 from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, matrix_shape, rank_kept, side_by_side
 
@@ -56,7 +56,8 @@ class TSV(MatrixRule):
         d, m = matrix_shape(spec.shape)
         n = min(d, m)
         columns = models * (rank_kept(n, models, self.rank_fraction) if self.low_rank else n)
-        return 4 * spec.numel * 2 + 8 * 3 * (d + m) * columns + 8 * 4 * min(max(d, m), max(n, columns)) ** 2
+        held = 4 * spec.numel * 2 + 8 * min(spec.numel, HELD)
+        return held + 8 * 3 * (d + m) * columns + 8 * 4 * min(max(d, m), max(n, columns)) ** 2
 
 
 def decompose(matrices: Sequence[Tensor], k: int) -> list[Factors]:
