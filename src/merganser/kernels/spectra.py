@@ -112,8 +112,13 @@ def _by_gram(matrix: Tensor, k: int) -> Factors:
         if bool((sigma.diff() > 0).any()):
             order = sigma.argsort(descending=True)
             image, w, sigma = image[:, order], w[:, order], sigma[order]
-        u, s, v = torch.cat([u, image], dim=1), torch.cat([s, sigma]), torch.cat([v, w], dim=1)
+        u, s, v = beside(u, image), torch.cat([s, sigma]), beside(v, w)
     return Factors(u, s, v).above(RANK_FLOOR)
+
+
+def beside(*parts: Tensor) -> Tensor:
+    """Matrices side by side; columns that lie without gaps, as those of factors, still do."""
+    return torch.cat([part.T for part in parts]).T
 
 
 def gram(matrix: Tensor, without: Tensor | None = None) -> Tensor:
@@ -267,11 +272,14 @@ def _row_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _times(matrix: Tensor, right: Tensor) -> Tensor:
-    """A · B in float64, streamed over the rows of A."""
-    out = torch.empty(matrix.shape[0], right.shape[1], dtype=torch.float64, device=matrix.device)
+    """A · B in float64, streamed over the rows of A; its columns lie without gaps.
+
+    As the transpose of Bᵀ · Aᵀ, which MKL multiplies in two thirds of the time where B is narrow.
+    """
+    out = torch.empty(right.shape[1], matrix.shape[0], dtype=torch.float64, device=matrix.device)
     for rows, block in _row_blocks(matrix):
-        torch.matmul(block, right, out=out[rows])
-    return out
+        torch.matmul(right.T, block.T, out=out[:, rows])
+    return out.T
 
 
 def _transpose_times(matrix: Tensor, left: Tensor) -> Tensor:

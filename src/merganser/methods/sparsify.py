@@ -123,7 +123,8 @@ class RankedDrop:
     """Entries survive with a probability that rises with their magnitude's rank in their row, divided by it.
 
     p = density − ε + 2ε · rank/(n − 1) for ranks 0 … n − 1. The window is narrowed where it would leave [0, 1], so the
-    expected density is the one asked for. A row is a row of a matrix, a whole vector, or a filter.
+    expected density is the one asked for. A row is a row of a matrix, a whole vector, or a filter; magnitudes are told
+    apart as finely as `order` says.
     """
 
     density: tuple[float, ...]

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import TensorSpec
-from merganser.kernels.spectra import FLOAT32_LIMIT, HELD, SMALL, TOLERANCE, Factors, inverse_root, top_svd, top_svds
+from merganser.kernels.spectra import (
+    FLOAT32_LIMIT,
+    HELD,
+    SMALL,
+    TOLERANCE,
+    Factors,
+    beside,
+    inverse_root,
+    top_svd,
+    top_svds,
+)
 from merganser.methods.base import param, register
 from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, matrix_shape, rank_kept, side_by_side
 
@@ -86,7 +96,7 @@ def orthogonal(
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(U⊥, Σ, V⊥) in `dtype`, the tasks' columns side by side; a single task needs no orthogonalisation."""
-    u, s, v = (torch.cat(parts, dim=-1) for parts in zip(*factors, strict=True))
+    u, s, v = beside(*(f.u for f in factors)), torch.cat([f.s for f in factors]), beside(*(f.v for f in factors))
     if orthogonalize != "none" and len(factors) > 1:
         # Decompositions beside each other, then products that have all threads to themselves.
         kind = orthogonalize
@@ -105,4 +115,4 @@ def _times_root(side: Tensor, root: Tensor, amplification: float, dtype: torch.d
     """The polar factor, in `dtype` where that costs no digits."""
     dtype = dtype if amplification <= FLOAT32_LIMIT else torch.float64
     side, root = side.to(dtype), root.to(dtype)
-    return side @ root if side.shape[0] >= side.shape[1] else root @ side
+    return (root @ side.T).T if side.shape[0] >= side.shape[1] else root @ side
