@@ -30,7 +30,7 @@ def speed() -> str:
         f"`python -m benchmarks.merge_speed`: a base and three models of {measured['params']} parameters in bfloat16, "
         f"warm cache, everything synced; {found['machine']}. The limit reads the inputs and writes the output with "
         f"plain copies; the ratio to it leaves out the {measured['start_up']:.1f} s of start-up. "
-        f"{measured.get('note', '')}"
+        "Ours and the limit are medians of several runs, mergekit ran once."
     )
     return f"{intro}\n\n{markdown.table(merging.table(measured))}"
 

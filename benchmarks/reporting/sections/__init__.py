@@ -33,6 +33,7 @@ class Section:
 SECTIONS = (
     Section("single_task_mlp", "One task: MLPs on MNIST", single_task.section("mlp")),
     Section("single_task_resnet20-bn", "One task: ResNet20 on CIFAR-10", single_task.section("resnet20-bn")),
+    Section("single_task_resnet20-bn-2x", "One task: ResNet20, twice as wide", single_task.section("resnet20-bn-2x")),
     Section("single_task_resnet20-ln", "One task: ResNet20 with LayerNorm", single_task.section("resnet20-ln")),
     Section("single_task_vgg16", "One task: VGG16 on CIFAR-10", single_task.section("vgg16")),
     Section("single_task_extras", "One task: smaller questions", single_task_extras.parts),

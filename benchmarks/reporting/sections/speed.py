@@ -43,7 +43,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
         f"A base and three models of {results['params']} parameters in bfloat16, warm cache, everything synced. The "
         "limit reads the inputs and writes the output with plain copies; the ratio to it leaves out the "
-        f"{results['start_up']:.1f} s of start-up. {results.get('note', '')}"
+        f"{results['start_up']:.1f} s of start-up. Ours and the limit are medians of several runs, mergekit ran once."
     )
     yield table(results)
     yield figure(results)
