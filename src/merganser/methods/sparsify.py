@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -151,14 +152,23 @@ class RankedDrop:
 
     def factors(self, rows: Tensor, bits: Tensor, model: int) -> Tensor:
         """0 or 1/p for every entry of some rows. The random bits belong to ranks, not to columns."""
-        density, n = self.density[model], rows.shape[1]
+        density = self.density[model]
         window = min(self.epsilon[model], density, 1 - density)
-        places = torch.linspace(-1, 1, n, dtype=torch.float64) if n > 1 else torch.zeros(1, dtype=torch.float64)
-        chance = (density + window * places).clamp_(0, 1)
-        half = (chance * 2**31).round_().sub_(2**30).to(torch.int32)
-        gains = torch.where(chance > 0, 1 / chance if self.rescale else 1.0, 0.0).to(rows.dtype)
-        kept = _survivors_(bits, half.to(bits.device)) & _bits(gains.to(rows.device))
+        half, gains = _by_rank(rows.shape[1], density, window, self.rescale, rows.dtype, rows.device)
+        kept = _survivors_(bits, half) & _bits(gains)
         return torch.empty_like(rows).scatter_(1, order(rows), kept.view(rows.dtype))
+
+
+@lru_cache(maxsize=64)
+def _by_rank(
+    n: int, density: float, window: float, rescale: bool, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """For each rank half the bound that random bits stay below with its probability, and what scales survivors."""
+    places = torch.linspace(-1, 1, n, dtype=torch.float64) if n > 1 else torch.zeros(1, dtype=torch.float64)
+    chance = (density + window * places).clamp_(0, 1)
+    half = (chance * 2**31).round_().sub_(2**30).to(torch.int32)
+    gains = torch.where(chance > 0, 1 / chance if rescale else 1.0, 0.0).to(dtype)
+    return half.to(device), gains.to(device)
 
 
 def row_length(shape: tuple[int, ...]) -> int:
