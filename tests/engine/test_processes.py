@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from merganser.engine.processes import execute_in_processes, worthwhile
 from merganser.engine.sinks import DictSink
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import InputError, MerganserError
+from merganser.methods.task_vectors import Ties
 from merganser.recipes.plan import Plan
 from support.plans import make_plan
 
@@ -47,7 +51,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("threads were used")
 
-    monkeypatch.setattr(processes, "execute", refuse)
+    monkeypatch.setattr(processes, "run_in_threads", refuse)
 
 
 def in_processes(
@@ -105,6 +109,84 @@ def test_what_a_worker_finds_is_said_as_ever(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+class Odd(Exception):
+    """Loses an argument on its way through a pipe, so that it cannot be rebuilt."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} in {where}")
+
+
+@pytest.mark.usefixtures("no_threads")
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [(ValueError("seven"), ValueError, "^seven$"), (Odd("a", "b"), RuntimeError, "^Odd: a in b$")],
+)
+def test_an_unexpected_error_keeps_its_kind_where_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], message: str
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(processes, "run_batch", fail)
+    plan, sources = make_plan(models(), "linear")
+    with pytest.raises(kind, match=message) as caught:
+        in_processes(tmp_path / "out", plan, sources)
+    assert "in fail" in str(caught.value.__cause__)
+
+
+def test_streams_locked_by_another_thread_do_not_stop_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Locked(io.StringIO):
+        def write(self, text: str) -> int:
+            raise AssertionError("the parent's stream was used")
+
+    def talk(batch: object, sink: object) -> None:
+        print("hello")
+        warnings.warn("hello", stacklevel=1)
+
+    monkeypatch.setattr(processes, "run_batch", talk)
+    monkeypatch.setattr(sys, "stdout", Locked())
+    monkeypatch.setattr(sys, "stderr", Locked())
+    plan, sources = make_plan(models(), "linear")
+    in_processes(tmp_path / "out", plan, sources)
+
+
+@pytest.mark.usefixtures("no_threads")
+@pytest.mark.parametrize("granted", [0, 1])
+def test_fewer_processes_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: int) -> None:
+    forks = []
+    fork = os.fork
+
+    def limited() -> int:
+        if len(forks) == granted:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        forks.append(1)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    plan, sources = make_plan(models(), "linear")
+    if granted:
+        assert in_processes(tmp_path / "out", plan, sources) == in_threads(tmp_path / "reference", plan, sources)
+    else:
+        with pytest.raises(MerganserError, match="no worker could be started: .*--workers 1"):
+            in_processes(tmp_path / "out", plan, sources)
+
+
+def test_nested_merges_and_little_work_keep_to_threads_and_prepare_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = []
+    monkeypatch.setattr(Ties, "prepare", lambda self, tensors: prepared.append(1))
+    monkeypatch.setattr(Ties, "reduce", lambda self, blocks: Ties.sparsifier.fget(self).survey(blocks))  # type: ignore[attr-defined]
+    monkeypatch.setattr(processes, "_WORTH", 1 << 40)
+    plan, sources = make_plan(models(), "ties", {"scope": "global"})
+    in_processes(tmp_path / "little", plan, sources)
+    assert prepared == [1]
+    monkeypatch.setattr(processes, "_WORTH", 0)
+    monkeypatch.setattr(processes, "_run", None)
+    nested = replace(plan, models=(replace(plan.models[0], plan=plan), *plan.models[1:]))
+    in_processes(tmp_path / "nested", nested, sources)
+
+
 @pytest.mark.usefixtures("no_threads")
 def test_a_full_disk_in_a_worker_then_resume(tmp_path: Path) -> None:
     class Full(Disk):
@@ -120,19 +202,21 @@ def test_a_full_disk_in_a_worker_then_resume(tmp_path: Path) -> None:
     assert found == in_threads(tmp_path / "reference", plan, sources)
 
 
-@pytest.mark.usefixtures("no_threads")
 def test_a_killed_worker_is_named_and_the_rest_is_kept(tmp_path: Path) -> None:
     def children() -> list[int]:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
     before = children()
 
+    killed = []
+
     def kill(progress: Progress) -> None:
-        if progress.done > progress.total // 3:
+        if not killed:
+            killed.append(progress)
             os.kill(next(pid for pid in children() if pid not in before), signal.SIGKILL)
 
-    plan, sources = make_plan(models(), "ties")
-    with pytest.raises(MerganserError, match=r"a worker was ended by SIGKILL \(out of memory\?\).*--resume"):
+    plan, sources = make_plan(models(tensors=40), "ties")
+    with pytest.raises(MerganserError, match=r"a worker was ended by signal 9 \(out of memory\?\).*--resume"):
         in_processes(tmp_path / "out", plan, sources, on_progress=kill)
     assert set(children()) <= set(before)
     redone: list[Progress] = []
@@ -176,6 +260,7 @@ def test_a_killed_parent_leaves_no_worker_and_no_lock(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
     orphans = [int(pid) for pid in done.stdout.split()]
     assert len(orphans) == 2
+    assert "Traceback" not in done.stderr
     run(recipe, tmp_path / "out", resume=True)  # at once: the lock died with the parent
     run(recipe, tmp_path / "reference")
     names = [tmp_path / directory / "model.safetensors" for directory in ("out", "reference")]

@@ -181,3 +181,10 @@ def test_randomized_svd_keeps_almost_all_the_energy():
     assert float(found.s.square().sum()) >= 0.99 * best
     np.testing.assert_allclose(found.u.T @ found.u, np.eye(20), atol=1e-10)
     assert torch.equal(found.u, randomized_svd(matrix.T, 20, seed=3).u)
+
+
+def test_gram_of_rows_and_columns_that_share_memory():
+    line = torch.randn(1, 40, dtype=torch.float64)
+    for matrix in (line.expand(50, 40), line.T.expand(40, 50), torch.randn(90, dtype=torch.float64).unfold(0, 50, 1)):
+        dense = matrix.numpy().copy()
+        np.testing.assert_allclose(np.tril(gram(matrix)), np.tril(dense.T @ dense), rtol=1e-12)

@@ -52,7 +52,11 @@ def execute(
     """
     workers = workers or os.cpu_count() or 1
     todo = pending(BoundPlan(plan, sources, settings), sink)
-    counter = Counter(todo, plan, on_progress)
+    run_in_threads(todo, sink, workers, memory, Counter(todo, plan, on_progress))
+
+
+def run_in_threads(todo: Sequence[Computation], sink: Sink, workers: int, memory: int, counter: Counter) -> None:
+    """Small outputs in batches, large ones by all threads together."""
     with one_torch_thread(), _Pool(workers, memory) as pool:
         for batch in batches(todo):
             if len(batch) == 1 and len(batch[0].spans) > 1:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -22,14 +23,14 @@ from merganser.engine.execute import (
     Counter,
     Progress,
     batches,
-    execute,
     footprint,
     one_torch_thread,
     pending,
     run_batch,
+    run_in_threads,
     work,
 )
-from merganser.engine.sinks import SharedSink
+from merganser.engine.sinks import SharedSink, Sink
 from merganser.errors import MerganserError
 from merganser.recipes.plan import Output, Plan
 
@@ -51,12 +52,14 @@ def execute_in_processes(
     """`execute` with processes for workers, where that is possible and faster; with threads elsewhere."""
     workers = workers or os.cpu_count() or 1
     todo = pending(BoundPlan(plan, sources, settings), sink)
+    counter = Counter(todo, plan, on_progress)
     cut = list(batches(todo))
-    if not worthwhile(cut, workers):
-        execute(plan, sources, sink, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
-        return
-    with one_torch_thread():
-        _run(cut, sink, workers, memory, Counter(todo, plan, on_progress).add)
+    nested = any(model.plan for model in plan.models)  # threads share what an inner merge has found
+    if nested or not worthwhile(cut, workers):
+        run_in_threads(todo, sink, workers, memory, counter)
+    else:
+        with one_torch_thread():
+            _run(cut, sink, workers, memory, counter.add)
 
 
 def worthwhile(cut: Sequence[Batch], workers: int) -> bool:
@@ -97,13 +100,20 @@ def _run(
                 coming += 1
                 _read_ahead(order[coming + len(children) - 1 : coming + len(children)])
             ready = wait([child.pipe for child in busy])
+            failures = []
             for child in [child for child in busy if child.pipe in ready]:
                 number = busy.pop(child)
-                child.receive()
+                try:
+                    child.receive()
+                except Exception as failure:
+                    failures.append(failure)
+                    continue
                 idle.append(child)
                 for computation in order[number]:
                     sink.finished(computation.output)
                     on_finished(computation.output)
+            if failures:
+                raise failures[0]
 
 
 def _read_ahead(coming: Sequence[Batch]) -> None:
@@ -111,6 +121,10 @@ def _read_ahead(coming: Sequence[Batch]) -> None:
         if len(batch) == 1:
             for span in batch[0].spans:
                 batch[0].prefetch(span)
+
+
+class _InWorker(Exception):
+    """Where in a worker something went wrong, as text."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +139,9 @@ class _Child:
     def receive(self) -> None:
         """Wait for the batch to be done; what went wrong there is raised here."""
         with self._alive():
-            failure = self.pipe.recv()
+            failure, where = self.pipe.recv()
         if failure is not None:
-            raise failure
+            raise failure from _InWorker(where)
 
     @contextlib.contextmanager
     def _alive(self) -> Iterator[None]:
@@ -135,16 +149,19 @@ class _Child:
             yield
         except (EOFError, OSError):
             self.process.join()
-            how = self.process.exitcode
+            code = self.process.exitcode
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            if code == -signal.SIGKILL:
+                how += " (out of memory?)"
             raise MerganserError(
-                f"a worker was ended by {signal.Signals(-how).name if how < 0 else f'exit code {how}'}"
-                f"{' (out of memory?)' if how == -signal.SIGKILL else ''}: finished tensors are kept; run the same "
-                "command with --resume to go on, with fewer --workers if memory is short"
+                f"a worker was ended by {how}: finished tensors are kept; run the same command with --resume to go on, "
+                "with fewer --workers if memory is short"
             ) from None
 
 
 @contextlib.contextmanager
 def _children(order: Sequence[Batch], sink: SharedSink, count: int) -> Iterator[list[_Child]]:
+    """As many workers as the system grants, at least one."""
     context = multiprocessing.get_context("fork")
     children: list[_Child] = []
     try:
@@ -152,37 +169,52 @@ def _children(order: Sequence[Batch], sink: SharedSink, count: int) -> Iterator[
             ours, theirs = context.Pipe()
             others = [ours, *(child.pipe for child in children)]
             process = context.Process(target=_serve, args=(order, sink, theirs, others), daemon=True)
-            with warnings.catch_warnings():
-                # Other threads may hold locks; what a child runs takes none of theirs.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            theirs.close()
+            try:
+                with warnings.catch_warnings():
+                    # Other threads may hold locks; what a child runs takes none of theirs.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+            except OSError as error:
+                if not children:
+                    raise MerganserError(f"no worker could be started: {error}; try --workers 1") from error
+                ours.close()
+                break
+            finally:
+                theirs.close()
             children.append(_Child(process, ours))
         yield children
     finally:
         for child in children:
-            child.pipe.close()
             child.process.terminate()
         for child in children:
             child.process.join()
+            child.pipe.close()
 
 
 def _serve(order: Sequence[Batch], sink: SharedSink, pipe: Connection, others: Sequence[Connection]) -> None:
     """A child's life: batches by number until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and sees to its children
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # The parent's streams may have been locked by a thread that does not exist here.
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
     for other in others:
         other.close()  # held open here, they would outlive the parent
     own = sink.for_worker()
-    while True:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            pipe.send(_attempt(order[pipe.recv()], own))
+    os._exit(0)
+
+
+def _attempt(batch: Batch, sink: Sink) -> tuple[Exception | None, str]:
+    """Do the work; say what went wrong and where, in a form that reaches the parent."""
+    try:
+        run_batch(batch, sink)
+        return None, ""
+    except Exception as error:
+        where = "".join(traceback.format_exception(error))
         try:
-            number = pipe.recv()
-        except (EOFError, OSError):
-            os._exit(0)
-        try:
-            run_batch(order[number], own)
-            pipe.send(None)
-        except MerganserError as error:
-            pipe.send(error)
-        except Exception as error:
-            pipe.send(RuntimeError("".join(traceback.format_exception(error))))
+            pickle.loads(pickle.dumps(error))
+            return error, where
+        except Exception:
+            return RuntimeError(f"{type(error).__name__}: {error}"), where

@@ -268,7 +268,9 @@ def _row_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
     for start in range(0, matrix.shape[0], step):
         rows = slice(start, min(start + step, matrix.shape[0]))
         block = matrix[rows].to(torch.float64)
-        yield rows, block if 1 in block.stride() else block.contiguous()
+        (height, width), (down, across) = block.shape, block.stride()
+        dense = (across == 1 and down >= width) or (down == 1 and across >= height)
+        yield rows, block if dense else block.contiguous()
 
 
 def _times(matrix: Tensor, right: Tensor) -> Tensor:

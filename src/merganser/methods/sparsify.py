@@ -159,7 +159,7 @@ class RankedDrop:
         return torch.empty_like(rows).scatter_(1, order(rows), kept.view(rows.dtype))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _by_rank(
     n: int, density: float, window: float, rescale: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
