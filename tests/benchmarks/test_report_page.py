@@ -21,7 +21,8 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "results").mkdir()
     way = {"accuracy": 0.5, "repaired_accuracy": 0.75, "cycle_error": 0.0}
     table = {"plain mean": way, "C²M³": way}
-    store(tmp_path, "single_task_mlp", {"single": [0.9, 0.91, 0.9], "2": table, "3": table})
+    settings = {"test_images": 10_000}
+    store(tmp_path, "single_task_mlp", {"single": [0.9, 0.91, 0.9], "settings": settings, "2": table, "3": table})
     return tmp_path
 
 
