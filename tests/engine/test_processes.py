@@ -99,6 +99,14 @@ def test_when_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not verdict(models(), "ties")
 
 
+def test_many_small_outputs_are_work_for_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    plan, sources = make_plan([{f"w{i}": torch.zeros(8) for i in range(4000)} for _ in range(2)], "linear")
+    cut = list(batches(pending(BoundPlan(plan, sources), DictSink(plan))))
+    assert 4 <= len(cut) < 100
+    assert worthwhile(cut, workers=2)
+
+
 @pytest.mark.usefixtures("no_threads")
 def test_what_a_worker_finds_is_said_as_ever(tmp_path: Path) -> None:
     given = models()
@@ -237,13 +245,18 @@ execute.SPAN, processes._WORTH = 1, 0
 def die(progress):
     if progress.done > progress.total // 3:
         print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        (os.killpg if sys.argv[3] == "SIGINT" else os.kill)(os.getpid(), signal.Signals[sys.argv[3]])
 
-run(sys.argv[1], sys.argv[2], workers=2, processes=True, on_progress=die)
+try:
+    run(sys.argv[1], sys.argv[2], workers=2, processes=True, on_progress=die)
+except KeyboardInterrupt:
+    os._exit(130)
 """
 
 
-def test_a_killed_parent_leaves_no_worker_and_no_lock(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ended", "code"), [("SIGKILL", -9), ("SIGTERM", -15), ("SIGINT", 130)])
+def test_a_parent_that_ends_leaves_no_worker_and_no_lock(tmp_path: Path, ended: str, code: int) -> None:
+    """Ctrl-C reaches the whole group, the others the parent alone."""
     from safetensors.torch import save_file
 
     from merganser.engine.api import run
@@ -255,9 +268,9 @@ def test_a_killed_parent_leaves_no_worker_and_no_lock(tmp_path: Path) -> None:
         f"method: ties\nbase: {tmp_path}/base.safetensors\n"
         f"models: [{tmp_path}/a.safetensors, {tmp_path}/b.safetensors]\n"
     )
-    command = [sys.executable, "-c", PARENT, str(recipe), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    command = [sys.executable, "-c", PARENT, str(recipe), str(tmp_path / "out"), ended]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, start_new_session=True)
+    assert done.returncode == code, done.stderr
     orphans = [int(pid) for pid in done.stdout.split()]
     assert len(orphans) == 2
     assert "Traceback" not in done.stderr
