@@ -158,13 +158,14 @@ def test_order_is_a_stable_argsort(rows, columns, data):
     np.testing.assert_array_equal(order(scores).numpy(), expected)
 
 
-@pytest.mark.parametrize(("columns", "resolution"), [(2048, 2**-13), (8192, 2**-11), (8193, 0)])
+@pytest.mark.parametrize(("columns", "resolution"), [(2048, 2**-12), (2**16, 2**-7), (2**16 + 1, 0)])
 def test_order_of_long_rows_resolves_what_it_says(columns, resolution):
     scores = torch.from_numpy(np.random.default_rng(0).lognormal(size=(3, columns)).astype(np.float32))
     found = order(scores)
     np.testing.assert_array_equal(found.sort(dim=1).values, torch.arange(columns).expand(3, -1))
     ordered = scores.gather(1, found)
     assert (ordered[:, 1:] >= ordered[:, :-1] * (1 - resolution)).all()
+    assert (ordered[:, 1:] < ordered[:, :-1] * (1 - resolution / 4)).any() == (resolution > 0)
 
 
 def test_pieces_of_any_size_give_the_same_cutoff():

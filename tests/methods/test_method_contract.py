@@ -30,12 +30,12 @@ def test_random_bits_are_addressed_by_element(rows, columns, step):
 
 def test_random_bits_are_uniform():
     bits = make_group([np.zeros(200_000, np.float32)]).random_bits(0)
-    assert bits.dtype == torch.int32
+    assert bits.dtype == torch.int16
     for probability in (0.01, 0.5, 0.9):
         share = (bits < threshold(probability)).float().mean().item()
         assert share == pytest.approx(probability, abs=0.005)
-    assert threshold(0.0) == -(2**31)
-    assert threshold(1.0) == 2**31
+    assert threshold(0.0) == -(2**15)
+    assert threshold(1.0) == 2**15
 
 
 def test_unknown_names_get_a_suggestion():

@@ -53,23 +53,23 @@ class Group:
         return [(model - self.anchor).contiguous() for model in self.models]
 
     def random_bits(self, model: int) -> Tensor:
-        """Uniform signed 32-bit integers, one per element of this block; `bits < threshold(p)` has probability p.
+        """Uniform signed 16-bit integers, one per element of this block; `bits < threshold(p)` has probability p.
 
         The stream is keyed by (seed, tensor name, model label) and addressed by element: it depends neither
         on blocks and threads nor on the order of the models.
         """
         key = f"{self.seed}\0{self.name}\0{self.labels[model]}".encode()
         stream = np.random.PCG64DXSM(int.from_bytes(hashlib.blake2b(key, digest_size=16).digest(), "little"))
-        stream.advance(self.offset // 2)
-        skip, count = self.offset % 2, self.models[model].numel()
-        words = stream.random_raw((skip + count + 1) // 2)
-        bits = torch.from_numpy(words.view(np.int32)[skip : skip + count]).view(self.models[model].shape)
+        stream.advance(self.offset // 4)
+        skip, count = self.offset % 4, self.models[model].numel()
+        words = stream.random_raw((skip + count + 3) // 4)
+        bits = torch.from_numpy(words.view(np.int16)[skip : skip + count]).view(self.models[model].shape)
         return bits.to(self.models[model].device)
 
 
 def threshold(probability: float) -> int:
-    """The integer that uniform signed 32-bit integers stay below with this probability (2³¹ for 1: always)."""
-    return round(probability * 2**32) - 2**31
+    """The integer that uniform signed 16-bit integers stay below with this probability, rounded to 2⁻¹⁶."""
+    return round(probability * 2**16) - 2**15
 
 
 class Blocks(Protocol):

@@ -19,34 +19,38 @@ def weighted_sum_(deltas: Sequence[Tensor], weights: Sequence[float], normalize:
     return total
 
 
-def elected_sum_(
-    deltas: Sequence[Tensor], weights: Sequence[float], normalize: bool, votes: Tensor | None = None
-) -> Tensor:
-    """TIES' consensus: of each entry, only the models that agree with the sign of Σ w Δ.
+def elected_sum_(deltas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """TIES' consensus, added: of each entry, only the models that agree with the sign of S = Σ w Δ.
 
-    Σ w Δ over the models with sgn(w Δ) = sgn(Σ w Δ), divided by the sum of their weights if asked. Where the sum is
-    zero, the positive ones are taken. `votes` may stand for Σ w Δ in the election.
+    Σ w Δ over the models with sgn(w Δ) = sgn(S), the positive ones where S is zero. That is (S + sgn(S) Σ |w Δ|)/2:
+    who agrees is in both sums with the same sign, who does not with opposite ones.
+    """
+    votes = weighted_sum_([deltas[0].clone(), *deltas[1:]], weights, normalize=False)
+    sizes = weighted_sum_([delta.abs_() for delta in deltas], [abs(weight) for weight in weights], normalize=False)
+    return votes.add_(sizes.copysign_(votes)).mul_(0.5)
+
+
+def elected_mean_(deltas: Sequence[Tensor], weights: Sequence[float], votes: Tensor | None = None) -> Tensor:
+    """TIES' consensus, averaged: Σ w Δ over the models with sgn(w Δ) = sgn(Σ w Δ), divided by the sum of their weights.
+
+    Where Σ w Δ is zero, the positive ones are taken. `votes` may stand for it in the election.
     """
     voters = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if weight != 0]
     if not voters:
         return deltas[0].zero_()
     if votes is None:
-        votes = voters[0][0] * voters[0][1]
-        for delta, weight in voters[1:]:
-            votes.add_(delta, alpha=weight)
+        votes = weighted_sum_([deltas[0].clone(), *deltas[1:]], weights, normalize=False)
     # Twice sgn maps zero to +1; arithmetic on floats is many times faster here than masks and `where`.
     sign = votes.sign_().add_(0.5).sign_()
-    total, divisor = torch.zeros_like(sign), torch.zeros_like(sign) if normalize else None
+    total, divisor = torch.zeros_like(sign), torch.zeros_like(sign)
     for delta, weight in voters:
         agreeing = delta.mul_(sign)
         agreeing = agreeing.clamp_(min=0) if weight > 0 else agreeing.clamp_(max=0)
         total.add_(agreeing, alpha=weight)
-        if divisor is not None:
-            divisor.add_(agreeing.sign_(), alpha=abs(weight))
-    if divisor is not None:
-        smallest = min(weight for _, weight in voters)
-        if smallest > 0:
-            total.div_(divisor.clamp_(min=smallest))
-        else:
-            total.div_(divisor.masked_fill_(divisor == 0, 1))
+        divisor.add_(agreeing.sign_(), alpha=abs(weight))
+    smallest = min(weight for _, weight in voters)
+    if smallest > 0:
+        total.div_(divisor.clamp_(min=smallest))
+    else:
+        total.div_(divisor.masked_fill_(divisor == 0, 1))
     return total.mul_(sign)

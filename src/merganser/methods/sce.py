@@ -11,7 +11,7 @@ from torch import Tensor
 from merganser.kernels.selection import Cutoff, largest
 from merganser.kernels.spheres import total
 from merganser.methods.base import Blocks, Group, Method, State, param, register
-from merganser.methods.consensus import elected_sum_
+from merganser.methods.consensus import elected_mean_
 
 
 @register
@@ -48,7 +48,7 @@ class Sce(Method):
         signs = deltas[0].clone()
         for delta in deltas[1:]:
             signs.add_(delta)
-        merged = elected_sum_(deltas, weights, normalize=True, votes=signs)
+        merged = elected_mean_(deltas, weights, votes=signs)
         return torch.add(group.anchor, merged, alpha=self.scale, out=merged)
 
     def _cutoff(self, blocks: Blocks) -> Cutoff:

@@ -89,7 +89,7 @@ def _thin_(delta: Tensor, cutoffs: Iterable[Cutoff], offset: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RandomDrop:
-    """Each entry survives with probability `density`; survivors are divided by it."""
+    """Each entry survives with probability `density`, to 2⁻¹⁶; survivors are divided by just that probability."""
 
     density: tuple[float, ...]
     rescale: bool = True
@@ -103,16 +103,18 @@ class RandomDrop:
             return delta
         if density <= 0:
             return delta.zero_()
-        _bits(delta).bitwise_and_(_survivors_(group.random_bits(model), threshold(density) >> 1))
-        return delta.div_(density) if self.rescale else delta
+        density = max(density, 2**-16)
+        bound = threshold(density)
+        _bits(delta).bitwise_and_(_survivors(group.random_bits(model), bound))
+        return delta.mul_(2**16 / (bound + 2**15)) if self.rescale else delta
 
 
-def _survivors_(bits: Tensor, half: int | Tensor) -> Tensor:
-    """All bits set where bits < 2·half and none elsewhere, in place: ((bits >> 1) − half) >> 31.
+def _survivors(bits: Tensor, bound: int | Tensor) -> Tensor:
+    """All bits set where bits < bound and none elsewhere: (bits − bound) >> 31 of 16-bit integers.
 
-    A mask for the bits of floats, many times faster than masks of booleans; halves cannot overflow in the difference.
+    A mask for the bits of floats, many times faster than masks of booleans.
     """
-    return bits.bitwise_right_shift_(1).sub_(half).bitwise_right_shift_(31)
+    return bits.to(torch.int32).sub_(bound).bitwise_right_shift_(31)
 
 
 def _bits(values: Tensor) -> Tensor:
@@ -123,9 +125,9 @@ def _bits(values: Tensor) -> Tensor:
 class RankedDrop:
     """Entries survive with a probability that rises with their magnitude's rank in their row, divided by it.
 
-    p = density − ε + 2ε · rank/(n − 1) for ranks 0 … n − 1. The window is narrowed where it would leave [0, 1], so the
-    expected density is the one asked for. A row is a row of a matrix, a whole vector, or a filter; magnitudes are told
-    apart as finely as `order` says.
+    p = density − ε + 2ε · rank/(n − 1) for ranks 0 … n − 1, to 2⁻¹⁶. The window is narrowed where it would leave
+    [0, 1], so the expected density is the one asked for. A row is a row of a matrix, a whole vector, or a filter;
+    magnitudes are told apart as finely as `order` says.
     """
 
     density: tuple[float, ...]
@@ -154,8 +156,8 @@ class RankedDrop:
         """0 or 1/p for every entry of some rows. The random bits belong to ranks, not to columns."""
         density = self.density[model]
         window = min(self.epsilon[model], density, 1 - density)
-        half, gains = _by_rank(rows.shape[1], density, window, self.rescale, rows.dtype, rows.device)
-        kept = _survivors_(bits, half) & _bits(gains)
+        bounds, gains = _by_rank(rows.shape[1], density, window, self.rescale, rows.dtype, rows.device)
+        kept = _survivors(bits, bounds) & _bits(gains)
         return torch.empty_like(rows).scatter_(1, order(rows), kept.view(rows.dtype))
 
 
@@ -163,12 +165,12 @@ class RankedDrop:
 def _by_rank(
     n: int, density: float, window: float, rescale: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """For each rank half the bound that random bits stay below with its probability, and what scales survivors."""
+    """For each rank the bound that random bits stay below with its probability, and what scales survivors."""
     places = torch.linspace(-1, 1, n, dtype=torch.float64) if n > 1 else torch.zeros(1, dtype=torch.float64)
-    chance = (density + window * places).clamp_(0, 1)
-    half = (chance * 2**31).round_().sub_(2**30).to(torch.int32)
+    chance = (density + window * places).clamp_(0, 1).mul_(2**16).round_().div_(2**16)
+    bounds = (chance * 2**16 - 2**15).to(torch.int32)
     gains = torch.where(chance > 0, 1 / chance if rescale else 1.0, 0.0).to(dtype)
-    return half.to(device), gains.to(device)
+    return bounds.to(device), gains.to(device)
 
 
 def row_length(shape: tuple[int, ...]) -> int:

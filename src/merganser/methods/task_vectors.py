@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from merganser.methods.base import Blocks, Group, Method, State, param, per_model, register
-from merganser.methods.consensus import elected_sum_, weighted_sum_
+from merganser.methods.consensus import elected_mean_, elected_sum_, weighted_sum_
 from merganser.methods.global_trim import global_cutoffs, local_cutoffs
 from merganser.methods.sparsify import Band, RandomDrop, RankedDrop, Sparsifier
 
@@ -43,7 +43,10 @@ class TaskVectors(Method):
         deltas, sparsifier = group.deltas(), self.sparsifier
         if sparsifier:
             deltas = [sparsifier.thin_(delta, group, t, state) for t, delta in enumerate(deltas)]
-        merged = (elected_sum_ if self.elects else weighted_sum_)(deltas, self.weight, self.normalize)
+        if not self.elects:
+            merged = weighted_sum_(deltas, self.weight, self.normalize)
+        else:
+            merged = (elected_mean_ if self.normalize else elected_sum_)(deltas, self.weight)
         return torch.add(group.anchor, merged, alpha=self.factor, out=merged)
 
     @property
