@@ -92,7 +92,10 @@ class ResNet20(nn.Module):
 
 
 class VGG16(nn.Module):
-    """Thirteen 3×3 convolutions in five pooled groups, then 512-512-512-classes; `width` scales all of them."""
+    """Thirteen 3×3 convolutions in five pooled groups, then 512-512-512-classes; `width` scales all of them.
+
+    Pooling rounds up, so that images of 16 to 32 pixels all end in one.
+    """
 
     groups = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -104,7 +107,7 @@ class VGG16(nn.Module):
             for outputs in (int(channels * width) for channels in group):
                 layers += [nn.Conv2d(inputs, outputs, 3, padding=1), norm(outputs), nn.ReLU()]
                 inputs = outputs
-            layers.append(nn.MaxPool2d(2))
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
             nn.Linear(inputs, inputs),

@@ -35,6 +35,14 @@ def test_shapes_of_the_thesis() -> None:
     assert convolutions == [64] * 2 + [128] * 2 + [256] * 3 + [512] * 6
 
 
+@pytest.mark.parametrize("side", [16, 24, 32])
+def test_vgg16_takes_the_sides_of_its_schedule(side: int) -> None:
+    model = VGG16(ChannelLayerNorm, width=1 / 8)
+    images = torch.randn(2, 3, side, side)
+    assert model.features(images).shape == (2, 64, 1, 1)
+    assert model(images).shape == (2, 10)
+
+
 def test_mlp_gives_log_probabilities() -> None:
     total = build("mlp")(example("mlp")).exp().sum(1)
     torch.testing.assert_close(total, torch.ones(2))
