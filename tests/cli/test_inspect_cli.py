@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from merganser.cli import build
 from merganser.errors import CheckpointError, InputError
 from merganser.experts import Library, interference
+from merganser.report.directories import report
 
 runner = CliRunner()
 
@@ -77,6 +78,27 @@ def test_several_checkpoints_are_compared_where_they_can_be(models, tmp_path):
     assert "not compared: " in call(models["base"], tmp_path / "odd.safetensors")
 
 
+def test_the_page_of_several_checkpoints_has_a_part_for_each_by_its_name(models, tmp_path):
+    call(f"first={models['base']}", f"again={models['base']}", models["law"], "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    for name in ("first", "again", "law"):
+        assert f'<a href="#{name}">{name}</a>' in page
+        assert f'<h2 id="{name}">{name}</h2>' in page
+    call(models["base"], "--html", tmp_path / "page.html")
+    assert "<section>" not in (tmp_path / "page.html").read_text()
+
+
+def test_energy_kept_is_defined_where_it_is_shown(models, tmp_path):
+    experts = {name: models[name] for name in ("math", "code")}
+    library = Library.build(models["base"], experts, tmp_path / "lib")
+    shown = call(*experts.values(), "--base", models["base"], "--html", tmp_path / "page.html")
+    assert "of the energy of a matrix (mean over matrices" in shown
+    assert "a mean over matrices in which each counts the same" in (tmp_path / "page.html").read_text()
+    assert "of the energy that the library holds of a matrix (mean over matrices" in call(library.path)
+    page, _ = report(library.path)
+    assert "all tensors of an expert together" in page.render()
+
+
 def test_interference_says_what_the_library_function_says(models, tmp_path):
     experts = [models[name] for name in ("math", "code", "law")]
     expected = interference(models["base"], {name: models[name] for name in ("math", "code", "law")})
@@ -88,7 +110,7 @@ def test_interference_says_what_the_library_function_says(models, tmp_path):
     for advice in expected.advice:
         assert f"{advice.kind}: {advice.text}" in shown
     page = (tmp_path / "page.html").read_text()
-    assert "layers.1.weight, the matrix most above chance" in page or "plot left out" in page
+    assert "layers.1.weight, the matrix that interferes most" in page or "plot left out" in page
     assert page.count("<table") == 4
 
 

@@ -1,6 +1,7 @@
 """`merganser report` over what the other commands leave behind, called as a user would."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -140,6 +141,23 @@ def test_a_directory_of_several_things_is_one_page(place):
     things, page = found("runs", "--html", "all.html")
     assert [thing["kind"] for thing in things] == ["library", "merge"]
     assert "What is in runs" in page
+    assert '<a href="#expert-library-library">library</a>' in page
+    assert '<a href="#checkpoint-one">one</a>' in page
+    assert "merged by ties; 3 tensors, 288 parameters; DOES NOT HOLD: a tokenizer is there" in page
+    headings = re.findall(r"<h2 id=\"([^\"]*)\">([^<]*)</h2>", page)
+    assert headings == [("expert-library-library", "Expert library: library"), ("checkpoint-one", "Checkpoint: one")]
+
+
+def test_parts_of_one_page_have_headings_of_their_own(place):
+    invoke("merge", recipe(place), "merged")
+    things, page = found(place)
+    assert len(things) == 4
+    ids = re.findall(r"<h\d id=\"([^\"]*)\"", page)
+    assert len(set(ids)) == len(ids) == len(re.findall(r"<h[2-6]", page))
+    assert re.findall(r"<h2[^>]*>([^<]*)", page) == [
+        f"Checkpoint: {name}" for name in ("base", "code", "math", "merged")
+    ]
+    assert page.count(">Every tensor</h3>") == 4
 
 
 def test_what_is_not_known_is_said_with_what_was_looked_for(place):

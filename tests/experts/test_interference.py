@@ -169,6 +169,23 @@ def test_advice_names_twins_and_a_method():
     assert "twins" not in {advice.kind for advice in calm.advice}
 
 
+def test_advice_on_where_names_only_what_exceeds_chance():
+    rng = torch.Generator().manual_seed(0)
+    names = ("layers.0.weight", "layers.1.weight")
+    base = {name: torch.zeros(64, 64) for name in names}
+    experts = {f"e{i}": {name: torch.randn(64, 64, generator=rng) for name in names} for i in range(2)}
+
+    def where():
+        return next(advice.text for advice in interference(base, experts).advice if advice.kind == "where")
+
+    assert where().startswith("no block interferes clearly more than unrelated experts would (at most ")
+    common = 3 * torch.randn(64, 64, generator=rng)
+    for expert in experts.values():
+        expert["layers.1.weight"] += common
+    assert where().startswith("interference is highest in layers.1 (")
+    assert "layers.0" not in where()
+
+
 def test_opposed_experts_are_named():
     base, experts = models(1)
     other = {name: 2 * base[name] - tensor for name, tensor in experts["e0"].items()}

@@ -10,7 +10,7 @@ import pytest
 
 from merganser.errors import MissingExtraError
 from merganser.report import Page
-from merganser.report.tables import Table
+from merganser.report.tables import Link, Table
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -77,6 +77,34 @@ def test_the_page_fits_a_phone_and_needs_nothing_from_elsewhere():
     assert "width=device-width" in viewport["content"]
     for _, attributes in found.tags:
         assert not {"src", "href"} & set(attributes)
+
+
+def several():
+    page = Page("Several", "An introduction.")
+    rows = []
+    for number, name in enumerate(["twice", "twice", "<odd> & top", "top", "…"]):
+        with page.part(name) as anchor:
+            page.heading("Weights")
+            page.add(Table(["tensor"], [["a"], ["b"]], "Tensors"), folded=True)
+        rows.append([Link(name, anchor), number / 2, None, "long words " * 9])
+    page.overview(["name", "MiB", "nothing", "in short"], rows, "All of them")
+    page.heading("After the parts")
+    return page
+
+
+def test_an_overview_leads_to_every_part_and_headings_inside_are_a_level_lower():
+    found = Structure(several().render())
+    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    links = [attributes["href"] for tag, attributes in found.tags if tag == "a" and "class" not in attributes]
+    assert len(set(ids)) == len(ids) == 5 + 5 + 1
+    assert "top" not in ids
+    parts = [attributes["id"] for tag, attributes in found.tags if tag == "h2"]
+    assert [f"#{part}" for part in parts[:-1]] == links
+    assert parts[-1] == "after-the-parts"
+    assert [tag for tag, _ in found.tags].count("h3") == 5
+    text = "\n".join(found.texts)
+    assert text.index("An introduction.") < text.index("All of them") < text.index("Weights")
+    assert "Tensors: 2 rows" in text
 
 
 def test_a_plot_is_drawn_once_loaded_and_its_library_comes_along_once():
@@ -151,7 +179,11 @@ def test_in_a_browser_tables_sort_and_plots_are_drawn(tmp_path):
 @pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "scripts blocked"])
 def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path, scripts):
     graphs = pytest.importorskip("plotly.graph_objects")
-    page = example()
+    page = several()
+    long = "a-checkpoint_" * 8
+    with page.part(long) as anchor:
+        page.heading(long)
+    page.overview(["name", "MiB"], [[Link(long, anchor), 1.0]])
     page.items(["fingerprint " + "0123456789abcdef" * 8])
     page.table([f"column {i}" for i in range(12)], [[1.0] * 12])
     page.figure(graphs.Figure(graphs.Bar(x=["a", "b"], y=[1, 2])), "caption")
@@ -162,12 +194,16 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path, scripts):
         "<script>onload = () => { const inner = document.querySelector('iframe').contentDocument;"
         "const put = (name, value) => document.body.dataset[name] = value;"
         "put('wide', inner.documentElement.scrollWidth); put('tables', inner.querySelectorAll('td').length);"
+        "const lists = [...inner.querySelectorAll('.overview')].map(list => list.parentElement);"
+        "put('hidden', Math.max(...lists.map(list => list.scrollWidth - list.clientWidth)));"
         "put('figure', inner.querySelector('.figure').getBoundingClientRect().width); }</script>"
     )
     path = tmp_path / "phone.html"
     path.write_text(f"<!doctype html><meta charset=utf-8><body>{frame}{look}</body>", encoding="utf-8")
     document = dump(path, tmp_path)
-    seen = {name: float(re.search(rf'data-{name}="([^"]*)"', document)[1]) for name in ("wide", "tables", "figure")}
+    names = ("wide", "tables", "figure", "hidden")
+    seen = {name: float(re.search(rf'data-{name}="([^"]*)"', document)[1]) for name in names}
     assert seen["wide"] <= 390
-    assert seen["tables"] == 9 + 12
+    assert seen["tables"] == 5 * 4 + 5 * 2 + 2 + 12
+    assert seen["hidden"] <= 0
     assert (seen["figure"] > 300) == scripts

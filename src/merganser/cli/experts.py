@@ -195,7 +195,7 @@ def _show(library: Library, as_json: bool) -> None:
         return
     typer.echo(f"base     {library.base.label}, {show_size(size.base)}")
     for name, record in records.items():
-        typer.echo(f"{name:<24} {show_size(record.nbytes):>12}   {record.energy:.1%} of the energy")
+        typer.echo(f"{name:<24} {show_size(record.nbytes):>12}   {record.energy:.1%} of its energy")
     typer.echo(f"in all {show_size(size.total)}, {size.ratio:.2f}× the base")
 
 

@@ -70,7 +70,7 @@ def _contents(named: Mapping[str, str], html: Path | None, tensors: bool, check:
         page = Page(f"Checkpoint {next(iter(named))}" if len(named) == 1 else f"{len(named)} checkpoints")
         if apart is not None:
             page.add(apart)
-        contents.fill(page, described)
+        contents.fill(page, dict(zip(named, described, strict=True)))
         page.write(html)
     if as_json:
         found: dict[str, Any] = {"checkpoints": [each.to_dict() for each in described]}

@@ -59,8 +59,10 @@ def advise(
     cosine: Tensor,
     pairs: Tensor,
     fractions: Sequence[float],
+    truncated: bool = False,
 ) -> tuple[Advice, ...]:
-    """Which experts collide, where, and which method and rank to try."""
+    """Which experts collide, where, and which method and rank to try. Energies of `truncated` experts are shares of
+    what a library stored."""
     if len(experts) < 2 or not matrices:
         return ()
     couples = [(a, b) for a in range(len(experts)) for b in range(a)]
@@ -73,11 +75,10 @@ def advise(
             f"experts would, most in {_loudest(matrices, a, b)}"
         )
         found.append(Advice("collision", text, (experts[b], experts[a])))
-    top = sorted(blocks, key=lambda block: -_ratio(block))[:3]
-    places = ", ".join(f"{block.block} ({_ratio(block):.1f}× chance)" for block in top)
-    found.append(Advice("where", f"interference is highest in {places}"))
-    found.append(_method(couples, cosine, matrices, bool(loud)))
-    found.append(_rank(matrices, fractions, len(experts)))
+    found.append(_where(blocks))
+    energy = "the energy that the library holds of a matrix" if truncated else "the energy of a matrix"
+    found.append(_method(couples, cosine, matrices, bool(loud), energy))
+    found.append(_rank(matrices, fractions, len(experts), energy))
     return tuple(found)
 
 
@@ -101,8 +102,18 @@ def _loudest(matrices: Sequence[MeasuredMatrix], a: int, b: int) -> str:
     return ", ".join(sorted(sums, key=lambda block: -sums[block])[:2])
 
 
+def _where(blocks: Sequence[Measured]) -> Advice:
+    """The blocks furthest above chance, or that there are none."""
+    top = sorted(blocks, key=lambda block: -_ratio(block))[:3]
+    above = [f"{block.block} ({_ratio(block):.1f}× chance)" for block in top if _ratio(block) >= CALM_INTERFERENCE]
+    if above:
+        return Advice("where", f"interference is highest in {', '.join(above)}")
+    most = f"{_ratio(top[0]):.2f}× chance, in {top[0].block}"
+    return Advice("where", f"no block interferes clearly more than unrelated experts would (at most {most})")
+
+
 def _method(
-    couples: Sequence[tuple[int, int]], cosine: Tensor, matrices: Sequence[MeasuredMatrix], loud: bool
+    couples: Sequence[tuple[int, int]], cosine: Tensor, matrices: Sequence[MeasuredMatrix], loud: bool, energy: str
 ) -> Advice:
     alike = sum(abs(float(cosine[c])) for c in couples) / len(couples)
     level = _mean(_ratio(matrix) for matrix in matrices)
@@ -113,19 +124,22 @@ def _method(
     if kept < 0.5:
         return Advice(
             "method",
-            f"the experts overlap ({measured}) and 1/T of the components holds only {kept:.0%} of their energy: "
-            "try iso_c, which truncates nothing, beside tsv",
+            f"the experts overlap ({measured}) and the rank used holds only {kept:.0%} of {energy} "
+            "(mean over matrices): try iso_c, which truncates nothing, beside tsv",
         )
     return Advice("method", f"the experts overlap ({measured}): try tsv with scale 1.0, then iso_c with 1.0 to 1.5")
 
 
-def _rank(matrices: Sequence[MeasuredMatrix], fractions: Sequence[float], experts: int) -> Advice:
+def _rank(matrices: Sequence[MeasuredMatrix], fractions: Sequence[float], experts: int, energy: str) -> Advice:
     curve = [
         _mean(expert[index] for matrix in matrices for expert in matrix.energy_curve) for index in range(len(fractions))
     ]
     kept = _mean(value for matrix in matrices for value in matrix.energy)
     enough = next((share for share, value in zip(fractions, curve, strict=True) if value >= ENOUGH), fractions[-1])
-    text = f"the rank used keeps {kept:.0%} of the energy; {ENOUGH:.0%} needs a rank_fraction of {enough:g}"
+    text = (
+        f"the rank used keeps {kept:.0%} of {energy} (mean over matrices, each counting the same); "
+        f"{ENOUGH:.0%} needs a rank_fraction of {enough:g}"
+    )
     if enough * experts > 1:
         text += f", but {experts} experts share the space without crowding only up to {1 / experts:.2g}"
     return Advice("rank", text)

@@ -124,7 +124,7 @@ def interference(
     cosine = _cosine(products)
     pairs = _mean([torch.tensor(matrix.pairs) for matrix in matrices], len(source.names))
     blocks = _by_block(matrices)
-    advice = advise(source.names, matrices, blocks, cosine, pairs, FRACTIONS)
+    advice = advise(source.names, matrices, blocks, cosine, pairs, FRACTIONS, source.truncated)
     return Interference(
         tuple(source.names), tuple(matrices), blocks, _tuple(cosine), _tuple(pairs), source.truncated, advice
     )

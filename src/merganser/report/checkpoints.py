@@ -9,7 +9,7 @@ from typing import Any
 from merganser.checkpoints import open as open_checkpoint
 from merganser.checkpoints.adapter import is_adapter
 from merganser.experts.survey import block_of
-from merganser.report.contents import Contents, blocks_table, contents, facts, tensors_table
+from merganser.report.contents import UNFOLDED, Contents, blocks_table, contents, facts, tensors_table
 from merganser.report.page import Page
 from merganser.report.plots import bars
 from merganser.report.sidecars import config_table, files_table, read_card, read_json
@@ -41,7 +41,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         page.add(config)
     page.add(files_table(directory))
     page.heading("Every tensor")
-    page.add(tensors_table(found))
+    page.add(tensors_table(found), folded=len(found.tensors) > UNFOLDED)
     return {
         "kind": "adapter" if adapter else "merge" if card else "checkpoint",
         "tensors": len(found.tensors),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,8 +12,10 @@ import torch
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.experts.survey import block_of
 from merganser.report.page import Page
-from merganser.report.tables import Table
+from merganser.report.tables import Link, Table
 
+#: Tensors that are listed without being asked for.
+UNFOLDED = 24
 _CHUNK = 1 << 24
 
 
@@ -126,13 +128,25 @@ def facts(found: Contents) -> list[str]:
     return lines
 
 
-def fill(page: Page, described: Sequence[Contents]) -> None:
-    """A section for each checkpoint."""
-    for found in described:
-        page.heading(found.label)
-        page.items(facts(found))
-        page.add(blocks_table(found))
-        page.add(tensors_table(found))
+def fill(page: Page, described: Mapping[str, Contents]) -> None:
+    """A part for each checkpoint by its name, and with several an overview of them."""
+    if len(described) == 1:
+        for found in described.values():
+            _describe(page, found)
+        return
+    rows = []
+    for name, found in described.items():
+        with page.part(name) as anchor:
+            _describe(page, found)
+        size = [len(found.tensors), f"{found.parameters:,}", found.nbytes / 2**20]
+        rows.append([Link(name, anchor), *size, " ".join(found.dtypes)])
+    page.overview(["name", "tensors", "parameters", "MiB", "dtype"], rows, f"{len(rows)} checkpoints")
+
+
+def _describe(page: Page, found: Contents) -> None:
+    page.items([found.label, *facts(found)])
+    page.add(blocks_table(found))
+    page.add(tensors_table(found), folded=len(found.tensors) > UNFOLDED)
 
 
 def _not_finite(checkpoint: Checkpoint, name: str, spec: TensorSpec) -> int:

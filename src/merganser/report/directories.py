@@ -11,6 +11,7 @@ from merganser.errors import InputError
 from merganser.experts.manifest import FILE as LIBRARY
 from merganser.report import alignments, checkpoints, demonstration, libraries, studies, sweeps
 from merganser.report.page import Page
+from merganser.report.tables import Link
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,47 @@ def report(path: Path, *, check: bool = False) -> tuple[Page, list[dict[str, Any
     if not found:
         looked = ", ".join(kind.sign for kind in (*DIRECTORIES, *FILES))
         raise InputError(f"{path}: nothing to report on, here or one directory down; looked for {looked}")
-    alone = len(found) == 1
-    page = Page(f"{found[0][0].name}: {found[0][1].resolve().name}" if alone else f"What is in {path.resolve().name}")
-    results = []
+    if len(found) == 1:
+        [(kind, place)] = found
+        page = Page(f"{kind.name}: {place.resolve().name}")
+        return page, [{"path": str(place), **kind.fill(page, place, check)}]
+    page = Page(f"What is in {path.resolve().name}")
+    results, rows = [], []
     for kind, place in found:
-        if not alone:
-            page.heading(f"{kind.name}: {place.name}")
-        results.append({"path": str(place), **kind.fill(page, place, check)})
+        name = str(place.relative_to(path)) if place != path else path.resolve().name
+        with page.part(f"{kind.name}: {name}") as anchor:
+            result = kind.fill(page, place, check)
+        results.append({"path": str(place), **result})
+        rows.append([Link(name, anchor), result["kind"], _mebibytes(result.get("bytes")), _brief(result)])
+    page.overview(["name", "kind", "MiB", "in short"], rows, f"{len(rows)} things, each with a part below")
     return page, results
+
+
+def _mebibytes(size: int | dict[str, int] | None) -> float | None:
+    """Of weights, or of all experts of a library."""
+    total = sum(size.values()) if isinstance(size, dict) else size
+    return None if total is None else total / 2**20
+
+
+def _brief(found: dict[str, Any]) -> str:
+    """One line on what a page says."""
+    match found["kind"]:
+        case "library":
+            ratio = "" if found["ratio"] is None else f", with their base {found['ratio']:.2f}× its space"
+            damaged = "; NOT SOUND" if found["sound"] is False else ""
+            return f"{len(found['experts'])} experts{ratio}{damaged}"
+        case "alignment":
+            return f"{len(found['models'])} networks, {found['permutations']} permutations"
+        case "demo":
+            return f"{len(found['merging'])} models on {len(found['tasks'])} tasks"
+        case "study":
+            return f"{found['trials']} trials{'' if found['ended'] else ', not ended'}"
+        case "sweep":
+            return f"{found['variants']} variants, best {found['best']}"
+    made = f"merged by {found['methods']}; " if found["methods"] else ""
+    failed = [name for name, holds in found["checks"].items() if not holds]
+    missed = f"; DOES NOT HOLD: {', '.join(failed)}" if failed else ""
+    return f"{made}{found['tensors']} tensors, {found['parameters']:,} parameters{missed}"
 
 
 def _found(path: Path) -> Iterator[tuple[Kind, Path]]:

@@ -45,7 +45,7 @@ def block_table(found: Interference) -> Table:
 
 
 def matrix_table(found: Interference, limit: int | None = None) -> Table:
-    """Every matrix, or those most above chance."""
+    """Every matrix, or those that interfere most for their chance level."""
     matrices = sorted(found.matrices, key=_ratio, reverse=True)[:limit] if limit else found.matrices
     rows = [
         [
@@ -67,7 +67,9 @@ def matrix_table(found: Interference, limit: int | None = None) -> Table:
         *("Procrustes error", "effective rank", "energy kept"),
     ]
     every = (
-        "Every matrix" if len(matrices) == len(found.matrices) else f"The {len(matrices)} matrices most above chance"
+        "Every matrix"
+        if len(matrices) == len(found.matrices)
+        else f"The {len(matrices)} matrices that interfere most for their chance level"
     )
     return Table(columns, rows, f"{every} (means over experts)")
 
@@ -91,7 +93,9 @@ def expert_table(found: Interference) -> Table:
         for t, name in enumerate(found.experts)
     ]
     columns = ["expert", "effective rank", "energy kept", *(f"{share:.0%}" for share in FRACTIONS)]
-    return Table(columns, rows, "Energy kept at the rank used, and at a share of the components (means over matrices)")
+    held = ", of what the library holds" if found.truncated else ""
+    caption = f"Energy kept at the rank used, and at a share of the components (means over matrices{held})"
+    return Table(columns, rows, caption)
 
 
 def energy_curve(found: Interference, expert: int) -> list[float]:
@@ -122,13 +126,19 @@ def fill(page: Page, found: Interference, overlap: Overlap | None = None) -> Non
         page.add(cosine_table(found))
         if overlap is not None:
             caption = (
-                f"|UᵀU| of {overlap.matrix}, the matrix most above chance: the top {overlap.rank} left singular "
-                "vectors of every expert. Off-diagonal blocks are what TSV-Merge removes."
+                f"|UᵀU| of {overlap.matrix}, the matrix that interferes most for its chance level "
+                f"({max(map(_ratio, found.matrices)):.1f}×): the top {overlap.rank} left singular vectors of every "
+                "expert. Off-diagonal blocks are what TSV-Merge removes."
             )
             page.draw(lambda: overlap_figure(found, overlap), caption)
     page.heading("How concentrated they are")
     page.draw(lambda: energy_figure(found), "Share of the energy of task matrices in a share of their components.")
     page.add(expert_table(found))
+    whole = " that the library holds" if found.truncated else ""
+    page.text(
+        f"Energy kept: the share of the squared singular values{whole}, a mean over matrices in which each counts the "
+        "same. The page of a library gives the share of all changes of an expert together, which large ones decide."
+    )
     page.draw(lambda: rank_figure(found), "Effective rank of task matrices, mean over each block.")
     page.add(matrix_table(found))
 

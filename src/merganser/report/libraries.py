@@ -44,6 +44,11 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         lambda: bars(names, sizes, "expert", "MiB", kept), "Size of each expert, and the share of its energy kept."
     )
     page.add(Table(["expert", "MiB", "energy kept", "made from", "sha256"], rows, "Experts"))
+    page.text(
+        "Energy kept: the part of ‖expert − base‖² that was stored, all tensors of an expert together, so that large "
+        "changes count most and vectors, which are stored whole, count too. merganser inspect --base shows the mean "
+        "over matrices instead, in which each counts the same; merganser inspect of a library, shares of what it holds."
+    )
     findings = library.verify() if check and library is not None else []
     if findings:
         checked = [[finding.part, "yes" if finding.sound else "NO", finding.message] for finding in findings]

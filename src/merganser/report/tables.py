@@ -7,6 +7,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Link:
+    """A cell that leads to a part of the same page (see `Page.part`)."""
+
+    text: str
+    anchor: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class Table:
     """Columns and rows, for a terminal (`text`) or a page (`Page.add`)."""
 
