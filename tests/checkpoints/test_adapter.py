@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import merganser as mg
+from merganser.checkpoints.adapter import AdapterFile
 from merganser.errors import CheckpointError
 
 peft = pytest.importorskip("peft")
@@ -56,6 +58,110 @@ def test_equals_peft(tmp_path: Path, options: dict[str, object]) -> None:
 def test_rank_patterns(tmp_path: Path) -> None:
     base, adapter, expected = adapted(tmp_path, rank_pattern={"inner": 4})
     assert torch.allclose(mg.open(f"{base}+{adapter}").read("inner.weight"), expected["inner.weight"], atol=1e-6)
+
+
+LLAMA = "model.layers.{}.self_attn.{}_proj"
+PATTERNS = [
+    r".*layers\.1\..*q_proj",
+    r"layers\.[01]\.self_attn\.q_proj",
+    "proj",
+    "q_proj",
+    r".*\.q_proj",
+    "layers.1.self_attn.q_proj",
+    "^model.layers.0.self_attn.q_proj",
+    "(q|v)_proj",
+    ".*",
+]
+
+
+def llama_adapter(directory: Path, **settings: object) -> AdapterFile:
+    """Rank 2 for the query projections and 8 for the others, in two layers."""
+    directory.mkdir()
+    tensors: dict[str, torch.Tensor] = {}
+    for layer in (0, 1):
+        for letter, rank in (("q", 2), ("v", 8)):
+            name = f"base_model.model.{LLAMA.format(layer, letter)}"
+            tensors |= {f"{name}.lora_A.weight": torch.ones(rank, 3), f"{name}.lora_B.weight": torch.ones(3, rank)}
+    save_file(tensors, directory / "adapter_model.safetensors")
+    (directory / "adapter_config.json").write_text(json.dumps({"r": 8, "lora_alpha": 4} | settings))
+    return AdapterFile(directory)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_match_as_in_peft(tmp_path: Path, pattern: str) -> None:
+    adapter = llama_adapter(tmp_path / "a", rank_pattern={r".*\.q_proj": 2}, alpha_pattern={pattern: 32})
+    for name, update in adapter.updates.items():
+        module = name.removesuffix(".weight")
+        alpha = 32 if peft.utils.other.get_pattern_key([pattern], module) == pattern else 4
+        assert update.scale == alpha / (2 if "q_proj" in module else 8), module
+
+
+def test_the_first_pattern_that_matches_counts(tmp_path: Path) -> None:
+    adapter = llama_adapter(tmp_path / "a", rank_pattern={"q_proj": 2, ".*": 8}, alpha_pattern={"proj": 7, ".*": 16})
+    assert {update.scale for update in adapter.updates.values()} == {16 / 2, 16 / 8}
+
+
+def test_defaults_are_those_of_peft(tmp_path: Path) -> None:
+    base, adapter, expected = adapted(tmp_path)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    del config["lora_alpha"]
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    assert torch.allclose(mg.open(f"{base}+{adapter}").read("inner.weight"), expected["inner.weight"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha_pattern": {"*q_proj": 2}}, r"alpha_pattern: '\*q_proj' is not a regular expression"),
+        ({"rank_pattern": {"(": 2}}, r"rank_pattern: '\(' is not a regular expression"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern: expected a JSON object"),
+        ({"rank_pattern": {"q_proj": "2"}}, r"rank_pattern\['q_proj'\] is '2' in its config, not a number"),
+        ({"rank_pattern": {"q_proj": 2}, "lora_alpha": None}, "lora_alpha is None in its config, not a number"),
+    ],
+)
+def test_settings_that_make_no_sense(tmp_path: Path, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        llama_adapter(tmp_path / "a", **settings)
+
+
+def test_factors_of_unequal_rank(tmp_path: Path) -> None:
+    base, adapter, _ = adapted(tmp_path)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    name = "base_model.model.inner.lora_B.weight"
+    for shape in ((6, 3), (6,)):
+        save_file(weights | {name: torch.ones(shape)}, adapter / "adapter_model.safetensors")
+        with pytest.raises(CheckpointError, match=r"lora_B.weight' has rank \d, the config says 2"):
+            mg.open(f"{base}+{adapter}")
+
+
+def test_a_config_that_is_no_object(tmp_path: Path) -> None:
+    base, adapter, _ = adapted(tmp_path)
+    for text, message in (("[]", "expected a JSON object"), ("{", "cannot be read")):
+        (adapter / "adapter_config.json").write_text(text)
+        for reference in (adapter, f"{base}+{adapter}"):
+            with pytest.raises(CheckpointError, match=message):
+                mg.open(reference)
+
+
+def test_adapters_over_each_other(tmp_path: Path) -> None:
+    base, adapter, _ = adapted(tmp_path)
+    other = shutil.copytree(adapter, tmp_path / "other")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+
+    def over(directory: Path, below: Path) -> None:
+        text = json.dumps(config | {"base_model_name_or_path": str(below)})
+        (directory / "adapter_config.json").write_text(text)
+
+    over(adapter, adapter)
+    with pytest.raises(CheckpointError, match="the adapter is its own base"):
+        mg.open(adapter)
+    over(adapter, other)
+    over(other, adapter)
+    with pytest.raises(CheckpointError, match="the adapter is its own base"):
+        mg.open(adapter)
+    over(other, base)
+    plain, once, twice = (mg.open(place).read("inner.weight") for place in (base, other, adapter))
+    assert torch.allclose(twice - once, once - plain, atol=1e-6)
 
 
 def test_a_bare_adapter_finds_its_base(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import gc
 import json
 import pickle
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +48,8 @@ def test_a_sharded_directory_is_one_checkpoint(tmp_path: Path) -> None:
         ({"a": "../model-1.safetensors"}, "outside the directory"),
         ({"a": "/etc/passwd"}, "outside the directory"),
         ({"a": "model-3.safetensors"}, "does not exist; is the download complete"),
+        ({"a": 1}, "not a weight index: 1 is not the name of a file"),
+        ({"a": None}, "not a weight index: None is not the name of a file"),
         ({"c": "model-1.safetensors"}, "says 'c' is in model-1.safetensors, which has no such tensor"),
     ],
 )
@@ -102,6 +107,48 @@ def test_unsafe_and_broken_torch_files_are_refused(tmp_path: Path) -> None:
         mg.open(tmp_path / "bare.pt")
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["sparse", "meta", "quantised", "nested"])
+def test_tensors_without_plain_values_are_refused(tmp_path: Path, kind: str) -> None:
+    tensor = {
+        "sparse": lambda: torch.eye(3).to_sparse(),
+        "meta": lambda: torch.empty(3, device="meta"),
+        "quantised": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    }[kind]()
+    torch.save({"w": torch.ones(2), "odd": tensor}, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match=f"m.pt: 'odd' is a {kind} tensor"):
+        mg.open(tmp_path / "m.pt")
+
+
+def test_keys_that_are_no_names(tmp_path: Path) -> None:
+    torch.save({1: torch.ones(2)}, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match="the key 1 is a int, not the name of a tensor"):
+        mg.open(tmp_path / "m.pt")
+
+
+def test_complex_tensors_are_read_and_told_apart(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    marks = set()
+    for i, value in enumerate((1 + 1j, 1 + 2j)):
+        tensor = torch.full((3,), value, dtype=torch.complex128)
+        torch.save({"c": tensor.conj()}, tmp_path / f"{i}.pt")
+        opened = mg.open(tmp_path / f"{i}.pt")
+        assert torch.equal(opened.read("c"), tensor.conj())
+        marks.add(opened.fingerprint())
+    assert len(marks) == 2
+    assert not [w for w in recwarn if "imaginary" in str(w.message)]
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_torch_files_are_closed(tmp_path: Path, zipped: bool) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "m.pt", _use_new_zipfile_serialization=zipped)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mg.open(tmp_path / "m.pt")
+        gc.collect()
+    assert not [w for w in caught if w.category is ResourceWarning]
+
+
 def test_modules_and_state_dicts_keep_their_ties(tmp_path: Path) -> None:
     module = Tied()
     for opened in (mg.open(module), mg.open(module.state_dict())):
@@ -131,6 +178,45 @@ def test_a_hub_id_respects_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(CheckpointError, match="nobody/nothing: no such path here, and not to be had from the hub"):
         mg.open("nobody/nothing")
+
+
+def write_gguf(path: Path, kinds: dict[str, str]) -> dict[str, np.ndarray[Any, Any]]:
+    """A file of tensors `name -> kind`, and what should be read from it."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(str(path), "llama")
+    written: dict[str, np.ndarray[Any, Any]] = {}
+    for name, kind in kinds.items():
+        values = np.arange(-4, 60).reshape(2, 32)
+        if kind.startswith("Q"):
+            size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+            writer.add_tensor(name, np.zeros((2, size), np.uint8), raw_dtype=gguf.GGMLQuantizationType[kind])
+        else:
+            written[name] = values.astype({"I": "int", "F": "float"}[kind[0]] + kind[1:])
+            writer.add_tensor(name, written[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return written
+
+
+def test_gguf_integers_and_doubles_are_read_as_they_are(tmp_path: Path) -> None:
+    kinds = ("I8", "I16", "I32", "I64", "F32", "F64")
+    written = write_gguf(tmp_path / "m.gguf", {kind.lower(): kind for kind in kinds})
+    opened = mg.open(tmp_path / "m.gguf")
+    for name, expected in written.items():
+        assert opened.spec(name).dtype == getattr(torch, str(expected.dtype))
+        assert opened.read(name).dtype == opened.spec(name).dtype
+        assert np.array_equal(opened.read(name).numpy(), expected)
+        assert np.array_equal(opened.read(name, (1, 2)).numpy(), expected[1:])
+    merged = mg.merge({"a": tmp_path / "m.gguf", "b": tmp_path / "m.gguf"})
+    assert np.array_equal(merged["i32"].numpy(), written["i32"])
+
+
+def test_gguf_that_cannot_be_dequantised(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", {"plain": "F32", "packed": "Q8_1"})
+    with pytest.raises(CheckpointError, match="'packed' is Q8_1, which cannot be dequantised"):
+        mg.open(tmp_path / "m.gguf")
 
 
 def test_gguf_is_dequantised(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
 import resource
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +105,8 @@ def test_json_lines(run: Run, recipe: Path, tmp_path: Path) -> None:
         ((), ["--memory", "lots"], "'lots' is not a size"),
         ((), ["--memory", "1KB"], "one tensor alone needs"),
         ((), ["--device", "gpu9"], "not usable here"),
+        ((), ["--device", "gpu9", "--dry-run"], "not usable here"),
+        ((), ["--device", "meta"], "not usable here"),
     ],
 )
 def test_bad_input_is_refused_before_work(
@@ -190,6 +196,50 @@ def test_resume_with_another_recipe_is_refused(run: Run, recipe: Path, tmp_path:
     recipe.write_text(recipe.read_text().replace("0.4", "0.5"))
     code, _, err = run("merge", recipe, tmp_path / "out", "--resume")
     assert (code, "begun with another recipe" in err) == (2, True)
+
+
+def test_a_recipe_on_standard_input(run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("merge", recipe, "reference")[0] == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO(recipe.read_text()))
+    assert run("merge", "-", "out")[0] == 0
+    assert digest(tmp_path / "out") == digest(tmp_path / "reference")
+    os.mkfifo("pipe")
+    threading.Thread(target=Path("pipe").write_text, args=(recipe.read_text(),)).start()
+    assert run("merge", "pipe", "out", "--overwrite")[0] == 0
+    assert digest(tmp_path / "out") == digest(tmp_path / "reference")
+    monkeypatch.setattr("sys.stdin", io.StringIO("method: [linear"))
+    code, _, err = run("merge", "-", "out")
+    assert (code, "standard input: not valid YAML" in err) == (2, True)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_merge_outlives_the_reader_of_its_output(recipe: Path, tmp_path: Path, options: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = command(["merge", recipe, tmp_path / "out", *options], stdout=writing, stderr=subprocess.PIPE)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "args", [["merge", "recipe.yml", "out", "--json"], ["merge", "recipe.yml", "out"], ["methods"]]
+)
+def test_a_full_standard_output_is_said_in_one_line(recipe: Path, tmp_path: Path, args: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        ended = command(args, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert re.fullmatch(r"error: .*No space left on device.*\n", ended.stderr)
+    assert not list(tmp_path.glob("out*"))
+
+
+def command(args: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
+    """`merganser ARGS` in a process of its own."""
+    return subprocess.run([sys.executable, "-m", "merganser", *map(str, args)], text=True, **options)
 
 
 def test_version_and_unknown_command(run: Run) -> None:

@@ -37,3 +37,4 @@ def test_a_range_of_rows_is_cut_alike(shape: tuple[int, ...], size: int, data: s
 def test_matrices_keep_their_rows() -> None:
     assert cut((2, 100), 10) == [Piece(0, 1, 0, 100), Piece(1, 2, 100, 100)]
     assert cut((1, 4, 10), 20)[0].inner == (0, 2)
+    assert cut((1 << 60, 0), 10) == [Piece(0, 1 << 60, 0, 0)]

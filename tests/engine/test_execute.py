@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import merganser as mg
 from merganser.checkpoints.memory import StateDict
 from merganser.engine import blocks
 from merganser.engine.compute import Settings
@@ -119,6 +120,88 @@ def test_what_does_not_fit_the_output_dtype() -> None:
     narrow = Plan.from_json({**plan.to_json(), "outputs": [{**plan.to_json()["outputs"][0], "dtype": "float16"}]})
     with pytest.raises(MerganserError, match="4 values do not fit float16"):
         merged(narrow, sources)
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "target"),
+    [
+        (1e300, "float64", "float32"),
+        (-1e300, "float64", "bfloat16"),
+        (3.4e38, "float32", "bfloat16"),
+        (-3.4e38, "float32", "bfloat16"),
+        (-1e6, "bfloat16", "float16"),
+        (1e4, "float32", "float8_e4m3fn"),
+        (1e6, "float32", "float8_e5m2"),
+    ],
+)
+def test_no_overflow_is_silent(value: float, source: str, target: str) -> None:
+    tensor = torch.zeros(3, 5, dtype=getattr(torch, source))
+    tensor[1, 2] = value
+    with pytest.raises(MerganserError, match=f"'w': 1 values do not fit {target}; choose .* such as float"):
+        mg.merge([{"w": tensor}, {"w": tensor.clone()}], dtype=target)
+    allowed = mg.merge([{"w": tensor}, {"w": tensor.clone()}], dtype=target, allow_nan=True)["w"].float()
+    assert allowed[1, 2].item() != value
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    [
+        ("float32", (2 - 2.0**-24) * 2.0**127),
+        ("bfloat16", (2 - 2.0**-8) * 2.0**127),
+        ("float16", 65520.0),
+        ("float8_e4m3fn", 464.0),
+        ("float8_e5m2", 61440.0),
+    ],
+)
+def test_what_rounds_to_the_largest_value_fits(dtype: str, limit: float) -> None:
+    wide = torch.float64 if dtype == "float32" else torch.float32
+    beyond = torch.full((5000,), limit, dtype=wide)
+    below = torch.nextafter(beyond, torch.zeros(5000, dtype=wide))
+    merged = mg.merge([{"w": below}], dtype=dtype)["w"]
+    assert torch.equal(merged.to(wide), torch.full_like(below, torch.finfo(getattr(torch, dtype)).max))
+    with pytest.raises(MerganserError, match=f"5000 values do not fit {dtype}"):
+        mg.merge([{"w": beyond}], dtype=dtype)
+
+
+def test_infinities_that_are_copied_stay() -> None:
+    mask = torch.tensor([0.0, -torch.inf])
+    assert torch.equal(mg.merge([{"m": mask}], "passthrough", dtype="bfloat16")["m"].float(), mask)
+
+
+COMPLEX = [{"w": torch.ones(2), "c": torch.full((2,), value)} for value in (1 + 1j, 3 + 5j)]
+
+
+def test_complex_tensors_are_not_merged() -> None:
+    with pytest.raises(InputError, match=r"'c' of .* complex64.* cannot be merged; to leave it out: output.exclude"):
+        mg.merge(COMPLEX)
+    with pytest.raises(InputError, match="'c' of .* complex64"):
+        mg.merge([{"c": torch.ones(2)}, {"c": COMPLEX[1]["c"]}], dtype="bfloat16")
+    with pytest.raises(InputError, match="'c' of .* complex64.*vectors are real; `exclude`"):
+        mg.TaskVector(*COMPLEX)
+    assert mg.TaskVector(*COMPLEX, exclude=["c"]).names() == ["w"]
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_complex_tensors_are_copied(dtype: str | None) -> None:
+    copy = {"match": "c", "method": "passthrough", "model": "b"}
+    merged = mg.merge({"a": COMPLEX[0], "b": COMPLEX[1]}, dtype=dtype, overrides=[copy])
+    assert torch.equal(merged["c"], COMPLEX[1]["c"])
+    with pytest.raises(InputError, match="'c' of b is complex64"):
+        mg.merge({"a": COMPLEX[0], "b": COMPLEX[1]}, overrides=[copy | {"scale": 2.0}])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "reason"),
+    [("c", torch.complex128, "the format has no complex128"), ("__metadata__", torch.float32, "keeps this name")],
+)
+def test_what_safetensors_cannot_hold(tmp_path: Path, name: str, dtype: torch.dtype, reason: str) -> None:
+    torch.save({"w": torch.ones(2), name: torch.ones(2, dtype=dtype)}, tmp_path / "m.pt")
+    recipe = {"method": "passthrough", "models": [{"path": str(tmp_path / "m.pt")}]}
+    with pytest.raises(InputError, match=rf"'{name}' cannot be written .*{reason}.*output.exclude: \['{name}'\]"):
+        mg.run(recipe, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"m.pt"}
+    mg.run(recipe | {"output": {"exclude": [name]}}, tmp_path / "out")
+    assert set(load_file(tmp_path / "out/model.safetensors")) == {"w"}
 
 
 def test_progress_reaches_the_total(models: list[dict[str, Tensor]]) -> None:

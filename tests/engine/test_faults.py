@@ -139,6 +139,19 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not ours: it holds 'thesis.tex'"):
         attempt(tmp_path / "new", Disk(), overwrite=True)
     assert (tmp_path / "new.partial" / "thesis.tex").exists()
+    (tmp_path / "plain.partial").write_text("mine")
+    with pytest.raises(InputError, match=r"plain.partial is in the way and not ours: it is not a directory"):
+        attempt(tmp_path / "plain", Disk(), overwrite=True)
+
+
+def test_a_broken_link_is_refused_before_work_or_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("nowhere")
+    with pytest.raises(InputError, match="out is a broken link"):
+        attempt(tmp_path / "out", Disk())
+    assert not (tmp_path / "out.partial").exists()
+    attempt(tmp_path / "out", Disk(), overwrite=True)
+    assert (tmp_path / "out").is_dir()
+    assert not (tmp_path / "out").is_symlink()
 
 
 def test_only_one_process_writes(tmp_path: Path) -> None:

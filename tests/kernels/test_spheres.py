@@ -103,3 +103,11 @@ def test_karcher_mean_is_where_the_tangents_cancel():
 @pytest.mark.parametrize("x", [np.zeros((2, 3)), np.array([[1.0, 0], [0, 0]]), np.array([[1.0, 0], [-1, 0]])])
 def test_karcher_of_degenerate_vectors_is_finite(x):
     assert np.isfinite(spheres.karcher(gram(x), [1, 1], 10, 1e-5)).all()
+
+
+def test_karcher_leaves_out_what_has_no_weight():
+    x = np.array([[0.0, 3], [0, 0], [1, 0], [-1, 0]])
+    with np.errstate(all="raise"):
+        assert spheres.karcher(gram(x), [0, 1, 0, 0], 10, 1e-5).tolist() == [0, 0, 0, 0]
+        # Opposite directions: the first of them is taken, and not that of a model without weight.
+        assert spheres.karcher(gram(x), [0, 0, 1, 1], 10, 1e-5)[0] == 0

@@ -34,8 +34,14 @@ def test_equal_models_come_back_bit_by_bit():
 
 
 def test_weights_that_cancel_are_refused_before_any_work():
-    with pytest.raises(RecipeError, match="sum to zero"):
-        run("linear", MODELS[:2], parameters={"weight": [1, -1]})
+    for weight in ([1, -1, 0], [0.1, 0.2, -0.3], [1e9, -1e9, 1e-3]):
+        with pytest.raises(RecipeError, match="sum to zero"):
+            run("linear", MODELS, parameters={"weight": weight})
+
+
+def test_small_weights_do_not_cancel():
+    merged = run("linear", MODELS, parameters={"weight": [1e-12, 2e-12, -1e-12]})
+    np.testing.assert_allclose(merged, (MODELS[0] + 2 * MODELS[1] - MODELS[2]) / 2, atol=1e-6)
 
 
 def test_wise_ft():

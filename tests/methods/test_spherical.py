@@ -73,6 +73,18 @@ def test_multislerp():
         np.testing.assert_allclose(merged, expected + (0 if base is None else base), atol=1e-5)
 
 
+@pytest.mark.parametrize("weight", [0.5, -0.5, 2.0, 0.0])
+def test_multislerp_of_one_model_has_its_weight(weight):
+    def merged(models, weights, **parameters):
+        return run("multislerp", models, BASE, parameters={"weight": weights, **parameters})
+
+    expected = BASE + abs(weight) * (MODELS[0] - BASE)
+    np.testing.assert_allclose(merged(MODELS[:1], [weight], normalize=False), expected, atol=1e-6)
+    np.testing.assert_allclose(merged(MODELS[:2], [weight, 0], normalize=False), expected, atol=1e-5)
+    if weight:
+        np.testing.assert_allclose(merged(MODELS[:1], [weight]), MODELS[0], atol=1e-6)
+
+
 def test_karcher():
     points = np.stack([m.ravel() for m in MODELS]).astype(np.float64)
     norms = np.linalg.norm(points, axis=1)
@@ -85,6 +97,11 @@ def test_karcher():
         u = math.cos(size) * u + math.sin(size) * step / size
     merged = run("karcher", MODELS, step=4, parameters={"tol": 0.0})
     np.testing.assert_allclose(merged, (u * norms.mean()).reshape(BASE.shape), atol=1e-5)
+
+
+def test_multislerp_refuses_weights_that_cancel_up_to_rounding():
+    with pytest.raises(RecipeError, match="sum to zero"):
+        run("multislerp", MODELS, parameters={"weight": [0.1, 0.2, -0.3]})
 
 
 @pytest.mark.parametrize("method", ["multislerp", "karcher", "linear"])

@@ -6,6 +6,7 @@ import torch
 from method_driver import RowBlocks, make_group, run
 
 from merganser.methods.base import build, lookup
+from merganser.methods.consensus import weighted_sum_
 
 rng = np.random.default_rng(2)
 SHAPE = (11, 8)
@@ -44,6 +45,16 @@ def test_task_arithmetic():
     np.testing.assert_allclose(run("task_arithmetic", MODELS, BASE, parameters=parameters), expected, atol=1e-6)
     merged = run("task_arithmetic", MODELS, BASE, parameters={**parameters, "normalize": True})
     np.testing.assert_allclose(merged, BASE + (expected - BASE) / 1.25, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weight", "divisor"), [([0.1, 0.2, -0.3], 1), ([1e-9, 2e-9, 0], 3e-9), ([0, 0, 0], 1), ([1, 2, 0], 3)]
+)
+def test_a_sum_is_divided_unless_the_weights_cancel(weight, divisor):
+    tensors = [torch.full((2,), float(i)) for i in (1, 2, 4)]
+    expected = sum(w * i for w, i in zip(weight, (1, 2, 4), strict=True)) / divisor
+    merged = weighted_sum_(tensors, weight, normalize=True)
+    torch.testing.assert_close(merged, torch.full((2,), expected))
 
 
 def test_untouched_tensors_stay_as_they_are():

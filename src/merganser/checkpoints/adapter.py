@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import math
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from merganser.errors import CheckpointError, did_you_mean
 
 _PREFIX = "base_model.model."
 _EMBEDDING = ".lora_embedding_A"
+_DEFAULT = 8  # PEFT's, of rank and alpha alike
 _REFUSED = {"use_dora": "DoRA", "lora_bias": "LoRA biases", "use_qalora": "QALoRA"}
 
 
@@ -54,7 +55,7 @@ class AdapterFile:
                     if other not in names:
                         raise CheckpointError(f"{self.path}: {name!r} has no partner {other!r}")
                     module = bare.split(a)[0]
-                    updates[f"{module}.weight"] = LowRank(name, other, self._scale(module, name))
+                    updates[f"{module}.weight"] = LowRank(name, other, self._scale(module, name, other))
                     break
             else:
                 if ".lora_" not in name:
@@ -63,13 +64,25 @@ class AdapterFile:
             raise CheckpointError(f"{self.path}: no LoRA factors found")
         return updates, replaced
 
-    def _scale(self, module: str, a: str) -> float:
-        rank = _pattern(self.config.get("rank_pattern"), module, self.config.get("r", 8))
-        alpha = _pattern(self.config.get("alpha_pattern"), module, self.config.get("lora_alpha", rank))
-        stored = self.weights.spec(a).shape[0]
-        if stored != rank:
-            raise CheckpointError(f"{self.path}: {a!r} has rank {stored}, the config says {rank}")
-        return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+    def _scale(self, module: str, a: str, b: str) -> float:
+        rank = self._setting("r", "rank_pattern", module)
+        alpha = self._setting("lora_alpha", "alpha_pattern", module)
+        for name, axis in ((a, 0), (b, 1)):
+            shape = self.weights.spec(name).shape
+            stored = shape[axis] if len(shape) > 1 else 0
+            if stored != rank or not rank:
+                raise CheckpointError(f"{self.path}: {name!r} has rank {stored}, the config says {rank}")
+        return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def _setting(self, key: str, patterns: str, module: str) -> float:
+        """A number of the config, or that of the first pattern that fits the module."""
+        given = self.config.get(patterns) or {}
+        found = next((pattern for pattern in given if _compiled(pattern).match(module)), None)
+        where = key if found is None else f"{patterns}[{found!r}]"
+        value = self.config.get(key, _DEFAULT) if found is None else given[found]
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise CheckpointError(f"{self.path}: {where} is {value!r} in its config, not a number")
+        return value
 
     def factors(self, name: str) -> tuple[Tensor, Tensor]:
         """(B, A) in float32, oriented so that the update of the weight as stored is s·B·A."""
@@ -141,6 +154,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file}: expected a JSON object")
     if config.get("peft_type", "LORA") != "LORA":
         raise CheckpointError(f"{file}: a {config['peft_type']} adapter; only LoRA can be applied to weights")
     for key, what in _REFUSED.items():
@@ -148,7 +163,9 @@ def _read_config(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{file}: uses {what}, which is not a plain low-rank update")
     if config.get("bias", "none") != "none" or config.get("layer_replication"):
         raise CheckpointError(f"{file}: trains biases or replicates layers; merge it with peft first")
-    return dict(config)
+    for key in ("rank_pattern", "alpha_pattern"):
+        _check_patterns(config.get(key) or {}, f"{file}: {key}")
+    return config
 
 
 def _open_weights(path: Path) -> Checkpoint:
@@ -159,8 +176,16 @@ def _open_weights(path: Path) -> Checkpoint:
     raise CheckpointError(f"{path}: has an adapter_config.json but no adapter_model.safetensors")
 
 
-def _pattern(patterns: dict[str, Any] | None, module: str, default: Any) -> Any:
-    for pattern, value in (patterns or {}).items():
-        if module.endswith(pattern) or fnmatch.fnmatch(module, f"*{pattern}"):
-            return value
-    return default
+def _check_patterns(patterns: Any, where: str) -> None:
+    if not isinstance(patterns, dict):
+        raise CheckpointError(f"{where}: expected a JSON object")
+    for pattern in patterns:
+        try:
+            _compiled(pattern)
+        except re.error as error:
+            raise CheckpointError(f"{where}: {pattern!r} is not a regular expression: {error}") from None
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """What PEFT matches with the name of a module: the pattern is the whole of it, or its end after a dot."""
+    return re.compile(rf"(.*\.)?({pattern})$")

@@ -301,11 +301,17 @@ def _shape(spec: TensorSpec, rows: Rows | None) -> tuple[int, ...]:
 
 
 def _floating(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> list[str]:
-    return [
+    names = [
         name
         for name in checkpoint.names()
         if not is_integer(checkpoint.spec(name).dtype) and not any(fnmatchcase(name, glob) for glob in exclude)
     ]
+    if found := next((name for name in names if checkpoint.spec(name).dtype.is_complex), None):
+        raise CheckpointError(
+            f"no task vector: {found!r} of {checkpoint.label} is {checkpoint.spec(found)}, and vectors are real; "
+            "`exclude` leaves tensors out"
+        )
+    return names
 
 
 def _unite(specs: dict[str, TensorSpec], vector: Vector) -> None:

@@ -88,6 +88,8 @@ def _open_indexed(directory: Path, index: Path, reader: Callable[[Path], Checkpo
         files = sorted(set(weight_map.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: not a weight index: {error}") from None
+    if strays := [file for file in files if not isinstance(file, str)]:
+        raise CheckpointError(f"{index}: not a weight index: {strays[0]!r} is not the name of a file")
     shards: dict[str, Checkpoint] = {}
     for file in files:
         if Path(file).name != file or file in ("", ".", ".."):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
@@ -20,12 +21,7 @@ class StateDict(Checkpoint):
         self._aliases: dict[str, str] = {}
         seen: dict[tuple[object, ...], str] = {}
         for name, tensor in tensors.items():
-            if not isinstance(tensor, Tensor):
-                raise CheckpointError(
-                    f"{label}: {name!r} is a {type(tensor).__name__}, not a tensor; "
-                    "a checkpoint maps names to tensors (is the state dict nested under a key?)"
-                )
-            plain = tensor.detach()
+            plain = _plain(name, tensor, label)
             key = (plain.device, plain.data_ptr(), plain.dtype, plain.shape, plain.stride())
             if plain.numel() and key in seen:
                 self._aliases[name] = seen[key]
@@ -51,8 +47,9 @@ class StateDict(Checkpoint):
         for name, tensor in self._tensors.items():
             digest.update(f"{name} {self.spec(name)}\n".encode())
             flat = tensor.reshape(-1)
-            sample = flat[:: max(1, flat.numel() // 1024)].double() if flat.numel() else flat
-            digest.update(sample.cpu().numpy().tobytes())
+            sample = flat[:: max(1, flat.numel() // 1024)]
+            real = torch.view_as_real(sample) if sample.is_complex() else sample
+            digest.update((real.double() if real.numel() else real).cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def _find(self, name: str) -> Tensor:
@@ -60,6 +57,26 @@ class StateDict(Checkpoint):
         if tensor is None:
             raise self.missing(name)
         return tensor
+
+
+def _plain(name: object, tensor: object, label: str) -> Tensor:
+    """The tensor behind a name, refused unless its entries lie in memory, one by one."""
+    if not isinstance(name, str):
+        raise CheckpointError(f"{label}: the key {name!r} is a {type(name).__name__}, not the name of a tensor")
+    if not isinstance(tensor, Tensor):
+        raise CheckpointError(
+            f"{label}: {name!r} is a {type(tensor).__name__}, not a tensor; "
+            "a checkpoint maps names to tensors (is the state dict nested under a key?)"
+        )
+    kinds = {
+        "a meta tensor, which has no values": tensor.is_meta,
+        "a quantised tensor; dequantise the model first": tensor.is_quantized,
+        "a nested tensor; store its parts": tensor.is_nested,
+        "a sparse tensor; store it dense": tensor.layout != torch.strided,
+    }
+    if refused := next((kind for kind, found in kinds.items() if found), None):
+        raise CheckpointError(f"{label}: {name!r} is {refused}")
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 class Module(StateDict):

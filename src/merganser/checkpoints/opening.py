@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -41,6 +40,11 @@ def open(reference: Reference) -> Checkpoint:
     `reference` is a path (safetensors, torch or GGUF file, Hugging Face directory, PEFT adapter directory), a hub
     id `owner/name[@revision]`, any of these followed by `+adapter`, a state dict, or a module.
     """
+    return _open(reference, ())
+
+
+def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
+    """`open` on behalf of the adapters `over` it."""
     if isinstance(reference, Checkpoint):
         return reference
     if isinstance(reference, nn.Module):
@@ -52,8 +56,8 @@ def open(reference: Reference) -> Checkpoint:
     text = os.fspath(reference)
     if "+" in text and not Path(text).exists():
         base, _, adapter = text.rpartition("+")
-        return Adapted(open(base), AdapterFile(locate(adapter)))
-    return _open_path(locate(text))
+        return Adapted(_open(base, over), AdapterFile(locate(adapter)))
+    return _open_path(locate(text), over)
 
 
 def locate(reference: str) -> Path:
@@ -72,7 +76,7 @@ def locate(reference: str) -> Path:
         raise CheckpointError(f"{reference}: no such path here, and not to be had from the hub: {reason}") from None
 
 
-def _open_path(path: Path) -> Checkpoint:
+def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
     for mark, module in _MARKS.items():
         if any((place / mark).is_file() for place in (path, *path.parents[:2])):
             import_module(module)
@@ -81,7 +85,7 @@ def _open_path(path: Path) -> Checkpoint:
             return reader(path)
     if path.is_dir():
         if is_adapter(path):
-            return _open_adapter(path)
+            return _open_adapter(path, over)
         return Directory(path)
     if path.suffix == ".safetensors":
         return SafetensorsFile(path)
@@ -95,8 +99,12 @@ def _open_path(path: Path) -> Checkpoint:
     raise CheckpointError(f"{path}: unknown kind of file; expected a directory or one of {known}")
 
 
-def _open_adapter(path: Path) -> Checkpoint:
-    base = json.loads((path / "adapter_config.json").read_text()).get("base_model_name_or_path")
+def _open_adapter(path: Path, over: tuple[Path, ...]) -> Checkpoint:
+    place = path.resolve()
+    if place in over:
+        raise CheckpointError(f"{path}: the adapter is its own base; name its base as BASE+{path}")
+    adapter = AdapterFile(path)
+    base = adapter.config.get("base_model_name_or_path")
     if not base:
         raise CheckpointError(f"{path}: an adapter without its base; name it as BASE+{path}")
-    return Adapted(open(str(base)), AdapterFile(path))
+    return Adapted(_open(str(base), (*over, place)), adapter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 import warnings
@@ -39,6 +40,7 @@ DTYPES = {
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 MAX_HEADER = 100_000_000
+METADATA = "__metadata__"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Entry], d
         raise CheckpointError(f"{where}: the header is not valid JSON ({error}); the file is damaged") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{where}: the header is not a JSON object; the file is damaged")
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict):
         raise CheckpointError(f"{where}: the header's metadata is not a JSON object")
     origin = 8 + len(raw)
@@ -104,6 +106,8 @@ def _entry(name: str, value: Any, origin: int, size: int, where: str) -> Entry:
     if code not in DTYPES:
         raise CheckpointError(f"{where}: {name!r} has the dtype {code!r}, which cannot be read")
     spec = TensorSpec(tuple(shape), DTYPES[code])
+    if math.prod(max(1, n) for n in shape) * spec.dtype.itemsize >= 1 << 63:  # strides overflow even without elements
+        raise CheckpointError(f"{where}: {name!r} has the shape {shape}, which is too large for any tensor")
     if end - begin != spec.nbytes:
         raise CheckpointError(f"{where}: {name!r} of {spec} needs {spec.nbytes} bytes, its offsets span {end - begin}")
     if origin + end > size:

@@ -27,8 +27,9 @@ class TorchFile(StateDict):
 
 
 def _load(path: Path) -> Any:
-    zipped = path.open("rb").read(2) == b"PK"
     try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"PK"
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from importlib import import_module
 from typing import Any
 
+from merganser.cli.output import delivered, say
 from merganser.errors import MerganserError
 
 #: Command (or group of commands) -> the module that defines it as `app` or `command`, or `module:function`.
@@ -70,9 +72,6 @@ def main() -> None:
         fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         fail("interrupted", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except Exception as error:
         if os.environ.get("MERGANSER_DEBUG"):
             raise
@@ -80,7 +79,9 @@ def main() -> None:
 
 
 def fail(message: str, code: int) -> None:
-    if "--json" in sys.argv:
-        print(json.dumps({"event": "error", "message": message, "exit_code": code}))
-    print(f"error: {message}", file=sys.stderr)
+    with contextlib.suppress(MerganserError), delivered(sys.stdout):  # it may be what has failed
+        if "--json" in sys.argv:
+            print(json.dumps({"event": "error", "message": message, "exit_code": code}))
+    with contextlib.suppress(MerganserError):
+        say(f"error: {message}", sys.stderr)
     sys.exit(code)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from merganser.cli.output import say
 from merganser.cli.progress import ProgressReporter
 from merganser.cli.units import parse_size, show_size, show_time
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML), native or mergekit's.")],
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML), native or mergekit's; - reads standard input.")],
     out: Annotated[Path, typer.Argument(help="Directory to be made.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; reads headers only.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a merge that was interrupted.")] = False,
@@ -42,14 +43,14 @@ def command(
     continues with --resume and gives the same bytes; OUT appears only when it is complete.
     """
     from merganser.engine.allocator import keep_freed_memory
-    from merganser.engine.api import run
+    from merganser.engine.api import check_means, run
     from merganser.engine.execute import DEFAULT_MEMORY, Progress
 
     keep_freed_memory()
     gc.freeze()  # what torch's import left need not be searched again and again while a plan of many tensors is made
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
-    _check_device(device)
     if dry_run:
+        check_means(workers, device)
         _show(_summary(recipe, limit, workers, strict=memory is not None), as_json)
         return
     began = time.monotonic()
@@ -78,22 +79,9 @@ def command(
         )
     seconds = time.monotonic() - began
     if as_json:
-        typer.echo(json.dumps({"event": "done", "path": str(path), "seconds": round(seconds, 3)}))
+        say(json.dumps({"event": "done", "path": str(path), "seconds": round(seconds, 3)}))
     else:
-        typer.echo(f"wrote {path} in {show_time(seconds)}")
-
-
-def _check_device(device: str) -> None:
-    if device == "cpu":
-        return
-    import torch
-
-    from merganser.errors import InputError
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {device}: not usable here: {str(error).splitlines()[0]}") from None
+        say(f"wrote {path} in {show_time(seconds)}")
 
 
 def _summary(recipe: Path, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
@@ -135,7 +123,7 @@ def _summary_of(
 
 def _show(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(summary))
+        say(json.dumps(summary))
         return
     methods = ", ".join(f"{name} × {count}" for name, count in sorted(summary["methods"].items()))
     for label, value in (
@@ -146,4 +134,4 @@ def _show(summary: dict[str, Any], as_json: bool) -> None:
         ("memory", f"at most {show_size(summary['memory_bound'])} besides mapped files"),
         *(("note", note) for note in summary["notes"]),
     ):
-        typer.echo(f"{label:<8} {value}")
+        say(f"{label:<8} {value}")

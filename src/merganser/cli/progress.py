@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+from merganser.cli.output import say
 from merganser.cli.units import show_size, show_time
 
 LOG_SECONDS = 10.0
@@ -62,16 +63,15 @@ class ProgressReporter:
         left = (total - done) / rate if rate > 0 else 0.0
         if self._json:
             event = {"event": "progress", "done": done, "total": total, "name": name, "bytes_per_second": round(rate)}
-            print(json.dumps(event), flush=True)
+            say(json.dumps(event))
         elif self._bar is not None:
             if self._task is None:
                 self._task = self._bar.add_task("merge", total=total, completed=done, name="")
             self._bar.update(self._task, completed=done, name=name[-40:])
         elif now - self._spoke >= LOG_SECONDS:
             self._spoke = now
-            print(
+            say(
                 f"{done / max(1, total):4.0%}  {show_size(done)} of {show_size(total)}  {show_size(rate)}/s  "
                 f"{show_time(left)} left",
-                file=sys.stderr,
-                flush=True,
+                sys.stderr,
             )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from merganser import recipes
 from merganser.checkpoints.base import Checkpoint
@@ -37,6 +39,7 @@ def merge(
     seed: int = 0,
     dtype: str | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
+    output: Mapping[str, Any] | None = None,
     statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
     workers: int | None = None,
     memory: int = DEFAULT_MEMORY,
@@ -49,33 +52,34 @@ def merge(
     `parameters` are the method's (`merganser methods NAME` lists them); one that is per model takes a number or a
     list with one number for each model. A mapping of models gives them labels, which key the randomness of
     methods that draw. `statistics` are what methods that are informed by data want, by kind, one for each model:
-    `{"fisher": [...]}` of paths, state dicts or `tuning.Statistics`.
+    `{"fisher": [...]}` of paths, state dicts or `tuning.Statistics`. `overrides` and `output` say what they say in a
+    recipe; `dtype` is that of the output. A base that is among the models is not counted twice.
 
     >>> merged = mg.merge([math, code], method="ties", base=base, density=0.2, weight=[0.6, 0.4])
     """
-    labelled = models if isinstance(models, Mapping) else {_label(m, i): m for i, m in enumerate(models)}
-    if len(labelled) < len(models):
-        raise InputError("two models have the same path; give them labels with a mapping")
-    opened = {label: _named(open_checkpoint(reference), label) for label, reference in labelled.items()}
+    check_means(workers, device)
+    labelled = _labelled(models)
+    opened = {label: _open(reference, label) for label, reference in labelled.items()}
     entries = _entries(method, list(opened), parameters)
     for entry, sides in zip(entries, _sides(statistics or {}, list(opened)), strict=True):
         for kind, side in sides.items():
-            entry[kind] = f"{kind} of {entry['path']}"
-            opened[entry[kind]] = _named(open_checkpoint(getattr(side, "tensors", side)), entry[kind])
+            entry[kind] = _free(f"{kind} of {entry['path']}", "statistics", opened)
+            opened[entry[kind]] = _open(getattr(side, "tensors", side), entry[kind])
     document: dict[str, Any] = {
         "method": method,
         "models": entries,
         "parameters": {name: value for name, value in parameters.items() if not _spread(method, name, value)},
-        "overrides": [dict(override) for override in overrides],
+        "overrides": overrides,
+        "output": output if dtype is None else {**(output or {}), "dtype": dtype},
         "seed": seed,
     }
-    if dtype is not None:
-        document["output"] = {"dtype": dtype}
     if base is not None:
-        document["base"] = _label(base, "base")
-        opened.setdefault(document["base"], _named(open_checkpoint(base), document["base"]))
+        among = next((label for label, model in labelled.items() if _same(model, base)), None)
+        document["base"] = key = among or _free(_name(base) or "base", "base", opened)
+        if not among:
+            opened[key] = _open(base, key)
     plan = recipes.plan(recipes.load(document), open=opened.__getitem__)
-    sources = [opened[str(model.path)] for model in plan.models]
+    sources = open_sources(plan, opened.__getitem__)
     sink = DictSink(plan)
     execute(plan, sources, sink, workers=workers, memory=memory, settings=Settings(device, allow_nan))
     return sink.result()
@@ -102,6 +106,7 @@ def run(
     their own to fear for. `ray` names a cluster (`"local"` starts one on this machine) to compute on; sources and `out`
     must be on a file system all its nodes share.
     """
+    check_means(workers, device)
     opened = functools.cache(open_checkpoint)  # planning and merging look at the same headers
     plan = recipes.plan(recipe if isinstance(recipe, Recipe) else recipes.load(recipe), opened)
     sources = open_sources(plan, opened)
@@ -126,14 +131,62 @@ def run(
         raise
 
 
-def _label(reference: Reference, position: object) -> str:
-    if isinstance(reference, Checkpoint):
-        return reference.label
-    return os.fspath(reference) if isinstance(reference, (str, os.PathLike)) else f"models[{position}]"
+def check_means(workers: int | None, device: str) -> None:
+    """Refuse workers and a device that cannot compute anything."""
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise InputError(f"workers: expected a whole number of at least 1, got {workers!r}")
+    try:
+        torch.zeros(1, device=device).cpu()  # there and back: the meta device holds no values
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(f"device {device!r} is not usable here: {str(error).splitlines()[0]}") from None
 
 
-def _named(checkpoint: Checkpoint, label: str) -> Checkpoint:
+def check_several(models: object) -> None:
+    """Refuse one model in place of a list: a path would pass as a list of its letters."""
+    if isinstance(models, (str, os.PathLike, nn.Module, Checkpoint)) or not isinstance(models, Iterable):
+        raise InputError(f"models: expected a list or a mapping of models, got a single {type(models).__name__}")
+
+
+def _labelled(models: Sequence[Reference] | Mapping[str, Reference]) -> Mapping[str, Reference]:
+    """The models by the labels they were given, their paths or names, or their positions where those do not tell
+    them apart."""
+    if isinstance(models, Mapping):
+        return models
+    check_several(models)
+    listed = list(models)
+    names = [_name(model) for model in listed]
+    labelled = {
+        name if name and (_path(model) or names.count(name) == 1) else f"models[{i}]": model
+        for i, (name, model) in enumerate(zip(names, listed, strict=True))
+    }
+    if len(labelled) < len(listed):
+        raise InputError("two models have the same path; give them labels with a mapping")
+    return labelled
+
+
+def _path(reference: Reference) -> str | None:
+    return os.fspath(reference) if isinstance(reference, (str, os.PathLike)) else None
+
+
+def _name(reference: Reference) -> str | None:
+    return reference.label if isinstance(reference, Checkpoint) else _path(reference)
+
+
+def _same(one: Reference, other: Reference) -> bool:
+    return one is other or (_path(one) is not None and _path(one) == _path(other))
+
+
+def _free(label: str, role: str, taken: Collection[str]) -> str:
+    """The label, made longer if something else is called so."""
+    while label in taken:
+        label = f"{role} {label}"
+    return label
+
+
+def _open(reference: Reference, label: str) -> Checkpoint:
+    checkpoint = open_checkpoint(reference)
     if isinstance(checkpoint, StateDict):
+        checkpoint = copy.copy(checkpoint)  # the caller's own keeps its label
         checkpoint.label = label
     return checkpoint
 

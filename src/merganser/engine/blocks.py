@@ -38,6 +38,8 @@ def cut(shape: tuple[int, ...], size: int, rows: tuple[int, int] | None = None) 
         return [Piece(0, 1, 0, 1)]
     first, last = rows or (0, shape[0])
     row = math.prod(shape[1:])
+    if row == 0:
+        return [Piece(first, last, 0, 0)]
     if row > size and len(shape) > 2 and first < last:
         width = math.prod(shape[2:])
         step = max(1, size // max(1, width))
@@ -45,7 +47,7 @@ def cut(shape: tuple[int, ...], size: int, rows: tuple[int, int] | None = None) 
         return [
             Piece(r, r + 1, r * row + a * width, (b - a) * width, (a, b)) for r in range(first, last) for a, b in inner
         ]
-    step = max(1, size // max(1, row))
+    step = max(1, size // row)
     starts = range(first, last, step) or (first,)
     return [Piece(r, min(r + step, last), r * row, (min(r + step, last) - r) * row) for r in starts]
 

@@ -19,6 +19,7 @@ from merganser.methods.base import Group, Method, build, lookup
 from merganser.recipes.plan import Output, Plan, Source
 
 T = TypeVar("T")
+#: Dtypes that weights of an ordinary size may overflow.
 NARROW = (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -70,8 +71,7 @@ class BoundPlan:
         key = (output.method, id(output.parameters), models)
         if key not in self._rules:
             labels = tuple(self.plan.models[model].label for model in models)
-            copies = output.method == "passthrough" and output.parameters.get("scale") in (None, [None])
-            self._rules[key] = Rule(build(lookup(output.method), output.parameters, labels), labels, copies)
+            self._rules[key] = Rule(build(lookup(output.method), output.parameters, labels), labels, output.copies)
         return self._rules[key]
 
     @cached_property
@@ -89,10 +89,7 @@ class BoundPlan:
 
 @dataclass(frozen=True)
 class Rule:
-    """A method with its parameters for models of these labels.
-
-    `copies` is true where the weights pass unchanged (integer buffers, plain passthrough): no arithmetic is done.
-    """
+    """A method with its parameters for models of these labels; `copies` as of the outputs it makes."""
 
     method: Method
     labels: tuple[str, ...]
@@ -149,16 +146,20 @@ class Computation:
 
     def finish(self, tensor: Tensor) -> Tensor:
         """Cast once, at the end, to what is written."""
-        dtype = self.output.spec.dtype
-        narrow = tensor.to(dtype)
-        if dtype in NARROW and tensor.dtype != dtype and not self.settings.allow_nan:
-            lost = ~torch.isfinite(narrow.float()) & torch.isfinite(tensor)
-            if bool(lost.any()):
-                raise MerganserError(
-                    f"{self.output.name!r}: {int(lost.sum())} values do not fit {str(dtype).removeprefix('torch.')}; "
-                    "choose bfloat16 or float32 as the output dtype"
-                )
+        narrow = tensor.to(self.output.spec.dtype)
+        if not self.settings.allow_nan and _reaches_further(tensor.dtype, narrow.dtype):
+            self._check_fit(tensor, narrow)
         return narrow.cpu()
+
+    def _check_fit(self, tensor: Tensor, narrow: Tensor) -> None:
+        # The sieve of `_widen`; float8 has no sums, and some of it clips instead of overflowing.
+        if narrow.dtype.itemsize > 1 and math.isfinite(narrow.sum().item()):
+            return
+        if lost := int((tensor.isfinite() & (tensor.abs() >= _limit(narrow.dtype))).sum()):
+            raise MerganserError(
+                f"{self.output.name!r}: {lost} values do not fit {_title(narrow.dtype)}; "
+                f"choose an output dtype of a larger range, such as {_title(tensor.dtype)}"
+            )
 
     def prefetch(self, span: list[Piece]) -> None:
         """Have the sources read ahead what a span will need."""
@@ -217,6 +218,22 @@ class Computation:
                 "spread; use a sound checkpoint, or --allow-nan to go on"
             )
         return wide
+
+
+def _reaches_further(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether a value may be finite in the one and not in the other."""
+    floating = wide.is_floating_point and narrow.is_floating_point
+    return floating and torch.finfo(wide).max > torch.finfo(narrow).max
+
+
+def _limit(dtype: torch.dtype) -> float:
+    """The least number that does not round to a finite one: half a unit in the last place beyond the largest."""
+    info = torch.finfo(dtype)
+    return info.max + math.ldexp(info.eps, math.frexp(info.max)[1] - 2)
+
+
+def _title(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class TensorBlocks:

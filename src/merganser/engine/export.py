@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.base import Checkpoint, TensorSpec
 from merganser.checkpoints.sidecars import write_sidecars
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.writer import CheckpointWriter
@@ -35,7 +35,7 @@ def write_checkpoint(
 
     def written(name: str) -> TensorSpec:
         spec = source.spec(name)
-        return spec if dtype is None or is_integer(spec.dtype) else TensorSpec(spec.shape, dtype)
+        return spec if dtype is None or not spec.dtype.is_floating_point else TensorSpec(spec.shape, dtype)
 
     plan = Plan(
         models=(Model(source.label, source.label),),

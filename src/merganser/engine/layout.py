@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from merganser.checkpoints.safetensors_file import CODES
+from merganser.checkpoints.safetensors_file import CODES, METADATA
+from merganser.errors import CheckpointError
 from merganser.recipes.plan import Output, Plan
 
 
@@ -25,6 +26,7 @@ def lay_out(plan: Plan) -> list[Shard]:
     groups: list[list[Output]] = [[]]
     held = 0
     for output in plan.outputs:
+        _check_storable(output)
         if groups[-1] and held + output.spec.nbytes > plan.shard_size:
             groups.append([])
             held = 0
@@ -34,6 +36,19 @@ def lay_out(plan: Plan) -> list[Shard]:
         return [_shard("model.safetensors", groups[0], plan.aliases)]
     names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     return [_shard(name, group, plan.aliases) for name, group in zip(names, groups, strict=True)]
+
+
+def _check_storable(output: Output) -> None:
+    reason = ""
+    if output.name == METADATA:
+        reason = "the format keeps this name for itself"
+    elif output.spec.dtype not in CODES:
+        reason = f"the format has no {str(output.spec.dtype).removeprefix('torch.')}"
+    if reason:
+        raise CheckpointError(
+            f"{output.name!r} cannot be written to safetensors: {reason}; "
+            f"to leave it out: output.exclude: [{output.name!r}]"
+        )
 
 
 def index_json(shards: Sequence[Shard], plan: Plan) -> bytes:
@@ -48,7 +63,7 @@ def _shard(file: str, outputs: Sequence[Output], aliases: Mapping[str, str]) -> 
     ordered = sorted(outputs, key=lambda output: -output.spec.dtype.itemsize)
     names = {output.name for output in outputs}
     tied = {alias: name for alias, name in aliases.items() if name in names}
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **tied}}
+    header: dict[str, object] = {METADATA: {"format": "pt", **tied}}
     places: dict[str, int] = {}
     end = 0
     for output in ordered:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -97,6 +97,8 @@ class CheckpointWriter:
         disk: Disk | None = None,
         sync_seconds: float = 5.0,
     ) -> None:
+        if out.name in ("", ".."):
+            raise InputError(f"{out}: not a name for the directory to be made")
         self.out = out
         self.staging = out.with_name(f"{out.name}.partial")
         self.directory = self.staging / "model"
@@ -129,7 +131,10 @@ class CheckpointWriter:
 
     def _check_room(self, resume: bool, overwrite: bool) -> None:
         """Whatever speaks against writing here, said before anything is touched."""
-        if self.staging.exists():
+        self._check_replaceable()
+        if os.path.lexists(self.staging):
+            if not self.staging.is_dir():
+                raise InputError(f"{self.staging} is in the way and not ours: it is not a directory")
             if strange := {p.name for p in self.staging.iterdir()} - {"journal", "model", "replaced"}:
                 raise InputError(f"{self.staging} is in the way and not ours: it holds {sorted(strange)[0]!r}")
             if not resume and not overwrite:
@@ -139,14 +144,26 @@ class CheckpointWriter:
             if not resume:
                 Journal(self.staging / "journal", self._disk).close()  # refuses while another process writes
                 self._disk.remove(self.staging)
-        elif self.out.exists() and not overwrite:
-            raise InputError(f"{self.out} exists already; choose another name or use --overwrite")
+        elif os.path.lexists(self.out) and not overwrite:
+            what = "exists already" if self.out.exists() else "is a broken link"
+            raise InputError(f"{self.out} {what}; choose another name or use --overwrite")
         if not self.out.absolute().parent.is_dir():
             raise InputError(f"{self.out.parent}: no such directory to write into")
         held = sum(f.stat().st_blocks * 512 for f in self.directory.iterdir()) if self.directory.is_dir() else 0
         free = shutil.disk_usage(self.out.absolute().parent).free
         if free + held < self._plan.bytes_out:
             raise InputError(f"{self.out.parent}: the result needs {self._plan.bytes_out:,} bytes, {free:,} are free")
+
+    def _check_replaceable(self) -> None:
+        """What stands at OUT is removed in the end, and must not take with it what is in use.
+
+        An input may itself be what is replaced: a running average takes the place of the last one.
+        """
+        place = self.out.resolve()
+        inputs = [("input", path) for path in _inputs(self._plan) if path.resolve() != place]
+        for kind, used in (("current directory", Path.cwd()), *inputs):
+            if used.resolve().is_relative_to(place):
+                raise InputError(f"{self.out} cannot be replaced: the {kind} {used} is in it; choose another name")
 
     def _begin(self, fingerprint: str, overwrite: bool) -> None:
         """Take up the journal where it ends, or begin one."""
@@ -158,7 +175,7 @@ class CheckpointWriter:
                 f"{self.staging} was begun with another recipe, other sources or another version; "
                 "--overwrite starts again"
             )
-        elif self.out.exists() and self.directory.exists() and not (records[0]["overwrite"] or overwrite):
+        elif os.path.lexists(self.out) and self.directory.exists() and not (records[0]["overwrite"] or overwrite):
             raise InputError(f"{self.out} has appeared since {self.staging} was begun; use --overwrite to replace it")
         self._done = {name for record in records for name in record.get("done", ())}
         self.published = not self.directory.exists() and records[-1].get("publishing", False)
@@ -216,7 +233,7 @@ class CheckpointWriter:
                     self._disk.write_file(index, index_json(self._shards, self._plan))
                 self._disk.sync_tree(self.directory)
                 self._journal.append({"publishing": True})
-                if self.out.exists():
+                if os.path.lexists(self.out):
                     self._disk.rename(self.out, self.staging / "replaced")
                 self._disk.rename(self.directory, self.out)
             self._journal.close()
@@ -250,3 +267,15 @@ class CheckpointWriter:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _inputs(plan: Plan) -> Iterator[Path]:
+    """The files and directories a plan reads, as far as its references are paths."""
+    for model in plan.models:
+        if model.plan is not None:
+            yield from _inputs(model.plan)
+            continue
+        for reference in {str(model.path), *str(model.path).split("+")}:
+            path = os.path.expanduser(reference)
+            if os.path.exists(path):
+                yield Path(path)

@@ -78,11 +78,12 @@ def karcher(matrix: Array, weights: Sequence[float], iterations: int, tolerance:
     """Coefficients of the Karcher mean of directions, at the weighted mean of lengths.
 
     On the unit sphere u ← exp_u(Σ w log_u(u_i)), from the normalised mean, until the tangent step is shorter than
-    `tolerance`. Vectors shorter than `tolerance` have no direction: they count for the length only.
+    `tolerance`. Vectors shorter than `tolerance` have no direction: they count for the length only. Those without
+    weight do not count.
     """
     weight = np.asarray(weights, dtype=np.float64) / sum(weights)
     norms = np.sqrt(np.diag(matrix))
-    valid = norms > tolerance
+    valid = (norms > tolerance) & (weight > 0)
     if not valid.any():
         return np.zeros(len(norms))
     inverse = np.where(valid, 1 / np.where(valid, norms, 1), 0)

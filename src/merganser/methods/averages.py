@@ -34,6 +34,11 @@ def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor
     return mean
 
 
+def cancel(weights: Sequence[float]) -> bool:
+    """Whether Σ w is zero, or no more than the rounding of its terms: nothing to divide by."""
+    return abs(sum(weights)) <= 1e-8 * sum(map(abs, weights))
+
+
 @register
 @dataclass(frozen=True)
 class Linear(Method):
@@ -48,7 +53,7 @@ class Linear(Method):
     normalize: bool = param(True, "divide by the sum of the weights")
 
     def __post_init__(self) -> None:
-        if self.normalize and self.weight and sum(self.weight) == 0:
+        if self.normalize and self.weight and cancel(self.weight):
             raise RecipeError("linear.weight: the weights sum to zero; change one, or set normalize to false")
 
     def merge(self, group: Group, state: State = None) -> Tensor:

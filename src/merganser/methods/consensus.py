@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from merganser.methods.averages import cancel
+
 
 def weighted_sum_(deltas: Sequence[Tensor], weights: Sequence[float], normalize: bool) -> Tensor:
-    """Σ w Δ, divided by Σ w if asked (unless that is zero)."""
-    divisor = sum(weights) if normalize and abs(sum(weights)) > 1e-8 else 1.0
+    """Σ w Δ, divided by Σ w if asked (unless the weights cancel)."""
+    divisor = sum(weights) if normalize and not cancel(weights) else 1.0
     total = deltas[0]
     if weights[0] != divisor:
         total = total.mul_(weights[0] / divisor)

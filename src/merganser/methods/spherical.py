@@ -10,7 +10,7 @@ from torch import Tensor
 
 from merganser.errors import RecipeError
 from merganser.kernels import spheres
-from merganser.methods.averages import weighted_sum
+from merganser.methods.averages import cancel, weighted_sum
 from merganser.methods.base import Blocks, Group, Method, State, param, per_model, register
 
 
@@ -149,14 +149,15 @@ class MultiSlerp(Method):
     epsilon: float = param(1e-8, "below this length directions cancel", low=0, aliases=("eps",))
 
     def __post_init__(self) -> None:
-        if self.normalize and self.weight and sum(self.weight) == 0:
+        if self.normalize and self.weight and cancel(self.weight):
             raise RecipeError("multislerp.weight: the weights sum to zero; change one, or set normalize to false")
 
     def reduce(self, blocks: Blocks) -> State:
         total = sum(self.weight) if self.normalize else 1.0
-        if len(self.weight) == 1:
-            return [1.0]
-        return spheres.barycentre(gram(blocks), [w / total for w in self.weight], self.epsilon).tolist()
+        weights = [w / total for w in self.weight]
+        if len(weights) == 1:
+            return [abs(weights[0])]  # a negative weight turns both the length and the direction
+        return spheres.barycentre(gram(blocks), weights, self.epsilon).tolist()
 
     def merge(self, group: Group, state: State = None) -> Tensor:
         return back_to_weights(group, weighted_sum(vectors(group), state))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from merganser.recipes.schema import Recipe
 
 
 def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None = None) -> Recipe:
-    """Read a recipe: the path of a YAML file, YAML text, or a mapping.
+    """Read a recipe: the path of a YAML file (`-` is standard input), YAML text, or a mapping.
 
     A recipe with `merge_method` is in mergekit's dialect, one with `method` or an `expression` in the native one.
     Several documents are stages: each but the last needed has a `name` by which later ones call it. Relative paths
@@ -24,23 +25,33 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None =
         plain = _plain(source)
         return _load([plain], root, documents.dump(plain), "recipe", ())
     text = os.fspath(source)
+    if text == "-":
+        text = _text(sys.stdin.read, "standard input")
+        return _load(documents.parse(text, "standard input"), root, text, "standard input", ())
     if "\n" in text or (": " in text and not Path(text).exists()):
         return _load(documents.parse(text), root, text, "recipe", ())
     return _load_file(Path(text), ())
 
 
 def _load_file(path: Path, parents: tuple[Path, ...]) -> Recipe:
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         kind = "is a directory, not a recipe" if path.is_dir() else "no such recipe file"
         raise RecipeError(f"{path}: {kind}")
     resolved = path.resolve()
     if resolved in parents:
         raise RecipeError(f"{path}: the recipe contains itself")
+    root = path.parent if path.is_file() else None  # there is nothing beside a pipe
+    text = _text(lambda: path.read_text(encoding="utf-8"), str(path))
+    return _load(documents.parse(text, str(path)), root, text, str(path), (*parents, resolved))
+
+
+def _text(read: Callable[[], str], source: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return read()
     except UnicodeDecodeError:
-        raise RecipeError(f"{path}: not a text file; a recipe is YAML") from None
-    return _load(documents.parse(text, str(path)), path.parent, text, str(path), (*parents, resolved))
+        raise RecipeError(f"{source}: not a text file; a recipe is YAML") from None
+    except OSError as error:
+        raise RecipeError(f"{source}: cannot be read: {error.strerror}") from None
 
 
 def _load(found: list[Any], root: Path | None, text: str, source: str, parents: tuple[Path, ...]) -> Recipe:

@@ -63,6 +63,12 @@ class Mismatches:
             f"{name!r} of {label} is {spec}: a quantised weight cannot be merged; dequantise the model first"
         )
 
+    def complex(self, name: str, label: str, spec: TensorSpec) -> None:
+        self.found.append(
+            f"{name!r} of {label} is {spec}: a complex tensor cannot be merged; "
+            f"to leave it out: {self._exclude_key}: [{name!r}]"
+        )
+
     def extra(self, planned: Iterable[str], stacking: Stacking) -> None:
         """Tensors of the models that the output would silently lose; layers no slice takes are left out on purpose."""
         known = set(planned) | set(self.table.checkpoints[0].names())

@@ -51,6 +51,11 @@ class Output:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     statistics: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
 
+    @property
+    def copies(self) -> bool:
+        """Whether the weights pass unchanged (integer buffers, plain passthrough): no arithmetic is done."""
+        return self.method == "passthrough" and self.parameters.get("scale") in (None, [None])
+
 
 @dataclass(frozen=True)
 class Plan:

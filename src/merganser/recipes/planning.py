@@ -87,7 +87,8 @@ class _Planner:
         jobs += self._added(known)
         outputs = [output for job in jobs if (output := self._output(job)) is not None]
         if not outputs and not self.mismatches.found:
-            raise RecipeError("the merge has no tensors: everything is excluded")
+            why = "everything is excluded" if self.stacking.jobs else f"{self.table.models[0].label} holds none"
+            raise RecipeError(f"the merge has no tensors: {why}")
         self.mismatches.extra(known, self.stacking)
         self.mismatches.finish()
         self.notes += self.mismatches.notes
@@ -132,7 +133,7 @@ class _Planner:
         # Without a base, the first model gives the shape; the dtype is the template's unless the recipe says.
         shape = self.table.checkpoints[sources[0].model].spec(sources[0].name).shape
         parameters = self._parameters(roles, job, [source.name for source in sources])
-        return Output(
+        output = Output(
             job.name,
             TensorSpec(shape, self._dtype or spec.dtype),
             roles.method.name,
@@ -141,6 +142,19 @@ class _Planner:
             parameters,
             self._statistics(job, roles, sources, shape),
         )
+        return self._without_complex_arithmetic(output)
+
+    def _without_complex_arithmetic(self, output: Output) -> Output:
+        """Rules are for real numbers: a complex tensor can only be copied, and keeps its dtype."""
+        for source in (*output.inputs, *([output.base] if output.base else [])):
+            spec = self.table.checkpoints[source.model].spec(source.name)
+            if not spec.dtype.is_complex:
+                continue
+            if output.copies:
+                return replace(output, spec=spec)
+            self.mismatches.complex(output.name, self.table.models[source.model].label, spec)
+            break
+        return output
 
     def _statistics(
         self, job: Job, roles: Roles, sources: list[Source], shape: tuple[int, ...]

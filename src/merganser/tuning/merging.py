@@ -73,13 +73,14 @@ def merge(
     function of weights (with `budgets`: of weights and a budget), higher being better; then no data is needed.
 
     `on_result` is handed the record of what was learned or chosen: `AdaMerging`, `SoupReport`, `Search`. Everything
-    else in `options` is as in `engine.api.merge`: `seed`, `dtype`, `overrides`, `statistics` computed before,
-    `workers`, `memory`, `device`, `allow_nan`, the method's parameters.
+    else in `options` is as in `engine.api.merge`: `seed`, `dtype`, `overrides`, `output`, `statistics` computed
+    before, `workers`, `memory`, `device`, `allow_nan`, the method's parameters.
 
     >>> merged = mg.merge([math, code], method="ties", base=base, density=0.2, weight=[0.6, 0.4])
     >>> merged = mg.merge([one, two], method="regmean", data=[batches_of_one, batches_of_two])
     >>> merged = mg.merge([one, two], method="tsv", base=base, data=labelled, alphas=[0.5, 1.0, 1.5])
     """
+    api.check_several(models)
     if alphas is not None:
         return _scaled(models, method, base, alphas, _score(models, base, data, score, options), on_result, options)
     if method == "greedy_soup":

@@ -1,0 +1,151 @@
+"""`merge` and `run` as a program calls them: which model is which, and what is said of arguments that are wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import merganser as mg
+from merganser.errors import InputError
+
+
+def state(value: float, **more: float) -> dict[str, Tensor]:
+    return {name: torch.full((2,), each) for name, each in {"b": value, **more}.items()}
+
+
+@pytest.mark.parametrize("opened", [state, lambda value: mg.open(state(value))])
+def test_a_base_in_memory_is_not_taken_for_a_model(opened: Callable[[float], Any]) -> None:
+    merged = mg.merge([opened(1.0)], "task_arithmetic", base=opened(0.0), weight=2.0)
+    assert merged["b"].tolist() == [2, 2]
+
+
+def test_a_model_may_be_labelled_like_the_path_of_the_base(checkpoint: Callable[..., Path]) -> None:
+    base = str(checkpoint("base", state(0.0)))
+    for model in (state(1.0), mg.open(state(1.0))):
+        assert mg.merge({base: model}, "task_arithmetic", base=base, weight=2.0)["b"].tolist() == [2, 2]
+
+
+def test_statistics_are_not_taken_for_a_model() -> None:
+    models = {"a": state(1.0), "fisher of a": state(3.0)}
+    fisher = {"fisher": [state(1.0), state(1.0)]}
+    assert mg.merge(models, "fisher", statistics=fisher)["b"].tolist() == [2, 2]
+
+
+def test_a_base_among_the_models_is_not_counted_twice(checkpoint: Callable[..., Path]) -> None:
+    base, model = state(0.0), state(1.0)
+    path = checkpoint("base", base)
+    for models, same in (
+        ([base, model], base),
+        ([str(path), model], path),
+        ({"base": path, "x": model}, str(path)),
+    ):
+        merged = mg.merge(models, "task_arithmetic", base=same, normalize=True)  # type: ignore[arg-type]
+        assert merged["b"].tolist() == [1, 1]
+
+
+def test_opened_state_dicts_are_told_apart_and_left_as_they_are() -> None:
+    first, second = mg.open(state(1.0)), mg.open(state(3.0))
+    assert mg.merge([first, second])["b"].tolist() == [2, 2]
+    assert first.label == second.label == "state dict"
+    with pytest.raises(InputError, match=r"'b' contains NaN in models\[1\]|models\[1\].*'b' contains NaN"):
+        mg.merge([first, mg.open(state(float("nan")))])
+
+
+def test_labels_key_the_draws() -> None:
+    def drawn(label: str, base: Any) -> Tensor:
+        model = {"w": torch.ones(40, 40)}
+        return mg.merge({label: model}, "dare_linear", base=base, density=0.5)["w"]
+
+    zeros = {"w": torch.zeros(40, 40)}
+    assert torch.equal(drawn("x", zeros), drawn("x", mg.open(zeros)))
+    assert not torch.equal(drawn("x", zeros), drawn("y", zeros))
+
+
+def test_the_same_path_twice_is_refused(checkpoint: Callable[..., Path]) -> None:
+    path = checkpoint("a", state(1.0))
+    with pytest.raises(InputError, match="two models have the same path"):
+        mg.merge([path, path])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": -1}, "workers: expected a whole number of at least 1, got -1"),
+        ({"workers": 0}, "workers: expected a whole number of at least 1, got 0"),
+        ({"device": "foo"}, "device 'foo' is not usable here"),
+        ({"device": "meta"}, "device 'meta' is not usable here"),
+        ({"overrides": ["x"]}, "overrides[0]: expected a mapping, got 'x'"),
+        ({"overrides": {"match": "*"}}, "overrides: expected a list, got a mapping"),
+        ({"models": "ab"}, "models: expected a list or a mapping of models, got a single str"),
+        ({"models": Path("ab")}, "models: expected a list or a mapping of models, got a single PosixPath"),
+        ({"models": nn.Sequential(nn.Linear(2, 2))}, "got a single Sequential"),
+        ({"models": [{}, {}]}, "the merge has no tensors: models[0] holds none"),
+        ({"output": {"exclude": "*"}}, "the merge has no tensors: everything is excluded"),
+    ],
+)
+def test_wrong_arguments_are_said_clearly(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        mg.merge(**{"models": [state(1.0)], **options})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about its absence")
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="device 'cuda' is not usable here"):
+        mg.merge([state(1.0)], device="cuda")
+    with pytest.raises(InputError, match="device 'cuda' is not usable here"):
+        mg.run({"method": "linear", "models": ["a"]}, tmp_path / "out", device="cuda")
+
+
+def test_the_advice_on_a_tensor_that_only_one_model_has_can_be_followed() -> None:
+    models = [state(1.0), state(3.0, head=1.0)]
+    with pytest.raises(InputError, match=r"output.exclude: \['head'\]"):
+        mg.merge(models)
+    merged = mg.merge(models, output={"exclude": ["head"]}, dtype="float64")
+    assert merged["b"].dtype == torch.float64
+    assert list(merged) == ["b"]
+
+
+@pytest.mark.parametrize("out", ["", ".", "/", "..", "a/.."])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_name_of_a_directory(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, overwrite: bool
+) -> None:
+    checkpoint("a", state(1.0))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="not a name for the directory to be made"):
+        mg.run({"method": "linear", "models": ["a"]}, out, overwrite=overwrite)
+    assert os.listdir() == ["a"]
+
+
+def test_a_running_average_takes_the_place_of_the_last_one(checkpoint: Callable[..., Path]) -> None:
+    average, model = checkpoint("average", state(1.0)), checkpoint("model", state(3.0))
+    mg.run({"method": "linear", "models": [str(average), str(model)]}, average, overwrite=True)
+    assert all(torch.equal(mg.open(average).read(name), value) for name, value in state(2.0).items())
+
+
+@pytest.mark.parametrize(("out", "reason"), [("here", "current directory"), ("models", "input"), ("link", "input")])
+def test_what_is_in_use_is_not_replaced(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, reason: str
+) -> None:
+    model = checkpoint("models/a", state(1.0))
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("models")
+    monkeypatch.chdir(tmp_path / "here" / "below")
+    inner = {"method": "linear", "models": [str(model)]}
+    for models in ([str(model)], [{"recipe": inner}]):
+        with pytest.raises(InputError, match=f"cannot be replaced: the {reason} .* is in it"):
+            mg.run({"method": "linear", "models": models}, tmp_path / out, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["here", "link", "models"]
+
+
+@pytest.mark.parametrize("method", ["linear", "greedy_soup", "adamerging"])
+def test_one_path_is_not_a_list_of_letters(method: str) -> None:
+    with pytest.raises(InputError, match="expected a list or a mapping of models, got a single str"):
+        mg.merge("adir", method)
