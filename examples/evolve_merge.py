@@ -1,8 +1,9 @@
 """Search for the weights of a merge with few evaluations, and score the winner on images nothing has seen.
 
-Every candidate answers a few questions (images of two tasks), chosen and corrected by an IRT that was fitted to the
-experts' answers. The study is a file: kill the program, run it again, and it goes on. Needs the `evolve` extra and
-scikit-learn.
+Three experts read digits upright, flipped and inverted, and each has forgotten a part of what the others read: a
+case for a merge. Every candidate answers a few questions (images of the three tasks), corrected by an IRT that was
+fitted to the answers of the experts and their base. At the end it says whether the winner is better than all of these.
+The study is a file: kill the program, run it again, and it goes on. Needs the `evolve` extra and scikit-learn.
 
     python examples/evolve_merge.py --study digits.sqlite
 """
@@ -17,8 +18,11 @@ import torch
 import merganser as mg
 from merganser.cli.digits import Digits
 from merganser.evolve import Design, Objective, Parameter, Range, Space, Study, Task
+from merganser.evolve.pages import compared
+from merganser.evolve.summary import summarize
 
-TASKS = ("upright", "inverted")
+TASKS = ("upright", "flipped", "inverted")
+ASKED = 30
 
 
 class Examiner:
@@ -28,12 +32,13 @@ class Examiner:
         self.digits = Digits()
         self.base = self.digits.train_base()
         self.experts = {task: self.digits.fine_tune(self.base, task) for task in TASKS}
+        self.single = {"base": self.base, **self.experts}
         self.questions = {task: self.digits.test(task) for task in TASKS}
 
     def __call__(
         self, candidate: str | Mapping[str, Any], items: Mapping[str, Sequence[int]]
     ) -> dict[str, list[float]]:
-        network = self.experts[candidate] if isinstance(candidate, str) else self.merged(candidate)
+        network = self.single[candidate] if isinstance(candidate, str) else self.merged(candidate)
         answers = {}
         for task, asked in items.items():
             images, labels = self.questions[task]
@@ -52,28 +57,32 @@ class Examiner:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--study", type=Path, default=Path("digits.sqlite"))
-    parser.add_argument("--generations", type=int, default=5)
+    parser.add_argument("--generations", type=int, default=6)
     options = parser.parse_args()
 
     examiner = Examiner()
     items = len(examiner.questions[TASKS[0]][1])
     design = Design(
         space=Space((Parameter("weight", Range(0.0, 1.5), models=TASKS),)),
-        tasks=tuple(Task(task, items, subset=30, estimator="gmp-irt") for task in TASKS),
-        objectives=(Objective("mean", dict.fromkeys(TASKS, 0.5)),),
-        endpoints=TASKS,
-        population=6,
+        tasks=tuple(Task(task, items, subset=ASKED, estimator="gmp-irt") for task in TASKS),
+        objectives=(Objective("mean", {task: 1 / len(TASKS) for task in TASKS}),),
+        endpoints=tuple(examiner.single),
+        population=10,
         generations=options.generations,
     )
     resumed = options.study.exists()
     study = Study.open(options.study)
     best = study.resume(examiner) if resumed else study.run(design, examiner)
-    print(f"{len(study.trials())} candidates, {2 * 30} questions each; {items * 2} would have been all")
-    print("winner  ", {name: round(value, 3) for name, value in best.values.items()})
-    for label in (best, *TASKS):
-        scores = study.test_scores(label)
-        name = label if isinstance(label, str) else "winner"
-        print(f"{name:<9}", {task: round(scores[task], 3) for task in TASKS}, "on unseen images")
+    asked, pool = ASKED * len(TASKS), sum(task.pool for task in study.design.tasks)
+    print(f"{len(study.trials())} candidates, {asked} questions each; {pool} would have been all")
+    print("weights  ", {task: round(best.values[f"weight.{task}"], 3) for task in TASKS})
+
+    summary = summarize(study)
+    print(f"on unseen images: {'mean':>15}" + "".join(f"{task:>10}" for task in TASKS))
+    for name, tested in {"winner": summary.winners[0], **summary.endpoints}.items():
+        mean = f"{tested.objectives['mean']:.3f} ± {tested.objective_errors['mean']:.3f}"
+        print(f"{name:<17}{mean:>16}" + "".join(f"{tested.test[task]:>10.3f}" for task in TASKS))
+    print(compared(study.design.objectives[0], summary))
 
 
 if __name__ == "__main__":

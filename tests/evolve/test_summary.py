@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from synthetic_designs import design, two_objectives
 from synthetic_world import ITEMS, World
 
-from merganser.evolve.design import Task
+from merganser.evolve.design import Objective, Task
 from merganser.evolve.study import Study
 from merganser.evolve.summary import negative_transfer, summarize, to_json
 
@@ -44,6 +44,13 @@ def test_a_summary_of_one_objective(study):
     endpoints = np.array([world(label, {"quiz": test})["quiz"] for label in ("math", "code")])
     assert winner.negative_transfer["quiz"] == negative_transfer(answers, endpoints)
 
+    assert winner.objectives == {"quiz": winner.test["quiz"]}
+    assert winner.objective_errors["quiz"] == pytest.approx(winner.errors["quiz"])
+    assert winner.items["quiz"] == len(test)
+    for label, row in zip(("math", "code"), endpoints, strict=True):
+        assert summary.endpoints[label].test["quiz"] == row.mean()
+        assert summary.endpoints[label].errors["quiz"] == pytest.approx(row.std(ddof=1) / len(row) ** 0.5)
+
     line = summary.convergence["quiz"]
     assert len(line) == 4
     assert list(line) == sorted(line)
@@ -74,6 +81,54 @@ def test_json_is_plain(study):
     import json
 
     assert json.loads(json.dumps(to_json(summarize(study))))["states"]["done"] == 32
+
+
+class Tables:
+    """A page that keeps its tables and texts."""
+
+    def __init__(self):
+        self.tables, self.texts = [], []
+
+    def heading(self, text): ...
+
+    def text(self, text):
+        self.texts.append(text)
+
+    def table(self, columns, rows, caption=""):
+        self.tables.append((list(columns), [list(row) for row in rows]))
+
+    def figure(self, figure, caption=""): ...
+
+
+def test_a_page_shows_the_objective_with_its_error_for_winner_and_endpoints(tmp_path):
+    from merganser.evolve.pages import fill
+
+    tasks = (Task("quiz", ITEMS, subset=20), Task("exam", ITEMS, subset=30))
+    mean = Objective("mean", {"quiz": 0.25, "exam": 0.75})
+    study = Study.open(tmp_path / "s.sqlite")
+    study.run(design(tasks=tasks, objectives=(mean,), population=5, generations=2), World())
+    page = Tables()
+    fill(page, study)
+    columns, rows = page.tables[0]
+    assert columns[:5] == ["model", "mean", "± mean", "exam", "± exam"]
+    assert [row[0] for row in rows[1:]] == ["math", "code"]
+    for row in rows:
+        named = dict(zip(columns, row, strict=True))
+        value, error, exam, exam_error = row[1:5]
+        quiz, quiz_error = named["quiz"], named["± quiz"]
+        assert value == pytest.approx(0.25 * quiz + 0.75 * exam)
+        assert error == pytest.approx(((0.25 * quiz_error) ** 2 + (0.75 * exam_error) ** 2) ** 0.5)
+    best = max(rows[1:], key=lambda row: row[1])
+    verdict = "better than" if rows[0][1] > best[1] else "worse than" if rows[0][1] < best[1] else "as good as"
+    assert any(f"is {verdict} the best endpoint, {best[0]}" in text for text in page.texts)
+
+    columns, rows = page.tables[2]
+    assert columns == ["model", "quiz", "exam"], "negative transfer by task"
+    assert all(0 <= value <= 1 for value in rows[0][1:])
+
+    columns, rows = page.tables[-1]
+    assert columns == ["trial", "state", "mean, estimated", "weight.math", "weight.code", "seconds", "error"]
+    assert [row[3:5] for row in rows] == [list(trial.values.values()) for trial in study.trials()]
 
 
 def test_a_page_of_two_objectives_with_failures(tmp_path):

@@ -49,9 +49,13 @@ def test_alignment_rescues_the_average(example):
 def test_a_library_gives_its_experts_back(example):
     pytest.importorskip("sklearn")
     lines = example("expert_library").splitlines()
-    for task in ("upright", "flipped", "turned", "inverted"):
-        expert, rebuilt, _ = numbers(next(line for line in lines if line.startswith(task)))
-        assert rebuilt > expert - 0.02
+    assert "4 experts and their base in 2.00× the space of the base, instead of 5×" in lines
+    for task in ("upright", "flipped", "turned", "inverted", "mean"):
+        base, expert, rebuilt, *_ = numbers(next(line for line in lines if line.startswith(task)))
+        assert rebuilt > expert - 0.02 > base
+    rebuilding, merging = numbers(lines[-1])
+    assert 98 < rebuilding <= 101
+    assert merging < rebuilding
 
 
 def test_the_adaptive_model_beats_the_merge_on_average(example):
@@ -65,7 +69,8 @@ def test_a_search_can_be_run_and_run_again(example):
     pytest.importorskip("sklearn")
     pytest.importorskip("pymoo")
     first = example("evolve_merge", "--generations", "2")
-    assert "12 candidates, 60 questions each" in first
+    assert "20 candidates, 90 questions each" in first
+    assert re.search(r"the winner, 0\.\d+ ± 0\.\d+, is (better than|worse than|as good as) the best endpoint", first)
     assert example("evolve_merge", "--generations", "2") == first
 
 

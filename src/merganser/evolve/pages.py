@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from merganser.errors import MissingExtraError, require
+from merganser.evolve.design import Objective
+from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
-from merganser.evolve.summary import Summary, summarize
+from merganser.evolve.summary import Summary, Tested, summarize
 
 
 class Page(Protocol):
@@ -32,7 +34,7 @@ def fill(shown: Page, study: Study) -> None:
         "A winner's estimated value is optimistic, since it won by it. Its score is the one on the test items, which "
         "neither the search nor the calibration of the estimator has seen.",
     )
-    _winners(shown, summary)
+    _winners(shown, study, summary)
     shown.heading("Convergence")
     rows = [
         [g + 1, *(line[g] for line in summary.convergence.values())]
@@ -51,34 +53,64 @@ def fill(shown: Page, study: Study) -> None:
     _trials(shown, study)
 
 
-def _winners(shown: Page, summary: Summary) -> None:
+def _winners(shown: Page, study: Study, summary: Summary) -> None:
     shown.heading("Winners on unseen items")
     measures = sorted({measure for winner in summary.winners for measure in winner.test})
-    rows: list[list[Any]] = []
-    for winner in summary.winners:
-        scores = [winner.test.get(m, float("nan")) for m in measures]
-        errors = [winner.errors.get(m, float("nan")) for m in measures]
-        transfer = list(winner.negative_transfer.values())
-        rows.append(
-            [
-                f"trial {winner.trial.generation}:{winner.trial.position}",
-                *scores,
-                *errors,
-                sum(transfer) / len(transfer) if transfer else float("nan"),
-            ]
+    sums = [o.name for o in study.design.objectives if o.weights != {o.name: 1.0}]
+    models = [*((_name(winner.trial), winner) for winner in summary.winners), *endpoints(summary)]
+    rows = [[name, *_scores(tested, sums, measures)] for name, tested in models]
+    columns = ["model", *(column for name in [*sums, *measures] for column in (name, f"± {name}"))]
+    counts = {m: n for winner in summary.winners for m, n in winner.items.items()}
+    items = ", ".join(f"{count} of {measure}" for measure, count in sorted(counts.items()))
+    shown.table(columns, rows, f"Means and standard errors over the test items: {items or 'not tested yet'}")
+    if len(study.design.objectives) == 1 and (verdict := compared(study.design.objectives[0], summary)):
+        shown.text(verdict)
+    names = [variable.name for variable in study.design.space.variables]
+    values = [[_name(w.trial), *((w.trial.values or {}).get(name, "") for name in names)] for w in summary.winners]
+    shown.table(["model", *names], values, "Their values")
+    tasks = list(dict.fromkeys(task for winner in summary.winners for task in winner.negative_transfer))
+    if tasks:
+        lost = [
+            [_name(w.trial), *(w.negative_transfer.get(task, float("nan")) for task in tasks)] for w in summary.winners
+        ]
+        caption = (
+            "Negative transfer: of the test items some endpoint answers rightly, the share that the winner does not"
         )
-    for label, scores_of in summary.endpoints.items():
-        rows.append([label, *(scores_of.get(m, float("nan")) for m in measures), *([""] * len(measures)), ""])
-    columns = ["model", *measures, *(f"± {m}" for m in measures), "negative transfer"]
-    shown.table(columns, rows, "Means and standard errors over the test items")
-    values = [(w.trial, dict(w.trial.values or {})) for w in summary.winners]
-    if values:
-        names = list(values[0][1])
-        shown.table(
-            ["model", *names],
-            [[f"trial {t.generation}:{t.position}", *(v[name] for name in names)] for t, v in values],
-            "Their values",
-        )
+        shown.table(["model", *tasks], lost, caption)
+
+
+def endpoints(summary: Summary) -> list[tuple[str, Tested]]:
+    """Those that were tested."""
+    return [(label, tested) for label, tested in summary.endpoints.items() if tested.test]
+
+
+def compared(objective: Objective, summary: Summary) -> str:
+    """Whether the winner of a study of one objective is better than the best endpoint, on unseen items."""
+    [winner] = summary.winners
+    name = objective.name
+    known = [(label, tested) for label, tested in endpoints(summary) if name in tested.objectives]
+    if not known or name not in winner.objectives:
+        return ""
+    sign = 1 if objective.maximize else -1
+    label, best = max(known, key=lambda each: sign * each[1].objectives[name])
+    gain = sign * (winner.objectives[name] - best.objectives[name])
+    verdict = "better than" if gain > 0 else "worse than" if gain < 0 else "as good as"
+    return (
+        f"By {name} on unseen items the winner, {winner.objectives[name]:.3f} ± {winner.objective_errors[name]:.3f}, "
+        f"is {verdict} the best endpoint, {label}, {best.objectives[name]:.3f} ± {best.objective_errors[name]:.3f}."
+    )
+
+
+def _scores(tested: Tested, sums: Sequence[str], measures: Sequence[str]) -> list[float]:
+    """Each score followed by its error."""
+    of_sums = [(tested.objectives, tested.objective_errors, name) for name in sums]
+    of_measures = [(tested.test, tested.errors, name) for name in measures]
+    pairs = [(values.get(name), errors.get(name)) for values, errors, name in [*of_sums, *of_measures]]
+    return [float("nan") if value is None else value for pair in pairs for value in pair]
+
+
+def _name(trial: Trial) -> str:
+    return f"trial {trial.generation}:{trial.position}"
 
 
 def _agreement(shown: Page, summary: Summary) -> None:
@@ -123,14 +155,17 @@ def _plot(shown: Page, study: Study, summary: Summary) -> None:
 def _trials(shown: Page, study: Study) -> None:
     shown.heading("Trials")
     objectives = [objective.name for objective in study.design.objectives]
+    names = [variable.name for variable in study.design.space.variables]
     rows = [
         [
             f"{t.generation}:{t.position}",
             t.state,
             *(t.objectives.get(name, "") for name in objectives),
+            *((t.values or {}).get(name, "") for name in names),
             t.seconds,
             (t.error or "").splitlines()[0] if t.error else "",
         ]
         for t in study.trials()
     ]
-    shown.table(["trial", "state", *objectives, "seconds", "error"], rows)
+    estimated = (f"{name}, estimated" for name in objectives)
+    shown.table(["trial", "state", *estimated, *names, "seconds", "error"], rows, "Estimates, and values searched over")

@@ -11,6 +11,7 @@ from scipy.stats import spearmanr
 
 from merganser.evolve import subsets
 from merganser.evolve.arrays import Array
+from merganser.evolve.design import Design, Objective
 from merganser.evolve.estimators import Estimator, compare
 from merganser.evolve.preparation import Prepared
 from merganser.evolve.store import Trial
@@ -20,12 +21,22 @@ STABILITY_SUBSETS = 20
 
 
 @dataclass(frozen=True)
-class Winner:
-    """A winner with its estimated score, its score on unseen items with standard errors, and its transfer."""
+class Tested:
+    """Scores of a model on unseen items, by measure and by objective, each with its standard error, and how many items
+    of each measure they are means of. Empty for a model that was not tested."""
 
-    trial: Trial
     test: Mapping[str, float]
     errors: Mapping[str, float]
+    objectives: Mapping[str, float]
+    objective_errors: Mapping[str, float]
+    items: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Winner(Tested):
+    """A winner: its trial with the estimated score, its scores on unseen items, and its transfer by task."""
+
+    trial: Trial
     negative_transfer: Mapping[str, float]
 
 
@@ -59,7 +70,7 @@ class Cost:
 @dataclass(frozen=True)
 class Summary:
     winners: tuple[Winner, ...]
-    endpoints: Mapping[str, Mapping[str, float]]
+    endpoints: Mapping[str, Tested]
     convergence: Mapping[str, tuple[float, ...]]
     agreement: tuple[Agreement, ...]
     cost: Cost
@@ -74,7 +85,7 @@ def summarize(study: Study) -> Summary:
     tested = {label: _test_answers(study, label) for label in design.endpoints}
     return Summary(
         winners=tuple(_winner(study, trial, tested) for trial in winners),
-        endpoints={label: study.test_scores(label) or {} for label in design.endpoints},
+        endpoints={label: Tested(**_tested(design, answers)) for label, answers in tested.items()},
         convergence=convergence(study),
         agreement=tuple(a for name, p in study.prepared().items() if (a := agreement(study, name, p))),
         cost=_cost(study),
@@ -141,8 +152,33 @@ def _winner(study: Study, trial: Trial, endpoints: Mapping[str, Mapping[str, Arr
         rows = [found[task] for found in endpoints.values() if task in found]
         if task in answers and rows:
             transfer[task] = negative_transfer(answers[task], np.array(rows))
-    errors = {m: float(v.std(ddof=1) / len(v) ** 0.5) if len(v) > 1 else float("nan") for m, v in answers.items()}
-    return Winner(trial, {m: float(v.mean()) for m, v in answers.items()}, errors, transfer)
+    return Winner(trial=trial, negative_transfer=transfer, **_tested(study.design, answers))
+
+
+def _tested(design: Design, answers: Mapping[str, Array]) -> dict[str, Any]:
+    test = {measure: float(values.mean()) for measure, values in answers.items()}
+    known = [o for o in design.objectives if all(measure in test for measure in o.weights)]
+    return {
+        "test": test,
+        "errors": {measure: _error(values) for measure, values in answers.items()},
+        "objectives": {o.name: o.value(test) for o in known},
+        "objective_errors": {o.name: _error_of(o, answers) for o in known},
+        "items": {measure: len(values) for measure, values in answers.items()},
+    }
+
+
+def _error(values: Array) -> float:
+    """Standard error of the mean."""
+    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
+
+
+def _error_of(objective: Objective, answers: Mapping[str, Array]) -> float:
+    """Of a weighted sum of means: measures of one task are of the same items, different tasks have different ones."""
+    tasks: dict[str, Array] = {}
+    for measure, weight in objective.weights.items():
+        task = measure.split(".")[0]
+        tasks[task] = tasks.get(task, 0.0) + weight * answers[measure]
+    return float(sum(_error(values) ** 2 for values in tasks.values()) ** 0.5)
 
 
 def _test_answers(study: Study, label: str) -> dict[str, Array]:
@@ -173,15 +209,23 @@ def to_json(summary: Summary) -> dict[str, Any]:
                 "generation": w.trial.generation,
                 "position": w.trial.position,
                 "estimated": dict(w.trial.objectives),
-                "test": dict(w.test),
-                "standard_error": dict(w.errors),
+                **_scores_to_json(w),
                 "negative_transfer": dict(w.negative_transfer),
             }
             for w in summary.winners
         ],
-        "endpoints": {k: dict(v) for k, v in summary.endpoints.items()},
+        "endpoints": {label: _scores_to_json(tested) for label, tested in summary.endpoints.items()},
         "convergence": {k: list(v) for k, v in summary.convergence.items()},
         "agreement": [{**a.__dict__, "epsilon": dict(a.epsilon)} for a in summary.agreement],
         "cost": {**summary.cost.__dict__, "saved": summary.cost.saved},
         "states": dict(summary.states),
+    }
+
+
+def _scores_to_json(tested: Tested) -> dict[str, Any]:
+    return {
+        "test": dict(tested.test),
+        "standard_error": dict(tested.errors),
+        "objectives": dict(tested.objectives),
+        "objective_standard_error": dict(tested.objective_errors),
     }
