@@ -14,7 +14,7 @@ QUICK := multi_task compression theory mergeability adaptive evolve single_task_
   lowrank alignment irt taskvectors merge_speed
 BENCH = MERGANSER_ZOO=$(ZOO) MERGANSER_DATA=$(DATA) $(BIN)/python -m
 
-.PHONY: demo test lint format results readme bench bench-quick clean
+.PHONY: demo test lint format results readme zoo bench bench-quick clean
 
 demo: $(VENV)/.installed
 	$(BIN)/merganser demo --out demo-output --overwrite
@@ -37,23 +37,20 @@ results: $(VENV)/.installed
 
 readme: results
 
-# Every benchmark on the models of ZOO, trained there if they are missing (a night); programs of PEERS are compared with.
-bench: $(VENV)/.installed
-	$(BENCH) benchmarks.single_task --arch mlp --dataset mnist --json $(RESULTS)/single_task_mlp.json
-	for arch in resnet20-bn resnet20-ln vgg16; do \
-	  $(BENCH) benchmarks.single_task --arch $$arch --dataset cifar10 --seeds 0 1 2 --json $(RESULTS)/single_task_$$arch.json || exit; \
-	done
-	for name in single_task_extras multi_task compression adaptive theory mergeability evolve \
-	  lowrank alignment; do \
-	  $(BENCH) benchmarks.$$name --json $(RESULTS)/$$name.json || exit; \
-	done
-	$(BENCH) benchmarks.evolve --models questions --json $(RESULTS)/evolve_language.json
-	$(BENCH) benchmarks.irt $(PY_IRT:%=--py-irt %) --json $(RESULTS)/irt.json
-	$(BENCH) benchmarks.taskvectors --json $(RESULTS)/taskvectors.json
-	$(BENCH) benchmarks.merge_speed $(MERGEKIT:%=--mergekit %) --json $(RESULTS)/merge_speed.json
-	$(BENCH) benchmarks.peers $(MERGEKIT:%=--mergekit %) $(FUSIONBENCH:%=--fusionbench %) --json $(RESULTS)/peers.json
-	$(if $(MERGEKIT),$(BENCH) benchmarks.parity --mergekit $(MERGEKIT) --json $(RESULTS)/parity.json)
-	$(MAKE) results
+# The models that benchmarks take, trained where they are missing (a night).
+zoo: $(VENV)/.installed
+	$(BENCH) benchmarks.zoo.vision --arch mlp --dataset mnist --seeds $(shell seq 0 19)
+	$(BENCH) benchmarks.zoo.vision --arch resnet20-bn resnet20-ln --dataset cifar10 --seeds 0 1 2
+	$(BENCH) benchmarks.zoo.vision --arch resnet20-bn-2x vgg16 --dataset cifar10 --limit 15000 --seeds 0 1
+	$(BENCH) benchmarks.zoo.text
+	$(BENCH) benchmarks.zoo.language
+
+# Every stored result measured again by its own command (a day): results and their page in bench/.
+bench: zoo
+	$(BENCH) benchmarks.again --out bench/results \
+	  $(MERGEKIT:%=--mergekit %) $(FUSIONBENCH:%=--fusionbench %) $(PY_IRT:%=--py-irt %)
+	$(BIN)/python -m benchmarks.report --results bench/results --out bench
+	@echo "bench/results.md shows what was measured; files copied to $(RESULTS) are published by make results"
 
 # The same programs on little, with a trained ZOO in a quarter of an hour: results and their page in bench-quick/.
 bench-quick: $(VENV)/.installed
@@ -63,7 +60,7 @@ bench-quick: $(VENV)/.installed
 	@echo "bench-quick/results.md shows what was measured"
 
 clean:
-	rm -rf $(VENV) build dist demo-output bench-quick .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist demo-output bench bench-quick .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.zoo.text import expert_directory
 from merganser.experts import AdaptiveModel, Library
 from merganser.experts.accounting import Cost, measure, multiply_adds, stored
 from merganser.experts.baselines import Baseline, Oracle
+from merganser.experts.composition import applied
 from merganser.experts.heads import Heads
 from merganser.experts.inputs import Inputs
 from merganser.experts.sensitivity import accuracy
@@ -63,6 +65,38 @@ def cost_rows(setting: Setting, model: AdaptiveModel, sentences: int) -> dict[st
     for kind in ("batch_first", "batch_again"):
         rows[kind] = sum((measure(whole, parts[0][0]) for parts in setting.data.test.values()), NOTHING)
     return {kind: shares(cost) for kind, cost in rows.items()}
+
+
+def set_rows(setting: Setting, model: AdaptiveModel, tokens: int = 20, largest: int = 3) -> list[dict[str, Any]]:
+    """For sets of one expert, two, …: multiply-adds over a forward pass of one sentence of `tokens` tokens, the mean
+    over all sets of that size. `beside` is the second pass with updates beside the layers, `switch` what a new set
+    takes; `gram` and `eigen` are the shares of Gram matrices and of eigenproblems in that."""
+    ones = torch.ones(1, tokens, dtype=torch.long)
+    sentence = Inputs((), {"input_ids": ones, "attention_mask": ones})
+    forward = multiply_adds(lambda: sentence.run(setting.encoder))[1]
+    rows = []
+    for size in range(1, min(largest, len(setting.library)) + 1):
+        sets = list(combinations(setting.library.experts, size))
+        row = dict.fromkeys(("beside", "switch", "bytes", "gram", "eigen"), 0.0)
+        for chosen in sets:
+            made = model.composer.compose(frozenset(chosen))
+            with applied(setting.encoder, made):
+                row["beside"] += multiply_adds(lambda: sentence.run(setting.encoder))[1] / forward
+            row["switch"] += made.multiply_adds / forward
+            row["bytes"] += made.nbytes
+            for part in made.low_rank.values():
+                rank = len(part.core)
+                if part.core.dim() == 2:
+                    sides = part.left[0].shape[0] + part.right[0].shape[0]
+                    row["gram"] += sides * rank * (rank + 1) // 2 / forward
+                    row["eigen"] += 9 * rank**3 / forward
+        total = row["switch"]
+        row = {key: value / len(sets) for key, value in row.items() if key not in ("gram", "eigen")} | {
+            key: row[key] / total if total else 0.0 for key in ("gram", "eigen")
+        }
+        rows.append({"experts": size, "sets": len(sets), "tokens": tokens, **row})
+        print(f"  sets of {size}: second pass {row['beside']:.2f}, switch {row['switch']:.2f}", flush=True)
+    return rows
 
 
 def shares(cost: Cost) -> dict[str, float]:

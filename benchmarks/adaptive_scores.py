@@ -37,11 +37,13 @@ def shared_heads(heads: Mapping[str, Head]) -> dict[str, Head]:
 
 
 def score(data: Mapping[str, Labelled], answers: Answers, reference: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """For every name of answers: accuracy and normalised accuracy, `pair` and `label`, or `told`; the size of the sets;
-    and how often the true task has the largest weight, or one of the three largest."""
+    """For every name of answers: accuracy and normalised accuracy, `pair` and `label`, or `told`; which sentences have
+    the right label (`right`, a digit for each); the size of the sets; and how often the true task has the largest
+    weight, or one of the three largest."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     weights: dict[str, list[Tensor]] = {}
     sizes: dict[str, list[int]] = {}
+    marks: dict[str, dict[str, str]] = {}
     truth = [task for task, parts in data.items() for _, labels in parts for _ in labels]
     for task, parts in data.items():
         total = sum(len(labels) for _, labels in parts)
@@ -49,6 +51,8 @@ def score(data: Mapping[str, Labelled], answers: Answers, reference: Mapping[str
             for name, prediction in answers(x, task).items():
                 sizes.setdefault(name, []).extend(len(chosen) for chosen in prediction.sets)
                 weights.setdefault(name, []).append(prediction.weights)
+                marked = marks.setdefault(name, {})
+                marked[task] = marked.get(task, "") + digits(prediction, task, labels)
                 rules = {TOLD: same_pair} if name == TOLD else {"pair": same_pair, "label": same_label}
                 for rule, correct in rules.items():
                     per_task = found.setdefault(name, {}).setdefault(rule, {})
@@ -58,10 +62,28 @@ def score(data: Mapping[str, Labelled], answers: Answers, reference: Mapping[str
     for name, by_rule in found.items():
         rows[name] = _row(by_rule, reference) | {"set_size": _mean(sizes[name])}
         seen = torch.cat(weights[name])
-        if name != TOLD and bool((seen != seen[:1]).any()):
+        if name == TOLD:
+            continue
+        rows[name]["right"] = marks[name]
+        if bool((seen != seen[:1]).any()):
             tasks = task_accuracy(tuple(data), seen, truth)
             rows[name] |= {"task": tasks.first, "task_top3": tasks.among, "task_per_task": dict(tasks.per_task)}
     return rows
+
+
+def digits(prediction: Prediction, task: str, labels: Tensor) -> str:
+    """1 for every sentence with the right label, 0 for the others."""
+    answers = zip(prediction.tasks, prediction.classes.tolist(), labels.tolist(), strict=True)
+    return "".join(str(int(same_label(found, label, task, true))) for found, label, true in answers)
+
+
+def batches_found(data: Mapping[str, Labelled], model: AdaptiveModel) -> dict[str, dict[str, int]]:
+    """Batches of each task, and how many of them got their own task's expert with the largest weight."""
+    found = {}
+    for task, parts in data.items():
+        best = [model.tasks[int(model.route(x).weights[0].argmax())] for x, _ in parts]
+        found[task] = {"batches": len(parts), "right": best.count(task), "sentences": sum(len(y) for _, y in parts)}
+    return found
 
 
 def _row(rules: Mapping[str, Mapping[str, float]], reference: Mapping[str, float]) -> dict[str, Any]:

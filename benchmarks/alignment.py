@@ -215,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 cases.append(compare(network, count))
                 print(cases[-1], flush=True)
                 found["compare"] = [case.as_dict() for case in cases]
-                record(arguments.json, found)
+                record(arguments.json, found, range(20), added=arguments.only is not None)
     if "scale" in chosen:
         counts = (2, 5, 10) if quick else (2, 5, 10, 20)
         seconds = scale(MLP_SMALL if quick else MLP_THESIS, counts, iterations=3 if quick else 5)
@@ -223,13 +223,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"time of an iteration ∝ n^{growth(seconds):.2f} from n = {counts[1]} to {counts[-1]} (goal 1)", flush=True
         )
         found["scale"] = {"seconds": seconds, "growth": growth(seconds)}
-        record(arguments.json, found)
+        record(arguments.json, found, range(20), added=arguments.only is not None)
     if "memory" in chosen:
         width = 4 if quick else 16
         peak = memory(width, iterations=2)
         print(f"peak of ResNet20-{width}×, n = 3: {peak:.1f} GB ({peak / 10:.2f} of the goal, 10 GB)")
         found["memory"] = {"width": width, "peak_gigabytes": peak}
-        record(arguments.json, found)
+        record(arguments.json, found, range(20), added=arguments.only is not None)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Eight text experts in few bytes: TSV-Compress by rank and by budget, against masks and plain low precision.
 
-    python -m benchmarks.compression [--cache ZOO] [--test N] [--quick] [--json FILE]
+    python -m benchmarks.compression [--cache ZOO] [--test N] [--quick] [--resume] [--json FILE]
 
-Six minutes of one core (`--quick`: four experts, few sentences, four lines). Every expert is rebuilt and scored on
-test sentences of its own task. Only the tensors that training changed count: the frozen embeddings (half of the base)
-would flatter every ratio. Budgets are in units of the trained tensors' bytes in float32: `2.0× with eight` leaves all
-experts together as many bytes as one has, `1/20 each` is what every expert may take when twenty share that.
+Eight minutes of one core (`--quick`: four experts, few sentences, four lines; `--resume` keeps the lines that FILE has
+already and measures the others). Every expert is rebuilt and scored on test sentences of its own task. Only the tensors
+that training changed count: the frozen embeddings (half of the base) would flatter every ratio. Budgets are in units of
+the trained tensors' bytes in float32: `2.0× with eight` leaves all experts together as many bytes as one has, `1/20
+each` is what every expert may take when twenty share that.
 
 Stored in `results`:
 
@@ -19,6 +20,7 @@ Stored in `results`:
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,15 +71,18 @@ def library(experts: TextExperts, path: Path, dtype: str, **ranks: Any) -> Rebui
     return {name: built.expert(name).state_dict() for name in built.experts}, sum(built.size().experts.values())
 
 
-def masks(kind: Any, dtype: torch.dtype) -> Line:
-    """A bit for each weight over a vector that all experts share."""
+def masks(kind: Any, dtype: torch.dtype, threshold: float = 0.4) -> Line:
+    """A bit for each weight over a vector that all experts share; `threshold` is κ of the TALL masks."""
 
     def store(experts: TextExperts, path: Path) -> Rebuilt:
-        built = MaskLibrary.build(experts.trained, dict(experts.experts), path, kind=kind, dtype=dtype)
+        built = MaskLibrary.build(
+            experts.trained, dict(experts.experts), path, kind=kind, dtype=dtype, threshold=threshold
+        )
         size = built.size()
         return {name: built.expert(name).state_dict() for name in built.experts}, size.total - size.base
 
-    return Line({"tall": "TALL masks", "emr": "EMR"}[kind], "κ 0.4" if kind == "tall" else "", short(dtype), store)
+    setting = f"κ {threshold:g}" if kind == "tall" else ""
+    return Line({"tall": "TALL masks", "emr": "EMR"}[kind], setting, short(dtype), store)
 
 
 def low_precision(dtype: torch.dtype) -> Line:
@@ -116,13 +121,13 @@ def short(dtype: torch.dtype) -> str:
 LINES = (
     low_precision(torch.bfloat16),
     low_precision(torch.int8),
-    masks("tall", torch.float32),
+    *(masks("tall", torch.float32, threshold) for threshold in (0.2, 0.4, 0.6)),
     masks("emr", torch.float32),
     masks("emr", torch.bfloat16),
     by_rank(1 / 8, "float32"),
     by_rank(1 / 8, "bfloat16"),
     by_rank(1 / 8, "int8"),
-    by_rank(1 / 16, "int8"),
+    *(by_rank(1 / parts, "int8") for parts in (16, 32, 64)),
     by_budget(1 / 8, "float32", "2.0× with eight"),
     by_budget(1 / 8, "bfloat16", "2.0× with eight"),
     by_budget(1 / 8, "int8", "2.0× with eight"),
@@ -158,10 +163,19 @@ def sizes(experts: TextExperts, nbytes: int) -> dict[str, Any]:
     }
 
 
+def kept_rows(path: Path | None, reference: Mapping[str, float]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Rows of a stored file that were measured on the same experts and sentences: their scores as trained agree."""
+    stored = json.loads(path.read_text())["results"] if path and path.exists() else {}
+    if stored.get("experts") != dict(reference):
+        return {}
+    return {(row["method"], row["setting"], row["dtype"]): row for row in stored["rows"]}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--test", type=int, default=250, help="test sentences of each task")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="measure only the lines that the stored file lacks")
     parser.add_argument("--json", type=Path)
     add_locations(parser)
     options = parser.parse_args(arguments)
@@ -178,9 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     full = experts.trained_bytes * len(names)
     kept = {"method": "experts as trained", "setting": "", "dtype": "float32"}
     results["rows"].append({**kept, **sizes(experts, full), **summary(reference, reference)})
+    known = kept_rows(options.json, reference) if options.resume else {}
     for line in lines:
-        results["rows"].append(measure(line, experts, reference))
-        record(options.json, results, [0])
+        name = (line.method, line.setting, line.dtype)
+        results["rows"].append(known[name] if name in known else measure(line, experts, reference))
+        record(options.json, results, [0], added=options.resume)
 
 
 if __name__ == "__main__":

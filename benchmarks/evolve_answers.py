@@ -99,6 +99,13 @@ class Pool:
         return self.others[[i for i, name in enumerate(self.models) if name not in setting.experts]]
 
 
+def measure_single(setting: Setting, pool: Pool) -> dict[str, dict[str, float]]:
+    """Share of each task's items that the base and every expert answer rightly, before anything is merged."""
+    tasks = np.array(pool.strata)
+    rows = {name: pool.others[pool.models.index(name)] for name in ("base", *setting.experts)}
+    return {name: {task: float(row[tasks == task].mean()) for task in setting.experts} for name, row in rows.items()}
+
+
 def collect(setting: Setting, exam: Exam, cache: Path) -> Pool:
     """The pool, from the cache as far as it is there; kept after every few candidates."""
     path = cache / setting.file

@@ -1,7 +1,8 @@
-"""LoRA fine-tunes of SmolLM2-135M and short multiple-choice questions of their skills, scored by log-likelihood.
+"""LoRA fine-tunes of SmolLM2-135M-Instruct and short multiple-choice questions of their skills, by log-likelihood.
 
-Right is the option of the highest log-likelihood after the prompt. A few dozen steps teach a small model a way of
-answering, little else, so that is what two of the skills are asked:
+The base is dequantised from 4-bit (see `benchmarks.zoo.language`). Right is the option of the highest log-likelihood
+after the prompt. A few dozen steps teach a small model a way of answering, little else, so that is what two of the
+skills are asked:
 
 - `arithmetic`: problems of ASDiv; wrong are numbers of the problem and neighbours of the result;
 - `letters`: questions of CommonsenseQA and OpenBookQA that were not trained on, with two lettered options; right is the
@@ -22,8 +23,8 @@ import numpy as np
 from torch import nn
 
 from benchmarks.evolve_answers import METHOD, Setting
-from benchmarks.zoo.cards import data_file
-from benchmarks.zoo.language import Schedule, load_base, save_base, skill_directory, train
+from benchmarks.zoo.cards import data_file, read_card
+from benchmarks.zoo.language import Schedule, load_base, save_base, score_base, skill_directory, train
 from benchmarks.zoo.language_skills import SKILLS, load_skill
 from merganser.evaluate.examiners import MultipleChoice, embeddings
 from merganser.evolve.fitness import LiveMerge
@@ -97,6 +98,19 @@ def load_questions(setting: Setting, cache: Path, data: Path) -> QuestionExam:
         prompt = REVIEW if name == "reviews" else MultipleChoice.prompt
         examiners[name] = MultipleChoice(chosen, tokenizer, prompt=prompt, normalize=False)
     return QuestionExam(setting, cache, examiners)
+
+
+def fine_tuning(setting: Setting, cache: Path, data: Path) -> dict[str, Any]:
+    """What the cards of the zoo say: scores of the base, before, and of every expert, after, on every skill."""
+    base = read_card(save_base(cache)) or score_base([load_skill(name, data) for name in SKILLS], Schedule(), cache)
+    cards = {name: read_card(skill_directory(cache, name)) for name in setting.experts}
+    made = {name: card for name, card in cards.items() if card}
+    return {
+        "base": base.model,
+        "scored": base.data["scored"],
+        "training": {name: {"examples": card.data["examples"], **card.training} for name, card in made.items()},
+        "scores": {name: card.scores for name, card in {"base": base, **made}.items()},
+    }
 
 
 def arithmetic(data: Path) -> list[Question]:

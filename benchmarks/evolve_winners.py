@@ -16,6 +16,7 @@ from benchmarks.evolve_answers import Pool, Setting
 from merganser.evolve import Calibration, Design, Objective, Study, Task
 from merganser.evolve.irt import IRT, fitting
 from merganser.evolve.irt.fitting import fit
+from merganser.evolve.preparation import split
 from merganser.evolve.space import key
 from merganser.evolve.summary import summarize
 
@@ -49,6 +50,13 @@ def task(pool: Pool, fitness: str, size: int | None) -> Task:
     return Task(NAME, len(pool.strata), size, extractor, estimator, "adaptive" if estimator == "gmp-irt" else 0.5)
 
 
+def unseen(pool: Pool, seed: int) -> np.ndarray:
+    """Which items a study with this seed puts aside, whatever its fitness."""
+    chosen = np.zeros(len(pool.strata), dtype=bool)
+    chosen[split(task(pool, "full", None), seed).test] = True
+    return chosen
+
+
 @contextmanager
 def fitted_once() -> Iterator[None]:
     """Searches with the same calibration share its IRT: fitting depends on nothing else."""
@@ -67,10 +75,17 @@ def fitted_once() -> Iterator[None]:
 def measure_winners(
     setting: Setting, pool: Pool, sizes: Sequence[int], seeds: Sequence[int], population: int, generations: int
 ) -> dict[str, Any]:
-    """By fitness and n: the winner's score on all items and on the test items, what it cost; means over seeds."""
+    """By fitness and n: the winner's score on unseen items and on all, what it cost; means over seeds, and every run.
+
+    A search with few questions and one with full evaluation put the same items aside, so what the former loses is a
+    difference on the same items, seed by seed; `loss_error` is the standard error of its mean over seeds. It is within
+    one error if it is no more than the bootstrap error of the full winner's score over all items, as large a benchmark
+    as there is; over the unseen items alone (`unseen_error`) the error is larger, and would excuse more.
+    """
     rows = {key(values): row for values, row in zip(setting.grid, pool.merges, strict=True)}
     replay = Replay(rows | dict(zip(setting.experts, pool.endpoints(setting), strict=True)))
     calibration = {NAME: Calibration(answers=pool.calibration(setting))}
+    aside = {seed: unseen(pool, seed) for seed in seeds}
     kinds: list[tuple[str, int | None]] = [("full", None)]
     kinds += [(fitness, size) for size in sizes for fitness in FITNESS]
     found: dict[str, Any] = {}
@@ -90,14 +105,17 @@ def measure_winners(
                 study = Study.open(Path(folder, "study.sqlite"))
                 winner = study.run(design, replay, calibration=calibration if size and fitness != "mean" else None)
                 assert winner is not None
+                assert winner.values is not None
                 summary = summarize(study)
                 study.close()
             row = rows[winner.label]
             runs.append(
                 {
+                    "weights": [winner.values[f"weight.{name}"] for name in setting.experts],
                     "score": float(row.mean()),
-                    "bootstrap_error": bootstrap_error(row, seed),
                     "test": summary.winners[0].test[NAME],
+                    "bootstrap_error": bootstrap_error(row, seed),
+                    "unseen_error": bootstrap_error(row[aside[seed]], seed),
                     "estimated": winner.objectives[NAME],
                     "asked": summary.cost.asked,
                     "calibration": summary.cost.calibration,
@@ -107,21 +125,40 @@ def measure_winners(
                 }
             )
         label = fitness if size is None else f"{fitness} {size}"
-        found[label] = {name: float(np.mean([run[name] for run in runs])) for name in runs[0]} | {"runs": runs}
+        means = {name: float(np.mean([run[name] for run in runs])) for name in runs[0] if name != "weights"}
+        found[label] = means | {"runs": runs}
     full = found["full"]
+    reference = [run["test"] for run in full["runs"]]
     for each in found.values():
-        each["loss"] = full["score"] - each["score"]
+        each |= lost(reference, [run["test"] for run in each["runs"]])
         each["within_one_error"] = bool(each["loss"] <= full["bootstrap_error"])
     scores = pool.merges.mean(1)
+    single = dict(zip(setting.experts, pool.endpoints(setting), strict=True))
+    single["base"] = pool.others[pool.models.index("base")]
     return {
         "population": population,
         "generations": generations,
         "seeds": list(seeds),
         "grid": {"size": len(scores), "best": float(scores.max()), "mean": float(scores.mean())},
-        "endpoints": dict(zip(setting.experts, pool.endpoints(setting).mean(1).tolist(), strict=True)),
-        "base": float(pool.others[pool.models.index("base")].mean()),
+        "unseen": {
+            "items": int(aside[seeds[0]].sum()),
+            "covered": int(np.any(list(aside.values()), axis=0).sum()),
+            "models": {
+                name: {"runs": (tests := [float(row[aside[seed]].mean()) for seed in seeds]), **lost(reference, tests)}
+                for name, row in single.items()
+            },
+        },
+        "endpoints": {name: float(single[name].mean()) for name in setting.experts},
+        "base": float(single["base"].mean()),
         "fitness": found,
     }
+
+
+def lost(reference: Sequence[float], scores: Sequence[float]) -> dict[str, float]:
+    """Mean of reference − score over seeds, and its standard error."""
+    difference = np.subtract(reference, scores)
+    error = difference.std(ddof=1) / len(difference) ** 0.5 if len(difference) > 1 else float("nan")
+    return {"loss": float(difference.mean()), "loss_error": float(error)}
 
 
 def bootstrap_error(row: np.ndarray, seed: int) -> float:

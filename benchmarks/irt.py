@@ -154,7 +154,7 @@ def main() -> None:
         results.append(row)
     if not options.py_irt:
         print("py-irt was not given (--py-irt PYTHON), so there is nothing to compare with")
-    record(options.json, {"entropy": entropy, "fits": results})
+    record(options.json, {"entropy": entropy, "fits": results}, [options.seed])
 
 
 if __name__ == "__main__":

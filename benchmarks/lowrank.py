@@ -234,7 +234,7 @@ def main() -> None:
     results["memory"] = memory(128 if options.quick else 384, 8, (2, 8) if options.quick else (3, 12))
     results["library"] = library(192 if options.quick else 768, 2, 20)
     results["rebuilding"] = rebuilding(512 if options.quick else 1024, 4 if options.quick else 16)
-    record(options.json, results)
+    record(options.json, results, [0])
 
 
 if __name__ == "__main__":

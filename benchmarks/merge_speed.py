@@ -1,12 +1,12 @@
 """How fast a merge is: ours, mergekit's (in its own environment) and the limit, in one run.
 
-    python -m benchmarks.merge_speed [--params 1.1B] [--mergekit PYTHON] [--json FILE]
+    python -m benchmarks.merge_speed [--params 1.1B] [--mergekit BIN] [--json FILE]
 
-Makes Llama-shaped bfloat16 checkpoints (a base and three models) and merges them. The limit reads every input once
-and writes an output of the same size with plain copies. All sides find the inputs in the page cache, and all are
-charged for syncing what they wrote. Memory is the peak of anonymous pages, sampled, of a program and its workers
-together (pages they share count once). `ratio` columns compare with the same run's limit and mergekit. Takes about 20
-minutes with mergekit at the default size, 3 without; needs 12 GB of disk for `--params 1.1B`.
+Makes Llama-shaped bfloat16 checkpoints (a base and three models) and merges them. The limit is that of a program with
+one thread and a buffer: read every input, then copy one of them. All sides find the inputs in the page cache, and all
+are charged for syncing what they wrote. Memory is the peak of anonymous pages, sampled, of a program and its workers
+together (pages they share count once). `ratio` columns compare with the same run's limit (ours without start-up) and
+mergekit. Takes about 30 minutes with mergekit at the default size, 5 without; needs 12 GB of disk for `--params 1.1B`.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ with open(inputs[0], "rb", buffering=0) as source, open(out + "/model.safetensor
 
 
 def limit(paths: list[Path], out: Path) -> Run:
-    """Read every input, write one output, nothing else."""
+    """Read every input, then copy one, in one thread."""
     files = [str(path / "model.safetensors") for path in paths]
     return measure([sys.executable, "-c", COPY, str(out), *files], out)
 
@@ -245,14 +245,14 @@ def median(runs: list[Run]) -> Run:
     )
 
 
-def store(path: Path | None, params: str, found: dict[str, Any]) -> None:
+def store(path: Path | None, params: str, found: dict[str, Any], added: bool) -> None:
     """Add to what is stored, so that methods may be measured in several sittings."""
     if path is None:
         return
     before = json.loads(path.read_text())["results"] if path.exists() else {}
     before = before if before.get("params") == params else {}
     methods = before.get("methods", {}) | found.get("methods", {})
-    record(path, {"params": params} | before | found | {"methods": methods})
+    record(path, {"params": params} | before | found | {"methods": methods}, [0], added)
 
 
 def main() -> None:
@@ -272,6 +272,7 @@ def main() -> None:
     options.workdir.mkdir(parents=True, exist_ok=True)
     paths = make_checkpoints(options.workdir, float(options.params[:-1]) * factor)
     out = options.workdir / "out"
+    added = set(options.methods) != set(METHODS)
     start = statistics.median(startup() for _ in range(3))
     print(f"{describe()}\nstart-up of Python, torch and merganser: {start:.2f} s")
     print(f"{'method':<16}{'ours s':>8}{'CPU s':>8}{'anon MiB':>10}{'limit s':>9}{'ratio':>7}", end="")
@@ -301,13 +302,13 @@ def main() -> None:
         else:
             line += f"{'–':>12}"
         print(line, flush=True)
-        store(options.json, options.params, {"start_up": start, "methods": {method: row}})
+        store(options.json, options.params, {"start_up": start, "methods": {method: row}}, added)
     small = median([small_tensors(options.workdir) for _ in range(options.repeat)])
     usage = min(help_cpu() for _ in range(3))
     shutil.rmtree(out, ignore_errors=True)
     print(f"10,000 tensors of 64 entries, ties: {small.seconds:.1f} s, {small.cpu_seconds:.1f} s of CPU")
     print(f"merganser --help: {usage:.2f} s of CPU")
-    store(options.json, options.params, {"small_tensors": asdict(small), "help_cpu_seconds": usage})
+    store(options.json, options.params, {"small_tensors": asdict(small), "help_cpu_seconds": usage}, added)
     if not options.mergekit:
         print("mergekit: not given (--mergekit BIN), so not measured")
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks.multi_task [--cache ZOO] [--tasks 4 6 8] [--test N] [--validation N] [--quick] [--json FILE]
 
-Twenty minutes of one core (`--quick`: two minutes, 4 tasks, few sentences). The scaling coefficient α of a method is
-the one of a grid with the best mean accuracy on labelled validation sentences, as in the thesis; scores are of test
-sentences, each answered through its task's own head. Normalised accuracy is the mean over tasks of accuracy over that
-of the fine-tuned expert. Numbers of tasks that are not measured now stay in FILE as they are.
+Half an hour of one core (`--quick`: two minutes, 4 tasks, few sentences). The scaling coefficient α of a method is the
+one of a grid with the best mean accuracy on labelled validation sentences, as in the thesis (a grid grows where its end
+is the best); scores are of test sentences, each answered through its task's own head. Normalised accuracy is the mean
+over tasks of accuracy over that of the fine-tuned expert. Numbers of tasks that are not measured now stay in FILE as
+they are.
 
 Stored in `results`:
 
@@ -13,8 +14,7 @@ Stored in `results`:
 - `settings`: parameters of each method beside α;
 - `rows`: one of every number of tasks and method, with `tasks`, `method`, `alpha` (null where there is none), `alphas`
   (the grid it was chosen from), `accuracy`, `normalised`, `per_task`; methods that draw have `seeds` and `spread`, the
-  standard deviation of the normalised accuracy over seeds, their scores being means (several seeds only for the
-  largest number of tasks);
+  standard deviation of the normalised accuracy over seeds, their scores being means;
 - `alpha_sweep`: mean validation accuracy of `method` at each `alpha`, `tasks` the largest number of tasks;
 - `interference`: for every number of tasks, total `sti` (Σ over matrices of ‖(UᵀU − I) Σ (VᵀV − I)‖₁ of the rank n/T
   factors, orthogonalised in TSV-M) beside `accuracy` and `normalised` of methods for which it is defined;
@@ -40,11 +40,12 @@ from benchmarks.text_experts import SUBSETS, State, TextExperts, differences, lo
 from benchmarks.text_interference import layers
 from benchmarks.zoo.cards import add_locations
 from merganser.tuning.parts import tsv_parts
-from merganser.tuning.search import successive_halving
 
 #: For sums of task vectors, and for means and spectral merges, whose natural coefficient is about 1.
 SUMS = (0.1, 0.2, 0.3, 0.4, 0.6)
 MEANS = (0.4, 0.7, 1.0, 1.4, 2.0)
+#: A grid whose end is the best grows by this factor, and so often at most.
+GROWTH, GROWN = 1.4, 3
 SEEDS = (0, 1, 2)
 
 
@@ -100,14 +101,19 @@ class Table:
         return entry
 
     def sweep(self, vector: State, alphas: Sequence[float]) -> dict[float, float]:
-        """Mean validation accuracy by α."""
+        """Mean validation accuracy by α, beyond the ends of the grid as long as they are the best."""
+        found = {alpha: self.validated(vector, alpha) for alpha in alphas}
+        for _ in range(GROWN):
+            factor = {min(found): 1 / GROWTH, max(found): GROWTH}.get(best(found))
+            if factor is None:
+                break
+            alpha = float(f"{best(found) * factor:.2g}")
+            found[alpha] = self.validated(vector, alpha)
+        return found
 
-        def mean(label: str, _: int) -> float:
-            scores = self.experts.scores(self.experts.weights(vector, float(label)), self.names, "validation")
-            return sum(scores.values()) / len(scores)
-
-        search = successive_halving([f"{alpha:g}" for alpha in alphas], mean, budgets=[1])
-        return {float(label): score for label, score in search.rungs[0].scores.items()}
+    def validated(self, vector: State, alpha: float) -> float:
+        scores = self.experts.scores(self.experts.weights(vector, alpha), self.names, "validation")
+        return sum(scores.values()) / len(scores)
 
     def measure(self, row: Row) -> tuple[dict[str, Any], dict[float, float]]:
         """The row, and the sweep its α comes from (empty if there was no choice). All seeds share the first one's α."""
@@ -120,7 +126,7 @@ class Table:
         drawn: dict[str, Any] = {"seeds": list(seeds)} if row.seeds else {}
         if len(runs) > 1:
             drawn["spread"] = statistics.stdev(run["normalised"] for run in runs)
-        return self.entry(row.name, alpha, mean_of(runs), alphas=list(row.alphas), **drawn), sweep
+        return self.entry(row.name, alpha, mean_of(runs), alphas=sorted(sweep) or list(row.alphas), **drawn), sweep
 
     def _run(self, vector: State, alpha: float) -> dict[str, Any]:
         return summary(self.experts.scores(self.experts.weights(vector, alpha), self.names), self.reference)
@@ -152,14 +158,12 @@ def references(table: Table) -> list[dict[str, Any]]:
     ]
 
 
-def learned(table: Table, alphas: Mapping[str, float | None], steps: int, on_tsv: bool) -> list[dict[str, Any]]:
+def learned(table: Table, alphas: Mapping[str, float | None], steps: int) -> list[dict[str, Any]]:
     """AdaMerging of the task vectors, and of TSV-Merge's orthogonal parts, both starting from α chosen for the sum."""
     rows = []
     experts, trained = table.experts, table.experts.trained
     vectors = {name: differences(experts.experts[name], trained) for name in table.names}
-    kinds = [("AdaMerging", "task arithmetic", vectors)]
-    if on_tsv:
-        kinds.append(("AdaMerging on TSV-M", "TSV-M", tsv_parts(vectors)))
+    kinds = [("AdaMerging", "task arithmetic", vectors), ("AdaMerging on TSV-M", "TSV-M", tsv_parts(vectors))]
     for name, sum_row, parts in kinds:
         start = alphas[sum_row]
         assert start is not None
@@ -222,9 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = references(table)
         for row in ROWS:
             if options.quick:
-                row = replace(row, alphas=row.alphas[1:3] or row.alphas)
-            if options.quick or not largest:
-                row = replace(row, seeds=row.seeds[:1])
+                row = replace(row, alphas=row.alphas[1:3] or row.alphas, seeds=row.seeds[:1])
             entry, sweep = table.measure(row)
             rows.append(entry)
             if largest:
@@ -232,13 +234,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     {"tasks": size, "method": row.name, "alpha": alpha, "accuracy": score}
                     for alpha, score in sweep.items()
                 ]
-        rows += learned(table, {row["method"]: row["alpha"] for row in rows}, options.steps, largest)
+        rows += learned(table, {row["method"]: row["alpha"] for row in rows}, options.steps)
         matrices = layers(everything.trained, {name: everything.experts[name] for name in table.names})
         results["rows"] += rows
         results["interference"] += interferences(rows, matrices)
         if largest:
             results["layers"] = matrices
-        record(options.json, results, SEEDS)
+        record(options.json, results, SEEDS, added=set(sizes) != set(SUBSETS))
 
 
 if __name__ == "__main__":

@@ -112,10 +112,13 @@ def difference(ours: Path, theirs: Path, base: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mergekit", type=Path, required=True, help="bin directory of an environment with mergekit")
+    parser.add_argument("--mergekit", type=Path, help="bin directory of an environment with mergekit")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
+    if options.mergekit is None:
+        print("mergekit: not given (--mergekit BIN), so there is nothing to compare with")
+        return
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         paths = make_models(directory)
@@ -132,7 +135,7 @@ def main() -> None:
     for case, gap in results.items():
         verdict = "equal" if gap["of_weight"] <= AGREE else "differs"
         print(line.format(case, gap["of_weight"], gap["of_change"], verdict))
-    record(options.json, results)
+    record(options.json, results, [0])
 
 
 if __name__ == "__main__":

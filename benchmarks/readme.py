@@ -26,12 +26,7 @@ def speed() -> str:
     if found is None:
         return "Not measured yet: `python -m benchmarks.merge_speed --mergekit BIN`."
     measured = found["results"]
-    intro = (
-        f"`python -m benchmarks.merge_speed`: a base and three models of {measured['params']} parameters in bfloat16, "
-        f"warm cache, everything synced; {found['machine']}. The limit reads the inputs and writes the output with "
-        f"plain copies; the ratio to it leaves out the {measured['start_up']:.1f} s of start-up. "
-        "Ours and the limit are medians of several runs, mergekit ran once."
-    )
+    intro = f"`{found['command']}`, {found['machine']}. {merging.conditions(measured)}"
     return f"{intro}\n\n{markdown.table(merging.table(measured))}"
 
 
@@ -44,7 +39,7 @@ def quality() -> str:
     intro = (
         f"`{found['command']}`: MiniLM experts of {', '.join(map(str, sizes[:-1]))}{' and ' if sizes[:-1] else ''}"
         f"{sizes[-1]} text tasks merged into one encoder, each task answered through its own head; accuracy over that "
-        f"of the experts. More in [docs/results.md](docs/results.md)."
+        f"of the experts; {multi_task.errors(measured)}. More in [docs/results.md](docs/results.md)."
     )
     return f"{intro}\n\n{markdown.table(multi_task.brief(measured))}"
 

@@ -12,29 +12,38 @@ from typing import Any
 from benchmarks.machine import describe
 
 RESULTS = Path(__file__).parent / "results"
-#: Options whose value is a place on the machine that measured.
-PLACES = ("--data", "--cache", "--json", "--workdir", "--mergekit", "--py-irt", "--fusionbench")
+#: Options whose value is a place on the machine that measured: left out, or named by what has to be there.
+PLACES = ("--data", "--cache", "--json", "--workdir")
+PEERS = {"--mergekit": "BIN", "--fusionbench": "BIN", "--py-irt": "PYTHON"}
 
 
 def command() -> str:
     """The command line that is running, without this machine's paths."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
-    arguments = iter(sys.argv[1:])
     kept = []
+    arguments = iter(part for argument in sys.argv[1:] for part in argument.split("=", 1))
     for argument in arguments:
-        if argument in PLACES:
+        if argument in PLACES or argument in PEERS:
             next(arguments, None)
-        elif not argument.startswith(tuple(f"{place}=" for place in PLACES)):
+            kept += [argument, PEERS[argument]] if argument in PEERS else []
+        else:
             kept.append(argument)
     return " ".join(["python -m", module.name if module else Path(sys.argv[0]).stem, *kept])
 
 
-def record(path: Path | None, results: Any, seeds: Iterable[int] = ()) -> None:
-    """Write `results` to `path` with everything needed to measure them again; nothing when no path is given."""
+def record(path: Path | None, results: Any, seeds: Iterable[int], added: bool = False) -> None:
+    """Write `results` to `path` with everything needed to measure them again; nothing when no path is given.
+
+    `added` says that results of earlier commands are among them, so that those stay on record.
+    """
     if path is None:
         return
+    commands = [command()]
+    if added and path.exists():
+        before = json.loads(path.read_text())["command"].split(" && ")
+        commands = [each for each in before if each not in commands] + commands
     stored = {
-        "command": command(),
+        "command": " && ".join(commands),
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe(),
         "seeds": list(seeds),

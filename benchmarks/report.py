@@ -24,7 +24,14 @@ DOCS = Path(__file__).parents[1] / "docs"
 INTRO = """
 Measured on the machine named under each section, good or bad, with the command to measure it again. This page is made
 by `make results` from the files in [benchmarks/results]({results}); a test fails when they disagree. Models are small
-enough to be trained on two cores (`benchmarks/zoo/`), so accuracies are those of this scale.
+enough to be trained on two cores (`benchmarks/zoo/`), so accuracies are those of this scale. *Normalised* accuracy is a
+merge's accuracy over that of the expert of the task, mean over tasks; *one standard error* is that of an accuracy over
+the test set, √(a(1 − a)/n).
+
+C²M³, MergeMany and REPAIR are explained on the page on [alignment](alignment.md), TSV-M, TSV-C and interference (STI)
+on [experts](experts.md), MASS and what it is compared with on [adaptive models](adaptive.md), estimators of a merge's
+quality (p-, gp-, mp- and gmp-IRT) on [evolution](evolution.md), other methods in
+[the README's table](../README.md#methods).
 """
 
 
@@ -46,7 +53,8 @@ def build(results: Path = RESULTS, out: Path = DOCS) -> tuple[str, list[Figure]]
             if isinstance(part, Figure):
                 figures.append(part)
         blocks.append(markdown.provenance(f"{place}/{section.record}.json", record))
-    page = ["# Results", markdown.paragraph(INTRO.format(results=place)), "\n".join(contents), *blocks]
+    intro = INTRO.format(results=place).strip().split("\n\n")
+    page = ["# Results", *map(markdown.paragraph, intro), "\n".join(contents), *blocks]
     return "\n\n".join(page) + "\n", figures
 
 

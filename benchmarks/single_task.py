@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from benchmarks.machine import describe
 from benchmarks.records import record
 from benchmarks.zoo.architectures import ARCHITECTURES
-from benchmarks.zoo.cards import add_locations
+from benchmarks.zoo.cards import add_locations, read_card
 from benchmarks.zoo.images import DATASETS, Split, load_images
-from benchmarks.zoo.vision import evaluate, load_model
+from benchmarks.zoo.vision import evaluate, load_model, model_directory
 from merganser import align
 from merganser.align.permutations import identity
 from merganser.align.solver import objective_of
@@ -115,6 +115,15 @@ def earlier(path: Path | None, settings: Mapping[str, Any], single: Sequence[flo
     return {key: value for key, value in results.items() if key.isdigit()}
 
 
+def trained(directories: Sequence[Path]) -> dict[str, list[int]]:
+    """On how many images for how many epochs, by the models' cards; one number where all agree."""
+    cards = [card for card in map(read_card, directories) if card]
+    return {
+        "images": sorted({card.data["train"] for card in cards}),
+        "epochs": sorted({card.epochs for card in cards}),
+    }
+
+
 def line(count: int, way: str, row: Mapping[str, float]) -> str:
     spread = f" ± {row['spread']:.4f}" if "spread" in row else ""
     return (
@@ -151,16 +160,18 @@ def main() -> None:
         "repair_images": sum(len(batch) for batch in batches),
         "repair": "one pass" if options.one_pass else "layer by layer",
     }
+    training = trained([model_directory(options.cache, options.arch, options.dataset, seed) for seed in seeds])
     print(describe())
     print(f"{options.arch} on {options.dataset}: single models {', '.join(f'{a:.4f}' for a in single)}")
     tables = earlier(options.json, settings, single)
+    kept = bool(tables)
     for count in options.counts or range(2, len(models) + 1):
         if str(count) not in tables:
             tables[str(count)] = table(models[:count], symmetry, batches, test, options.tries, options.one_pass)
         for way, row in tables[str(count)].items():
             print(line(count, way, row), flush=True)
-        results = {"single": single, "single_mean": statistics.mean(single), "settings": settings, **tables}
-        record(options.json, results, seeds)
+        results = {"single": single, "training": training, "settings": settings, **tables}
+        record(options.json, results, seeds, added=kept)
 
 
 if __name__ == "__main__":

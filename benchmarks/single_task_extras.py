@@ -155,7 +155,8 @@ def main() -> None:
     for name in options.only:
         kept[name] = TABLES[name](setting)
         print("\n".join(lines(kept[name], name)), flush=True)
-        record(options.json, {key: kept[key] for key in TABLES if key in kept}, range(len(setting.models)))
+        tables = {key: kept[key] for key in TABLES if key in kept}
+        record(options.json, tables, range(len(setting.models)), added=set(options.only) != set(TABLES))
 
 
 if __name__ == "__main__":

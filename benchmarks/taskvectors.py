@@ -90,7 +90,7 @@ def main() -> None:
         results[name] = {**asdict(run), "ratio_to_limit": ratio}
         memory = run.peak_anonymous / 2**20
         print(f"{name:<10}{run.seconds:>8.2f}{run.cpu_seconds:>8.1f}{memory:>10.0f}{ratio:>16.2f}")
-    record(options.json, {"params": options.params, "start_up": start, "sides": results})
+    record(options.json, {"params": options.params, "start_up": start, "sides": results}, [0])
 
 
 if __name__ == "__main__":

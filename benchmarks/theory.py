@@ -2,12 +2,14 @@
 
     python -m benchmarks.theory [--cache ZOO] [--test N] [--quick] [--json FILE]
 
-Three minutes of one core (`--quick`: the network on digits only). Two parts:
+Three minutes of one core (`--quick`: the small networks only). Three parts:
 
 1. A small tanh network on handwritten digits in float64; the tasks are four views of the same images. Experts by
    full-batch gradient descent, added up, against joint descent with the matched step: equal after one epoch, then apart
    by −αη²C + O(η³) (docs/theory.md): on log-log axes the gap has slope 2 in η, and what is left of it slope 3.
-2. The eight text experts: task arithmetic with the encoders as they were after one epoch against the final ones, α
+2. Tiny networks (5–7–3, float64, three tasks of random points): the same slopes with the term as the thesis
+   prints it and as it follows, and both bounds on ‖C‖ against what they bound.
+3. The eight text experts: task arithmetic with the encoders as they were after one epoch against the final ones, α
    chosen on validation sentences, and how well the first epoch's task vector points to the last one's.
 
 Stored in `results`:
@@ -15,8 +17,11 @@ Stored in `results`:
 - `one_epoch`: by `alpha`, the `gap` ‖θ_TA − θ_MT‖ after one epoch and `relative` to the distance travelled;
 - `orders`: by `alpha` and `epochs`, the slopes `gap_slope` (theory: 2), `corrected_slope` (3) and `printed_slope` (2:
   the term as the thesis prints it removes nothing), and the `gaps` they come from, by `eta`;
-- `merging`: for `experts` "epoch 1" and "converged", `alpha`, merged `accuracy` and `normalised` (by the converged
-  experts), `own`, the experts' mean accuracy on their own tasks, `own_normalised`, and `per_task`;
+- `small`: `orders` as above; `bounds`: by `network` and `alpha`, the measured norms `c`, `hessian`, `gradient` (the
+  largest ones on the path), and `printed_` and `corrected_` bounds of each;
+- `epochs`: by task, how many epochs its expert was trained, as its card says;
+- `merging`: for `experts` "first epoch" and "last epoch", `alpha`, merged `accuracy` and `normalised` (by the experts
+  of the last epoch), `own`, the experts' mean accuracy on their own tasks, `own_normalised`, and `per_task`;
 - `merging_sweep`: mean validation accuracy by `experts` and `alpha`;
 - `trajectories`: by `task`, `cosine` = cos(τ_1, τ_K), `first_share` (the share of the first epoch in the length of the
   path), `straightness`; `verdict` is that of `merganser.analysis.trajectory.linear_regime`.
@@ -35,13 +40,21 @@ from torch import Tensor, nn
 from benchmarks.multi_task import SUMS, Table, best
 from benchmarks.records import record
 from benchmarks.text_experts import SUBSETS, TextExperts, load_experts, summary
-from benchmarks.zoo.cards import add_locations
-from merganser.analysis.gradients import TaskLosses, gap, observed_order
+from benchmarks.zoo.cards import add_locations, read_card
+from benchmarks.zoo.text import expert_directory
+from merganser.analysis.gradients import TaskLosses, check_bound, gap, observed_order
 from merganser.analysis.trajectory import linear_regime
 from merganser.cli.digits import Digits
 
 ETAS = (0.01, 0.005, 0.0025, 0.00125)
 IMAGES = 400
+#: Networks on which the bounds are measured: activation, factor on the initial weights, α (None: one over the tasks).
+BOUNDED: Mapping[str, tuple[type[nn.Module], float, float | None]] = {
+    "tanh": (nn.Tanh, 1.0, None),
+    "linear": (nn.Identity, 1.0, 1.0),
+    "ReLU, weights × 0.1": (nn.ReLU, 0.1, 1.0),
+    "tanh, weights × 0.03": (nn.Tanh, 0.03, 1.0),
+}
 
 
 def digits_losses(images: int = IMAGES) -> TaskLosses:
@@ -60,6 +73,39 @@ def digits_losses(images: int = IMAGES) -> TaskLosses:
         torch.stack([nn.functional.cross_entropy(network(x), y) for x, y in data.values()]).sum().backward()
         optimiser.step()
     return TaskLosses.of(network, nn.functional.cross_entropy, data)
+
+
+def small_losses(activation: type[nn.Module], *, bias: bool, scale: float = 1.0, tasks: int = 3) -> TaskLosses:
+    """A 5–7–3 network in float64 with its initial weights times `scale`, and tasks of 16 random points of 3 classes."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(5, 7, bias=bias), activation(), nn.Linear(7, 3, bias=bias)).double()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(scale)
+    generator = torch.Generator().manual_seed(1)
+    data = {}
+    for task in range(tasks):
+        points = torch.randn(16, 5, generator=generator, dtype=torch.float64) + 0.7 * task
+        data[f"t{task}"] = (points, torch.randint(0, 3, (16,), generator=generator))
+    return TaskLosses.of(network, nn.functional.cross_entropy, data)
+
+
+def bounds(eta: float = ETAS[0], epochs: int = 3) -> list[dict[str, Any]]:
+    """‖C‖, and the largest gradient and Hessian on the path, against the bounds as printed and as they follow."""
+    rows = []
+    for name, (activation, scale, alpha) in BOUNDED.items():
+        losses = small_losses(activation, bias=False, scale=scale)
+        alpha = 1 / len(losses.tasks) if alpha is None else alpha
+        check = check_bound(losses, eta=eta, alpha=alpha, epochs=epochs)
+        row: dict[str, Any] = {"network": name, "alpha": alpha, "eta": eta, "epochs": epochs}
+        row |= {"c": check.measured, "hessian": check.measured_hessian, "gradient": check.measured_gradient}
+        for way, bound in (("printed", check.printed), ("corrected", check.corrected)):
+            found = {"c": bound.total, "hessian": bound.hessian, "gradient": bound.gradient}
+            row |= {f"{way}_{key}": value for key, value in found.items()}
+        rows.append(row)
+        print(f"{name}: ‖C‖ {row['c']:.3g}, printed {row['printed_c']:.2g}, right {row['corrected_c']:.3g}", flush=True)
+    return rows
 
 
 def one_epoch(losses: TaskLosses, alphas: Sequence[float], eta: float = ETAS[0]) -> list[dict[str, float]]:
@@ -92,7 +138,7 @@ def early_and_late(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Task arithmetic of both sets of experts, and the sweeps that chose α."""
     rows, sweeps = [], []
-    for label, experts in (("epoch 1", early), ("converged", late)):
+    for label, experts in (("first epoch", early), ("last epoch", late)):
         table = Table(experts, reference, tuple(experts.experts))
         vector = experts.task_vector("task_arithmetic", table.names)
         sweep = table.sweep(vector, SUMS)
@@ -101,6 +147,13 @@ def early_and_late(
         row = table.scored(f"{label} experts", experts.weights(vector, best(sweep)), best(sweep), experts=label)
         rows.append(row | {"own": own["accuracy"], "own_normalised": own["normalised"]})
     return rows, sweeps
+
+
+def trained_epochs(cache: Path, task: str) -> int:
+    """How long an expert was trained, from its card."""
+    card = read_card(expert_directory(cache, task))
+    assert card is not None, "loading the experts trains those that are missing"
+    return card.epochs
 
 
 def trajectories(early: TextExperts, late: TextExperts) -> tuple[list[dict[str, Any]], str]:
@@ -134,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {
         "one_epoch": one_epoch(losses, alphas),
         "orders": orders(losses, alphas[:1] if options.quick else alphas, (2,) if options.quick else (2, 5)),
+        "small": {"orders": orders(small_losses(nn.Tanh, bias=True), (0.3, 1 / 3, 1.0), (2, 4)), "bounds": bounds()},
     }
     if not options.quick:
         early, late = (
@@ -143,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for early in (True, False)
         )
         results["sentences"] = {name: min(options.test, len(task.test)) for name, task in late.tasks.items()}
+        results["epochs"] = {name: trained_epochs(options.cache, name) for name in late.tasks}
         results["trajectories"], results["verdict"] = trajectories(early, late)
         reference = late.own_scores(late.experts)
         results["merging"], results["merging_sweep"] = early_and_late(early, late, reference)

@@ -66,6 +66,8 @@ def _lines(axes: Any, panel: Lines, style: Style) -> None:
         colour, marker = style[name]
         if panel.scatter:
             axes.plot(x, y, marker, color=colour, label=name, markersize=4, alpha=0.8)
+            if name in panel.spread:
+                axes.errorbar(x, y, panel.spread[name], fmt="none", ecolor=colour, elinewidth=1, alpha=0.6)
             continue
         axes.plot(x, y, marker=marker if len(x) <= 20 else None, color=colour, label=name, markersize=4, linewidth=1.5)
         if name in panel.spread:
@@ -86,6 +88,10 @@ def _bars(axes: Any, panel: Bars, style: Style) -> None:
         if panel.dots:
             known = [(x, y) for x, y in zip(values, places, strict=True) if x is not None]
             axes.plot([x for x, _ in known], [y for _, y in known], "o", color=style[name][0], label=name, markersize=5)
+            if errors is not None:
+                around = [error for x, error in zip(values, errors, strict=True) if x is not None]
+                place = {"fmt": "none", "ecolor": style[name][0], "elinewidth": 1, "alpha": 0.6}
+                axes.errorbar([x for x, _ in known], [y for _, y in known], xerr=around, **place)
             continue
         drawn = axes.barh(places, shown, 0.92 * thick, label=name, color=style[name][0], xerr=errors)
         labels = ["" if value is None else panel.label.format(value) for value in values]

@@ -17,9 +17,14 @@ def spread(values: Sequence[float], places: int = 1) -> str:
     return f"{percent(mean, places)} ± {percent(deviation, places)}"
 
 
+def error_of(accuracy: float, answers: int) -> float:
+    """One standard error of an accuracy over so many answers."""
+    return math.sqrt(accuracy * (1 - accuracy) / answers)
+
+
 def standard_error(accuracy: float, answers: int) -> str:
     """Of an accuracy over so many answers, in points."""
-    return f"{100 * math.sqrt(accuracy * (1 - accuracy) / answers):.1f}"
+    return percent(error_of(accuracy, answers))
 
 
 def number(value: object) -> str:

@@ -111,7 +111,8 @@ def train(
         accuracy, test_loss = evaluate(model, glance)
         scores = {"test_images": len(glance), "test_accuracy": accuracy, "test_loss": test_loss}
         history.append({"loss": loss, **scores, **spent})
-        print(f"{arch} {dataset} seed {seed} epoch {epoch + 1}: {accuracy:.4f} in {spent['seconds']:.0f} s", flush=True)
+        done = f"loss {loss:.3f}, test accuracy {accuracy:.4f}, {spent['seconds']:.0f} s"
+        print(f"{arch} {dataset} seed {seed} epoch {epoch + 1}: {done}", flush=True)
         save_checkpoint(checkpoint, model=model.state_dict(), optimiser=optimiser.state_dict(), history=history)
 
     # The cap keeps the train score cheap; the whole split would cost half an epoch.

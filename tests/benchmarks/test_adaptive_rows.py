@@ -102,6 +102,19 @@ def test_costs_are_those_of_every_step(report):
             assert cost["second_pass"] >= 1
 
 
+def test_batches_sets_and_answers_are_stored(report):
+    assert all(row["batches"] == 1 and row["right"] in (0, 1) for row in report["batches"].values())
+    one, two, three = report["sets"]
+    assert (one["sets"], two["sets"], three["sets"]) == (4, 6, 4)
+    assert one["switch"] == 0 < two["switch"] < three["switch"]
+    assert 1 <= one["beside"] <= two["beside"] <= three["beside"]
+    assert 0 < two["gram"] + two["eigen"] < 1
+    for row in report["models"].values():
+        for task, marks in row.get("right", {}).items():
+            assert marks.count("1") / len(marks) == pytest.approx(row["per_task"]["label"][task])
+    assert all(0 <= row["label"] <= 1 for row in report["redundancy"])
+
+
 def test_the_results_page_can_show_it(report):
     assert list(section.parts(report | {"samples": 6}))
 

@@ -13,8 +13,25 @@ from benchmarks.records import RESULTS, command, record, stored
 
 def test_the_command_leaves_places_out(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["speed.py", "--params", "1B", "--cache", "/some/where", "--data=/else", "--json", "x.json", "--quick"]
-    monkeypatch.setattr("sys.argv", arguments)
-    assert command().endswith(" --params 1B --quick")
+    monkeypatch.setattr("sys.argv", [*arguments, "--mergekit=/peers/bin", "--py-irt", "/peers/python"])
+    assert command().endswith(" --params 1B --quick --mergekit BIN --py-irt PYTHON")
+
+
+def test_results_added_to_others_keep_their_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "one.json"
+    commands = []
+    for option, added in (
+        ("--all", False),
+        ("--only=a", True),
+        ("--only=a", True),
+        ("--only=b", True),
+        ("--all", False),
+    ):
+        monkeypatch.setattr("sys.argv", ["speed.py", option])
+        record(path, {}, [0], added)
+        commands.append([part[part.index("--") :] for part in json.loads(path.read_text())["command"].split(" && ")])
+    parts = ["--all"], ["--all", "--only a"], ["--all", "--only a"], ["--all", "--only a", "--only b"], ["--all"]
+    assert commands == list(parts)
 
 
 def test_a_record_has_its_origin(tmp_path: Path) -> None:
@@ -28,7 +45,7 @@ def test_a_record_has_its_origin(tmp_path: Path) -> None:
 
 def test_no_path_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    record(None, {})
+    record(None, {}, [0])
     assert not list(tmp_path.iterdir())
 
 

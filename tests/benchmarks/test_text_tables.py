@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,11 +113,22 @@ def test_scores_come_from_the_first_sentences_of_a_part(experts: TextExperts) ->
 def test_row_has_the_score_of_the_alpha_its_sweep_prefers(experts: TextExperts) -> None:
     table = multi_task.Table(experts, reference(experts), TASKS)
     row, sweep = table.measure(multi_task.Row("TIES", "ties", (0.5, 1.0), {"density": 0.5}))
-    assert set(sweep) == {0.5, 1.0}
+    assert set(sweep) >= {0.5, 1.0}
+    assert row["alphas"] == sorted(sweep)
     assert sweep[row["alpha"]] == max(sweep.values())
     vector = experts.task_vector("ties", TASKS, density=0.5)
     assert row["per_task"] == experts.scores(experts.weights(vector, row["alpha"]), TASKS)
     assert "spread" not in row
+
+
+def test_a_grid_grows_where_its_end_is_the_best(experts: TextExperts, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = multi_task.Table(experts, reference(experts), TASKS)
+    monkeypatch.setattr(multi_task.Table, "validated", lambda self, vector, alpha: -abs(alpha - 1.5))
+    assert list(table.sweep({}, (0.5, 1.0))) == [0.5, 1.0, 1.4, 2.0]
+    monkeypatch.setattr(multi_task.Table, "validated", lambda self, vector, alpha: alpha)
+    assert len(table.sweep({}, (0.5, 1.0))) == 2 + multi_task.GROWN
+    monkeypatch.setattr(multi_task.Table, "validated", lambda self, vector, alpha: -alpha)
+    assert min(table.sweep({}, (0.5, 1.0))) < 0.5
 
 
 def test_rows_that_draw_report_mean_and_spread(experts: TextExperts) -> None:
@@ -149,7 +161,7 @@ def test_references_hold_the_base_the_mean_and_the_experts(experts: TextExperts)
 
 def test_adamerging_lowers_entropy_and_leaves_what_was_frozen(experts: TextExperts) -> None:
     table = multi_task.Table(experts, reference(experts), TASKS)
-    rows = multi_task.learned(table, {"task arithmetic": 0.3, "TSV-M": 1.0}, 25, True)
+    rows = multi_task.learned(table, {"task arithmetic": 0.3, "TSV-M": 1.0}, 25)
     assert [row["method"] for row in rows] == ["AdaMerging", "AdaMerging on TSV-M"]
     assert all(row["entropy_after"] < row["entropy_before"] for row in rows)
     deltas = {name: text_experts.differences(e, experts.trained) for name, e in experts.experts.items()}
@@ -251,12 +263,28 @@ def test_theory_holds_on_digits() -> None:
     assert row["printed_slope"] == pytest.approx(2, abs=0.1)
 
 
+def test_printed_bounds_are_below_what_they_bound_and_corrected_ones_are_not() -> None:
+    for row in theory.bounds():
+        assert row["printed_c"] < row["c"] < row["corrected_c"]
+        assert row["hessian"] <= row["corrected_hessian"]
+        assert row["gradient"] <= row["corrected_gradient"]
+
+
+def test_rows_are_kept_for_the_same_experts_only(tmp_path: Path) -> None:
+    row = {"method": "EMR", "setting": "", "dtype": "float32"}
+    path = tmp_path / "compression.json"
+    assert compression.kept_rows(path, {"one": 0.5}) == {}
+    path.write_text(json.dumps({"results": {"experts": {"one": 0.5}, "rows": [row]}}))
+    assert compression.kept_rows(path, {"one": 0.5}) == {("EMR", "", "float32"): row}
+    assert compression.kept_rows(path, {"one": 0.75}) == {}
+
+
 def test_early_experts_are_normalised_by_the_late_ones(experts: TextExperts, tmp_path: Path) -> None:
     rows, sweep = theory.early_and_late(experts, experts, own := reference(experts))
-    assert [row["experts"] for row in rows] == ["epoch 1", "converged"]
+    assert [row["experts"] for row in rows] == ["first epoch", "last epoch"]
     assert rows[0]["own_normalised"] == pytest.approx(1)
     assert rows[0]["own"] == pytest.approx(math.fsum(own.values()) / 3)
-    assert len(sweep) == 2 * len(multi_task.SUMS)
+    assert {point["alpha"] for point in sweep} >= set(multi_task.SUMS)
 
 
 def test_layers_are_those_of_the_survey(experts: TextExperts) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from benchmarks.reporting.formats import number, percent
+from benchmarks.reporting.formats import error_of, number, percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 
 
@@ -21,41 +21,70 @@ def parts(network: str, results: Mapping[str, Any]) -> Iterator[Part]:
     mean = sum(single) / len(single)
     last = tables[counts[-1]]
     ways = list(last)
-    plain, best = ways[0], max(ways, key=lambda way: last[way]["repaired_accuracy"])
+    plain = ways[0]
     ours = next((way for way in ways if way.startswith("C²M³")), ways[-1])
-    reached = last[ours]["repaired_accuracy"]
     images = results["settings"]["test_images"]
-    # A standard error: less is no lead.
-    ahead = last[best]["repaired_accuracy"] - reached > (reached * (1 - reached) / images) ** 0.5
-    yield Text(
-        f"{len(single)} networks trained from different seeds reach {percent(mean)} % of the test set each. The plain "
-        f"mean of {counts[-1]} of them reaches {percent(last[plain]['accuracy'])} %, "
-        f"{percent(last[plain]['repaired_accuracy'])} % after REPAIR; in the universe of C²M³ the mean reaches "
-        f"{percent(last[ours]['accuracy'])} % and {percent(last[ours]['repaired_accuracy'])} %."
-        + (f" Here {best} is ahead with {percent(last[best]['repaired_accuracy'])} %." if ahead else "")
+    plainly, universe = (
+        [percent(last[way][key]) for key in ("accuracy", "repaired_accuracy")] for way in (plain, ours)
     )
-    yield _accuracies(tables, ways, "accuracy", "Accuracy of the merge, %")
-    yield _accuracies(tables, ways, "repaired_accuracy", "Accuracy after REPAIR, %")
+    yield Text(
+        f"{len(single)} networks trained from different seeds{_training(results)} reach {percent(mean)} % of "
+        f"{images:,} test images each. The plain mean of {counts[-1]} of them reaches {plainly[0]} %, {plainly[1]} % "
+        f"after REPAIR; in the universe of C²M³ the mean reaches {universe[0]} % and {universe[1]} %."
+        + _leads(last, ours, images)
+        + _conditions(tables, results["settings"])
+    )
+    yield _accuracies(tables, ways, "accuracy", "Accuracy of the merge, %", images)
+    yield _accuracies(tables, ways, "repaired_accuracy", "Accuracy after REPAIR, %", images)
     if any(row["cycle_error"] for table in tables.values() for row in table.values()):
         yield _cycles(tables, ways)
-    if len(counts) < 2:
-        return
-    matched = [way for way in ways if way != plain]
-    panels = [
+    if len(counts) > 1:
+        yield _curves(network, tables, mean)
+
+
+def _training(results: Mapping[str, Any]) -> str:
+    known = results.get("training")
+    if not known:
+        return ""
+    images, epochs = (" or ".join(f"{value:,}" for value in known[key]) for key in ("images", "epochs"))
+    return f" on {images} images for {epochs} epochs"
+
+
+def _leads(last: Mapping[str, Any], ours: str, images: int) -> str:
+    """Who is ahead of C²M³ by more than one standard error, before REPAIR and after."""
+    found = ""
+    for key, when in (("accuracy", "Before REPAIR"), ("repaired_accuracy", "After REPAIR")):
+        best = max(last, key=lambda way: last[way][key])
+        if last[best][key] - last[ours][key] > error_of(last[ours][key], images):
+            found += f" {when}, {best} is ahead with {percent(last[best][key])} %."
+    return found
+
+
+def _conditions(tables: Mapping[int, Any], settings: Mapping[str, Any]) -> str:
+    runs = sorted({row["runs"] for table in tables.values() for row in table.values() if row.get("runs", 1) > 1})
+    drawn = (
+        f" ± is the standard deviation over {' or '.join(map(str, runs))} random orders of MergeMany." if runs else ""
+    )
+    repair = settings.get("repair")
+    return (f" REPAIR goes {repair.replace('one', 'over all layers in one')}." if repair else "") + drawn
+
+
+def _curves(network: str, tables: Mapping[int, Any], mean: float) -> Figure:
+    plain, *matched = ways = list(next(iter(tables.values())))
+    panels = [("accuracy", ways, "as merged"), ("repaired_accuracy", matched, "after REPAIR")]
+    if min(row[way]["accuracy"] - row[plain]["accuracy"] for row in tables.values() for way in matched) > 0.3:
+        panels.insert(1, ("accuracy", matched, "without the plain mean"))
+    drawn = [
         Lines(
-            {way: [(n, tables[n][way][key]) for n in counts] for way in shown},
+            {way: [(n, row[way][key]) for n, row in tables.items()] for way in shown},
             Axis("networks", whole=True),
             Axis("accuracy", percent=True),
             title,
             levels={"single networks": mean},
         )
-        for key, shown, title in (
-            ("accuracy", ways, "as merged"),
-            ("accuracy", matched, "without the plain mean"),
-            ("repaired_accuracy", matched, "the same after REPAIR"),
-        )
+        for key, shown, title in panels
     ]
-    yield Figure(f"single_task_{network}", f"Accuracy of merges of {network} networks trained apart", panels)
+    return Figure(f"single_task_{network}", f"Accuracy of merges of {network} networks trained apart", drawn)
 
 
 def _cycles(tables: Mapping[int, Any], ways: list[str]) -> Table:
@@ -63,7 +92,7 @@ def _cycles(tables: Mapping[int, Any], ways: list[str]) -> Table:
     return Table(["cycle error", *(f"n = {n}" for n in tables)], rows, "How far permutations are from composing")
 
 
-def _accuracies(tables: Mapping[int, Any], ways: list[str], key: str, caption: str) -> Table:
+def _accuracies(tables: Mapping[int, Any], ways: list[str], key: str, caption: str, images: int) -> Table:
     rows = []
     for way in ways:
         cells = []
@@ -73,6 +102,6 @@ def _accuracies(tables: Mapping[int, Any], ways: list[str], key: str, caption: s
             around = table[way].get("spread" if key == "accuracy" else "repaired_spread")
             if around is not None:
                 cell += f" ± {percent(around)}"
-            cells.append(f"**{cell}**" if table[way][key] == best else cell)
+            cells.append(f"**{cell}**" if table[way][key] >= best - error_of(best, images) else cell)
         rows.append([way, *cells])
-    return Table(["", *(f"n = {n}" for n in tables)], rows, caption)
+    return Table(["", *(f"n = {n}" for n in tables)], rows, f"{caption}; bold: within one standard error of the best")

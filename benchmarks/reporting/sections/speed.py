@@ -23,7 +23,7 @@ def table(measured: Mapping[str, Any]) -> Table:
             faster = f"**{row['times_faster']:.1f}×**"
             cells += [f"{peer['seconds']:.0f}", faster, mebibytes(peer["peak_anonymous"])]
         rows.append(cells + ["–"] * (7 - len(cells)))
-    columns = ("method", "seconds", "× limit", "peak memory", "mergekit, seconds", "times faster")
+    columns = ("method", "seconds", "× plain copy", "peak memory", "mergekit, seconds", "times faster")
     return Table([*columns, "mergekit, peak memory"], rows)
 
 
@@ -39,12 +39,19 @@ def figure(measured: Mapping[str, Any]) -> Figure:
     return Figure("merge_speed", f"Seconds to merge {measured['params']}-parameter models by method", [bars])
 
 
-def parts(results: Mapping[str, Any]) -> Iterator[Part]:
-    yield Text(
-        f"A base and three models of {results['params']} parameters in bfloat16, warm cache, everything synced. The "
-        "limit reads the inputs and writes the output with plain copies; the ratio to it leaves out the "
-        f"{results['start_up']:.1f} s of start-up. Ours and the limit are medians of several runs, mergekit ran once."
+def conditions(measured: Mapping[str, Any]) -> str:
+    """What was merged and what the columns compare with."""
+    return (
+        f"A base and three models of {measured['params']} parameters in bfloat16 (`linear` takes the three models, "
+        "`slerp` the base and one), warm cache, everything synced. The plain copy reads the inputs and copies one of "
+        "them, in one thread through a buffer; merges map the files into memory and use all cores, so that they may "
+        f"take less. The ratio to it leaves out the {measured['start_up']:.1f} s in which Python and torch start. Ours "
+        "and the copy are medians of several runs, mergekit ran once."
     )
+
+
+def parts(results: Mapping[str, Any]) -> Iterator[Part]:
+    yield Text(conditions(results))
     yield table(results)
     yield figure(results)
     if small := results.get("small_tensors"):
@@ -57,7 +64,8 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
 def task_vectors(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
         f"Expressions over task vectors of {results['params']}-parameter checkpoints: as a recipe, in Python, and the "
-        "geometry (norms and cosines), which only reads. Limits are a plain copy and a plain read."
+        "geometry (norms and cosines), which only reads. Limits are a plain copy and a plain read; the ratios leave "
+        f"out the {results['start_up']:.1f} s in which Python and torch start."
     )
     rows = [
         [
