@@ -4,7 +4,7 @@
     python -m benchmarks.zoo.vision --arch resnet20-ln --dataset cifar10 --seeds 0 1 2
 
 On one thread of an idle 2-core server processor an MLP takes 25 s. Extrapolated there from a few steps, an epoch of
-ResNet20 1× takes 55, 125 and 230–290 s at 16, 24 and 32 pixels, one of VGG16 8, 15 and 26 minutes.
+ResNet20 1× takes 55, 125 and 230–290 s at 16, 24 and 32 pixels, one of VGG16 10, 20 and 36 minutes.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ from typing import Any
 from benchmarks.reporting.formats import error_of, number, percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 
+#: Of one class of ten, the number of every set of images here.
+CHANCE = 0.1
+
 
 def section(network: str) -> Any:
     return partial(parts, network)
@@ -51,10 +54,13 @@ def _training(results: Mapping[str, Any]) -> str:
 
 
 def _leads(last: Mapping[str, Any], ours: str, images: int) -> str:
-    """Who is ahead of C²M³ by more than one standard error, before REPAIR and after."""
+    """Who is ahead of C²M³ by more than one standard error, before REPAIR and after, if it is no matter of chance."""
     found = ""
     for key, when in (("accuracy", "Before REPAIR"), ("repaired_accuracy", "After REPAIR")):
         best = max(last, key=lambda way: last[way][key])
+        if last[best][key] < 1.5 * CHANCE:
+            found += f" {when}, nothing is far from chance."
+            continue
         if last[best][key] - last[ours][key] > error_of(last[ours][key], images):
             found += f" {when}, {best} is ahead with {percent(last[best][key])} %."
     return found
