@@ -93,7 +93,7 @@ def test_a_live_module_takes_the_result() -> None:
     plan, sources = make_plan([dict(net.state_dict()) for net in nets], "linear")
     target = nn.Linear(5, 4)
     execute(plan, sources, ModuleSink(target))
-    assert torch.allclose(target.weight, (nets[1].weight + nets[2].weight) / 2)
+    torch.testing.assert_close(target.weight, (nets[1].weight + nets[2].weight) / 2)
 
 
 def test_nan_names_the_tensor_and_the_model(models: list[dict[str, Tensor]]) -> None:

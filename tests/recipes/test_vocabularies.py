@@ -120,7 +120,7 @@ def test_union_appends_and_fills_absent_rows_by_the_rule(family, tmp_path):
     assert [["vocab_size"], 7] in plan.sidecars["config"]
     # <a> is a's alone; <c> is a's and b's but not the base's, which gets their mean.
     assert torch.equal(base_view.read(NAME)[5], a.read(NAME)[5])
-    assert torch.allclose(base_view.read(NAME)[6], (a.read(NAME)[6] + b.read(NAME)[5]) / 2)
+    torch.testing.assert_close(base_view.read(NAME)[6], (a.read(NAME)[6] + b.read(NAME)[5]) / 2)
     assert torch.equal(a_view.read(NAME), a.read(NAME))
     assert torch.equal(b_view.read(NAME)[5], a.read(NAME)[5])
     assert torch.equal(b_view.read(NAME)[6], b.read(NAME)[5])
@@ -135,7 +135,7 @@ def test_a_named_model_and_padding_to_a_multiple(family, tmp_path):
     assert plan.sidecars["tokenizer"]["model"] == 1
     for view in (base_view, a_view, b_view):
         assert view.read(NAME).shape == (8, 3)
-    assert torch.allclose(a_view.read(NAME)[7], a.read(NAME).mean(0))
+    torch.testing.assert_close(a_view.read(NAME)[7], a.read(NAME).mean(0))
 
 
 def test_tokens_with_sources_of_their_own(family, tmp_path):
