@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.memory import StateDict
-from merganser.checkpoints.vocabulary import remapped
+from merganser.checkpoints.vocabulary import Remapped
 
 NAMES = {"embed": ["embed", "embed"]}
 
@@ -22,7 +22,7 @@ def models(dtype=torch.float32):
 def test_rows_are_moved_averaged_zeroed_and_filled():
     a, b = models()
     segments = [[2, [[0, 3]]], [1, [[0, 0], [1, 1]]], [2, []], [3, "mean"]]
-    view = remapped(a, {"tensors": NAMES, "rows": 8, "segments": segments}, [a, b])
+    view = Remapped(a, {"tensors": NAMES, "rows": 8, "segments": segments}, [a, b])
     expected = torch.tensor([[6, 7], [8, 9], [-1, -1], [0, 0], [0, 0], [5, 6], [5, 6], [5, 6]], dtype=torch.float32)
     assert torch.equal(view.read("embed"), expected)
     assert view.spec("embed") == TensorSpec((8, 2), torch.float32)
@@ -34,15 +34,16 @@ def test_rows_are_moved_averaged_zeroed_and_filled():
 def test_any_rows_are_the_rows_of_the_whole(first, last):
     a, b = models(torch.bfloat16)
     segments = [[2, [[1, 1]]], [1, [[0, 0], [1, 1]]], [2, []], [3, "mean"]]
-    view = remapped(a, {"tensors": NAMES, "rows": 8, "segments": segments}, [a, b])
+    view = Remapped(a, {"tensors": NAMES, "rows": 8, "segments": segments}, [a, b])
     assert torch.equal(view.read("embed", (first, last)), view.read("embed")[first:last])
-    assert view.read("embed", (first, last)).dtype is torch.bfloat16
+    assert view.read("embed", (first, last)).dtype is torch.float32
+    assert view.spec("embed").dtype is torch.bfloat16
 
 
 def test_tied_names_are_remapped_with_what_they_are_tied_to():
     table = torch.arange(4.0).reshape(2, 2)
     tied = StateDict({"embed": table, "head": table})
-    view = remapped(tied, {"tensors": {"embed": ["embed"]}, "rows": 3, "segments": [[2, [[0, 0]]], [1, []]]}, [tied])
+    view = Remapped(tied, {"tensors": {"embed": ["embed"]}, "rows": 3, "segments": [[2, [[0, 0]]], [1, []]]}, [tied])
     assert view.aliases() == {"head": "embed"}
     assert view.spec("head").shape == (3, 2)
     assert torch.equal(view.read("head"), view.read("embed"))
@@ -53,8 +54,16 @@ def test_the_fingerprint_depends_on_the_remap_and_on_every_model():
     remap = {"tensors": NAMES, "rows": 1, "segments": [[1, [[0, 0]]]]}
     other = {"tensors": NAMES, "rows": 1, "segments": [[1, [[0, 1]]]]}
     prints = {
-        remapped(a, remap, [a, b]).fingerprint(),
-        remapped(a, other, [a, b]).fingerprint(),
-        remapped(a, remap, [a, a]).fingerprint(),
+        Remapped(a, remap, [a, b]).fingerprint(),
+        Remapped(a, other, [a, b]).fingerprint(),
+        Remapped(a, remap, [a, a]).fingerprint(),
     }
     assert len(prints) == 3
+
+
+def test_rows_of_a_wider_source_are_not_rounded_on_the_way():
+    narrow = StateDict({"embed": torch.ones(2, 1, dtype=torch.bfloat16)}, "narrow")
+    wide = StateDict({"embed": torch.full((2, 1), 1.001)}, "wide")
+    segments = [[1, [[0, 0]]], [1, [[1, 0]]], [1, [[0, 0], [1, 0]]]]
+    view = Remapped(narrow, {"tensors": {"embed": ["embed", "embed"]}, "rows": 3, "segments": segments}, [narrow, wide])
+    torch.testing.assert_close(view.read("embed").flatten(), torch.tensor([1.0, 1.001, 1.0005]))

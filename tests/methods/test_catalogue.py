@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from merganser.methods.base import registry
@@ -14,6 +16,13 @@ def test_every_method_says_what_it_does():
         assert "|" not in row.summary
         for parameter in row.parameters:
             assert parameter.help, f"{row.name}.{parameter.name}"
+
+
+@pytest.mark.parametrize("row", catalogue(), ids=lambda row: row.name)
+def test_every_method_says_where_it_comes_from(row):
+    """A paper with its year, or mergekit; the two that are older than any paper on merging aside."""
+    source = re.search(r"arXiv:\d{4}\.\d{5}|\b(19|20)\d\d\b|mergekit", row.description)
+    assert source or row.name in ("ema", "passthrough")
 
 
 def test_a_method_in_words():
@@ -36,6 +45,7 @@ def test_required_parameters_and_other_names():
     assert describe("slerp").parameters[0].default == "required"
     assert describe("ramplus_tl").name == "ram_plus"
     assert describe("passthrough").parameters[0].default == "none"
+    assert {p.name: p.default for p in describe("svc").parameters}["exclude"] == "none"
 
 
 def test_the_table_has_a_line_a_method():

@@ -174,3 +174,28 @@ def test_methods_take_the_numbers_of_models_they_say():
         assert low >= 1
         assert high >= low
         assert high == math.inf or isinstance(high, int), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(6, 4), (5,)])
+def test_what_a_method_makes_is_where_its_inputs_are(method, shape):
+    """Tensors made without a device would be on the default one, here one that nothing can be computed with."""
+    rule = registry()[method]
+    count = 1 if method == "slerp" else int(min(rule.models[1], 3))
+    models = [torch.randn(shape) for _ in range(count)]
+    base = None if rule.base == "none" else torch.randn(shape)
+    for switched in _switches(method):
+        with torch.device("meta"):
+            merged = run(method, models, base, step=2, parameters=required(method) | switched)
+        assert merged.device.type == "cpu"
+
+
+def _switches(method):
+    """The defaults, and every parameter that chooses between ways set to each of the others."""
+    found = [{}]
+    for name, parameter in parameters(registry()[method]).items():
+        if parameter.choices:
+            found += [{name: choice} for choice in parameter.choices if choice != "global"]
+        elif isinstance(parameter.default, bool):
+            found.append({name: not parameter.default})
+    return [*found, {"flatten": False, "row_wise": True}] if method == "nuslerp" else found

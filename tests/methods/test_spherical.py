@@ -95,7 +95,7 @@ def test_karcher():
         step = np.mean([a / math.sin(a) * (v - math.cos(a) * u) for a, v in zip(angles, units, strict=True)], axis=0)
         size = np.linalg.norm(step)
         u = math.cos(size) * u + math.sin(size) * step / size
-    merged = run("karcher", MODELS, step=4, parameters={"tol": 0.0})
+    merged = run("karcher", MODELS, step=4, parameters={"tolerance": 0.0})
     np.testing.assert_allclose(merged, (u * norms.mean()).reshape(BASE.shape), atol=1e-5)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from merganser import checkpoints, recipes
 from merganser.checkpoints.base import TensorSpec
-from merganser.checkpoints.vocabulary import remapped
+from merganser.checkpoints.vocabulary import Remapped
 from merganser.errors import CheckpointError, RecipeError
 
 
@@ -72,7 +72,7 @@ def family(directory):
 def views(plan):
     plain = [checkpoints.open(model.path) for model in plan.models]
     return plain, [
-        remapped(source, model.remap, plain) if model.remap else source
+        Remapped(source, model.remap, plain) if model.remap else source
         for source, model in zip(plain, plan.models, strict=True)
     ]
 

@@ -135,7 +135,7 @@ class Combination(Vector):
                 total = tensor.to(spec.dtype).mul_(coefficient)
             else:
                 total.add_(tensor, alpha=coefficient)
-        return torch.zeros(_shape(spec, rows), dtype=spec.dtype) if total is None else total
+        return torch.zeros(_shape(spec, rows), dtype=spec.dtype, device="cpu") if total is None else total
 
 
 class Restricted(Vector):
@@ -291,9 +291,9 @@ def in_blocks(spec: TensorSpec, rows: Rows | None, compute: Callable[[Rows], Ten
     for start, stop in blocks:
         part = compute((start, stop))
         if whole is None:
-            whole = torch.empty((last - first, *spec.shape[1:]), dtype=part.dtype)
+            whole = torch.empty((last - first, *spec.shape[1:]), dtype=part.dtype, device="cpu")
         whole[start - first : stop - first] = part
-    return torch.empty(_shape(spec, (first, last)), dtype=spec.dtype) if whole is None else whole
+    return torch.empty(_shape(spec, (first, last)), dtype=spec.dtype, device="cpu") if whole is None else whole
 
 
 def _shape(spec: TensorSpec, rows: Rows | None) -> tuple[int, ...]:

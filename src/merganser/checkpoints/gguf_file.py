@@ -50,7 +50,7 @@ class GGUFFile(Checkpoint):
         spec = self.spec(name)
         shape = spec.shape
         data = tensor.data if rows is None or len(shape) < 2 else tensor.data[rows[0] : rows[1]]
-        values = torch.tensor(self._plain(data, tensor.tensor_type), dtype=spec.dtype)
+        values = torch.tensor(self._plain(data, tensor.tensor_type), dtype=spec.dtype, device="cpu")
         if len(shape) < 2:
             return select_rows(values.view(shape), rows)
         return values.view(-1, *shape[1:])

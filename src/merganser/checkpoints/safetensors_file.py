@@ -153,7 +153,7 @@ class SafetensorsFile(Checkpoint):
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         entry = self._find(name)
         if entry.start == entry.stop:
-            return select_rows(torch.empty(entry.spec.shape, dtype=entry.spec.dtype), rows)
+            return select_rows(torch.empty(entry.spec.shape, dtype=entry.spec.dtype, device="cpu"), rows)
         raw = self._bytes[entry.start : entry.stop]
         if entry.start % entry.spec.dtype.itemsize:
             raw = raw.clone()  # the format promises no alignment

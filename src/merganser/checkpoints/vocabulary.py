@@ -10,6 +10,7 @@ A remap is plain data (a plan can hold it):
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from bisect import bisect_right
@@ -54,7 +55,7 @@ class Remapped(View):
         last = min(last, self._rows)
         spec = self.source.spec(name)
         if first >= last:
-            return torch.empty((0, *spec.shape[1:]), dtype=spec.dtype)
+            return torch.empty((0, *spec.shape[1:]), dtype=self._width(stored), device="cpu")
         parts = []
         segment = bisect_right(self._starts, first) - 1
         while segment < len(self._segments) and self._starts[segment] < last:
@@ -62,7 +63,7 @@ class Remapped(View):
             if start < stop:
                 parts.append(self._part(stored, spec, segment, start - self._starts[segment], stop - start))
             segment += 1
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return torch.cat([part.to(self._width(stored)) for part in parts])
 
     def fingerprint(self) -> str:
         parts = [self._identity, self.source.fingerprint(), *(model.fingerprint() for model in self._models)]
@@ -76,30 +77,30 @@ class Remapped(View):
         name = self.aliases().get(name, name)
         return name if name in self._tensors else None
 
+    def _width(self, name: str) -> torch.dtype:
+        """One dtype for all rows of a tensor, means unrounded: float32, or float64 where a model has it."""
+        dtypes = (model.spec(own).dtype for model, own in zip(self._models, self._tensors[name], strict=True))
+        return functools.reduce(torch.promote_types, dtypes, torch.float32)
+
     def _part(self, name: str, spec: TensorSpec, segment: int, offset: int, count: int) -> Tensor:
         sources = self._segments[segment][1]
         if isinstance(sources, str):
             return self._mean(name, spec).expand(count, *spec.shape[1:])
         if not sources:
-            return torch.zeros((count, *spec.shape[1:]), dtype=spec.dtype)
+            return torch.zeros((count, *spec.shape[1:]), dtype=spec.dtype, device="cpu")
         found = [
             self._models[model].read(self._tensors[name][model], (row + offset, row + offset + count))
             for model, row in sources
         ]
         if len(found) == 1:
-            return found[0].to(spec.dtype)
-        return torch.stack([tensor.to(torch.float32) for tensor in found]).mean(0).to(spec.dtype)
+            return found[0]
+        return torch.stack([tensor.to(self._width(name)) for tensor in found]).mean(0)
 
     def _mean(self, name: str, spec: TensorSpec) -> Tensor:
         if name not in self._means:
-            total = torch.zeros(spec.shape[1:], dtype=torch.float64)
+            total = torch.zeros(spec.shape[1:], dtype=torch.float64, device="cpu")
             for start in range(0, spec.shape[0], _MEAN_ROWS):
                 stop = min(start + _MEAN_ROWS, spec.shape[0])
                 total += self.source.read(name, (start, stop)).to(torch.float64).sum(0)
-            self._means[name] = (total / max(1, spec.shape[0])).to(spec.dtype)
+            self._means[name] = (total / max(1, spec.shape[0])).to(self._width(name))
         return self._means[name]
-
-
-def remapped(source: Checkpoint, remap: Mapping[str, Any], models: Sequence[Checkpoint]) -> Checkpoint:
-    """`source` behind the vocabulary a plan asks for."""
-    return Remapped(source, remap, models)

@@ -36,7 +36,7 @@ def command(
 
 
 def _setting(parameter: ParameterRow) -> str:
-    return f"{parameter.name} {parameter.default or 'none'}"
+    return f"{parameter.name} {parameter.default}"
 
 
 def _one(row: MethodRow) -> str:
@@ -52,10 +52,7 @@ def _one(row: MethodRow) -> str:
         parts.append(
             Table(
                 ("parameter", "default", "values", "per model", "meaning"),
-                [
-                    (p.name, p.default or "none", p.bounds, "yes" if p.per_model else "", _meaning(p))
-                    for p in row.parameters
-                ],
+                [(p.name, p.default, p.bounds, "yes" if p.per_model else "", _meaning(p)) for p in row.parameters],
             ).text()
         )
     return "\n\n".join(parts)

@@ -40,7 +40,8 @@ class DictSink:
 
     def __init__(self, plan: Plan) -> None:
         self.tensors: dict[str, Tensor] = {
-            output.name: torch.empty(output.spec.shape, dtype=output.spec.dtype) for output in plan.outputs
+            output.name: torch.empty(output.spec.shape, dtype=output.spec.dtype, device="cpu")
+            for output in plan.outputs
         }
         self._aliases = plan.aliases
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.checkpoints.vocabulary import remapped
+from merganser.checkpoints.vocabulary import Remapped
 from merganser.engine.blocks import BLOCK, cut
 from merganser.engine.compute import BoundPlan, Computation, Settings
 from merganser.recipes.plan import Plan
@@ -26,7 +26,7 @@ def open_sources(plan: Plan, open: Open = open_checkpoint) -> list[Checkpoint]:
         for model in plan.models
     ]
     return [
-        remapped(source, model.remap, plain) if model.remap else source
+        Remapped(source, model.remap, plain) if model.remap else source
         for source, model in zip(plain, plan.models, strict=True)
     ]
 

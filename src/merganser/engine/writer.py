@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from merganser.engine.blocks import Piece
+from merganser.engine.directories import check_replaceable
 from merganser.engine.disk import Disk, explain
 from merganser.engine.journal import Journal
 from merganser.engine.layout import Shard, index_json, lay_out
@@ -97,8 +98,7 @@ class CheckpointWriter:
         disk: Disk | None = None,
         sync_seconds: float = 5.0,
     ) -> None:
-        if out.name in ("", ".."):
-            raise InputError(f"{out}: not a name for the directory to be made")
+        check_replaceable(out, _inputs(plan))
         self.out = out
         self.staging = out.with_name(f"{out.name}.partial")
         self.directory = self.staging / "model"
@@ -131,7 +131,6 @@ class CheckpointWriter:
 
     def _check_room(self, resume: bool, overwrite: bool) -> None:
         """Whatever speaks against writing here, said before anything is touched."""
-        self._check_replaceable()
         if os.path.lexists(self.staging):
             if not self.staging.is_dir():
                 raise InputError(f"{self.staging} is in the way and not ours: it is not a directory")
@@ -153,17 +152,6 @@ class CheckpointWriter:
         free = shutil.disk_usage(self.out.absolute().parent).free
         if free + held < self._plan.bytes_out:
             raise InputError(f"{self.out.parent}: the result needs {self._plan.bytes_out:,} bytes, {free:,} are free")
-
-    def _check_replaceable(self) -> None:
-        """What stands at OUT is removed in the end, and must not take with it what is in use.
-
-        An input may itself be what is replaced: a running average takes the place of the last one.
-        """
-        place = self.out.resolve()
-        inputs = [("input", path) for path in _inputs(self._plan) if path.resolve() != place]
-        for kind, used in (("current directory", Path.cwd()), *inputs):
-            if used.resolve().is_relative_to(place):
-                raise InputError(f"{self.out} cannot be replaced: the {kind} {used} is in it; choose another name")
 
     def _begin(self, fingerprint: str, overwrite: bool) -> None:
         """Take up the journal where it ends, or begin one."""

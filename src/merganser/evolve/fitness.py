@@ -18,10 +18,10 @@ from merganser import recipes
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.checkpoints.vocabulary import remapped
 from merganser.engine.compute import NARROW, Settings
 from merganser.engine.execute import execute
 from merganser.engine.modules import ModuleNames, RenamingSink
+from merganser.engine.view import open_sources
 from merganser.errors import InputError
 from merganser.evaluate.examiners import SCORE, Examiner
 from merganser.evolve.space import Space
@@ -99,8 +99,7 @@ class LiveMerge:
     def _sources(self, plan: Plan) -> list[Checkpoint]:
         if nested := [model.label for model in plan.models if model.plan is not None]:
             raise InputError(f"{nested[0]}: a nested recipe cannot be evolved; merge it first and name the result")
-        plain = [self._resident(str(model.path)) for model in plan.models]
-        return [remapped(s, m.remap, plain) if m.remap else s for s, m in zip(plain, plan.models, strict=True)]
+        return open_sources(plan, self._resident)
 
     def _mark(self, plan: Plan, output: Output, sources: Sequence[Checkpoint]) -> Any:
         """Equal marks, equal tensors: how the output is made, or only that every model has the base's tensor."""

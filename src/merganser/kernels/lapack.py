@@ -51,7 +51,7 @@ def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _all_pairs(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     """Divide and conquer, vectors in place of a copy of the matrix."""
     n = symmetric.shape[0]
-    vectors, values = symmetric.contiguous().clone(), torch.empty(n, dtype=torch.float64)
+    vectors, values = symmetric.contiguous().clone(), torch.empty(n, dtype=torch.float64, device="cpu")
     _call_with_workspace("dsyevd", b"V", b"U", _int(n), vectors.data_ptr(), _int(n), values.data_ptr())
     return values, vectors
 
@@ -63,9 +63,9 @@ def _some_pairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     n = symmetric.shape[0]
     reflectors = symmetric.contiguous().clone()
-    diagonal, beside, scales, values = (torch.empty(n, dtype=torch.float64) for _ in range(4))
-    vectors = torch.empty(k, n, dtype=torch.float64)
-    support = torch.empty(2 * k, dtype=torch.int32)
+    diagonal, beside, scales, values = (torch.empty(n, dtype=torch.float64, device="cpu") for _ in range(4))
+    vectors = torch.empty(k, n, dtype=torch.float64, device="cpu")
+    support = torch.empty(2 * k, dtype=torch.int32, device="cpu")
     triangle = (b"U", _int(n), reflectors.data_ptr(), _int(n))
     _call_with_workspace("dsytrd", *triangle, diagonal.data_ptr(), beside.data_ptr(), scales.data_ptr())
     _call_with_workspace(
@@ -89,10 +89,10 @@ def _call_with_workspace(name: str, *arguments: Any) -> None:
         room = [work.data_ptr(), _int(lwork)] + ([iwork.data_ptr(), _int(liwork)] if integers else [])
         _lapack(name)(*arguments, *room, ctypes.byref(info))
 
-    work, iwork = torch.empty(1, dtype=torch.float64), torch.empty(1, dtype=torch.int32)
+    work, iwork = torch.empty(1, dtype=torch.float64, device="cpu"), torch.empty(1, dtype=torch.int32, device="cpu")
     call(work, -1, iwork, -1)
-    work = torch.empty(int(work) + _BLOCK_REFLECTOR, dtype=torch.float64)
-    iwork = torch.empty(int(iwork) if integers else 0, dtype=torch.int32)
+    work = torch.empty(int(work) + _BLOCK_REFLECTOR, dtype=torch.float64, device="cpu")
+    iwork = torch.empty(int(iwork) if integers else 0, dtype=torch.int32, device="cpu")
     with _one_thread:
         call(work, work.numel(), iwork, iwork.numel())
     if info.value:

@@ -94,9 +94,11 @@ class LowRankSpace(MatrixRule):
 @register
 @dataclass(frozen=True)
 class Knots(LowRankSpace):
-    """`knots` of the task matrices."""
+    """[Δ₁ … Δ_T] = U Σ [V₁ᵀ … V_Tᵀ]; the parts Σ V_tᵀ are merged by the `inner` rule and multiplied by U.
 
-    __doc__ = knots.__doc__
+    Stoica et al. 2024, Model Merging with SVD to Tie the KnOTS (arXiv:2410.19735).
+    """
+
     name = "knots"
     summary = "low-rank updates aligned by one SVD, then merged (KnOTS)"
 
@@ -104,9 +106,11 @@ class Knots(LowRankSpace):
 @register
 @dataclass(frozen=True)
 class CoreSpace(LowRankSpace):
-    """`core_space` of the task matrices."""
+    """Δ_t = U C_t Vᵀ with bases U and V of all columns and all rows of Δ₁ … Δ_T; the cores C_t are merged by `inner`.
 
-    __doc__ = core_space.__doc__
+    Nothing is lost on the way: the bases span every update. Panariello et al. 2025, Core Space (arXiv:2509.17786).
+    """
+
     name = "core_space"
     summary = "low-rank updates merged as small cores in a shared basis, without loss"
 

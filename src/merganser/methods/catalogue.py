@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _range(low: float, high: float) -> str:

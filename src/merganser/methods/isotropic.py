@@ -22,7 +22,10 @@ class Isotropic(MatrixRule):
 @register
 @dataclass(frozen=True)
 class IsoC(Isotropic):
-    """M = σ̄ · U Vᵀ with ΣΔ_t = U Σ Vᵀ and σ̄ the mean singular value: polar factor times nuclear norm over n."""
+    """M = σ̄ · U Vᵀ with ΣΔ_t = U Σ Vᵀ and σ̄ the mean singular value: polar factor times nuclear norm over n.
+
+    Marczak et al. 2025, No Task Left Behind (arXiv:2502.04959).
+    """
 
     name = "iso_c"
     summary = "the sum of the task matrices with its spectrum made flat"
@@ -38,7 +41,8 @@ class IsoCTS(Isotropic):
 
     The top c singular directions (U_c, V_c) of ΣΔ_t are kept; each task adds the top (n−c)/T of
     Δ_t − U_c U_cᵀ Δ_t. The concatenated U and V are orthogonalised, M = σ̄ U⊥ V⊥ᵀ with σ̄ the mean of all
-    singular values gathered. c is the nearest to `common_fraction`·n that leaves T equal shares.
+    singular values gathered. c is the nearest to `common_fraction`·n that leaves T equal shares. Marczak et al. 2025
+    (arXiv:2502.04959).
     """
 
     name = "iso_cts"
@@ -62,7 +66,7 @@ class IsoCTS(Isotropic):
             parts.append(own.truncate(int((own.s > floor).sum())))
         u, s, v = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
         if s.numel() == 0:
-            return torch.zeros(deltas.shape, dtype=deltas.dtype)
+            return deltas.zeros()
         u, v = polar(u, self.tolerance), polar(v, self.tolerance)
         return (u * (s.sum() / n)).to(deltas.dtype) @ v.to(deltas.dtype).T
 

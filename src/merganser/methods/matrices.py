@@ -74,6 +74,10 @@ class TaskMatrices(Sequence[Tensor]):
     def __len__(self) -> int:
         return len(self._group.models)
 
+    def zeros(self, dtype: torch.dtype | None = None) -> Tensor:
+        """A matrix of their shape, where they are."""
+        return torch.zeros(self.shape, dtype=dtype or self.dtype, device=self._group.anchor.device)
+
     def __getitem__(self, index: Any) -> Any:
         return self._delta(index).flatten(1)
 

@@ -40,7 +40,7 @@ class ModelStock(Method):
         norms = np.sqrt(np.diag(matrix))
         products = [(matrix[i, j], norms[i] * norms[j]) for i, j in combinations(range(len(norms)), 2)]
         cosine = sum(dot / scale if scale > 0 else 0.0 for dot, scale in products) / len(products)
-        return float(_ratio(torch.tensor(cosine, dtype=torch.float64), len(norms)))
+        return float(_ratio(torch.tensor(cosine, dtype=torch.float64, device="cpu"), len(norms)))
 
     def merge(self, group: Group, state: State = None) -> Tensor:
         mean = weighted_mean(group.models, [1.0] * len(group.models))

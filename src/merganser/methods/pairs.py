@@ -54,7 +54,8 @@ class ArceeFusion(Method):
         divergence = self._of_vector(blocks) if len(blocks.shape) < 2 else None
         ranks = [numel - int(share * (numel - 1)) for share in (0.25, 0.5, 0.75)]
         (cutoffs,) = largest(blocks, lambda group: [_importance(group, divergence)], [ranks], numel)
-        first, median, third = (torch.tensor(cutoff.value, dtype=blocks[0].anchor.dtype) for cutoff in cutoffs)
+        dtype = blocks[0].anchor.dtype
+        first, median, third = (torch.tensor(cutoff.value, dtype=dtype, device="cpu") for cutoff in cutoffs)
         return float(median + 1.5 * (third - first)), divergence
 
     def merge(self, group: Group, state: State = None) -> Tensor:

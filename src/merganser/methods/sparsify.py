@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -166,11 +166,12 @@ def _by_rank(
     n: int, density: float, window: float, rescale: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """For each rank the bound that random bits stay below with its probability, and what scales survivors."""
-    places = torch.linspace(-1, 1, n, dtype=torch.float64) if n > 1 else torch.zeros(1, dtype=torch.float64)
+    wide: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    places = torch.linspace(-1, 1, n, **wide) if n > 1 else torch.zeros(1, **wide)
     chance = (density + window * places).clamp_(0, 1).mul_(2**16).round_().div_(2**16)
     bounds = (chance * 2**16 - 2**15).to(torch.int32)
     gains = torch.where(chance > 0, 1 / chance if rescale else 1.0, 0.0).to(dtype)
-    return bounds.to(device), gains.to(device)
+    return bounds, gains
 
 
 def row_length(shape: tuple[int, ...]) -> int:

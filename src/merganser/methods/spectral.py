@@ -20,7 +20,8 @@ class SVC(MatrixRule):
     Task t answers in direction r with a_t = u_rᵀ Δ_t, the sum with a = σ_r v_rᵀ. The coefficient
     s_t = ⟨a, a_t⟩ / ‖a_t‖² is 1 when the sum says what the task said and T when all tasks said the same, i.e. when
     shared knowledge was counted T times. γ_r = T / Σ_t max(`floor`, s_t). With a floor of 1 spectra only shrink;
-    a smaller one also raises directions in which tasks were attenuated.
+    a smaller one also raises directions in which tasks were attenuated. Li et al. 2026, When Shared Knowledge Hurts
+    (arXiv:2602.05536).
     """
 
     name = "svc"
@@ -48,7 +49,7 @@ class SubspaceBoosting(MatrixRule):
     """σ_r ← max(σ_r, σ_c) for ΣΔ_t, with c the first index at which Σ_{r≤c} σ_r ≥ `energy` · Σ σ_r.
 
     Summed task vectors collapse onto few directions; raising the tail gives the others their rank back. Directions
-    the sum does not have at all stay absent.
+    the sum does not have at all stay absent. Skorobogat et al. 2025, Subspace-Boosted Model Merging (arXiv:2506.16506).
     """
 
     name = "subspace_boosting"
@@ -70,7 +71,7 @@ class STAR(MatrixRule):
     """Spectral truncate and rescale: the mean over tasks of the top components of each Δ_t.
 
     Rank r_t is the least with Σ_{r≤r_t} σ_r ≥ `nuclear_share` · ‖Δ_t‖_*; the kept values are scaled by
-    ‖Δ_t‖_* / Σ_{r≤r_t} σ_r so that every task keeps its nuclear norm.
+    ‖Δ_t‖_* / Σ_{r≤r_t} σ_r so that every task keeps its nuclear norm. Lee et al. 2025, STAR (arXiv:2502.10339).
     """
 
     name = "star"
@@ -79,7 +80,7 @@ class STAR(MatrixRule):
     nuclear_share: float = param(0.4, "share of the nuclear norm kept before rescaling", low=0, high=1)
 
     def combine(self, deltas: TaskMatrices) -> Tensor:
-        merged = torch.zeros(deltas.shape, dtype=torch.float64)
+        merged = deltas.zeros(torch.float64)
         for delta in deltas:
             full = top_svd(delta, min(deltas.shape))
             if full.rank:

@@ -95,8 +95,9 @@ class NuSlerp(Method):
         if not self.row_wise:
             return None
         columns = math.prod(blocks.shape[1:])
-        sums = torch.zeros(3, columns, dtype=torch.float64)
-        for start, part in blocks.map(lambda g: (g.offset % max(1, columns), _products(vectors(g), 0).flatten(1))):
+        parts = blocks.map(lambda g: (g.offset % max(1, columns), _products(vectors(g), 0).flatten(1)))
+        sums = torch.zeros(3, columns, dtype=torch.float64, device=parts[0][1].device)
+        for start, part in parts:
             sums[:, start : start + part.shape[1]] += part
         return _coefficients(sums, self.t)
 
@@ -176,8 +177,8 @@ class Karcher(Method):
     summary = "Karcher (Riemannian) mean of the models on the sphere"
     reach = "reduce_map"
     weight: tuple[float, ...] = per_model(1.0, "relative weight of each model", low=0)
-    max_iter: int = param(10, "iterations at most", low=0)
-    tol: float = param(1e-5, "length of the tangent step that ends the iterations", low=0)
+    iterations: int = param(10, "iterations at most", low=0, aliases=("max_iter",))
+    tolerance: float = param(1e-5, "length of the tangent step that ends the iterations", low=0, aliases=("tol",))
 
     def __post_init__(self) -> None:
         if self.weight and sum(self.weight) == 0:
@@ -187,7 +188,7 @@ class Karcher(Method):
         if len(self.weight) == 1:
             return [1.0]
         matrix = spheres.combine(blocks.map(lambda group: spheres.gram(group.models)))
-        return spheres.karcher(matrix, self.weight, self.max_iter, self.tol).tolist()
+        return spheres.karcher(matrix, self.weight, self.iterations, self.tolerance).tolist()
 
     def merge(self, group: Group, state: State = None) -> Tensor:
         return weighted_sum(group.models, state)

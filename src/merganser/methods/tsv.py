@@ -32,6 +32,8 @@ Orthogonalize = Literal["polar", "whiten", "none"]
 class TSV(MatrixRule):
     """M = U⊥ Σ V⊥ᵀ with U = [U₁ … U_T] and V = [V₁ … V_T] the top-k singular vectors of the task matrices.
 
+    Gargiulo et al. 2025, Task Singular Vectors (arXiv:2412.00081).
+
     U⊥ and V⊥ are the orthogonal Procrustes solutions for U and V, as filtered partial isometries
     (`merganser.kernels.spectra.polar`): where experts overlap, the plain polar factor adds arbitrary directions and
     returns two identical experts as the expert plus noise of its own norm. Here identical experts return the
@@ -40,7 +42,7 @@ class TSV(MatrixRule):
     A subspace moves by the experts' distance divided by the gap σ_k − σ_{k+1}, so a cut through a cluster of equal
     singular values leaves the affected directions above the tolerance.
 
-    Switches for the ablations of the thesis: `low_rank` false keeps every component, `orthogonalize: none` adds
+    Switches for ablations: `low_rank` false keeps every component, `orthogonalize: none` adds
     the truncated task matrices.
     """
 

@@ -22,6 +22,7 @@ class WUDI(MatrixRule):
     directions hardly any task uses; the published iteration never moves those far from the sum. `closed` does the
     same at once, as the minimum with a penalty on the distance from the sum:
     τ = τ⁰ + (Σ τ_t C_t − τ⁰ C)(C + ρ ‖C‖ I)⁻¹ with ρ = `damping`. `iterative` is Adam on the objective.
+    Cheng et al. 2025, WUDI-Merging (arXiv:2503.08099).
     """
 
     name = "wudi"

@@ -12,7 +12,7 @@ import torch
 
 from merganser.checkpoints import open as open_checkpoint
 from merganser.checkpoints.base import TensorSpec
-from merganser.checkpoints.vocabulary import remapped
+from merganser.checkpoints.vocabulary import Remapped
 from merganser.errors import RecipeError
 from merganser.methods.base import build
 from merganser.recipes.configs import describe
@@ -43,7 +43,7 @@ def _plan(recipe: Recipe, opener: Open) -> tuple[Plan, Path | None]:
         for i, remap in enumerate(vocabulary.remaps):
             if remap is not None:
                 table.models[i] = replace(table.models[i], remap=remap)
-                table.checkpoints[i] = remapped(plain[i], remap, plain)
+                table.checkpoints[i] = Remapped(plain[i], remap, plain)
     planner = _Planner(recipe, table)
     outputs = planner.outputs()
     sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs)
