@@ -1,7 +1,7 @@
 """What adaptivity is compared with, on the same library: static merges, the oracle, SMILE, WeMoE, Twin-Merging.
 
-None of these names a head. Given the task, its head answers; otherwise the task that most gates vote for, or, without
-gates, every head takes part and the best (task, class) wins.
+None of these names a head. Given the task, its head answers; otherwise the task that most gates vote for, or, where no
+gate chooses, every head takes part and the best (task, class) wins.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Baseline(ABC):
 
     @abstractmethod
     def run(self, inputs: Inputs) -> tuple[Any, Tensor | None]:
-        """The module's output, and votes for the tasks (samples × tasks) if the method has gates."""
+        """The module's output, and votes for the tasks (samples × tasks) if the method chooses among them."""
 
     @torch.no_grad()
     def predict(self, batch: Any, task: str | None = None) -> Prediction:
@@ -166,8 +166,8 @@ class WeMoE(Baseline):
 
     g is a two-layer perceptron of the block's mean input whose last bias starts at λ (0.3), so that it starts as task
     arithmetic. `fit` adapts the gates to unlabelled batches of the tasks by lowering the entropy of their heads'
-    answers. The MLPs are the linear layers with unequal sides, unless `layers` names others. Votes: the largest
-    coefficient of every block.
+    answers. The MLPs are the linear layers with unequal sides, unless `layers` names others. Coefficients mix, they do
+    not choose: every head takes part.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class WeMoE(Baseline):
             self.gates = {block: _gate(linears[layer], len(self.library), scale) for block, layer in first.items()}
         self.rest = self.averaged(scale, self.apart_from(list(self.stacks)))
 
-    def run(self, inputs: Inputs) -> tuple[Any, Tensor]:
+    def run(self, inputs: Inputs) -> tuple[Any, None]:
         coefficients: dict[str, Tensor] = {}
 
         def gate(layer: str, x: Tensor) -> Tensor:
@@ -200,10 +200,7 @@ class WeMoE(Baseline):
             return coefficients[block]
 
         with applied(self.module, self.rest), gated(self.module, self.stacks, gate):
-            output = inputs.run(self.module)
-        winners = torch.stack([found.argmax(1) for found in coefficients.values()], dim=1)
-        votes = torch.nn.functional.one_hot(winners, len(self.library)).sum(1).float()
-        return output, votes / votes.sum(1, keepdim=True)
+            return inputs.run(self.module), None
 
     def fit(self, batches: Mapping[str, Sequence[Any]], steps: int = 50, rate: float = 1e-3) -> WeMoE:
         """One batch of every task a step, taken in turn."""
