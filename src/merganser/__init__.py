@@ -21,6 +21,7 @@ _PACKAGES = (
     "align",
     "analysis",
     "checkpoints",
+    "errors",
     "evaluate",
     "evolve",
     "experts",
@@ -34,6 +35,18 @@ _PACKAGES = (
 __all__ = [*_NAMES, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
+    from merganser import align as align
+    from merganser import analysis as analysis
+    from merganser import checkpoints as checkpoints
+    from merganser import errors as errors
+    from merganser import evaluate as evaluate
+    from merganser import evolve as evolve
+    from merganser import experts as experts
+    from merganser import federated as federated
+    from merganser import methods as methods
+    from merganser import recipes as recipes
+    from merganser import report as report
+    from merganser import tuning as tuning
     from merganser.checkpoints import open as open
     from merganser.engine.api import run as run
     from merganser.engine.task_vector import TaskVector as TaskVector

@@ -136,7 +136,7 @@ def test_factors_of_unequal_rank(tmp_path: Path) -> None:
 
 def test_a_config_that_is_no_object(tmp_path: Path) -> None:
     base, adapter, _ = adapted(tmp_path)
-    for text, message in (("[]", "expected a JSON object"), ("{", "cannot be read")):
+    for text, message in (("[]", "expected a JSON object"), ("{", "not valid JSON")):
         (adapter / "adapter_config.json").write_text(text)
         for reference in (adapter, f"{base}+{adapter}"):
             with pytest.raises(CheckpointError, match=message):

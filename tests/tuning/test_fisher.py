@@ -41,7 +41,7 @@ def data():
 def test_given_labels_against_a_loop(data, strategy):
     x, y = data
     module = mlp()
-    found = diagonal_fisher(module, None, [(x[:7], y[:7]), (x[7:], y[7:])], labels="given", strategy=strategy, chunk=4)
+    found = diagonal_fisher(module, [(x[:7], y[:7]), (x[7:], y[7:])], labels="given", strategy=strategy, chunk=4)
     assert found.samples == 11
     for name, expected in looped(mlp(), x, y).items():
         torch.testing.assert_close(found.tensors[name], expected, rtol=1e-9, atol=1e-14)
@@ -53,14 +53,14 @@ def test_it_is_not_the_square_of_the_batch_gradient(data):
     x, y = data
     module = mlp().eval()
     F.cross_entropy(module(x), y).backward()
-    found = diagonal_fisher(mlp(), None, [(x, y)], labels="given").tensors
+    found = diagonal_fisher(mlp(), [(x, y)], labels="given").tensors
     wrong = {n: p.grad.square() for n, p in module.named_parameters()}
     assert all(found[n].sum() > 1.5 * wrong[n].sum() for n in wrong)
 
 
 def test_expected_labels_sum_over_classes(data):
     x, _ = data
-    found = diagonal_fisher(mlp(), None, [x]).tensors
+    found = diagonal_fisher(mlp(), [x]).tensors
     module = mlp().eval()
     total = {n: torch.zeros_like(p) for n, p in module.named_parameters()}
     for row in x:
@@ -75,9 +75,9 @@ def test_expected_labels_sum_over_classes(data):
 def test_sampled_labels_approach_the_expectation_and_are_seeded(data):
     x, _ = data
     many = [x] * 150
-    expected = diagonal_fisher(mlp(), None, [x]).tensors
-    sampled = diagonal_fisher(mlp(), None, many, labels="sampled", chunk=64, seed=1).tensors
-    again = diagonal_fisher(mlp(), None, many, labels="sampled", chunk=64, seed=1).tensors
+    expected = diagonal_fisher(mlp(), [x]).tensors
+    sampled = diagonal_fisher(mlp(), many, labels="sampled", chunk=64, seed=1).tensors
+    again = diagonal_fisher(mlp(), many, labels="sampled", chunk=64, seed=1).tensors
     for name in expected:
         assert torch.equal(sampled[name], again[name])
         torch.testing.assert_close(sampled[name].sum(), expected[name].sum(), rtol=0.1, atol=0)
@@ -97,11 +97,11 @@ class DataDependent(nn.Module):
 def test_falls_back_to_the_loop_where_vmap_cannot(data):
     x, y = data
     module = DataDependent()
-    auto = diagonal_fisher(module, None, [(x, y)], labels="given").tensors
-    loop = diagonal_fisher(module, None, [(x, y)], labels="given", strategy="loop").tensors
+    auto = diagonal_fisher(module, [(x, y)], labels="given").tensors
+    loop = diagonal_fisher(module, [(x, y)], labels="given", strategy="loop").tensors
     assert all(torch.equal(auto[n], loop[n]) for n in loop)
     with pytest.raises(RuntimeError):
-        diagonal_fisher(module, None, [(x, y)], labels="given", strategy="vmap")
+        diagonal_fisher(module, [(x, y)], labels="given", strategy="vmap")
 
 
 class Tagger(nn.Module):
@@ -119,7 +119,7 @@ def test_sequences_and_keyword_inputs():
     module = Tagger()
     batch = {"tokens": torch.randint(0, 7, (3, 5)), "mask": torch.ones(3, 5)}
     y = torch.randint(0, 7, (3, 5))
-    found = diagonal_fisher(module, None, [(batch, y)], labels="given").tensors
+    found = diagonal_fisher(module, [(batch, y)], labels="given").tensors
     total = {n: torch.zeros_like(p) for n, p in module.named_parameters()}
     for i in range(3):
         module.zero_grad()
@@ -129,9 +129,9 @@ def test_sequences_and_keyword_inputs():
             total[n] += p.grad.square() / 3
     for n in total:
         torch.testing.assert_close(found[n], total[n])
-    assert diagonal_fisher(module, None, [batch], labels="sampled").samples == 3
+    assert diagonal_fisher(module, [batch], labels="sampled").samples == 3
     with pytest.raises(InputError, match="sampled"):
-        diagonal_fisher(module, None, [batch])
+        diagonal_fisher(module, [batch])
 
 
 def test_frozen_parameters_other_weights_and_mistakes(data):
@@ -139,29 +139,25 @@ def test_frozen_parameters_other_weights_and_mistakes(data):
     module = mlp()
     module[0].requires_grad_(False)
     other = mlp(9).state_dict()
-    found = diagonal_fisher(module, other, [(x, y)], labels="given").tensors
+    found = diagonal_fisher(module, [(x, y)], weights=other, labels="given").tensors
     assert set(found) == {"3.weight", "3.bias"}
     torch.testing.assert_close(found["3.weight"], looped(mlp(9), x, y)["3.weight"])
     with pytest.raises(InputError, match="no batches"):
-        diagonal_fisher(module, None, [])
+        diagonal_fisher(module, [])
     with pytest.raises(InputError, match="unknown labels"):
-        diagonal_fisher(module, None, [x], labels="true")
+        diagonal_fisher(module, [x], labels="true")
     with pytest.raises(InputError, match="targets of shape"):
-        diagonal_fisher(module, None, [(x, y[:3])], labels="given")
+        diagonal_fisher(module, [(x, y[:3])], labels="given")
 
 
 def test_saved_and_reused_without_the_data(data, tmp_path):
     x, _ = data
-    one, two = diagonal_fisher(mlp(), None, [x[:4]]), diagonal_fisher(mlp(), None, [x[4:]])
+    one = diagonal_fisher(mlp(), [x[:4]])
     path = one.save(tmp_path / "fisher.safetensors")
     back = Statistics.load(path, "fisher")
     assert back.samples == 4
     assert all(torch.equal(back.tensors[n], v) for n, v in one.tensors.items())
     assert set(open_checkpoint(path).names()) == set(one.tensors)
-    whole, pooled = diagonal_fisher(mlp(), None, [x]), one.pooled(two)
-    assert pooled.samples == whole.samples
-    for n, v in whole.tensors.items():
-        torch.testing.assert_close(pooled.tensors[n], v)
     with pytest.raises(CheckpointError, match="expected 'gram'"):
         Statistics.load(path, "gram")
     with pytest.raises(CheckpointError, match="cannot be read"):

@@ -16,7 +16,7 @@ def mlp(seed=0):
 
 def test_grams_are_mean_outer_products():
     module, batches = mlp(), [torch.randn(n, 2, 4).double() for n in (3, 6)]
-    found = linear_grams(module, None, batches)
+    found = linear_grams(module, batches)
     x = torch.cat(batches).reshape(-1, 4)
     hidden = torch.relu(x @ module[0].weight.T + module[0].bias)
     torch.testing.assert_close(found.tensors["0.weight"], x.T @ x / len(x))
@@ -31,7 +31,7 @@ def test_regmean_from_grams_is_the_least_squares_solution(tmp_path):
     models = [mlp(s) for s in range(3)]
     data = [torch.randn(20, 4).double() * (1 + s) for s in range(3)]
     grams = [
-        Statistics.load(linear_grams(m, None, [x]).save(tmp_path / f"{i}.safetensors"), "gram").tensors["0.weight"]
+        Statistics.load(linear_grams(m, [x]).save(tmp_path / f"{i}.safetensors"), "gram").tensors["0.weight"]
         for i, (m, x) in enumerate(zip(models, data, strict=True))
     ]
     pairs = list(zip(grams, models, strict=True))
@@ -44,11 +44,11 @@ def test_regmean_from_grams_is_the_least_squares_solution(tmp_path):
 def test_patterns_single_layers_and_mistakes():
     module = mlp()
     x = torch.randn(5, 4).double()
-    assert set(linear_grams(module, None, [x], include=["3"]).tensors) == {"3.weight"}
-    assert set(linear_grams(nn.Linear(4, 2), None, [x.float()]).tensors) == {"weight"}
-    half = linear_grams(nn.Linear(4, 2).bfloat16(), None, [x.bfloat16()])
+    assert set(linear_grams(module, [x], include=["3"]).tensors) == {"3.weight"}
+    assert set(linear_grams(nn.Linear(4, 2), [x.float()]).tensors) == {"weight"}
+    half = linear_grams(nn.Linear(4, 2).bfloat16(), [x.bfloat16()])
     assert half.tensors["weight"].dtype == torch.float32
     with pytest.raises(InputError, match="no nn.Linear"):
-        linear_grams(module, None, [x], include=["head"])
+        linear_grams(module, [x], include=["head"])
     with pytest.raises(InputError, match="no batch"):
-        linear_grams(module, None, [])
+        linear_grams(module, [])

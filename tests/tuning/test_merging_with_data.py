@@ -45,7 +45,7 @@ def world():
 def test_fisher_merge_equals_the_formula(world):
     _, models, data = world
     merged = mg.merge(models, method="fisher", data=data, weight=[1.0, 2.0])
-    stats = [diagonal_fisher(m, None, batches) for m, batches in zip(models, data, strict=True)]
+    stats = [diagonal_fisher(m, batches) for m, batches in zip(models, data, strict=True)]
     assert merged.keys() == models[0].state_dict().keys()
     for name, tensor in merged.items():
         f = [w * s.tensors[name].double() for w, s in zip((1.0, 2.0), stats, strict=True)]
@@ -70,7 +70,7 @@ def test_regmean_is_the_least_squares_fit(world):
 
 def test_statistics_are_reused_without_the_data(world, checkpoint, tmp_path):
     _, models, data = world
-    stats = [diagonal_fisher(m, None, batches) for m, batches in zip(models, data, strict=True)]
+    stats = [diagonal_fisher(m, batches) for m, batches in zip(models, data, strict=True)]
     expected = mg.merge(models, method="fisher", data=data)
     by_object = mg.merge(models, method="fisher", statistics={"fisher": stats})
     paths = [str(checkpoint(f"m{i}", m.state_dict())) for i, m in enumerate(models)]
@@ -102,7 +102,7 @@ def test_gram_is_read_whole_also_when_nested(world, checkpoint, tmp_path):
     _, models, data = world
     paths = [str(checkpoint(f"m{i}", m.state_dict())) for i, m in enumerate(models)]
     grams = [
-        linear_grams(m, None, b).save(tmp_path / f"g{i}.safetensors")
+        linear_grams(m, b).save(tmp_path / f"g{i}.safetensors")
         for i, (m, b) in enumerate(zip(models, data, strict=True))
     ]
     inner = {"method": "regmean", "models": paths, "statistics": {"gram": [str(g) for g in grams]}}
@@ -232,7 +232,7 @@ def test_refusals_of_choices(world, labelled):
 def test_refusals(world, checkpoint, tmp_path):
     base, models, data = world
     states = [m.state_dict() for m in models]
-    stats = [diagonal_fisher(m, None, b) for m, b in zip(models, data, strict=True)]
+    stats = [diagonal_fisher(m, b) for m, b in zip(models, data, strict=True)]
     with pytest.raises(RecipeError, match="needs the fisher statistics of models\\[0\\]; write `fisher: path`"):
         mg.merge(states, method="fisher")
     with pytest.raises(InputError, match="1 values for 2 models"):
@@ -251,6 +251,14 @@ def test_refusals(world, checkpoint, tmp_path):
         mg.merge(models, method="linear", data=data)
     with pytest.raises(InputError, match="expected batches for each"):
         mg.merge(models, method="fisher", data=data[:1])
+    with pytest.raises(InputError, match=r"takes \(input\), not this batch .* targets have no place"):
+        mg.merge(models, method="regmean", data=[[(x, x.argmax(1)) for x in batches] for batches in data])
+    with pytest.raises(InputError, match="nothing asks for them"):
+        mg.merge(models, method="fisher", data=data, heads=[lambda x: x] * 2)
+    with pytest.raises(InputError, match="budgets and keep are for choosing among alphas"):
+        mg.merge(models, method="linear", budgets=[1, 2])
+    with pytest.raises(InputError, match="takes no 'workers'"):
+        mg.merge(models, method="greedy_soup", score=len, workers=2)
     with pytest.raises(InputError, match="learns from data"):
         mg.merge(models, method="adamerging", base=base)
     with pytest.raises(InputError, match="takes no 'density'"):

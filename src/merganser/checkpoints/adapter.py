@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, View, select_rows
+from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.torch_file import TorchFile
 from merganser.errors import CheckpointError, did_you_mean
@@ -150,12 +150,7 @@ def is_adapter(path: Path) -> bool:
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "adapter_config.json"
-    try:
-        config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file}: expected a JSON object")
+    config = read_object(file)
     if config.get("peft_type", "LORA") != "LORA":
         raise CheckpointError(f"{file}: a {config['peft_type']} adapter; only LoRA can be applied to weights")
     for key, what in _REFUSED.items():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from merganser.checkpoints.json_file import read_object
 from merganser.errors import CheckpointError
 
 
@@ -26,18 +26,18 @@ def read_tokens(directory: Path | None) -> Tokens | None:
     if directory is None:
         return None
     if (directory / "tokenizer.json").is_file():
-        return _from_tokenizer_json(directory / "tokenizer.json")
-    added = _json(directory / "added_tokens.json") if (directory / "added_tokens.json").is_file() else {}
+        return _from_tokenizerread_object(directory / "tokenizer.json")
+    added = read_object(directory / "added_tokens.json") if (directory / "added_tokens.json").is_file() else {}
     if (directory / "vocab.json").is_file():
-        return Tokens(_json(directory / "vocab.json") | added)
+        return Tokens(read_object(directory / "vocab.json") | added)
     if (directory / "vocab.txt").is_file():
         lines = (directory / "vocab.txt").read_text(encoding="utf-8").splitlines()
         return Tokens({token: i for i, token in enumerate(lines)} | added)
     return None
 
 
-def _from_tokenizer_json(file: Path) -> Tokens:
-    data = _json(file)
+def _from_tokenizerread_object(file: Path) -> Tokens:
+    data = read_object(file)
     try:
         vocabulary = data["model"]["vocab"]
         if isinstance(vocabulary, list):  # Unigram: [piece, score], in order of id
@@ -49,16 +49,6 @@ def _from_tokenizer_json(file: Path) -> Tokens:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: not a tokenizer: {type(error).__name__} {error}") from None
     return Tokens(ids, added, extensible=True)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{file}: expected a JSON object")
-    return data
 
 
 def added_token(content: str, token_id: int, like: Mapping[str, Any] | None = None) -> dict[str, Any]:

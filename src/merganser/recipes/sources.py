@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
+from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.sidecars import edited
 from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.errors import CheckpointError, did_you_mean
@@ -133,16 +133,13 @@ class Table:
         except CheckpointError as error:
             missing = "no such" in str(error)
             raise CheckpointError(f"{entry.where}: {error}{places(path, self._root) if missing else ''}") from error
+        except OSError as error:
+            shown = path if len(path) <= 80 else f"{path[:80]}…"
+            raise CheckpointError(f"{entry.where}: {shown}: cannot be opened: {error.strerror}") from error
 
 
 def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
     file = checkpoint.directory / "config.json" if checkpoint.directory else None
     if file is None or not file.is_file():
         return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file}: expected a JSON object")
-    return config
+    return read_object(file)

@@ -1,7 +1,7 @@
 """Merging with data: statistics as side checkpoints (Fisher, Gram), AdaMerging, ATM, soups, forgetting.
 
 Modules load on first use: `tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.soups`, `.search`, `.sweep`,
-`.merging`, `.forgetting`, `.validation`, `.parts`.
+`.merging`, `.forgetting`, `.validation`, `.parts`, `.statistics`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _MODULES = (
     "parts",
     "search",
     "soups",
+    "statistics",
     "sweep",
     "validation",
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from merganser.tuning import parts as parts
     from merganser.tuning import search as search
     from merganser.tuning import soups as soups
+    from merganser.tuning import statistics as statistics
     from merganser.tuning import sweep as sweep
     from merganser.tuning import validation as validation
 

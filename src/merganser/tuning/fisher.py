@@ -21,9 +21,9 @@ _Gradients: TypeAlias = Callable[[dict[str, Tensor], Inputs, Tensor], dict[str, 
 
 def diagonal_fisher(
     module: nn.Module,
-    weights: Weights | None,
     batches: Iterable[Inputs] | Iterable[Batch],
     *,
+    weights: Weights | None = None,
     labels: Labels = "expected",
     strategy: Strategy = "auto",
     chunk: int = 16,

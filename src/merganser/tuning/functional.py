@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ def plain_attention() -> AbstractContextManager[None]:
 
 def call(module: nn.Module, weights: Weights, inputs: Inputs) -> Tensor:
     """f(inputs; weights), its `.logits` if structured; what `weights` does not name comes from `module`."""
-    args, kwargs = _arguments(inputs)
+    args, kwargs = arguments(module, inputs)
     return tensor_output(functional_call(module, untied(module, weights), args, kwargs))
 
 
@@ -53,7 +54,7 @@ def untied(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
 
 def run(module: nn.Module, inputs: Inputs) -> Tensor:
     """`module` on `inputs` with its own weights, as one tensor."""
-    args, kwargs = _arguments(inputs)
+    args, kwargs = arguments(module, inputs)
     return tensor_output(module(*args, **kwargs))
 
 
@@ -152,9 +153,20 @@ class FlatWeights:
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
 
-def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Tensor):
-        return (inputs,), {}
+def arguments(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How `module` is called with `inputs`; a batch it cannot take is an error before the call."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return tuple(inputs), {}
+        kwargs = dict(inputs)
+    else:
+        args = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"{type(module).__name__} takes {signature}, not this batch ({error}): a sequence is its arguments, a "
+            "mapping its named arguments; targets have no place where inputs alone are asked for"
+        ) from error
+    return args, kwargs

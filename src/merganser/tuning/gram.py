@@ -16,9 +16,9 @@ from merganser.tuning.statistics import Statistics
 
 def linear_grams(
     module: nn.Module,
-    weights: Weights | None,
     batches: Iterable[Inputs],
     *,
+    weights: Weights | None = None,
     include: Sequence[str] = ("*",),
     dtype: torch.dtype | None = None,
 ) -> Statistics:

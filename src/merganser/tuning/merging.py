@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine import api
+from merganser.engine.execute import DEFAULT_MEMORY
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError, did_you_mean
 from merganser.methods.base import lookup
@@ -21,7 +23,7 @@ from merganser.tuning.functional import Batch, Inputs, Weights
 from merganser.tuning.gram import linear_grams
 from merganser.tuning.parts import tsv_parts
 from merganser.tuning.result import Result
-from merganser.tuning.search import scale_search
+from merganser.tuning.search import Search, scale_search
 from merganser.tuning.soups import greedy_soup
 from merganser.tuning.statistics import Statistics
 from merganser.tuning.validation import Head, Validation
@@ -39,8 +41,8 @@ PARTS: Mapping[str, Callable[[Mapping[str, Weights]], Mapping[str, Weights]]] = 
 }
 """What AdaMerging's coefficients scale."""
 COMPUTED: Mapping[str, Callable[[nn.Module, Sequence[Any]], Statistics]] = {
-    "fisher": lambda module, batches: diagonal_fisher(module, None, batches),
-    "gram": lambda module, batches: linear_grams(module, None, batches),
+    "fisher": lambda module, batches: diagonal_fisher(module, batches),
+    "gram": lambda module, batches: linear_grams(module, batches),
 }
 """How each kind of statistics is had from a module and unlabelled batches."""
 
@@ -53,8 +55,20 @@ def merge(
     data: Data | None = None,
     score: Callable[..., float] | None = None,
     alphas: Sequence[float] | None = None,
+    budgets: Sequence[int] | None = None,
+    keep: float | None = None,
+    heads: Mapping[Any, Head] | Sequence[Head] | None = None,
     on_result: Callable[[Result], None] = lambda result: None,
-    **options: Any,
+    seed: int = 0,
+    dtype: str | torch.dtype | None = None,
+    overrides: Sequence[Mapping[str, Any]] = (),
+    output: Mapping[str, Any] | None = None,
+    statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
+    workers: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    device: str = "cpu",
+    allow_nan: bool = False,
+    **parameters: Any,
 ) -> dict[str, Tensor]:
     """Merge checkpoints, state dicts or modules into a new state dict; the inputs are left as they are.
 
@@ -66,29 +80,49 @@ def merge(
       `parts="tsv"`, of what each of them adds to TSV-Merge;
     - `greedy_soup` averages the models that a held-out score does not regret;
     - with `alphas`, any method that has a `scale` takes the α of them with the best held-out score. `budgets` make it
-      successive halving: all α on the first, the best `keep` of them on the next.
+      successive halving: all α on the first, the best `keep` (half) of them on the next.
 
     The held-out score is the mean over the models' tasks of accuracy on their labelled batches (inputs, targets), a
     budget being a number of batches of each, with `heads` as in `tuning.validation.Validation`. Or it is `score`, a
     function of weights (with `budgets`: of weights and a budget), higher being better; then no data is needed.
 
-    `on_result` is handed the record of what was learned or chosen: `AdaMerging`, `SoupReport`, `Search`. Everything
-    else in `options` is as in `engine.api.merge`: `seed`, `dtype`, `overrides`, `output`, `statistics` computed
-    before, `workers`, `memory`, `device`, `allow_nan`, the method's parameters.
+    `on_result` is handed the record of what was learned or chosen: `AdaMerging`, `SoupReport`, `Search`.
+
+    `parameters` are the method's (`merganser methods NAME` lists them); one that is per model takes a number or a list
+    with one number for each model. A mapping of models gives them labels, which key the randomness of methods that
+    draw. `statistics` are what was computed before, by kind, one for each model: `{"fisher": [...]}` of paths, state
+    dicts or `tuning.statistics.Statistics`. `overrides` and `output` say what they say in a recipe; `dtype` is that of
+    the output. A base that is among the models is not counted twice.
 
     >>> merged = mg.merge([math, code], method="ties", base=base, density=0.2, weight=[0.6, 0.4])
     >>> merged = mg.merge([one, two], method="regmean", data=[batches_of_one, batches_of_two])
     >>> merged = mg.merge([one, two], method="tsv", base=base, data=labelled, alphas=[0.5, 1.0, 1.5])
     """
     api.check_several(models)
+    options = parameters | _given(
+        seed=seed,
+        dtype=dtype,
+        overrides=overrides,
+        output=output,
+        statistics=statistics,
+        workers=workers,
+        memory=memory,
+        device=device,
+        allow_nan=allow_nan,
+    )
+    if alphas is None and (budgets is not None or keep is not None):
+        raise InputError("budgets and keep are for choosing among alphas, and there are none")
+    if heads is not None and (score is not None or (alphas is None and method not in IN_MEMORY)):
+        raise InputError("heads are for accuracy on data and for adamerging: nothing asks for them here")
     if alphas is not None:
-        return _scaled(models, method, base, alphas, _score(models, base, data, score, options), on_result, options)
+        search = _Search(alphas, budgets, 0.5 if keep is None else keep, _score(models, base, data, score, heads))
+        return _scaled(models, method, base, search, on_result, options)
     if method == "greedy_soup":
-        return _soup(models, _score(models, base, data, score, options), on_result, options)
+        return _soup(models, _score(models, base, data, score, heads), on_result, options)
     if score is not None:
         raise InputError(f"score: method {method!r} chooses nothing by it; greedy_soup does, and others with alphas")
     if method == "adamerging":
-        return _adamerged(models, base, data, on_result, options)
+        return _adamerged(models, base, data, heads, on_result, options)
     if data is None:
         return api.merge(models, method, base, **options)
     kinds = lookup(method).statistics
@@ -108,15 +142,39 @@ def merge(
     return api.merge(models, method, base, statistics={**given, **computed}, **options)
 
 
+class _Search(NamedTuple):
+    """Which α there are to choose from, and by what."""
+
+    alphas: Sequence[float]
+    budgets: Sequence[int] | None
+    keep: float
+    score: Callable[..., float]
+
+    def best(self, base: Weights, vector: Weights) -> Search:
+        """Without budgets every α is scored once."""
+        score = self.score if self.budgets else lambda weights, budget: self.score(weights)
+        budgets = self.budgets or (1,)
+        return scale_search(base, vector, score, budgets=budgets, alphas=self.alphas, keep=self.keep)
+
+
+def _given(**means: Any) -> Options:
+    """What differs from the engine's defaults: methods made in memory have no use for it."""
+    known = inspect.signature(api.merge).parameters
+    return {name: value for name, value in means.items() if value != known[name].default}
+
+
 def _adamerged(
-    models: Models, base: Reference | None, data: Data | None, on_result: Callable[[Result], None], options: Options
+    models: Models,
+    base: Reference | None,
+    data: Data | None,
+    heads: Mapping[Any, Head] | Sequence[Head] | None,
+    on_result: Callable[[Result], None],
+    options: Options,
 ) -> dict[str, Tensor]:
     known = inspect.signature(adamerge).parameters
     split = PARTS.get(kind := options.pop("parts", "differences"))
     if split is None:
         raise InputError(f"parts: unknown {kind!r}{did_you_mean(str(kind), PARTS)}")
-    if "heads" in options:
-        options["heads"] = _heads(options["heads"])
     if unknown := next((name for name in options if name not in known), None):
         raise InputError(f"adamerging takes no {unknown!r}; it is learned in memory and takes {', '.join(known)}")
     if data is None:
@@ -126,7 +184,7 @@ def _adamerged(
     differences = {str(label): TaskVector(model, module).state_dict() for label, model in _labelled(models).items()}
     inputs: dict[str, Any] = {str(label): batches for label, batches in _matched(data, models).items()}
     vectors = split(differences)
-    learned = adamerge(module, weights, vectors, inputs, **options)
+    learned = adamerge(module, weights, vectors, inputs, heads=_heads(heads), **options)
     on_result(learned)
     return learned.merge(weights, vectors)
 
@@ -146,8 +204,7 @@ def _scaled(
     models: Models,
     method: str,
     base: Reference | None,
-    alphas: Sequence[float],
-    score: Callable[..., float],
+    search: _Search,
     on_result: Callable[[Result], None],
     options: Options,
 ) -> dict[str, Tensor]:
@@ -158,23 +215,19 @@ def _scaled(
         raise InputError("alphas: a scale is of the merged task vector, and without a base there is none")
     if "scale" in options:
         raise InputError("alphas: the scale is either given or chosen, not both")
-    budgets, keep = options.pop("budgets", None), options.pop("keep", 0.5)
     start = open_checkpoint(base)
     merged = api.merge(models, method, base, **{**options, "dtype": "float32"})
-    search = scale_search(
-        start.state_dict(),
-        TaskVector(merged, start).state_dict(),
-        score if budgets else lambda weights, budget: score(weights),
-        budgets=budgets or (1,),
-        alphas=alphas,
-        keep=keep,
-    )
-    on_result(search)
-    return api.merge(models, method, base, scale=float(search.best), **options)
+    found = search.best(start.state_dict(), TaskVector(merged, start).state_dict())
+    on_result(found)
+    return api.merge(models, method, base, scale=float(found.best), **options)
 
 
 def _score(
-    models: Models, base: Reference | None, data: Data | None, score: Callable[..., float] | None, options: Options
+    models: Models,
+    base: Reference | None,
+    data: Data | None,
+    score: Callable[..., float] | None,
+    heads: Mapping[Any, Head] | Sequence[Head] | None,
 ) -> Callable[..., float]:
     """The caller's score, or accuracy on the data through the first module among base and models."""
     if (data is None) == (score is None):
@@ -184,7 +237,7 @@ def _score(
     assert data is not None
     module = next((m for m in (base, *_labelled(models).values()) if isinstance(m, nn.Module)), None)
     batches: dict[str, Any] = {str(label): each for label, each in _matched(data, models).items()}
-    return Validation(_module(module, "base"), batches, _heads(options.pop("heads", None)))
+    return Validation(_module(module, "base"), batches, _heads(heads))
 
 
 def _heads(heads: Mapping[Any, Head] | Sequence[Head] | None) -> dict[str, Head] | None:

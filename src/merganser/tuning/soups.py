@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from merganser.errors import InputError
-from merganser.tuning.functional import Weights
+from merganser.tuning.functional import Weights, combine
 from merganser.tuning.result import Result
 
 
@@ -36,18 +35,18 @@ def greedy_soup(
     _check_alike(models)
     alone = {name: float(score(state)) for name, state in models.items()}
     order = sorted(models, key=lambda name: -alone[name])
-    sums = {n: v.detach().to(_wide(v)).clone() for n, v in models[order[0]].items()}
     chosen, best, tried = [order[0]], alone[order[0]], {order[0]: alone[order[0]]}
-    likeness = models[order[0]]
     for name in order[1:]:
-        candidate = {n: total + models[name][n].to(total.dtype) for n, total in sums.items() if _averages(likeness[n])}
-        tried[name] = float(score(_mean(candidate, likeness, len(chosen) + 1)))
+        tried[name] = float(score(_mean([models[label] for label in (*chosen, name)])))
         if tried[name] >= best:
-            sums.update(candidate)
             chosen.append(name)
             best = tried[name]
     report = SoupReport(tuple(order), alone, tried, tuple(chosen), best)
-    return _mean(sums, likeness, len(chosen)), report
+    return _mean([models[label] for label in chosen]), report
+
+
+def _mean(states: Sequence[Weights]) -> dict[str, Tensor]:
+    return combine(states, [1 / len(states)] * len(states))
 
 
 def _check_alike(models: Mapping[str, Weights]) -> None:
@@ -59,15 +58,3 @@ def _check_alike(models: Mapping[str, Weights]) -> None:
             if value.shape != likeness[name].shape:
                 shapes = f"{tuple(likeness[name].shape)} in {first}, {tuple(value.shape)} in {label}"
                 raise InputError(f"{name!r} has shape {shapes}")
-
-
-def _mean(sums: Weights, likeness: Weights, count: int) -> dict[str, Tensor]:
-    return {n: (sums[n] / count).to(v.dtype) if _averages(v) else v.clone() for n, v in likeness.items()}
-
-
-def _averages(value: Tensor) -> bool:
-    return value.is_floating_point()
-
-
-def _wide(value: Tensor) -> torch.dtype:
-    return torch.promote_types(value.dtype, torch.float32) if _averages(value) else value.dtype

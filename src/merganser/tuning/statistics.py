@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from merganser.errors import CheckpointError, InputError
+from merganser.errors import CheckpointError
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +44,3 @@ class Statistics:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot be read as statistics: {error}") from error
         return cls(metadata["kind"], tensors, int(metadata["samples"]))
-
-    def pooled(self, other: Statistics) -> Statistics:
-        """Statistics over both sets of samples."""
-        if self.kind != other.kind or self.tensors.keys() != other.tensors.keys():
-            raise InputError(f"cannot pool {self.kind!r} with {other.kind!r} statistics of other parameters or kind")
-        total = self.samples + other.samples
-        share = other.samples / total
-        return Statistics(self.kind, {n: v.lerp(other.tensors[n], share) for n, v in self.tensors.items()}, total)

@@ -1,0 +1,22 @@
+"""The small JSON files beside weights: configurations, tokenizers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from merganser.errors import CheckpointError
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file, or an error that names the file."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{file}: expected a JSON object")
+    return data
