@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError, InputError
 from merganser.experts import Library
+from merganser.experts.manifest import Manifest, locked
 from merganser.methods.base import Group, build
 from merganser.methods.tsv import TSV
 
@@ -331,3 +332,56 @@ def test_open_finds_an_expert_without_any_import(tmp_path):
     assert done.stdout.strip() == "['w']"
     with pytest.raises(CheckpointError, match="an expert library; name one of a as"):
         open_checkpoint(tmp_path / "lib")
+
+
+def test_one_object_may_change_the_library_again_and_again(models, tmp_path):
+    library = Library.build(models["base"], {"math": models["math"]}, tmp_path / "lib")
+    library.add("code", models["code"])
+    assert library.add("chat", models["chat"]).experts == ("math", "code", "chat")
+    with pytest.raises(InputError, match="has an expert 'code' already"):
+        library.add("code", models["code"])
+    opened = Library(tmp_path / "lib")
+    opened.remove("math")
+    assert opened.remove("code").experts == ("chat",)
+    with pytest.raises(InputError, match="has no expert 'math'"):
+        opened.remove("math")
+    assert all(finding.sound for finding in Library(tmp_path / "lib").verify())
+
+
+def test_one_process_at_a_time_changes_a_library(models, tmp_path):
+    library = Library.build(models["base"], {"math": models["math"]}, tmp_path / "lib")
+    with locked(library.path):
+        with pytest.raises(InputError, match="another process is changing this library"):
+            library.add("code", models["code"])
+        with pytest.raises(InputError, match="another process is changing this library"):
+            library.remove("math")
+    assert library.add("code", models["code"]).experts == ("math", "code")
+
+
+def test_a_budget_that_is_too_small_leaves_nothing_behind(models, tmp_path):
+    with pytest.raises(InputError, match="too small"):
+        Library.build(models["base"], experts(models), tmp_path / "lib", budget=10)
+    assert not (tmp_path / "lib").exists()
+    library = Library.build(models["base"], experts(models), tmp_path / "lib", budget=20_000)
+    # What earlier versions left there: a manifest without ranks.
+    pending = {name: {"fingerprint": record.fingerprint} for name, record in library.manifest.experts.items()}
+    (tmp_path / "old/experts").mkdir(parents=True)
+    Manifest("x", False, "x", "x", "int8", {"kind": "budget", "value": 10}, pending=pending).write(tmp_path / "old")
+    assert Library.build(models["base"], experts(models), tmp_path / "old", budget=20_000).experts == library.experts
+
+
+def test_a_library_within_a_budget_grows_from_nothing(models, tmp_path):
+    library = Library.build(models["base"], {"math": models["math"]}, tmp_path / "lib", budget=20_000)
+    size = library.size().experts["math"]
+    grown = library.remove("math").add("code", models["code"])
+    assert size - 600 < grown.size().experts["code"] <= 20_000
+    assert grown.add("chat", models["chat"]).size().experts["chat"] <= grown.size().experts["code"]
+
+
+def test_an_impossible_place_is_named(models, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file/lib", "/proc/lib", tmp_path / ("x" * 300)):
+        with pytest.raises(InputError, match=r"cannot be made"):
+            Library.build(models["base"], experts(models), place)
+    with pytest.raises(CheckpointError, match="not an expert library"):
+        Library(tmp_path / "file")

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from merganser.checkpoints.base import Checkpoint, is_integer
+from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.opening import Reference, register_opener
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.directories import check_writable
 from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError, did_you_mean
+from merganser.experts.bases import main_dtype, open_base, place_of
 from merganser.experts.building import Compressor, Step, check_complete
-from merganser.experts.manifest import FILE, ExpertRecord, Manifest
+from merganser.experts.manifest import FILE, LOCK, ExpertRecord, Manifest, check_name, locked
 from merganser.experts.ranks import RankPolicy
 from merganser.experts.storage import FACTOR_DTYPES, ExpertFile, checksum
 from merganser.experts.views import Expert, MergedExperts
 from merganser.kernels.spectra import Factors
 from merganser.methods.base import build as build_method
 from merganser.methods.tsv import TSV
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,9 @@ class Library:
             raise CheckpointError(
                 f"{self.path}: half-written: {missing} not finished; build it again with the same experts to go on"
             )
-        self.base = _open_base(self.path, self.manifest, base)
+        place = self.path / self.manifest.base if self.manifest.base_copied else self.manifest.base
+        known = (self.manifest.base_fingerprint, self.manifest.source_fingerprint)
+        self.base = open_base(self.path, place, known, base)
         self._checked: dict[str, Expert] = {}
 
     @classmethod
@@ -90,7 +91,7 @@ class Library:
         if not experts:
             raise InputError("a library needs at least one expert")
         for name in experts:
-            _check_name(name)
+            check_name(name)
         directory = Path(path)
         opened = open_checkpoint(base)
         checkpoints = {name: open_checkpoint(reference) for name, reference in experts.items()}
@@ -99,10 +100,10 @@ class Library:
         policy = RankPolicy.choose(rank_fraction, energy, budget, len(experts))
         if dtype is not None and dtype not in FACTOR_DTYPES:
             raise InputError(f"factors cannot be stored as {dtype!r}{did_you_mean(dtype, FACTOR_DTYPES)}")
-        # Of tensors in memory nothing but a copy can be found again.
-        copied = copy_base or not isinstance(base, (str, os.PathLike))
+        place = place_of(base)
+        copied = copy_base or place is None  # of tensors in memory nothing but a copy can be found again
         wanted = Manifest(
-            base="base" if copied else _reference(base),
+            base="base" if copied or place is None else place,
             base_copied=copied,
             base_fingerprint=opened.fingerprint(),
             source_fingerprint=opened.fingerprint(),
@@ -110,16 +111,18 @@ class Library:
             policy=policy.to_json(),
             pending={name: {"fingerprint": ckpt.fingerprint()} for name, ckpt in checkpoints.items()},
         )
-        manifest = _begin(directory, wanted, opened)
-        compressor = Compressor(directory, opened, manifest, randomized)
-        if any("ranks" not in plan for plan in manifest.pending.values()):
-            left = {name: checkpoints[name] for name in manifest.pending}
-            manifest = replace(manifest, pending=compressor.plan(left, policy, on_step))
-            manifest.write(directory)
-        for name in list(manifest.pending):
-            on_step("compressing", name)
-            manifest = manifest.with_expert(name, compressor.compress(name, checkpoints[name], manifest.pending[name]))
-            manifest.write(directory)
+        if _interrupted(directory, wanted) is None:  # ranks are planned before anything is written
+            planned = Compressor(directory, opened, wanted, randomized).plan(checkpoints, policy, on_step)
+            wanted = replace(wanted, pending=planned)
+        _make(directory)
+        with locked(directory):
+            manifest = _interrupted(directory, wanted) or _begin(directory, wanted, opened)
+            compressor = Compressor(directory, opened, manifest, randomized)
+            for name in list(manifest.pending):
+                on_step("compressing", name)
+                record = compressor.compress(name, checkpoints[name], manifest.pending[name])
+                manifest = manifest.with_expert(name, record)
+                manifest.write(directory)
         return cls(directory, None if copied else opened)
 
     def add(
@@ -132,28 +135,30 @@ class Library:
         budget: int | None = None,
         randomized: bool = False,
     ) -> Library:
-        """The library with one more expert, by the library's own rule for ranks unless told otherwise (a library built
-        within a budget gives a new expert the mean size of the others). No other file is touched."""
-        _check_name(name)
-        if name in self.manifest.experts:
-            raise InputError(f"{self.path}: has an expert {name!r} already; remove it first")
-        own = RankPolicy(**self.manifest.policy)
-        if own.kind == "budget":
-            own = RankPolicy("budget", sum(self.size().experts.values()) // max(1, len(self)))
+        """The library with one more expert, by the library's own rule for ranks unless told otherwise. One built within
+        a budget gives a new expert the mean size of the others, or all of the budget if there is none. No other file is
+        touched, and this object goes on to show what it was opened with."""
+        check_name(name)
         told = (rank_fraction, energy, budget) != (None, None, None)
-        policy = RankPolicy.choose(rank_fraction, energy, budget, 1) if told else own
+        policy = RankPolicy.choose(rank_fraction, energy, budget, 1) if told else None
         opened = open_checkpoint(expert)
         check_complete(self.base, opened)
-        compressor = Compressor(self.path, self.base, self.manifest, randomized)
-        plan = compressor.plan({name: opened}, policy, lambda action, which: None)
-        self.manifest.with_expert(name, compressor.compress(name, opened, plan[name])).write(self.path)
+        with locked(self.path):
+            current = Library(self.path, self.base)  # it may have changed since this one was opened
+            if name in current:
+                raise InputError(f"{self.path}: has an expert {name!r} already; remove it first")
+            compressor = Compressor(self.path, self.base, current.manifest, randomized)
+            plan = compressor.plan({name: opened}, policy or current._policy(), lambda action, which: None)
+            current.manifest.with_expert(name, compressor.compress(name, opened, plan[name])).write(self.path)
         return Library(self.path, self.base)
 
     def remove(self, name: str) -> Library:
         """The library without an expert; its file is deleted."""
-        record = self._record(name)
-        self.manifest.without(name).write(self.path)
-        (self.path / record.file).unlink(missing_ok=True)
+        with locked(self.path):
+            current = Library(self.path, self.base)
+            record = current._record(name)
+            current.manifest.without(name).write(self.path)
+            (self.path / record.file).unlink(missing_ok=True)
         return Library(self.path, self.base)
 
     @property
@@ -219,6 +224,13 @@ class Library:
                 findings.append(Finding(path.name, False, "not in the manifest; left by an interrupted change"))
         return findings
 
+    def _policy(self) -> RankPolicy:
+        """The rule for the ranks of one more expert."""
+        own = RankPolicy(**self.manifest.policy)
+        if own.kind != "budget" or not self.experts:
+            return own
+        return RankPolicy("budget", sum(self.size().experts.values()) // len(self))
+
     def _record(self, name: str) -> ExpertRecord:
         if name not in self.manifest.experts:
             raise InputError(f"{self.path}: has no expert {name!r}{did_you_mean(name, self.experts)}")
@@ -233,30 +245,44 @@ class Library:
         return None if checksum(path) == record.sha256 else "damaged: its checksum is not the library's"
 
 
+def _interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
+    """The manifest of an interrupted build of the same library, if there is one; refuses whatever else is there."""
+    check_writable(directory, directory)
+    present = set(os.listdir(directory)) if os.path.isdir(directory) else set()
+    if FILE not in present:
+        if present - {"experts", "base", "base.partial", f"{FILE}.partial", LOCK}:
+            raise InputError(f"{directory}: exists and is not an expert library; choose another path")
+        return None
+    found = Manifest.read(directory)
+    if any("ranks" not in plan for plan in found.pending.values()):
+        return None  # left by an earlier version that could not plan: nothing depends on it
+    if not found.pending:
+        raise InputError(f"{directory}: is a finished library; use `add` for another expert, or another path")
+    unlike = [
+        what
+        for what, ours, theirs in (
+            ("base", wanted.source_fingerprint, found.source_fingerprint),
+            ("place of the base", wanted.base, found.base),
+            ("dtype", wanted.dtype, found.dtype),
+            ("rule for ranks", wanted.policy, found.policy),
+            ("experts", _sources(wanted), _sources(found)),
+        )
+        if ours != theirs
+    ]
+    if unlike:
+        raise InputError(f"{directory}: a build with another {unlike[0]} was interrupted here; remove it first")
+    return found
+
+
+def _make(directory: Path) -> None:
+    try:
+        (directory / "experts").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be made: {error.strerror}") from None
+
+
 def _begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
-    """A new library's manifest, or that of an interrupted build of the same one."""
-    if (directory / FILE).exists():
-        found = Manifest.read(directory)
-        if not found.pending:
-            raise InputError(f"{directory}: is a finished library; use `add` for another expert, or another path")
-        unlike = [
-            what
-            for what, ours, theirs in (
-                ("base", wanted.source_fingerprint, found.source_fingerprint),
-                ("place of the base", wanted.base, found.base),
-                ("dtype", wanted.dtype, found.dtype),
-                ("rule for ranks", wanted.policy, found.policy),
-                ("experts", _sources(wanted), _sources(found)),
-            )
-            if ours != theirs
-        ]
-        if unlike:
-            raise InputError(f"{directory}: a build with another {unlike[0]} was interrupted here; remove it first")
-        return found
-    ours = {"experts", "base", "base.partial", f"{FILE}.partial"}
-    if directory.exists() and {path.name for path in directory.iterdir()} - ours:
-        raise InputError(f"{directory}: exists and is not an expert library; choose another path")
-    (directory / "experts").mkdir(parents=True, exist_ok=True)
+    """The manifest of a new library, on disk, after the copy of the base if there is to be one."""
     if wanted.base_copied:
         copy = write_checkpoint(base, directory / "base", overwrite=True)
         wanted = replace(wanted, base_fingerprint=open_checkpoint(copy).fingerprint())
@@ -269,35 +295,9 @@ def _sources(manifest: Manifest) -> dict[str, str]:
     return done | {name: plan["fingerprint"] for name, plan in manifest.pending.items()}
 
 
-def _open_base(path: Path, manifest: Manifest, base: Reference | None) -> Checkpoint:
-    where = path / manifest.base if manifest.base_copied else manifest.base
-    try:
-        opened = open_checkpoint(base if base is not None else where)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: the base cannot be opened: {error}; name its place with `base`") from None
-    if opened.fingerprint() not in (manifest.base_fingerprint, manifest.source_fingerprint):
-        raise CheckpointError(f"{path}: {opened.label} is not the base this library was built on")
-    return opened
-
-
-def _reference(base: Reference) -> str:
-    assert isinstance(base, (str, os.PathLike))
-    text = os.fspath(base)
-    return str(Path(text).resolve()) if Path(text).expanduser().exists() else text
-
-
 def _factor_dtype(base: Checkpoint) -> str:
-    sizes = {spec.dtype: 0 for spec in map(base.spec, base.names()) if not is_integer(spec.dtype)}
-    for spec in map(base.spec, base.names()):
-        if spec.dtype in sizes:
-            sizes[spec.dtype] += spec.nbytes
-    name = str(max(sizes, key=lambda dtype: sizes[dtype])).removeprefix("torch.") if sizes else "float32"
+    name = str(main_dtype(base)).removeprefix("torch.")
     return name if name in FACTOR_DTYPES else "float32"
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise InputError(f"{name!r} cannot name an expert: letters, digits, '.', '_' and '-' only")
 
 
 def _is_expert(path: Path) -> bool:
