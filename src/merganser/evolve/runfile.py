@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from merganser import recipes
 from merganser.errors import InputError, MerganserError, did_you_mean
@@ -41,8 +41,10 @@ from merganser.evolve.space import Choices, Parameter, Range, Space
 from merganser.methods.base import lookup
 from merganser.methods.base import parameters as declared
 from merganser.recipes import documents
+from merganser.recipes.references import locate
 
 T = TypeVar("T")
+Section = TypeVar("Section", bound=BaseModel)
 #: The kind of a task of the lm-evaluation-harness.
 HARNESS = "lm-eval"
 #: Extractor, estimator and c unless told otherwise: of a subset whose items a calibration tells of, and of any other.
@@ -58,6 +60,7 @@ class Run:
     evaluate: MergedModels
     calibration: Mapping[str, Calibration]
     workers: int
+    file: RunFile
     text: str
     root: str
 
@@ -72,6 +75,11 @@ def load(source: str | os.PathLike[str]) -> Run:
 
 def parse(text: str, root: str | Path = ".", source: str = "run file") -> Run:
     """A run file from its text; relative paths in it start at `root`."""
+    return _Resolver(read(text, root, source), source, text, str(root)).resolve()
+
+
+def read(text: str, root: str | Path = ".", source: str = "run file") -> RunFile:
+    """What a run file says, its shape checked and nothing else; paths that exist below `root` are absolute."""
     found = [document for document in documents.parse(text, source) if document is not None]
     if len(found) != 1 or not isinstance(found[0], dict):
         raise InputError(f"{source}: expected one mapping with models, method, space, tasks and objectives")
@@ -79,25 +87,63 @@ def parse(text: str, root: str | Path = ".", source: str = "run file") -> Run:
         run = RunFile.model_validate(found[0])
     except ValidationError as error:
         raise _error(problems(error), source) from None
-    return _Resolver(run, Path(root), source, text).resolve()
+    return _placed(run, Path(root))
+
+
+def template(run: RunFile) -> dict[str, Any]:
+    """The native recipe without the values under search, its models in the order of the run file."""
+    document: dict[str, Any] = {"method": run.method}
+    if run.base is not None:
+        document["base"] = run.base
+    document["models"] = [{"path": path} for path in run.models.values()]
+    for key in ("parameters", "overrides", "output"):
+        if value := getattr(run, key):
+            document[key] = value
+    return document | {"seed": run.search.seed}
+
+
+def _placed(run: RunFile, root: Path) -> RunFile:
+    """Paths beside the run file if they are there, else as they are (in the working directory, or a hub id)."""
+
+    def place(path: str) -> str:
+        name, mark, part = path.partition("#")  # a part of a file of calibrations
+        return locate(name, root.resolve()) + mark + part
+
+    def placed(section: Section, *names: str) -> Section:
+        found = {name: path for name in names if (path := getattr(section, name)) is not None}
+        return section.model_copy(update={name: place(path) for name, path in found.items()})
+
+    def task(entry: TaskEntry) -> TaskEntry:
+        options = entry.options
+        if entry.kind == HARNESS and "include" in options:
+            options = {**options, "include": place(str(options["include"]))}
+        return placed(entry, "data", "calibration").model_copy(update={"options": options})
+
+    return placed(run, "base").model_copy(
+        update={
+            "models": {label: place(path) for label, path in run.models.items()},
+            "tasks": {name: task(entry) for name, entry in run.tasks.items()},
+            "model": placed(run.model, "path", "tokenizer"),
+        }
+    )
 
 
 class _Resolver:
     """From the schema to a design, collecting problems."""
 
-    def __init__(self, run: RunFile, root: Path, source: str, text: str) -> None:
-        self.run, self.root, self.source, self.text = run, root, source, text
+    def __init__(self, run: RunFile, source: str, text: str, root: str) -> None:
+        self.run, self.source, self.text, self.root = run, source, text, root
         self.problems: list[str] = []
 
     def resolve(self) -> Run:
         run = self.run
         if not run.models:
             self.problems.append("models: name at least one")
-        template = self.template()
+        document = template(run)
         space = self.space()
         self.finish()
         assert space is not None
-        self.attempt("recipe", self.check_recipe, space, template)
+        self.attempt("recipe", self.check_recipe, space, document)
         examiners: dict[str, Examiner] = {}
         tasks: list[Task | None] = []
         calibration: dict[str, Calibration] = {}
@@ -129,8 +175,8 @@ class _Resolver:
         )
         self.finish()
         assert design is not None
-        evaluate = MergedModels(self.loader(), template, tuple(run.models), space, examiners)
-        return Run(design, evaluate, calibration, run.workers, self.text, str(self.root))
+        evaluate = MergedModels(self.loader(), document, tuple(run.models), space, examiners)
+        return Run(design, evaluate, calibration, run.workers, run, self.text, self.root)
 
     def attempt(self, where: str, build: Callable[..., T], *args: Any) -> T | None:
         """What `build` returns; an error it raises becomes a problem."""
@@ -144,22 +190,6 @@ class _Resolver:
     def finish(self) -> None:
         if self.problems:
             raise _error(self.problems, self.source)
-
-    def place(self, path: str) -> str:
-        """A path beside the run file if it is there, else as it is (the working directory, or a hub id)."""
-        beside = (self.root / path).expanduser()
-        return str(beside.resolve()) if beside.exists() else path
-
-    def template(self) -> dict[str, Any]:
-        run = self.run
-        template: dict[str, Any] = {"method": run.method}
-        if run.base is not None:
-            template["base"] = self.place(run.base)
-        template["models"] = [{"path": self.place(path)} for path in run.models.values()]
-        for key in ("parameters", "overrides", "output"):
-            if value := getattr(run, key):
-                template[key] = value
-        return template | {"seed": run.search.seed}
 
     def space(self) -> Space | None:
         parameters = []
@@ -211,7 +241,7 @@ class _Resolver:
         kinds = [*KINDS, HARNESS, "function"]
         if entry.kind not in kinds:
             raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, kinds)}")
-        tokenizer = self.place(self.run.model.tokenizer or self.run.model.path or self.run.base or "")
+        tokenizer = self.run.model.tokenizer or self.run.model.path or self.run.base or ""
         if not tokenizer:
             raise InputError("which tokenizer? There is no base; say model: {tokenizer: …}")
         examiner = self.harness(entry, tokenizer) if entry.kind == HARNESS else self.asked(entry, tokenizer)
@@ -224,16 +254,13 @@ class _Resolver:
             raise InputError(f"kind {entry.kind} needs data: a file of questions")
         kind = KINDS[entry.kind]
         _check_options(entry.options, kind, {"source", "tokenizer"})
-        return kind(self.place(entry.data), tokenizer, **entry.options)  # type: ignore[return-value]
+        return kind(entry.data, tokenizer, **entry.options)  # type: ignore[return-value]
 
     def harness(self, entry: TaskEntry, tokenizer: str) -> Harness:
         if entry.task is None:
             raise InputError(f"kind {HARNESS} needs task: the name of a task of the harness")
         _check_options(entry.options, Harness, {"task", "tokenizer", "data"})
-        options = dict(entry.options)
-        if "include" in options:
-            options["include"] = self.place(str(options["include"]))
-        return Harness(entry.task, tokenizer, self.place(entry.data) if entry.data else None, **options)
+        return Harness(entry.task, tokenizer, entry.data, **entry.options)
 
     def task(self, name: str, entry: TaskEntry, examiner: Examiner) -> Task:
         strata = None
@@ -261,10 +288,9 @@ class _Resolver:
     def calibration(self, reference: str, count: int | None) -> Calibration:
         """`.npy` or `.npz` (array `answers`, models × items), or `tinyBenchmarks.pkl#benchmark/scenario`."""
         path, _, part = reference.partition("#")
-        where = self.place(path)
-        if not Path(where).is_file():
+        if not Path(path).is_file():
             raise InputError(f"{path}: no such file")
-        known = _published(where, part) if part else _answered(where)
+        known = _published(path, part) if part else _answered(path)
         if count is not None and known.items != count:
             raise InputError(f"{reference}: tells of {known.items} items, and the task has {count}")
         return known
@@ -277,7 +303,7 @@ class _Resolver:
         elif ":" in model.kind:
             self.attempt("model.kind", imported, model.kind)
         self.finish()
-        return Loader(model.kind, self.place(path), model.device)
+        return Loader(model.kind, path, model.device)
 
 
 def _published(path: str, part: str) -> Calibration:

@@ -197,7 +197,7 @@ class Run:
         if self.design.stability:
             pool = {name: prepared.split.pool.tolist() for name, prepared in self.tasks.items()}
             self._evaluate("full", [t.values or {} for t in self._spread(valid)], pool, "stability")
-        self.store.set("ended", True)
+        self.store.set(ended=True)
         self.listen(Event("done", self.design.trials, self.design.trials))
 
     def _spread(self, valid: Sequence[Trial]) -> list[Trial]:

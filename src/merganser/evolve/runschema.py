@@ -79,6 +79,10 @@ class RunFile(_Section):
     model: ModelEntry = Field(default_factory=ModelEntry)
     workers: int = 1
 
+    def decisive(self) -> str:
+        """Everything that results depend on, in its order, as text: two run files of one study say the same."""
+        return self.model_dump_json(exclude={"workers": True, "model": {"device"}})
+
 
 def problems(error: ValidationError) -> list[str]:
     """Pydantic's findings in our words."""

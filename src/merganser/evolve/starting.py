@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -10,12 +11,14 @@ from typing import Any
 
 import torch
 
+from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.evaluate.examiners import Asked, embeddings
 from merganser.evolve import runfile
 from merganser.evolve.preparation import Calibration
 from merganser.evolve.runfile import Run
 from merganser.evolve.running import Listener
+from merganser.evolve.runschema import RunFile
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
 
@@ -31,27 +34,29 @@ def start(
 ) -> Study:
     """Run the study a run file describes, in the file `study`; with `resume`, go on with the one that is there.
 
-    A resumed study goes by the run file it was started with; if `run` says something else now, that is an error.
+    A resumed study goes by the run file, weights and data it was started with; if they are others now, that is an error.
     """
     loaded = runfile.load(run)
+    if resume and not Path(study).is_file():
+        raise InputError(f"{study}: no such study to go on with; to start it, leave out --resume (resume=True)")
     opened = Study.open(study)
-    stored = opened.store.get("run")
-    if stored is not None and not resume:
-        raise InputError(
-            f"{study}: holds a study already; go on with it (--resume, resume=True), or choose another file"
-        )
-    if stored is not None and runfile.parse(stored["text"], stored["root"]).design != loaded.design:
-        raise InputError(f"{run}: differs from the run file that {study} was started with; start another study")
-    if stored is None:
-        opened.store.set("run", {"text": loaded.text, "root": str(Path(loaded.root).resolve())})
-        opened.store.set("design", loaded.design.to_json())
-    opened.resume(
-        loaded.evaluate,
-        calibration=_with_embeddings(loaded, opened),
-        workers=workers or loaded.workers,
-        ray=ray,
-        listen=listen,
-    )
+    try:
+        known = opened.store.get("design") is not None
+        if known:
+            _check_the_same(loaded, opened, run, resume)
+        settings: dict[str, Any] = {
+            "calibration": _with_embeddings(loaded, opened),
+            "workers": loaded.workers if workers is None else workers,
+            "ray": ray,
+            "listen": listen,
+        }
+        if known:
+            opened.resume(loaded.evaluate, **settings)
+        else:
+            opened.run(loaded.design, loaded.evaluate, **settings, origin=_origin(loaded))
+    except BaseException:
+        opened.close()
+        raise
     return opened
 
 
@@ -62,8 +67,39 @@ def recipe(study: Study, trial: Trial) -> dict[str, Any]:
         raise InputError(f"{study.store.path}: this study was not started from a run file, so it has no recipe")
     if trial.values is None:
         raise InputError("an endpoint is a model, not a merge")
-    evaluate = runfile.parse(stored["text"], stored["root"]).evaluate
-    return evaluate.space.recipe(evaluate.template, evaluate.labels, trial.values)
+    template = runfile.template(runfile.read(stored["text"], stored["root"]))
+    return study.design.space.recipe(template, study.design.endpoints, trial.values)
+
+
+def _check_the_same(loaded: Run, study: Study, run: str | PathLike[str], resume: bool) -> None:
+    """A file that holds a study is gone on with on demand only, and only as the study it is."""
+    place = study.store.path
+    stored = study.store.get("run")
+    if stored is None:
+        raise InputError(f"{place}: holds a study that was started from Python; choose another file")
+    if not resume:
+        raise InputError(f"{place}: holds a study already; go on with it (--resume, resume=True), or choose another")
+    if runfile.read(stored["text"], stored["root"]).decisive() != loaded.file.decisive():
+        raise InputError(f"{run}: differs from the run file that {place} was started with; start another study")
+    before, now = stored.get("files", {}), _fingerprints(loaded.file)
+    if changed := [path for path in before if before[path] != now.get(path)]:
+        raise InputError(f"{changed[0]}: has changed since {place} was started; start another study")
+
+
+def _origin(run: Run) -> dict[str, Any]:
+    """What a study is known by when it is resumed, and what its recipes are made from."""
+    return {"text": run.text, "root": str(Path(run.root).resolve()), "files": _fingerprints(run.file)}
+
+
+def _fingerprints(run: RunFile) -> dict[str, str]:
+    """Of the weights and data a run file names, by path."""
+    models = dict.fromkeys([*([run.base] if run.base else []), *run.models.values()])
+    found = {path: open_checkpoint(path).fingerprint() for path in models}
+    for entry in run.tasks.values():
+        for path in (entry.data, entry.calibration and entry.calibration.partition("#")[0]):
+            if path and Path(path).is_file():
+                found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return found
 
 
 def _with_embeddings(run: Run, study: Study) -> Mapping[str, Calibration]:

@@ -127,9 +127,11 @@ class Store:
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, **entries: Any) -> None:
+        """Keep values by their keys, all of them in one transaction."""
         with self._connection:
-            self._connection.execute("REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+            rows = [(key, json.dumps(value)) for key, value in entries.items()]
+            self._connection.executemany("REPLACE INTO meta VALUES (?, ?)", rows)
 
     def artifact(self, name: str) -> bytes | None:
         row = self._connection.execute("SELECT content FROM artifacts WHERE name = ?", (name,)).fetchone()

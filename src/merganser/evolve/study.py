@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
+from typing import Any
 
 from merganser.errors import InputError
 from merganser.evolve import ranking
@@ -51,12 +52,18 @@ class Study:
         workers: int = 1,
         ray: str | None = None,
         listen: Listener | None = None,
+        origin: Mapping[str, Any] | None = None,
     ) -> Trial | None:
-        """Run a new study to its end; returns the winner, or None when there are several objectives."""
+        """Run a new study to its end; returns the winner, or None when there are several objectives.
+
+        `origin` is kept with the design: of a study from a run file, what `merganser.evolve.starting` knows it by.
+        """
         if self.store.get("design") is not None:
             raise InputError(f"{self.store.path}: holds a study already; resume it, or choose another file")
-        self.store.set("design", design.to_json())
-        return self.resume(evaluate, calibration=calibration, workers=workers, ray=ray, listen=listen)
+        run = _run(self.store, design, evaluate, calibration, workers, ray, listen)
+        # Whatever cannot be run has been refused by now, and left the file as it was.
+        self.store.set(design=design.to_json(), **({} if origin is None else {"run": dict(origin)}))
+        return self._completed(run)
 
     def resume(
         self,
@@ -68,15 +75,16 @@ class Study:
         listen: Listener | None = None,
     ) -> Trial | None:
         """Go on from what the file holds; finished trials are replayed, not evaluated."""
-        silent: Listener = lambda event: None  # noqa: E731
-        run = Run(self.store, self.design, evaluate, calibration or {}, workers, ray, listen or silent)
+        return self._completed(_run(self.store, self.design, evaluate, calibration, workers, ray, listen))
+
+    def _completed(self, run: Run) -> Trial | None:
         try:
             run.prepare()
             run.search()
             run.conclude()
         finally:
             run.close()
-        return self.best() if len(self.design.objectives) == 1 else None
+        return self.best() if len(run.design.objectives) == 1 else None
 
     @property
     def ended(self) -> bool:
@@ -108,3 +116,16 @@ class Study:
     def forecast(self) -> Forecast:
         """What is left of the search, by what evaluations took so far."""
         return forecast(self.store, self.design)
+
+
+def _run(
+    store: Store,
+    design: Design,
+    evaluate: Evaluate,
+    calibration: Mapping[str, Calibration] | None,
+    workers: int,
+    ray: str | None,
+    listen: Listener | None,
+) -> Run:
+    silent: Listener = lambda event: None  # noqa: E731
+    return Run(store, design, evaluate, calibration or {}, workers, ray, listen or silent)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import time
 import traceback
 from collections import deque
@@ -107,6 +108,13 @@ class Processes:
     """Processes of this machine, each with its own copy of the evaluator (which must pickle) and its own models."""
 
     def __init__(self, evaluate: Evaluate, count: int) -> None:
+        try:
+            pickle.dumps(evaluate)
+        except Exception as error:  # whatever an object's own pickling raises
+            raise InputError(
+                f"the evaluator cannot be sent to other processes ({error}); use one worker, or make it a function or "
+                "an object of a module"
+            ) from None
         self._context = multiprocessing.get_context("spawn")
         self._evaluate = evaluate
         self._count = count

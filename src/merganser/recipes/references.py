@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from pathlib import Path
 
 
@@ -9,7 +10,7 @@ def locate(reference: str, root: Path | None) -> str:
     """The reference with each of its paths (`model`, `model+adapter`) made findable; hub ids stay as they are."""
     if root is None:
         return reference
-    if "+" in reference and not _beside(reference, root).exists():
+    if "+" in reference and not os.path.exists(_beside(reference, root)):
         return "+".join(_one(part, root) for part in reference.split("+"))
     return _one(reference, root)
 
@@ -23,7 +24,8 @@ def places(reference: str, root: Path | None) -> str:
 
 def _one(reference: str, root: Path) -> str:
     beside = _beside(reference, root)
-    return str(beside) if beside.exists() else reference
+    # Not Path.exists, which raises on what is too long for a path.
+    return str(beside) if os.path.exists(beside) else reference
 
 
 def _beside(reference: str, root: Path) -> Path:

@@ -1,0 +1,95 @@
+"""A study goes on as the one it was started as, or not at all; what is refused leaves its file as it was."""
+
+from __future__ import annotations
+
+import pytest
+from safetensors.torch import load_file, save_file
+from synthetic_designs import design
+from synthetic_world import World
+
+from merganser.errors import InputError
+from merganser.evolve.starting import recipe, start
+from merganser.evolve.study import Study
+
+pytest.importorskip("pymoo")
+
+
+@pytest.fixture
+def interrupted(toy, tmp_path):
+    """The toy's run file and a study of it that was stopped after three trials."""
+
+    def stop(event):
+        if event.phase == "search" and event.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(toy(), tmp_path / "s.sqlite", listen=stop)
+    return toy, tmp_path / "s.sqlite"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("left: ./left.safetensors", "left: ./base.safetensors"),
+        ('"toy_tasks:right"', '"toy_tasks:left"'),
+        ("model: {kind: ", "parameters: {normalize: true}\nmodel: {kind: "),
+        ("model: {kind: ", "output: {dtype: float64}\nmodel: {kind: "),
+        ("method: task_arithmetic", "method: linear"),
+        (
+            "left: ./left.safetensors, right: ./right.safetensors",
+            "right: ./right.safetensors, left: ./left.safetensors",
+        ),
+    ],
+)
+def test_a_changed_run_file_is_another_study(interrupted, change):
+    toy, file = interrupted
+    with pytest.raises(InputError, match="differs from the run file"):
+        start(toy(change), file, resume=True)
+    study = start(toy(), file, resume=True)
+    assert study.ended
+    assert len(study.trials()) == 12
+
+
+def test_workers_and_devices_may_change(interrupted):
+    toy, file = interrupted
+    study = start(toy(('"toy_tasks:build"', '"toy_tasks:build", device: "cpu:0"'), name="moved.yml"), file, resume=True)
+    assert study.ended
+
+
+def test_changed_weights_are_another_study(interrupted, tmp_path):
+    toy, file = interrupted
+    place = tmp_path / "left.safetensors"
+    kept = load_file(place)
+    save_file({**kept, "weight": kept["weight"] + 1}, place)
+    with pytest.raises(InputError, match=r"left\.safetensors: has changed since .*s\.sqlite was started"):
+        start(toy(), file, resume=True)
+    save_file(kept, place)
+    study = start(toy(), file, resume=True)
+    paths = [model["path"] for model in recipe(study, study.best())["models"]]
+    assert paths == [str(tmp_path / "left.safetensors"), str(tmp_path / "right.safetensors")]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_study_from_python_is_not_overwritten(toy, tmp_path, resume):
+    study = Study.open(tmp_path / "s.sqlite")
+    study.run(design(population=5, generations=1), World())
+    before = study.best()
+    with pytest.raises(InputError, match="started from Python"):
+        start(toy(), tmp_path / "s.sqlite", resume=resume)
+    assert study.design == design(population=5, generations=1)
+    assert study.best() == before
+
+
+def test_resume_needs_a_study(toy, tmp_path):
+    with pytest.raises(InputError, match="no such study to go on with"):
+        start(toy(), tmp_path / "typo.sqlite", resume=True)
+    assert not (tmp_path / "typo.sqlite").exists()
+
+
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 2, "evaluate": lambda candidate, items: {}}])
+def test_what_cannot_be_run_leaves_the_file_free(tmp_path, settings):
+    study = Study.open(tmp_path / "s.sqlite")
+    small = design(population=5, generations=1)
+    with pytest.raises(InputError, match=r"at least 1|cannot be sent to other processes"):
+        study.run(small, **{"evaluate": World(), **settings})
+    assert study.run(small, World()) is not None
