@@ -84,5 +84,7 @@ def test_adapters_from_the_command_line(models, tmp_path):
         assert "rank 4" in call(LORA, *arguments).stdout
     call(LORA, "merge-lora", tmp_path / "both", tmp_path / "math-lora", tmp_path / "code-lora", "--rank", 6)
     assert json.loads((tmp_path / "both/adapter_config.json").read_text())["r"] == 6
+    done = call(LORA, "merge-lora", tmp_path / "again", tmp_path / "math-lora", "--json").stdout
+    assert json.loads(done) == {"event": "done", "path": str(tmp_path / "again")}
     with pytest.raises(InputError, match="not a dtype"):
         call(LORA, "extract-lora", models["math"], tmp_path / "y", "--base", models["base"], "--dtype", "int8")

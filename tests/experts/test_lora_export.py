@@ -136,3 +136,54 @@ def test_adapters_of_different_modules_do_not_merge(models, tmp_path):
     extract_lora(one, base, tmp_path / "b", rank=2)
     with pytest.raises(CheckpointError, match=r"change different weights, such as 'layers\.0\.up"):
         merge_adapters([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+
+
+def test_inputs_and_what_stands_beside_them_are_never_replaced(models, tmp_path, monkeypatch):
+    base, tuned = models
+    project = tmp_path / "project"
+    project.mkdir()
+    weights = project / "law.safetensors"
+    weights.write_bytes((tuned / "model.safetensors").read_bytes())
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial/notes.txt").write_text("mine")
+    for out in (project, weights, base, tmp_path):
+        with pytest.raises(InputError, match="cannot be replaced"):
+            extract_lora(weights, base, out, rank=2, overwrite=True)
+    extract_lora(weights, base, tmp_path / "out", rank=2)
+    assert (tmp_path / "out.partial/notes.txt").exists()
+    with pytest.raises(InputError, match="cannot be replaced"):
+        merge_adapters([tmp_path / "out"], tmp_path, overwrite=True)
+    library = Library.build(base, {"e": tuned}, tmp_path / "lib", rank_fraction=0.25)
+    with pytest.raises(InputError, match="cannot be replaced"):
+        export_expert(library.expert("e"), tmp_path / "lib", overwrite=True)
+    monkeypatch.chdir(project)
+    with pytest.raises(InputError, match="not a name"):
+        extract_lora(tuned, base, ".", rank=2, overwrite=True)
+    assert weights.exists()
+    (project / "plain").write_text("a file")
+    extract_lora(weights, base, project / "plain", rank=2, overwrite=True)
+    assert open_checkpoint(f"{base}+{project / 'plain'}").names()
+
+
+def test_input_is_checked_before_any_work(models, tmp_path, monkeypatch):
+    base, tuned = models
+    extract_lora(tuned, base, tmp_path / "a", rank=2, dtype="fp16")
+    assert load_file(tmp_path / "a/adapter_model.safetensors").popitem()[1].dtype == torch.float16
+    library = Library.build(base, {"e": tuned}, tmp_path / "lib", rank_fraction=0.25)
+    for function in ("top_svd", "merge_pairs", "_stored"):
+        monkeypatch.setattr(f"merganser.experts.lora.{function}", lambda *_: pytest.fail("work began"))
+    for rank in (0, -1):
+        with pytest.raises(InputError, match="rank of at least 1"):
+            extract_lora(tuned, base, tmp_path / "b", rank=rank)
+        with pytest.raises(InputError, match="rank of at least 1"):
+            export_expert(library.expert("e"), tmp_path / "b", rank=rank)
+        with pytest.raises(InputError, match="rank of at least 1"):
+            merge_adapters([tmp_path / "a"], tmp_path / "b", rank=rank)
+    with pytest.raises(InputError, match="known: core_space, knots"):
+        merge_adapters([tmp_path / "a"], tmp_path / "b", space="core")
+    for dtype in ("fp61", torch.int8):
+        with pytest.raises(InputError, match="not a dtype of adapters"):
+            extract_lora(tuned, base, tmp_path / "b", dtype=dtype)
+    for call in (lambda out: extract_lora(tuned, base, out), lambda out: merge_adapters([tmp_path / "a"], out)):
+        with pytest.raises(InputError, match="exists already"):
+            call(tmp_path / "a")

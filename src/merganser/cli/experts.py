@@ -112,14 +112,14 @@ def extract(
     as_json: Json = False,
 ) -> None:
     """Rebuild one expert as an ordinary checkpoint, or as a LoRA adapter for PEFT and vLLM."""
-    from merganser.cli.lora import check_dtype, show_report
+    from merganser.cli.lora import show_report
     from merganser.errors import InputError
 
     opened = _open(library, base)
     if form == "lora":
         from merganser.experts.lora import export_expert
 
-        report = export_expert(opened.expert(name), out, rank=rank, dtype=check_dtype(dtype), overwrite=overwrite)
+        report = export_expert(opened.expert(name), out, rank=rank, dtype=dtype, overwrite=overwrite)
         show_report(report, as_json)
     elif form == "checkpoint":
         _done(opened.extract(name, out, resume=resume, overwrite=overwrite), as_json)

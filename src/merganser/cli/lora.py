@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 if TYPE_CHECKING:
-    from merganser.experts.lora import AdapterDtype, AdapterReport
+    from merganser.experts.lora import AdapterReport
+    from merganser.methods.adapters import Space
 
 
 def command(
@@ -32,7 +33,7 @@ def command(
         base,
         out,
         rank=rank,
-        dtype=check_dtype(dtype),
+        dtype=dtype,
         fan_in_fan_out=fan_in_fan_out,
         overwrite=overwrite,
     )
@@ -47,33 +48,21 @@ def merge_command(
     rank: Annotated[int | None, typer.Option(min=1, help="Cut the result to this rank.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Merge LoRA adapters into one adapter; no base is read."""
-    from merganser.errors import InputError
     from merganser.experts.lora import merge_adapters
-    from merganser.methods.adapters import Space
 
-    if space not in ("core_space", "knots"):
-        raise InputError(f"--space {space}: choose core_space or knots")
     path = merge_adapters(
         adapters,
         out,
-        space=cast(Space, space),
+        space=cast("Space", space),
         method=method,
         rank=rank,
-        dtype=check_dtype(dtype),
+        dtype=dtype,
         overwrite=overwrite,
     )
-    typer.echo(f"wrote {path}")
-
-
-def check_dtype(dtype: str) -> AdapterDtype:
-    from merganser.errors import InputError, did_you_mean
-
-    known = ("float32", "bfloat16", "float16")
-    if dtype not in known:
-        raise InputError(f"--dtype {dtype}: not a dtype of adapters{did_you_mean(dtype, known)}")
-    return cast("AdapterDtype", dtype)
+    typer.echo(json.dumps({"event": "done", "path": str(path)}) if as_json else f"wrote {path}")
 
 
 def show_report(report: AdapterReport, as_json: bool) -> None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from merganser.engine.disk import Disk
 from merganser.errors import InputError, MerganserError
+
+
+def paths_in(reference: object) -> Iterator[Path]:
+    """The files and directories a reference such as `base+adapter` names, as far as they are here."""
+    if isinstance(reference, (str, os.PathLike)):
+        text = os.fspath(reference)
+        for part in dict.fromkeys((text, *text.split("+"))):
+            if os.path.exists(path := os.path.expanduser(part)):
+                yield Path(path)
 
 
 def check_replaceable(out: Path, inputs: Iterable[Path]) -> None:

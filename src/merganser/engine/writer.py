@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from merganser.engine.blocks import Piece
-from merganser.engine.directories import check_replaceable
+from merganser.engine.directories import check_replaceable, paths_in
 from merganser.engine.disk import Disk, explain
 from merganser.engine.journal import Journal
 from merganser.engine.layout import Shard, index_json, lay_out
@@ -263,7 +263,4 @@ def _inputs(plan: Plan) -> Iterator[Path]:
         if model.plan is not None:
             yield from _inputs(model.plan)
             continue
-        for reference in {str(model.path), *str(model.path).split("+")}:
-            path = os.path.expanduser(reference)
-            if os.path.exists(path):
-                yield Path(path)
+        yield from paths_in(model.path)

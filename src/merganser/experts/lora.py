@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -16,21 +15,19 @@ from torch import Tensor
 
 from merganser.checkpoints.adapter import AdapterFile
 from merganser.checkpoints.base import Checkpoint, is_integer
+from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference, locate
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.errors import CheckpointError, InputError
+from merganser.engine.directories import check_out, paths_in, publish
+from merganser.errors import CheckpointError, InputError, did_you_mean
 from merganser.experts.building import check_complete, task_matrix
 from merganser.experts.views import Expert
 from merganser.kernels.spectra import Factors, top_svd
-from merganser.methods.adapters import Pair, balanced, merge_pairs, truncate_pair
+from merganser.methods.adapters import Pair, Space, balanced, merge_pairs, truncate_pair
 from merganser.methods.base import build, lookup
 
-AdapterDtype = Literal["float32", "bfloat16", "float16"]
-_DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+#: What PEFT and its servers read.
+DTYPES = ("float32", "bfloat16", "float16")
 #: Embeddings and tensors of this kind are no Linear layers, which is what adapters change.
 _LOOKUPS = ("embed", "wte", "wpe", "lm_head")
 
@@ -70,7 +67,7 @@ def extract_lora(
     out: str | os.PathLike[str],
     *,
     rank: int = 64,
-    dtype: AdapterDtype = "bfloat16",
+    dtype: str | torch.dtype = "bfloat16",
     fan_in_fan_out: bool = False,
     overwrite: bool = False,
 ) -> AdapterReport:
@@ -79,11 +76,15 @@ def extract_lora(
     Only weights of Linear layers fit an adapter; whatever else changed (embeddings, norms, biases) is named in the
     report, with the share of the energy that was kept.
     """
-    if rank < 1:
-        raise InputError(f"an adapter needs a rank of at least 1, got {rank}")
+    _check_rank(rank)
+    stored = _dtype(dtype)
     tuned, origin = open_checkpoint(finetuned), open_checkpoint(base)
+    inputs = [path for source in (finetuned, base, tuned.label, origin.label) for path in paths_in(source)]
+    check_out(Path(out), overwrite, inputs)
+    if any(path.resolve() == Path(out).resolve() for path in inputs):
+        raise InputError(f"{out} cannot be replaced: the adapter is made from it; choose another name")
     check_complete(origin, tuned)
-    return _write(_differences(tuned, origin, rank), Path(out), rank, origin, dtype, fan_in_fan_out, overwrite)
+    return _write(_differences(tuned, origin, rank), Path(out), rank, origin, stored, fan_in_fan_out)
 
 
 def export_expert(
@@ -91,25 +92,28 @@ def export_expert(
     out: str | os.PathLike[str],
     *,
     rank: int | None = None,
-    dtype: AdapterDtype = "bfloat16",
+    dtype: str | torch.dtype = "bfloat16",
     fan_in_fan_out: bool = False,
     overwrite: bool = False,
 ) -> AdapterReport:
     """An expert of a library as an adapter, at its own rank (that of its largest matrix) or less."""
+    _check_rank(rank)
+    stored = _dtype(dtype)
+    check_out(Path(out), overwrite, expert.inputs())
     file = expert.file
-    stored = [file.rank(name) for name, kind in file.kinds.items() if kind == "factors"]
-    limit = rank or max(stored, default=1)
-    return _write(_stored(expert, limit), Path(out), limit, expert.source, dtype, fan_in_fan_out, overwrite)
+    ranks = [file.rank(name) for name, kind in file.kinds.items() if kind == "factors"]
+    limit = max(ranks, default=1) if rank is None else rank
+    return _write(_stored(expert, limit), Path(out), limit, expert.source, stored, fan_in_fan_out)
 
 
 def merge_adapters(
     adapters: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
-    space: Literal["knots", "core_space"] = "core_space",
+    space: Space = "core_space",
     method: str = "tsv",
     rank: int | None = None,
-    dtype: AdapterDtype = "bfloat16",
+    dtype: str | torch.dtype = "bfloat16",
     overwrite: bool = False,
     **parameters: Any,
 ) -> Path:
@@ -119,6 +123,11 @@ def merge_adapters(
     """
     if not adapters:
         raise InputError("nothing to merge")
+    if space not in get_args(Space):
+        raise InputError(f"unknown space {space!r}{did_you_mean(space, get_args(Space))}")
+    _check_rank(rank)
+    stored = _dtype(dtype)
+    check_out(Path(out), overwrite, [path for adapter in adapters for path in paths_in(adapter)])
     files = [AdapterFile(locate(os.fspath(path))) for path in adapters]
     names = list(files[0].updates)
     for file in files:
@@ -132,9 +141,18 @@ def merge_adapters(
     for name in names:
         scaled = [(file.updates[name].scale * b, a) for file in files for b, a in [file.factors(name)]]
         merged = merge_pairs(scaled, space, rule)
-        pairs[name] = truncate_pair(merged, rank or merged[0].shape[1])
+        pairs[name] = truncate_pair(merged, merged[0].shape[1] if rank is None else rank)
     config = {key: files[0].config.get(key) for key in ("base_model_name_or_path", "task_type", "fan_in_fan_out")}
-    return _save(Path(out), pairs, config, _DTYPES[dtype], overwrite)
+    return _save(Path(out), pairs, config, stored)
+
+
+def _check_rank(rank: int | None) -> None:
+    if rank is not None and rank < 1:
+        raise InputError(f"an adapter needs a rank of at least 1, got {rank}")
+
+
+def _dtype(given: str | torch.dtype) -> torch.dtype:
+    return dtype_of(given, DTYPES, "adapters")
 
 
 def _differences(tuned: Checkpoint, base: Checkpoint, rank: int) -> Iterator[_Change]:
@@ -169,11 +187,9 @@ def _write(
     out: Path,
     rank: int,
     base: Checkpoint,
-    dtype: AdapterDtype,
+    dtype: torch.dtype,
     fan_in_fan_out: bool,
-    overwrite: bool,
 ) -> AdapterReport:
-    _check_free(out, overwrite)
     pairs: dict[str, Pair] = {}
     left_out: list[str] = []
     seen = kept = 0.0
@@ -188,19 +204,13 @@ def _write(
     if not pairs:
         raise InputError(f"no weight of a Linear layer differs from {base.label}: there is nothing to adapt")
     config = {"base_model_name_or_path": base.label, "fan_in_fan_out": fan_in_fan_out}
-    _save(out, pairs, config, _DTYPES[dtype], overwrite)
+    _save(out, pairs, config, dtype)
     width = max(b.shape[1] for b, _ in pairs.values())
     return AdapterReport(out, width, len(pairs), min(1.0, kept / seen) if seen else 1.0, tuple(left_out))
 
 
-def _check_free(out: Path, overwrite: bool) -> None:
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists already; choose another name or overwrite it")
-
-
-def _save(out: Path, pairs: Mapping[str, Pair], config: Mapping[str, Any], dtype: torch.dtype, overwrite: bool) -> Path:
+def _save(out: Path, pairs: Mapping[str, Pair], config: Mapping[str, Any], dtype: torch.dtype) -> Path:
     """One rank for all modules, filled up with zeros: some servers know no other."""
-    _check_free(out, overwrite)
     rank = max(1, *(b.shape[1] for b, _ in pairs.values()))
     turned = bool(config.get("fan_in_fan_out"))
     tensors: dict[str, Tensor] = {}
@@ -221,7 +231,7 @@ def _save(out: Path, pairs: Mapping[str, Pair], config: Mapping[str, Any], dtype
         "fan_in_fan_out": False,
     }
     settings |= {key: value for key, value in config.items() if value is not None}
-    return _publish(
+    return publish(
         out,
         lambda directory: (
             save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"}),
@@ -232,15 +242,3 @@ def _save(out: Path, pairs: Mapping[str, Pair], config: Mapping[str, Any], dtype
 
 def _filled(columns: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
     return torch.nn.functional.pad(columns, (0, rank - columns.shape[1])).to(dtype).contiguous()
-
-
-def _publish(out: Path, write: Callable[[Path], object]) -> Path:
-    """The directory gets its name when it is complete."""
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    write(partial)
-    if out.exists():
-        shutil.rmtree(out)
-    partial.rename(out)
-    return out

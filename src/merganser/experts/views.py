@@ -6,11 +6,13 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer, select_rows
+from merganser.engine.directories import paths_in
 from merganser.errors import CheckpointError
 from merganser.experts.storage import ExpertFile
 from merganser.kernels.spectra import Factors, top_svd
@@ -54,6 +56,10 @@ class Expert(View):
     def fingerprint(self) -> str:
         parts = f"{self.source.fingerprint()} {self.file.weights.fingerprint()}"
         return hashlib.sha256(parts.encode()).hexdigest()
+
+    def inputs(self) -> list[Path]:
+        """The files it is read from, which no output may replace."""
+        return [self.file.path, *paths_in(self.source.label)]
 
     def factors(self, name: str, k: int | None = None) -> Factors | None:
         """The task matrix of a tensor as float64 factors: none if it did not change, decomposed if kept whole."""
