@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,8 +35,46 @@ class Activations:
 
 
 def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """The linear modules by name."""
-    return {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    """The linear modules by name whose call is y = W x + b, so that a hook sees x and may add to y.
+
+    A subclass with a forward pass of its own may use W otherwise; attention reads the weight of its output projection
+    without calling it; a module with several names would get under each of them what it should get once.
+    """
+    read = {part.out_proj for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
+    names = Counter(part for _, part in module.named_modules(remove_duplicate=False))
+    return {
+        name: part
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+        and type(part).forward is nn.Linear.forward
+        and "forward" not in vars(part)
+        and part not in read
+        and names[part] == 1
+    }
+
+
+def fused_layers(module: nn.Module) -> frozenset[str]:
+    """Modules inside a transformer block of PyTorch, whose fused kernel reads weights without calling any of them. Hooks
+    keep it from running, and with it from leaving padded positions at zero."""
+    blocks = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.TransformerEncoderLayer)]
+    return frozenset(f"{name}.{inner}".strip(".") for name, part in blocks for inner, _ in part.named_modules())
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """PyTorch's fused attention off, so that the layers of its transformer blocks are called, and with plain tensors."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """x of a call of a linear module, `layer(x)` or `layer(input=x)`."""
+    x: Tensor = args[0] if args else kwargs["input"]
+    return x
 
 
 #: What output layers are called.
@@ -55,7 +95,7 @@ def layer_of(name: str, module: nn.Module) -> str:
     known = linear_layers(module)
     layer = name.removesuffix(".weight")
     if layer not in known:
-        raise InputError(f"{name!r} is no linear layer of the module{did_you_mean(layer, known)}")
+        raise InputError(f"{name!r} is no linear layer that the module calls{did_you_mean(layer, known)}")
     return layer
 
 
@@ -68,12 +108,12 @@ def capture(
     rows = 0
     size = inputs.size
 
-    def watch(layer: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+    def watch(layer: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal rows
             if layer in seen:
                 return
-            x = args[0]
+            x = input_of(args, kwargs)
             if x.shape[0] != size:
                 raise InputError(f"{layer!r} sees {x.shape[0]} samples, the batch has {size}: routing needs them first")
             seen[layer] = pool(x, pooling, inputs.mask).float()
@@ -84,16 +124,17 @@ def capture(
         return hook
 
     known = linear_layers(module)
-    handles = [known[layer].register_forward_pre_hook(watch(layer)) for layer in layers]
+    handles = [known[layer].register_forward_pre_hook(watch(layer), with_kwargs=True) for layer in layers]
     try:
-        inputs.run(module)
+        with unfused():
+            inputs.run(module)
     except _Reached:
         pass
     finally:
         for handle in handles:
             handle.remove()
     if missed := [layer for layer in layers if layer not in seen]:
-        raise InputError(f"{missed[0]!r} is not used by the module's forward pass; choose another layer")
+        raise InputError(f"{missed[0]!r} is not called in the module's forward pass; name other layers to route at")
     return Activations({layer: seen[layer] for layer in layers}, rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -163,11 +164,20 @@ class AdaptiveModel:
             rows = seen.rows / self._probed(inputs.size) if seen else 0.0
             parts = []
             for tasks, index in decided.groups().items():
-                composition, _ = self.composition(tasks, int(rows * len(index)))
                 part = inputs if len(index) == inputs.size else inputs.select(index)
-                with applied(self.module, composition):
-                    parts.append((index, part.run(self.module)))
+                parts.append((index, self._run(tasks, part, int(rows * len(index)))))
             return Routed(gather(parts, inputs.size), decided)
+
+    def _run(self, tasks: frozenset[str], part: Inputs, rows: int) -> Any:
+        """The output of a set. Layers that turn out not to be called get whole matrices from then on."""
+        composition, _ = self.composition(tasks, rows)
+        with applied(self.module, composition) as uncalled:
+            output = part.run(self.module)
+        if not uncalled:
+            return output
+        self.composer.called -= uncalled
+        self.cache.clear()
+        return self._run(tasks, part, rows)
 
     @torch.no_grad()
     def predict(self, batch: Any, routing: Routing | None = None) -> Prediction:
@@ -191,13 +201,14 @@ class AdaptiveModel:
 
     @contextmanager
     def using(self, tasks: Sequence[str] | frozenset[str]) -> Iterator[nn.Module]:
-        """The module with the merge of `tasks` in force: for whatever else it can do, such as `generate`."""
+        """The module with the merge of `tasks` in force, as whole matrices: for whatever else it can do, such as
+        `generate`."""
         for task in tasks:
             if task not in self.library:
                 raise InputError(f"no expert {task!r} in the library{did_you_mean(task, self.library.experts)}")
         if not tasks:
             raise InputError("name at least one expert")
-        with self._lock, applied(self.module, self.composition(frozenset(tasks), 0)[0]):
+        with self._lock, applied(self.module, self.composition(frozenset(tasks), sys.maxsize)[0]):
             yield self.module
 
     def first_pass(self, inputs: Inputs, layers: Sequence[str] | None = None, stop: bool = True) -> Activations:

@@ -2,6 +2,9 @@
 
 None of these names a head. Given the task, its head answers; otherwise the task that most gates vote for, or, where no
 gate chooses, every head takes part and the best (task, class) wins.
+
+Gates stand beside linear layers. A layer that turns out not to be called in a forward pass, since its weight is read
+directly, counts with the other tensors from then on.
 """
 
 from __future__ import annotations
@@ -114,14 +117,13 @@ class Oracle(Baseline):
 
     @torch.no_grad()
     def predict(self, batch: Any, task: str | None = None) -> Prediction:
-        if task is None:
-            self.run(Inputs.of(batch))
-        assert task is not None
         inputs = Inputs.of(batch)
-        with applied(self.module, self.composer.compose(frozenset([task]))):
+        if task is None:
+            return self.answer(inputs, *self.run(inputs))
+        expert = self.composer.compose(frozenset([task])).materialised(self.composer.tensors)
+        with applied(self.module, expert):
             output = inputs.run(self.module)
-        weights = torch.tensor([[float(name == task) for name in self.library.experts]]).expand(inputs.size, -1)
-        return self.heads.predict(self.features(output, inputs), (frozenset([task]),) * inputs.size, weights)
+        return self.answer(inputs, output, None, task)
 
 
 class Smile(Baseline):
@@ -137,7 +139,10 @@ class Smile(Baseline):
         self.top = min(top, len(self.library))
         self.stacks = stacks(self.library, self.module)
         self.gates = {layer: _leading(stack, gate_rank) for layer, stack in self.stacks.items()}
-        self.rest = self.averaged(1 / len(self.library), self.apart_from(list(self.stacks)))
+        self.rest = self._averaged_rest()
+
+    def _averaged_rest(self) -> Composition:
+        return self.averaged(1 / len(self.library), self.apart_from(list(self.stacks)))
 
     def run(self, inputs: Inputs) -> tuple[Any, Tensor]:
         votes = torch.zeros(inputs.size, len(self.library))
@@ -149,8 +154,12 @@ class Smile(Baseline):
                 votes[torch.arange(inputs.size), self._mode(best.indices[..., 0], inputs.mask)] += 1
             return torch.zeros_like(scores).scatter(-1, best.indices, best.values.softmax(dim=-1))
 
-        with applied(self.module, self.rest), gated(self.module, self.stacks, gate):
+        with applied(self.module, self.rest), gated(self.module, self.stacks, gate) as uncalled:
             output = inputs.run(self.module)
+        if uncalled:
+            self.stacks = _without(self.stacks, uncalled)
+            self.rest = self._averaged_rest()
+            return self.run(inputs)
         return output, votes / votes.sum(1, keepdim=True).clamp(min=1)
 
     def _mode(self, chosen: Tensor, mask: Tensor | None) -> Tensor:
@@ -188,7 +197,11 @@ class WeMoE(Baseline):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.gates = {block: _gate(linears[layer], len(self.library), scale) for block, layer in first.items()}
-        self.rest = self.averaged(scale, self.apart_from(list(self.stacks)))
+        self.scale = scale
+        self.rest = self._averaged_rest()
+
+    def _averaged_rest(self) -> Composition:
+        return self.averaged(self.scale, self.apart_from(list(self.stacks)))
 
     def run(self, inputs: Inputs) -> tuple[Any, None]:
         coefficients: dict[str, Tensor] = {}
@@ -199,8 +212,13 @@ class WeMoE(Baseline):
                 coefficients[block] = self.gates[block](pool(x, self.pooling, inputs.mask))
             return coefficients[block]
 
-        with applied(self.module, self.rest), gated(self.module, self.stacks, gate):
-            return inputs.run(self.module), None
+        with applied(self.module, self.rest), gated(self.module, self.stacks, gate) as uncalled:
+            output = inputs.run(self.module)
+        if uncalled:
+            self.stacks = _without(self.stacks, uncalled)
+            self.rest = self._averaged_rest()
+            return self.run(inputs)
+        return output, None
 
     def fit(self, batches: Mapping[str, Sequence[Any]], steps: int = 50, rate: float = 1e-3) -> WeMoE:
         """One batch of every task a step, taken in turn."""
@@ -252,8 +270,16 @@ class TwinMerging(Baseline):
             with torch.no_grad():
                 seen = capture(self.module, inputs, self.router.layers, self.pooling)
             weights = self.router.weights(seen.inputs).float()
-            with gated(self.module, self.stacks, lambda layer, x: weights.to(x)):
-                return inputs.run(self.module), weights
+            with gated(self.module, self.stacks, lambda layer, x: weights.to(x)) as uncalled:
+                output = inputs.run(self.module)
+        if uncalled:
+            self.stacks = _without(self.stacks, uncalled)
+            return self.run(inputs)
+        return output, weights
+
+
+def _without(found: Mapping[str, Stack], layers: set[str]) -> dict[str, Stack]:
+    return {layer: stack for layer, stack in found.items() if layer not in layers}
 
 
 def _leading(stack: Stack, rank: int) -> list[Tensor]:

@@ -32,6 +32,11 @@ class CompositionCache:
     def nbytes(self) -> int:
         return sum(composition.nbytes for composition in self._kept.values())
 
+    def clear(self) -> None:
+        """Forget every composition."""
+        self._kept.clear()
+        self._spent.clear()
+
     def get(
         self,
         tasks: frozenset[str],

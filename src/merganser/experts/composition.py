@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from merganser.checkpoints.base import is_integer
 from merganser.errors import InputError, did_you_mean
-from merganser.experts.activations import linear_layers
+from merganser.experts.activations import fused_layers, input_of, linear_layers
 from merganser.experts.cores import core_cost, core_of
 from merganser.experts.library import Library
 from merganser.experts.views import Expert, MergedExperts
@@ -101,7 +101,8 @@ class Composer:
         self.library = library
         self.parameters = dict(parameters)
         self.tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
-        self.linears = {f"{name}.weight" for name in linear_layers(module)}
+        #: Weights of layers that are called, so that an update beside them has its effect.
+        self.called = {f"{name}.weight" for name in linear_layers(module).keys() - fused_layers(module)}
         self.stored = _stored_names(self.tensors, library)
         self._vectors: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
         _match(self.tensors, self.stored, library, load_base)
@@ -177,7 +178,7 @@ class Composer:
         """Whether updates beside the layer are possible, and cost less than its weight."""
         stored = self.stored[name]
         experts = merged.changing(stored)
-        if name not in self.linears or not experts or not merged.rule.applies(stored, tuple(self.tensors[name].shape)):
+        if name not in self.called or not experts or not merged.rule.applies(stored, tuple(self.tensors[name].shape)):
             return False
         if any(expert.file.kinds[stored] != "factors" for expert in experts):
             return False
@@ -229,22 +230,28 @@ _IN_USE: WeakSet[nn.Module] = WeakSet()
 
 
 @contextmanager
-def applied(module: nn.Module, composition: Composition) -> Iterator[nn.Module]:
-    """The module with a composition in force; as it was before, afterwards. Not for several threads at once."""
+def applied(module: nn.Module, composition: Composition) -> Iterator[set[str]]:
+    """A composition in force in the module, which is as it was before, afterwards. Not for several threads at once.
+
+    Gives the tensors with a low-rank update whose layer has not been called yet. After a forward pass there should be
+    none: where a weight is read without calling its layer, an update beside the layer does nothing.
+    """
     if module in _IN_USE:
         raise InputError("the module runs with another set of experts at the moment; leave that one first")
     linears = linear_layers(module)
+    uncalled = set(composition.low_rank)
     undo: list[Callable[[], None]] = [lambda: _IN_USE.discard(module)]
     _IN_USE.add(module)
     try:
         for name, whole in composition.whole.items():
             undo.append(_swap(module, name, whole))
         for name, part in composition.low_rank.items():
-            handle = linears[name.removesuffix(".weight")].register_forward_hook(_beside(part))
+            beside = _beside(name, part, uncalled)
+            handle = linears[name.removesuffix(".weight")].register_forward_hook(beside, with_kwargs=True)
             undo.append(handle.remove)
-        yield module
+        yield uncalled
     finally:
-        for step in undo:
+        for step in reversed(undo):  # a tensor under two names is swapped twice
             step()
 
 
@@ -257,5 +264,11 @@ def _swap(module: nn.Module, name: str, tensor: Tensor) -> Callable[[], None]:
     return lambda: table.__setitem__(key, original)
 
 
-def _beside(part: LowRank) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-    return lambda _, args, output: output + part.applied_to(args[0])
+def _beside(
+    name: str, part: LowRank, uncalled: set[str]
+) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Tensor], Tensor]:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        uncalled.discard(name)
+        return output + part.applied_to(input_of(args, kwargs))
+
+    return hook

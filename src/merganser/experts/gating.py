@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merganser.experts.activations import linear_layers
+from merganser.experts.activations import input_of, linear_layers, unfused
 from merganser.experts.library import Library
 from merganser.kernels.spectra import Factors
 
@@ -65,19 +65,25 @@ def bias_updates(library: Library, name: str, like: Tensor) -> Tensor | None:
 
 
 @contextmanager
-def gated(module: nn.Module, experts: Mapping[str, Stack], gate: Gate) -> Iterator[nn.Module]:
-    """The module with the experts beside its layers while in force."""
+def gated(module: nn.Module, experts: Mapping[str, Stack], gate: Gate) -> Iterator[set[str]]:
+    """The experts beside the module's layers while in force; gives the layers that have not been called yet."""
+    uncalled = set(experts)
 
-    def beside(layer: str, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-        def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-            return output + stack.mixed(args[0], gate(layer, args[0]))
+    def beside(layer: str, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Tensor], Tensor]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+            uncalled.discard(layer)
+            x = input_of(args, kwargs)
+            return output + stack.mixed(x, gate(layer, x))
 
         return hook
 
     linears = linear_layers(module)
-    handles = [linears[layer].register_forward_hook(beside(layer, stack)) for layer, stack in experts.items()]
+    handles = [
+        linears[layer].register_forward_hook(beside(layer, stack), with_kwargs=True) for layer, stack in experts.items()
+    ]
     try:
-        yield module
+        with unfused():
+            yield uncalled
     finally:
         for handle in handles:
             handle.remove()
