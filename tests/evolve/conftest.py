@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import toy_tasks
 import torch
+import toy_tasks
 from safetensors.torch import save_file
 
 from support.llamas import llamas, transformers

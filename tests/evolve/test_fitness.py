@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -183,3 +185,42 @@ def test_a_merge_that_overflows_its_dtype_is_refused(folder):
     recipe = {**template(folder, scale=1e7), "output": {"dtype": "float16"}}
     with pytest.raises(MerganserError, match="do not fit float16"):
         LiveMerge(Net(), recipe, LABELS, SPACE).load(SPACE.decode(np.full(len(SPACE.variables), 0.5)))
+
+
+def test_endpoints_take_the_vocabulary_of_the_merge(tmp_path):
+    """An endpoint with more tokens than the base is seen through the base's vocabulary, as in every candidate."""
+    folders = {}
+    for name, rows in (("base", 5), ("wide", 7), ("plain", 5)):
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        generator = torch.Generator().manual_seed(rows)
+        tensors = {
+            "model.embed_tokens.weight": torch.randn(rows, 4, generator=generator),
+            "lm_head.weight": torch.randn(rows, 4, generator=generator),
+        }
+        save_file(tensors, folders[name] / "model.safetensors")
+        (folders[name] / "config.json").write_text(json.dumps({"vocab_size": rows}))
+        vocabulary = {f"t{i}": i for i in range(rows)}
+        (folders[name] / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = nn.Module()
+            self.model.embed_tokens = nn.Embedding(5, 4)
+            self.lm_head = nn.Linear(4, 5, bias=False)
+
+    space = Space((Parameter("weight", Range(0, 1), models=("wide", "plain")),))
+    document = {
+        "method": "task_arithmetic",
+        "base": str(folders["base"]),
+        "models": [{"path": str(folders["wide"])}, {"path": str(folders["plain"])}],
+        "output": {"tokenizer": "base"},
+    }
+    live = LiveMerge(Head(), document, ("wide", "plain"), space)
+    own = mg.open(folders["wide"]).state_dict()
+    state = live.load("wide").state_dict()
+    assert all(torch.equal(state[name], tensor[:5]) for name, tensor in own.items())
+    live.load({"weight.wide": 0.5, "weight.plain": 0.5})
+    state = live.load("wide").state_dict()
+    assert all(torch.equal(state[name], tensor[:5]) for name, tensor in own.items())

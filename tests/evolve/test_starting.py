@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from synthetic_designs import design
 from synthetic_world import World
 
-from merganser.errors import InputError
+from merganser.errors import InputError, MerganserError
 from merganser.evolve.starting import recipe, start
 from merganser.evolve.study import Study
 
@@ -93,3 +93,36 @@ def test_what_cannot_be_run_leaves_the_file_free(tmp_path, settings):
     with pytest.raises(InputError, match=r"at least 1|cannot be sent to other processes"):
         study.run(small, **{"evaluate": World(), **settings})
     assert study.run(small, World()) is not None
+
+
+def test_an_endpoint_that_fails_is_said_in_the_result(toy, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from merganser.cli.evolve import app
+    from merganser.evolve.fitness import LiveMerge
+    from merganser.evolve.summary import summarize
+    from merganser.report.directories import report
+
+    load = LiveMerge.load
+
+    def failing(self, candidate):
+        if candidate == "right":
+            raise InputError("no such weights")
+        return load(self, candidate)
+
+    monkeypatch.setattr(LiveMerge, "load", failing)
+    study = start(toy(), tmp_path / "s.sqlite")
+    assert study.test_error("left") is None
+    assert study.test_error(study.best()) is None
+    assert summarize(study).untested == {"right": "InputError: no such weights"}
+    shown = CliRunner().invoke(app, ["best", str(tmp_path / "s.sqlite")]).stdout
+    assert "right itself on unseen items: failed: InputError: no such weights" in shown
+    page, _ = report(tmp_path / "s.sqlite")
+    assert "right could not be asked the test items" in page.render()
+
+
+def test_an_endpoint_that_fails_in_calibration_gives_one_line(toy, tmp_path):
+    path = toy(('"toy_tasks:right", items: 60, subset: 12', '"toy_tasks:broken", items: 60, estimator: gmp-irt'))
+    with pytest.raises(MerganserError) as caught:
+        start(path, tmp_path / "s.sqlite")
+    assert str(caught.value) == "endpoint 'left' could not be evaluated: RuntimeError: the questions are gone"

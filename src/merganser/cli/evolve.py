@@ -208,9 +208,11 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     single = objective is not None or len(study.design.objectives) == 1
     winners = [study.best(objective)] if single else study.pareto()
     endpoints = {label: scores for label in study.design.endpoints if (scores := study.test_scores(label))}
+    untested = {label: error for label in study.design.endpoints if (error := study.test_error(label)) is not None}
     if as_json:
         found = [_trial_json(trial) | {"test": study.test_scores(trial)} for trial in winners]
-        typer.echo(json.dumps({"event": "best", "ended": study.ended, "winners": found, "endpoints": endpoints}))
+        facts = {"event": "best", "ended": study.ended, "winners": found, "endpoints": endpoints, "untested": untested}
+        typer.echo(json.dumps(facts))
         return
     if not study.ended:
         typer.echo(f"so far, after {len(study.trials())} of {study.design.trials} trials; resume the run for the rest")
@@ -218,10 +220,14 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
         typer.echo(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}")
         if scores := study.test_scores(trial):
             typer.echo(f"  on unseen items: {_named(scores)}")
+        elif (error := study.test_error(trial)) is not None:
+            typer.echo(f"  on unseen items: failed: {error}")
         for name, value in (trial.values or {}).items():
             typer.echo(f"  {name} = {value}")
     for label, scores in endpoints.items():
         typer.echo(f"{label} itself on unseen items: {_named(scores)}")
+    for label, error in untested.items():
+        typer.echo(f"{label} itself on unseen items: failed: {error}")
 
 
 def _named(scores: Mapping[str, float]) -> str:

@@ -68,7 +68,7 @@ class LiveMerge:
         plan = recipes.plan(recipes.load(self.document(candidate)), open=self._resident)
         self._names.check(plan)
         sources = self._sources(plan)
-        if self._first is None and not isinstance(candidate, str):
+        if self._first is None:
             self._first = sources[0]
         marks = {o.name: self._mark(plan, o, sources) for o in plan.outputs if o.name in self._names}
         changed = tuple(o for o in plan.outputs if o.name in marks and self._loaded.get(o.name) != marks[o.name])
@@ -82,14 +82,20 @@ class LiveMerge:
         return self.module
 
     def document(self, candidate: Candidate) -> dict[str, Any]:
-        """The recipe of a candidate."""
+        """The recipe of a candidate. An endpoint's is the same merge with every tensor taken from it alone, so that
+        the base's names and the vocabulary of the output hold for it too."""
         if not isinstance(candidate, str):
             return self.space.recipe(self.template, self.labels, candidate)
         if candidate not in self.labels:
             raise InputError(f"no endpoint {candidate!r}; there are {', '.join(self.labels)}")
-        model = self.template["models"][self.labels.index(candidate)]
-        kept = {k: self.template[k] for k in ("output",) if k in self.template}
-        return {"method": "passthrough", "models": [{"path": model["path"]}], **kept}
+        paths = [model["path"] for model in self.template["models"]]
+        kept = {key: self.template[key] for key in ("base", "output", "seed") if key in self.template}
+        return {
+            "method": "passthrough",
+            **kept,
+            "models": [{"path": path} for path in paths],
+            "overrides": [{"match": "*", "model": paths[self.labels.index(candidate)]}],
+        }
 
     def _resident(self, reference: str) -> Checkpoint:
         if reference not in self._open:

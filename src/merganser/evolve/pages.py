@@ -65,6 +65,8 @@ def _winners(shown: Page, study: Study, summary: Summary) -> None:
     shown.table(columns, rows, f"Means and standard errors over the test items: {items or 'not tested yet'}")
     if len(study.design.objectives) == 1 and (verdict := compared(study.design.objectives[0], summary)):
         shown.text(verdict)
+    for label, error in summary.untested.items():
+        shown.text(f"{label} could not be asked the test items, so it is not compared: {error}")
     names = [variable.name for variable in study.design.space.variables]
     values = [[_name(w.trial), *((w.trial.values or {}).get(name, "") for name in names)] for w in summary.winners]
     shown.table(["model", *names], values, "Their values")
@@ -163,7 +165,7 @@ def _trials(shown: Page, study: Study) -> None:
             *(t.objectives.get(name, "") for name in objectives),
             *((t.values or {}).get(name, "") for name in names),
             t.seconds,
-            (t.error or "").splitlines()[0] if t.error else "",
+            t.reason,
         ]
         for t in study.trials()
     ]

@@ -71,7 +71,7 @@ class Run:
             trial = self._done("endpoint", label)
             if trial is None:
                 failed = self.store.trials("endpoint", label)[-1]
-                raise MerganserError(f"endpoint {label!r} could not be evaluated: {failed.error}")
+                raise MerganserError(f"endpoint {label!r} could not be evaluated: {failed.reason}")
             for name, answers in self.store.answers(trial).items():
                 if name in found:
                     found[name][label] = answers.values

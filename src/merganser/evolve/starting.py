@@ -34,7 +34,7 @@ def start(
 ) -> Study:
     """Run the study a run file describes, in the file `study`; with `resume`, go on with the one that is there.
 
-    A resumed study goes by the run file, weights and data it was started with; if they are others now, that is an error.
+    A resumed study goes by the run file, weights and data it was started with; it is an error if they changed.
     """
     loaded = runfile.load(run)
     if resume and not Path(study).is_file():

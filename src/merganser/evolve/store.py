@@ -91,6 +91,11 @@ class Trial:
         """Evaluated, and inside the constraints."""
         return self.state == "done" and all(v <= 0 for v in self.violations)
 
+    @property
+    def reason(self) -> str:
+        """The first line of its error; the rest says where in the program it arose."""
+        return next(iter((self.error or "").splitlines()), "")
+
 
 class Store:
     """Open for writing (made when absent) or, with `readonly`, for looking on while another process writes."""

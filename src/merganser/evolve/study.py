@@ -113,6 +113,11 @@ class Study:
         tested = [t for t in self.store.trials("test", label) if t.state == "done"]
         return dict(tested[-1].objectives) if tested else None
 
+    def test_error(self, trial: Trial | str) -> str | None:
+        """Why a trial, or an endpoint, has no score on the test items; None if it has, or was not asked them yet."""
+        tested = self.store.trials("test", trial if isinstance(trial, str) else trial.label)
+        return None if not tested or any(t.state == "done" for t in tested) else tested[-1].reason
+
     def forecast(self) -> Forecast:
         """What is left of the search, by what evaluations took so far."""
         return forecast(self.store, self.design)

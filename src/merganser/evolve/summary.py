@@ -75,6 +75,8 @@ class Summary:
     agreement: tuple[Agreement, ...]
     cost: Cost
     states: Mapping[str, int]
+    untested: Mapping[str, str]
+    """Endpoints whose test failed, and why."""
 
 
 def summarize(study: Study) -> Summary:
@@ -90,6 +92,7 @@ def summarize(study: Study) -> Summary:
         agreement=tuple(a for name, p in study.prepared().items() if (a := agreement(study, name, p))),
         cost=_cost(study),
         states={state: sum(t.state == state for t in trials) for state in ("done", "failed", "infeasible")},
+        untested={label: error for label in design.endpoints if (error := study.test_error(label)) is not None},
     )
 
 
@@ -219,6 +222,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "agreement": [{**a.__dict__, "epsilon": dict(a.epsilon)} for a in summary.agreement],
         "cost": {**summary.cost.__dict__, "saved": summary.cost.saved},
         "states": dict(summary.states),
+        "untested": dict(summary.untested),
     }
 
 
