@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 EXTRAS := hf,evolve,ray,plots,serve,demo,test,lint
 
-# Where benchmarks find trained models and data; bin directories (and a python) of programs to compare with.
+# Where benchmarks and tests find trained models and data (here or beside the checkout, if there is any); bin directories
+# (and a python) of programs to compare with.
 ZOO ?= $(or $(MERGANSER_ZOO),$(HOME)/.cache/merganser/zoo)
-DATA ?= $(or $(MERGANSER_DATA),../shared/data)
+DATA ?= $(or $(MERGANSER_DATA),$(abspath $(wildcard ../shared/data)),$(HOME)/.cache/merganser/data)
 MERGEKIT ?=
 FUSIONBENCH ?=
 PY_IRT ?=
@@ -20,7 +21,7 @@ demo: $(VENV)/.installed
 	$(BIN)/merganser demo --out demo-output --overwrite
 
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 MERGANSER_DATA=$(DATA) $(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

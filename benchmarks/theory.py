@@ -44,7 +44,7 @@ from benchmarks.zoo.cards import add_locations, read_card
 from benchmarks.zoo.text import expert_directory
 from merganser.analysis.gradients import TaskLosses, check_bound, gap, observed_order
 from merganser.analysis.trajectory import linear_regime
-from merganser.cli.digits import Digits
+from merganser.digits import Digits
 
 ETAS = (0.01, 0.005, 0.0025, 0.00125)
 IMAGES = 400

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import merganser as mg
-from merganser.cli.digits import Digits
+from merganser.digits import Digits
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ No permutation table is written by hand; the symmetry comes from the module itse
 import argparse
 
 import merganser as mg
-from merganser.cli.digits import Digits
+from merganser.digits import Digits
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import merganser as mg
-from merganser.cli.digits import Digits
+from merganser.digits import Digits
 from merganser.evolve import Design, Objective, Parameter, Range, Space, Study, Task
 from merganser.evolve.pages import compared
 from merganser.evolve.summary import summarize

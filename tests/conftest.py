@@ -13,6 +13,8 @@ import torch
 from hypothesis import settings
 from safetensors.torch import save_file
 
+from benchmarks.zoo.cards import default_data
+
 # The machine may be busy: no test is about time.
 settings.register_profile("merganser", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("merganser")
@@ -33,7 +35,7 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real data sets, for tests that want them."""
-    path = Path(os.environ.get("MERGANSER_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    path = default_data()
     if not path.is_dir():
         pytest.skip(f"no data at {path}; set MERGANSER_DATA")
     return path

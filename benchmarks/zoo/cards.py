@@ -54,7 +54,7 @@ def add_locations(parser: argparse.ArgumentParser) -> None:
 
 
 def default_data() -> Path:
-    return Path(os.environ.get("MERGANSER_DATA") or REPOSITORY.parent / "shared" / "data")
+    return Path(os.environ.get("MERGANSER_DATA") or Path.home() / ".cache" / "merganser" / "data")
 
 
 def default_cache() -> Path:

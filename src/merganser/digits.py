@@ -1,4 +1,4 @@
-"""Small real networks on scikit-learn's handwritten digits, for the demo."""
+"""Small real networks on scikit-learn's handwritten digits, for the demo and the examples."""
 
 from __future__ import annotations
 

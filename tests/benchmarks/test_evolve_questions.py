@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -12,9 +11,10 @@ import pytest
 from benchmarks import evolve_questions
 from benchmarks.evolve_answers import Setting
 from benchmarks.evolve_questions import BUILDERS, QuestionExam
+from benchmarks.zoo.cards import default_data
 from benchmarks.zoo.language_skills import load_skill
 
-DATA = Path(os.environ.get("MERGANSER_DATA", Path(__file__).parents[2] / "../shared/data"))
+DATA = default_data()
 needs_data = pytest.mark.skipif(not (DATA / "qa/asdiv.jsonl").exists(), reason="the data sets are not here")
 
 

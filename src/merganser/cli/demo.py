@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from merganser.cli.digits import Digits
+    from merganser.digits import Digits
 
 RECIPES: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -40,7 +40,7 @@ def command(
     """
     from rich.console import Console
 
-    from merganser.cli.digits import Digits
+    from merganser.digits import Digits
     from merganser.errors import InputError
 
     console = Console(highlight=False)
