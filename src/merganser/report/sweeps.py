@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from merganser.errors import RecipeError
 from merganser.recipes.documents import parse
 from merganser.report.page import Page
 from merganser.report.plots import empty
@@ -21,7 +23,7 @@ def is_sweep(file: Path) -> bool:
 
 def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
     scores = _lines(file)
-    values = [_values(record["label"]) for record in scores]
+    values = [_values(record) for record in scores]
     names = list(dict.fromkeys(name for each in values for name in each))
     last = {record["label"]: position for position, record in enumerate(scores)}
     order = sorted(last.values(), key=lambda i: (-scores[i]["budget"], -_number(scores[i]["score"])))
@@ -63,10 +65,19 @@ def _lines(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
     return found
 
 
-def _values(label: str) -> dict[str, Any]:
-    """What a variant's label says: `density=0.2 method=ties`."""
-    pairs = (part.partition("=") for part in label.split(" "))
-    return {name: parse(text, label)[0] for name, equals, text in pairs if equals}
+def _values(record: dict[str, Any]) -> dict[str, Any]:
+    """A variant's values, `values` of the record, or what its label says: `weight=[0.2, 0.8] method=ties`."""
+    if isinstance(known := record.get("values"), dict):
+        return known
+    _, *parts = re.split(r"(?:^| )([^\s=]+)=", record["label"])
+    return {name: _value(text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _value(text: str) -> Any:
+    try:
+        return parse(text)[0]
+    except (RecipeError, IndexError):
+        return text
 
 
 def _number(score: float | None) -> float:
@@ -77,8 +88,9 @@ def _against(name: str, points: list[tuple[Any, dict[str, Any]]]) -> Any:
     figure = empty(name, "score")
     for budget in sorted({record["budget"] for _, record in points}):
         here = sorted(
-            (value, record["score"], record["label"]) for value, record in points if record["budget"] == budget
+            ((value, record["label"], record["score"]) for value, record in points if record["budget"] == budget),
+            key=lambda each: each[:2],
         )
-        x, y, labels = zip(*here, strict=True)
+        x, labels, y = zip(*here, strict=True)
         figure.add_scatter(x=x, y=y, text=labels, mode="markers", name=f"on {budget}", marker_size=9)
     return figure
