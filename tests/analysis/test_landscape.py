@@ -121,3 +121,15 @@ def test_mistakes(batches):
         ls.segment(mlp(0), a, {k: v for k, v in b.items() if k != "1.running_mean"}, batches, F.cross_entropy)
     with pytest.raises(InputError, match="used up"):
         ls.segment(mlp(0), a, b, [], F.cross_entropy)
+
+
+@pytest.mark.parametrize("lost", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_shows_in_the_barrier(lost):
+    def loss(outputs, targets):
+        return torch.tensor(lost if 0.4 < float(outputs.mean()) < 0.6 else 0.1)
+
+    first, second = {"weight": torch.zeros(1, 1)}, {"weight": torch.ones(1, 1)}
+    batches = [(torch.ones(2, 1), torch.zeros(2))]
+    found = ls.segment(nn.Linear(1, 1, bias=False), first, second, batches, loss)
+    for barrier in (found.barrier, found.barrier_above_chord):
+        assert barrier == pytest.approx(lost, nan_ok=True)

@@ -99,9 +99,14 @@ def segment(
         positions=tuple(positions),
         losses=tuple(losses),
         accuracies=tuple(s.accuracy for s in scores),
-        barrier=max(losses) - (losses[0] + losses[-1]) / 2,
-        barrier_above_chord=max(value - line for value, line in zip(losses, chord, strict=True)),
+        barrier=_highest(losses) - (losses[0] + losses[-1]) / 2,
+        barrier_above_chord=_highest([value - line for value, line in zip(losses, chord, strict=True)]),
     )
+
+
+def _highest(values: Sequence[float]) -> float:
+    """The maximum, NaN if there is one among them: Python's own would pass over it."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def plane(
