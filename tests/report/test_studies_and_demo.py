@@ -56,6 +56,21 @@ def test_a_study_that_was_interrupted_says_how_far_it_is(study):
     assert "Not ended: 4 of 10 trials" in page.render()
 
 
+def test_a_search_that_ends_early_by_itself_has_ended(tmp_path):
+    """CMA-ES stops when everything it tries is equally good."""
+    pytest.importorskip("cma")
+    space = Space((Parameter("weight", Range(0, 2), models=("math", "code")),))
+    tasks = (Task("quiz", 40),)
+    design = Design(space, tasks, (Objective.of("quiz"),), algorithm="cmaes", population=6, generations=200)
+    opened = Study.open(tmp_path / "study.sqlite")
+    opened.run(design, lambda candidate, items: {"quiz": [1.0] * len(items["quiz"])})
+    assert len(opened.trials()) < design.trials
+    opened.close()
+    page, [found] = report(tmp_path)
+    assert found["ended"]
+    assert "Not ended" not in page.render()
+
+
 def test_a_file_that_only_looks_like_a_study(tmp_path):
     (tmp_path / "other.sqlite").write_text("not a database at all, but long enough to be looked into " * 4)
     with pytest.raises(InputError, match="not a study"):

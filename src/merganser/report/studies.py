@@ -18,15 +18,14 @@ def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
     study = Study.open(file, readonly=True)
     try:
         design, trials = study.design, study.trials()
-        ended = len(trials) >= design.trials and bool(study.store.trials("test"))
         if any(trial.valid for trial in trials):
-            if not ended:
+            if not study.ended:
                 page.text(
                     f"Not ended: {len(trials)} of {design.trials} trials. `merganser evolve run --resume` goes on."
                 )
             pages.fill(page, study)
         else:
             page.text(f"{len(trials)} of {design.trials} trials, none of them with a score yet.")
-        return {"kind": "study", "file": file.name, "trials": len(trials), "ended": ended}
+        return {"kind": "study", "file": file.name, "trials": len(trials), "ended": study.ended}
     finally:
         study.close()
