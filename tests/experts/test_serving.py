@@ -151,6 +151,21 @@ def test_encoders_and_models_without_heads(model):
         assert httpx.post(f"{running.url}/predict", json={"inputs": [0] * 5}).status_code == 422
 
 
+def test_requests_are_batches_of_their_own_where_a_batch_is_routed_as_one(model):
+    alone = model.with_settings(per_batch=True, top=1)
+    requests = [torch.randn(1, 3, WIDTH, generator=torch.Generator().manual_seed(seed)) for seed in range(16)]
+    expected = [alone.route(x).sets[0] for x in requests]
+    assert len(set(expected)) > 1
+
+    async def ask(url):
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            return await asyncio.gather(*(client.post("/route", json={"inputs": x.tolist()}) for x in requests))
+
+    with Running(create_app(alone, limits=Limits(wait=0.2))) as running:
+        found = [set(response.json()["routes"][0]["experts"]) for response in asyncio.run(ask(running.url))]
+    assert found == expected
+
+
 def one(value):
     return Inputs((torch.full((1, 1), float(value)),))
 

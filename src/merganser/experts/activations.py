@@ -54,15 +54,15 @@ def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
 
 
 def fused_layers(module: nn.Module) -> frozenset[str]:
-    """Modules inside a transformer block of PyTorch, whose fused kernel reads weights without calling any of them. Hooks
-    keep it from running, and with it from leaving padded positions at zero."""
+    """Modules inside a transformer block of PyTorch, whose fused kernel reads weights without calling any of them.
+    Hooks keep it from running, and with it from leaving padded positions at zero."""
     blocks = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.TransformerEncoderLayer)]
     return frozenset(f"{name}.{inner}".strip(".") for name, part in blocks for inner, _ in part.named_modules())
 
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    """PyTorch's fused attention off, so that the layers of its transformer blocks are called, and with plain tensors."""
+    """PyTorch's fused attention off: the layers of its transformer blocks are called, and with plain tensors."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -57,10 +57,12 @@ class _Job:
 
 
 class Batcher:
-    """A queue in front of a model. Jobs are answered in the order they came; a job that fails spoils no other."""
+    """A queue in front of a model. Jobs are answered in the order they came; a job that fails spoils no other. Jobs
+    whose answers depend on the whole batch are not computed `together`."""
 
-    def __init__(self, works: dict[str, Work], limits: Limits) -> None:
+    def __init__(self, works: dict[str, Work], limits: Limits, together: bool = True) -> None:
         self.limits = limits
+        self.together = together
         self.batches = 0
         self.samples = 0
         self._works = works
@@ -107,16 +109,19 @@ class Batcher:
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            if self.queued < self.limits.batch and not self._closed:
+            if self.together and self.queued < self.limits.batch and not self._closed:
                 await asyncio.sleep(self.limits.wait)
             await self._run(self._take())
 
     def _take(self) -> list[_Job]:
-        """The oldest job and those of its kind behind it that fit into the batch; jobs nobody waits for are dropped."""
+        """The oldest job and those of its kind behind it that fit into the batch, or the oldest alone; jobs nobody
+        waits for are dropped."""
         self._waiting = deque(job for job in self._waiting if not job.answer.done())
         taken: list[_Job] = []
         size = 0
         for job in self._waiting:
+            if taken and not self.together:
+                break
             if taken and (_kind(job) != _kind(taken[0]) or size + job.inputs.size > self.limits.batch):
                 continue
             taken.append(job)

@@ -68,14 +68,17 @@ def create_app(
     """A FastAPI application around a model.
 
     A request is `{"inputs": …}`: keyword arguments of the module as an object of arrays, or a single array, samples
-    first; whatever `encode` takes if there is one. `labels` names the classes of a task's head.
+    first; whatever `encode` takes if there is one. `labels` names the classes of a task's head. Requests that arrive
+    together are computed together, unless the model routes per batch: then each request is a batch.
     """
     fastapi = require("fastapi", "serve")
     responses = require("fastapi.responses", "serve")
     Request = fastapi.Request
     bounds = limits or Limits()
     metrics = _Metrics()
-    batcher = Batcher({"predict": _predicting(model, labels or {}), "route": _routing(model)}, bounds)
+    works = {"predict": _predicting(model, labels or {}), "route": _routing(model)}
+    # A model that routes a batch as one would give the requests of strangers one set and one head.
+    batcher = Batcher(works, bounds, together=not model.settings.per_batch)
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
