@@ -180,6 +180,21 @@ def test_thresholds_and_top(built, x):
             model_of(built, **bad)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"normalise": "zscores"}, "did you mean 'zscore'"),
+        ({"source": "bse"}, "did you mean 'base'"),
+        ({"pooling": "max"}, "pooling 'max'; known: first, last, mean"),
+        ({"score": "logits"}, "did you mean 'logit'"),
+        ({"merge": {"scal": 2.0}}, "did you mean 'scale'"),
+    ],
+)
+def test_misspelt_names_are_refused_at_once(built, option, message):
+    with pytest.raises(InputError, match=message):
+        model_of(built, **option)
+
+
 def test_a_batch_gets_one_set_from_a_few_probes(built, x):
     model = model_of(built, per_batch=True, probes=3)
     routing = model.route(x)

@@ -145,3 +145,25 @@ def test_twin_merging_with_a_sure_router_is_the_truncated_expert(built, x):
     assert set(sure.predict(x).tasks) == {"b"}
     with pytest.raises(InputError, match="not the library's"):
         TwinMerging(*built, router=MlpRouter.fit("blocks.1.up", {"z": torch.ones(2, WIDTH)}, hidden=4, steps=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda built, x: Static(*built).predict(x, "bb"), "no expert 'bb'"),
+        (lambda built, x: Oracle(*built).predict(x, "bb"), "no expert 'bb'"),
+        (lambda built, x: Static(*built, score="logits"), "did you mean 'logit'"),
+        (lambda built, x: Static(*built, pooling="max"), "pooling 'max'; known: first, last, mean"),
+        (lambda built, x: Smile(*built, top=0), "top 0"),
+        (lambda built, x: Smile(*built, gate_rank=-1), "gate_rank -1"),
+        (lambda built, x: WeMoE(*built, layers=["blocks.0.up", "blocks.0.upp"]), "did you mean 'blocks.0.up'"),
+        (lambda built, x: TwinMerging(*built, router=two_steps(), rank=-3), "rank -3"),
+    ],
+)
+def test_names_and_numbers_that_cannot_be_are_refused(built, x, make, message):
+    with pytest.raises(InputError, match=message):
+        make(built, x)
+
+
+def two_steps():
+    return MlpRouter.fit("blocks.1.up", {task: torch.randn(2, WIDTH) for task in TASKS}, hidden=4, steps=2)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from merganser.errors import InputError, did_you_mean
 from merganser.experts.activations import Activations, Pooling, capture, layer_of
 from merganser.experts.caching import CompositionCache
+from merganser.experts.choices import one_of
 from merganser.experts.composition import Composer, Composition, applied
 from merganser.experts.heads import Head, Heads, Prediction, Score, default_features
 from merganser.experts.inputs import Inputs, gather
@@ -86,6 +87,9 @@ class AdaptiveModel:
         cache_bytes: int | None = None,
         load_base: bool = False,
     ) -> None:
+        one_of("source", source, Source)
+        one_of("normalise", normalise, Normalise)
+        one_of("pooling", pooling, Pooling)
         self.module = module
         self.library = library
         self.pooling: Pooling = pooling
@@ -269,10 +273,7 @@ def _checked(settings: Settings) -> Settings:
         raise InputError(f"probes {settings.probes}: at least one sample must be looked at")
     if settings.probes is not None and not settings.per_batch:
         raise InputError("probes are for whole batches: say per_batch=True")
-    if settings.score not in ("logit", "probability", "posterior"):
-        raise InputError(
-            f"score {settings.score!r}{did_you_mean(settings.score, ('logit', 'probability', 'posterior'))}"
-        )
+    one_of("score", settings.score, Score)
     return settings
 
 

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError
-from merganser.experts.activations import Pooling, capture, linear_layers, pool
+from merganser.errors import InputError, did_you_mean
+from merganser.experts.activations import Pooling, capture, layer_of, linear_layers, pool
 from merganser.experts.adaptive import Features
+from merganser.experts.choices import at_least_one, one_of
 from merganser.experts.composition import Composer, Composition, applied
 from merganser.experts.gating import Stack, bias_updates, gated, stacks
 from merganser.experts.heads import Head, Heads, Prediction, Score, default_features
@@ -42,6 +43,8 @@ class Baseline(ABC):
         pooling: Pooling = "mean",
         score: Score = "logit",
     ) -> None:
+        one_of("pooling", pooling, Pooling)
+        one_of("score", score, Score)
         self.module = module
         self.library = library
         self.heads = Heads(heads, library.experts)
@@ -57,12 +60,14 @@ class Baseline(ABC):
     @torch.no_grad()
     def predict(self, batch: Any, task: str | None = None) -> Prediction:
         """Answers; with the head of `task` if it is given."""
+        self._check(task)
         inputs = Inputs.of(batch)
         return self.answer(inputs, *self.run(inputs), task)
 
     @torch.no_grad()
     def answer(self, inputs: Inputs, output: Any, votes: Tensor | None, task: str | None = None) -> Prediction:
         """The same from what `run` gave."""
+        self._check(task)
         tasks = self.library.experts
         if task is not None:
             votes = torch.tensor([[float(name == task) for name in tasks]]).expand(inputs.size, -1)
@@ -72,6 +77,10 @@ class Baseline(ABC):
         else:
             sets = tuple(frozenset([tasks[index]]) for index in votes.argmax(1).tolist())
         return self.heads.predict(self.features(output, inputs), sets, votes.cpu(), self.score)
+
+    def _check(self, task: str | None) -> None:
+        if task is not None and task not in self.library:
+            raise InputError(f"no expert {task!r} in the library{did_you_mean(task, self.library.experts)}")
 
     def averaged(self, scale: float, among: Sequence[str] | None = None) -> Composition:
         """θ₀ + scale · Σ Δ_t of every changed tensor, or of some."""
@@ -96,13 +105,12 @@ class Static(Baseline):
 
     def __init__(self, *args: Any, method: str = "tsv", scale: float | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        one_of("static method", method, ("task_arithmetic", "tsv"))
         if method == "tsv":
             composer = Composer(self.module, self.library, {"scale": 1.0 if scale is None else scale}, load_base=False)
             self.composition = composer.compose(frozenset(self.library.experts)).materialised(composer.tensors)
-        elif method == "task_arithmetic":
-            self.composition = self.averaged(0.3 if scale is None else scale)
         else:
-            raise InputError(f"static method {method!r}; known: task_arithmetic, tsv")
+            self.composition = self.averaged(0.3 if scale is None else scale)
 
     def run(self, inputs: Inputs) -> tuple[Any, None]:
         with applied(self.module, self.composition):
@@ -117,6 +125,7 @@ class Oracle(Baseline):
 
     @torch.no_grad()
     def predict(self, batch: Any, task: str | None = None) -> Prediction:
+        self._check(task)
         inputs = Inputs.of(batch)
         if task is None:
             return self.answer(inputs, *self.run(inputs))
@@ -136,6 +145,8 @@ class Smile(Baseline):
 
     def __init__(self, *args: Any, top: int = 1, gate_rank: int = 16, **options: Any) -> None:
         super().__init__(*args, **options)
+        at_least_one("top", top)
+        at_least_one("gate_rank", gate_rank)
         self.top = min(top, len(self.library))
         self.stacks = stacks(self.library, self.module)
         self.gates = {layer: _leading(stack, gate_rank) for layer, stack in self.stacks.items()}
@@ -184,9 +195,10 @@ class WeMoE(Baseline):
     ) -> None:
         super().__init__(*args, **options)
         linears = linear_layers(self.module)
-        chosen = (
-            [n for n, part in linears.items() if part.in_features != part.out_features] if layers is None else layers
-        )
+        if layers is None:
+            chosen = [name for name, part in linears.items() if part.in_features != part.out_features]
+        else:
+            chosen = [layer_of(name, self.module) for name in layers]
         self.stacks = stacks(self.library, self.module, chosen)
         if not self.stacks:
             raise InputError("no layer for WeMoE to gate; name the linear layers of the MLPs")
@@ -250,6 +262,8 @@ class TwinMerging(Baseline):
             raise InputError(
                 f"the router's tasks {list(router.tasks)} are not the library's {list(self.library.experts)}"
             )
+        if rank is not None:
+            at_least_one("rank", rank)
         self.router = router
         self.shared = self.averaged(scale)
         self.stacks = {}

@@ -100,6 +100,7 @@ class Composer:
     def __init__(self, module: nn.Module, library: Library, parameters: Mapping[str, Any], load_base: bool) -> None:
         self.library = library
         self.parameters = dict(parameters)
+        library.merge(library.experts[:1], **self.parameters)  # refuses parameters that `tsv` does not have
         self.tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
         #: Weights of layers that are called, so that an update beside them has its effect.
         self.called = {f"{name}.weight" for name in linear_layers(module).keys() - fused_layers(module)}

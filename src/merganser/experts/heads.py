@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError, did_you_mean
+from merganser.experts.choices import one_of
 
 #: From features (samples × width) to logits (samples × classes); a linear head may be given as its `weight` and `bias`.
 Head = Callable[[Tensor], Tensor] | Mapping[str, Tensor]
@@ -65,6 +66,7 @@ class Heads:
     ) -> Prediction:
         """(i*, c*) = arg max over i ∈ Ω, c of z_i[c]; `weights` (samples × tasks) break ties between tasks that share
         a head. `together`: all samples are of one task, i* = arg max over i of the sum over samples of max_c z_i[c]."""
+        one_of("score", score, Score)
         asked = {task for chosen in sets for task in chosen}
         owners = [task for task in self.tasks if self._shared[task] == task and asked & self._users(task)]
         parts, columns = [], []

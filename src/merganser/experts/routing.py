@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from merganser.errors import InputError
+from merganser.experts.choices import one_of
 from merganser.experts.library import Library
 
 #: The model of the first pass: the base, or the fixed merge of the experts.
@@ -63,6 +64,10 @@ class ProjectionRouter:
     subspaces: Mapping[str, tuple[Tensor, ...]]  # per layer, for each task an orthonormal basis: width × rank
     source: Source = "fixed"
     normalise: Normalise = "softmax"
+
+    def __post_init__(self) -> None:
+        one_of("source", self.source, Source)
+        one_of("normalise", self.normalise, Normalise)
 
     @classmethod
     def of(
@@ -136,6 +141,10 @@ class NearestNeighbour:
     source: Source = "fixed"
     normalise: Normalise = "zscore"
 
+    def __post_init__(self) -> None:
+        one_of("source", self.source, Source)
+        one_of("normalise", self.normalise, Normalise)
+
     @classmethod
     def fit(
         cls, layer: str, support: Mapping[str, Tensor], source: Source = "fixed", normalise: Normalise = "zscore"
@@ -166,6 +175,9 @@ class MlpRouter:
     layer: str
     network: nn.Module
     source: Source = "fixed"
+
+    def __post_init__(self) -> None:
+        one_of("source", self.source, Source)
 
     @classmethod
     def fit(

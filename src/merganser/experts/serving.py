@@ -14,7 +14,7 @@ from torch import Tensor
 
 from merganser.errors import InputError, require
 from merganser.experts.adaptive import AdaptiveModel
-from merganser.experts.batching import Answer, Batcher, Busy, Closed, Limits
+from merganser.experts.batching import Answer, Batcher, Busy, Closed, Limits, Work
 from merganser.experts.inputs import Inputs
 from merganser.experts.routing import Routing
 
@@ -76,7 +76,7 @@ def create_app(
     Request = fastapi.Request
     bounds = limits or Limits()
     metrics = _Metrics()
-    works = {"predict": _predicting(model, labels or {}), "route": _routing(model)}
+    works: dict[str, Work] = {"predict": _predicting(model, labels or {}), "route": _routing(model)}
     # A model that routes a batch as one would give the requests of strangers one set and one head.
     batcher = Batcher(works, bounds, together=not model.settings.per_batch)
 
