@@ -275,6 +275,23 @@ def test_untraceable_module_says_which_line() -> None:
         symmetry(Branching(), torch.randn(3))
 
 
+def test_an_example_the_module_does_not_run_on_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(InputError, match="Sequential does not run on the example inputs: mat1 and mat2") as raised:
+        symmetry(net, torch.zeros(1, 7))
+    assert "control flow" not in str(raised.value)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("inputs", [None, 3, "x"])
+def test_what_is_no_module_or_no_input_is_refused(inputs: object) -> None:
+    net = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="example inputs are a tensor"):
+        symmetry(net, inputs)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"derived from an nn\.Module, got OrderedDict"):
+        symmetry(net.state_dict(), torch.zeros(1, 3))  # type: ignore[arg-type]
+
+
 def test_meta_weights_can_be_derived_but_not_tested() -> None:
     with torch.device("meta"):
         net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

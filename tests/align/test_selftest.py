@@ -88,6 +88,11 @@ def test_inconclusive_and_impossible_tests_say_so() -> None:
             symmetry(nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 2)), X)
 
 
+def test_a_test_that_compares_nothing_does_not_pass(net: nn.Module) -> None:
+    with pytest.raises(InputError, match="no outputs to compare"):
+        self_test(net, symmetry(net, X), (X[:0],))
+
+
 def test_traceable_restores_modes() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
     net[1].eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from merganser.align.moments import evaluating
 from merganser.align.selftest import self_test as run_self_test
 from merganser.align.symmetries import Symmetry
+from merganser.align.tracing.coverage import pin_unreached
 from merganser.align.tracing.dims import ONE, Axes, Dim, fresh, pin
 from merganser.align.tracing.emission import emit
 from merganser.align.tracing.graph import Trace, tensors
@@ -29,6 +32,8 @@ def symmetry(
     example_inputs: Inputs,
     *,
     kwargs: Mapping[str, Any] | None = None,
+    more_examples: Sequence[Inputs] = (),
+    allow_unused: bool = False,
     self_test: bool = True,
     seed: int = 0,
 ) -> Symmetry:
@@ -38,15 +43,24 @@ def symmetry(
     of positional arguments, or a mapping of keyword arguments. Axes of inputs and outputs, and of whatever an operation
     without a rule touches, are pinned: the result may be smaller than the full group of symmetries, never larger.
 
+    A branch that the example does not take is not seen. `more_examples` are traced too, and what is found holds for all
+    of them. Weights that none of them uses are never moved; where one has an axis as long as one that moves it may
+    belong to such a branch (a second head, one for training only), which would break, and is refused. With
+    `allow_unused` you say that it does not, or that you do not need it.
+
     With `self_test`, random weights are permuted at random and must compute the same function in float64; a
     derivation that fails raises `MerganserError`. Models of transformers are traced without their key-value cache.
     """
-    args, named = arguments(module, example_inputs, kwargs or {})
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"symmetries are derived from an nn.Module, got {type(module).__name__}")
+    examples = [arguments(module, inputs, kwargs or {}) for inputs in (example_inputs, *more_examples)]
     with traceable(module):
-        program = _export(module, args, named)
-        found = _derive(module, program)
+        found, unused = _derive(module, [_export(module, args, named) for args, named in examples])
+        if not allow_unused:
+            _refuse_unused(found, unused)
         if self_test:
-            run_self_test(module, found, args, named, seed=seed)
+            for args, named in examples:
+                run_self_test(module, found, args, named, seed=seed)
     return found
 
 
@@ -60,8 +74,16 @@ def arguments(
         args = (example_inputs,)
     elif isinstance(example_inputs, Mapping):
         named = {**example_inputs, **named}
-    else:
+    elif isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
         args = tuple(example_inputs)
+    else:
+        raise InputError(
+            "example inputs are a tensor, a sequence of positional arguments or a mapping of keyword arguments, "
+            f"got {type(example_inputs).__name__}"
+        )
+    for tensor in tree_leaves((args, named)):
+        if isinstance(tensor, torch.Tensor) and tensor.numel() == 0:
+            raise InputError(f"an example input is empty, of shape {tuple(tensor.shape)}: nothing flows through it")
     if "use_cache" in signature(module.forward).parameters:
         named.setdefault("use_cache", False)
     return args, named
@@ -81,13 +103,39 @@ def traceable(module: torch.nn.Module) -> Iterator[None]:
 
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
     try:
-        return torch.export.export(module, args, kwargs, strict=False)
+        with _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
+            return torch.export.export(module, args, kwargs, strict=False)
     except Exception as error:
-        where = _users_line(error)
+        name = type(module).__name__
+        if (own := _failure(module, args, kwargs)) is not None:
+            raise InputError(f"{name} does not run on the example inputs{_users_line(own)}: {_summary(own)}") from own
         raise InputError(
-            f"cannot trace {type(module).__name__}{where}: {str(error).strip().splitlines()[0]}; "
+            f"cannot trace {name}{_users_line(error)}: {_summary(error)}; "
             "torch.export needs a forward pass whose control flow does not depend on the values of tensors"
         ) from error
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Tracebacks that torch logs on their way to us are not shown twice."""
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _failure(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    """What goes wrong without any tracing: a wrong example, not a forward pass that cannot be traced."""
+    try:
+        module(*args, **kwargs)
+    except Exception as error:
+        return error
+    return None
+
+
+def _summary(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _users_line(error: BaseException) -> str:
@@ -100,9 +148,31 @@ def _users_line(error: BaseException) -> str:
     return ""
 
 
-def _derive(module: torch.nn.Module, program: torch.export.ExportedProgram) -> Symmetry:
+def _derive(
+    module: torch.nn.Module, programs: Sequence[torch.export.ExportedProgram]
+) -> tuple[Symmetry, dict[str, torch.Tensor]]:
+    """What the programs have in common, and the tensors that none of them uses."""
     state = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
     axes = {identity(tensor): fresh(tensor.shape) for tensor in state.values()}
+    used: set[Hashable] = set()
+    trace = Trace()
+    for program in programs:
+        used |= _walk(module, program, axes, trace)
+    pin(*(dim for result in trace.outputs for dim in result))
+    pin_unreached(axes.values(), trace)
+    pin(*(dim for tensor in overlapping(state.values()) for dim in axes[identity(tensor)]))
+    pin(*(dim for own in axes.values() if 0 in own.shape for dim in own))
+    first: dict[Hashable, str] = {}
+    aliases = {name: first[key] for name, t in state.items() if first.setdefault(key := identity(t), name) != name}
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    found = emit({name: axes[identity(t)] for name, t in state.items()}, trace, buffers & set(state), aliases)
+    return found, {name: tensor for name, tensor in state.items() if identity(tensor) not in used}
+
+
+def _walk(
+    module: torch.nn.Module, program: torch.export.ExportedProgram, axes: Mapping[Hashable, Axes], trace: Trace
+) -> set[Hashable]:
+    """Let one program teach the axes of the weights; the weights it uses."""
     used: set[Hashable] = set()
     inputs: dict[str, Any] = {}
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -119,18 +189,19 @@ def _derive(module: torch.nn.Module, program: torch.export.ExportedProgram) -> S
             used |= {key} if nodes[name].users else set()
         else:
             inputs[name] = _constant_axes(tensor)
-    trace = Trace()
-    for result in tensors(trace.run(program.graph_module, inputs)):
-        pin(*result)
-    for key, unused in axes.items():
-        if key not in used:
-            pin(*unused)
-    for tensor in overlapping(state.values()):
-        pin(*axes[identity(tensor)])
-    first: dict[Hashable, str] = {}
-    aliases = {name: first[key] for name, t in state.items() if first.setdefault(key := identity(t), name) != name}
-    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    return emit({name: axes[identity(t)] for name, t in state.items()}, trace, buffers & set(state), aliases)
+    trace.outputs += tensors(trace.run(program.graph_module, inputs))
+    return used
+
+
+def _refuse_unused(found: Symmetry, unused: Mapping[str, torch.Tensor]) -> None:
+    moved = {found.tensor_shape(name)[dim] for places in found.occurrences.values() for name, dim in places}
+    suspects = [name for name, tensor in unused.items() if tensor.is_floating_point() and moved & {*tensor.shape}]
+    if suspects:
+        shown = ", ".join(repr(name) for name in suspects[:3]) + (", …" if len(suspects) > 3 else "")
+        raise InputError(
+            f"the example inputs leave out weights that are as wide as units that move: {shown}; give more_examples "
+            "that use them, or allow_unused=True (--allow-unused) if you do not need what they are for"
+        )
 
 
 def _constants(module: torch.nn.Module, program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:

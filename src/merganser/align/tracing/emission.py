@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from merganser.align.symmetries import Atom, Axis, Factor, Segment, Symmetry
-from merganser.align.tracing.dims import Axes, Dim, leaves
+from merganser.align.tracing.dims import Axes, Dim, leaves, pin
 from merganser.align.tracing.graph import Trace
 from merganser.align.tracing.nesting import Piece, enumerate_pinned, parents, pieces, settle
 
@@ -15,6 +16,7 @@ def emit(state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliase
     """The symmetry of the tensors in `state` under everything the trace has learnt."""
     values: list[Sequence[Dim]] = [*trace.values, *([dim] for axes in state.values() for dim in axes)]
     settle(values, trace.forbidden)
+    _pin_squares(dim for axes in state.values() for dim in axes)
     enumerate_pinned(values, trace.forbidden)
     cut = {name: [list(pieces([dim])) for dim in axes] for name, axes in state.items()}
     homes: dict[Dim, str] = {}
@@ -26,6 +28,13 @@ def emit(state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliase
     atoms = {name: Atom(name, dim.size, names[above[dim]] if dim in above else None) for dim, name in names.items()}
     segments = {name: tuple(_axis(axis, names) for axis in axes) for name, axes in cut.items()}
     return Symmetry(atoms, segments, frozenset(buffers), aliases)
+
+
+def _pin_squares(axes: Iterable[Dim]) -> None:
+    """Units that stand twice on one axis (a flattened outer product) stay: their matching would not be linear."""
+    for axis in axes:
+        for piece in pieces([axis]):
+            pin(*(dim for dim, times in Counter(piece.dims).items() if times > 1))
 
 
 def _names(homes: Mapping[Dim, str], above: Mapping[Dim, Dim], hints: Sequence[tuple[Dim, str]]) -> dict[Dim, str]:

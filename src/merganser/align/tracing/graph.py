@@ -22,12 +22,21 @@ logger = logging.getLogger(__name__)
 _SILENT = {"_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_size"}
 """Operations without an effect on values."""
 
+_CUTTING = {"select", "unbind", "slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split",
+            "unsafe_chunk"}  # fmt: skip
+"""Operations that leave out what is not in their result; every other one makes use of all it reads."""
+
 
 @dataclass(slots=True)
 class Trace:
-    """What the walk found: axes of every intermediate tensor, forbidden nestings, hints for names."""
+    """What the walks found: axes of every intermediate tensor, forbidden nestings, hints for names.
+
+    `outputs` are the results of whole programs; `consumed` has the operands and results of operations that cut nothing.
+    """
 
     values: list[Axes] = field(default_factory=list)
+    outputs: list[Axes] = field(default_factory=list)
+    consumed: list[tuple[list[Axes], list[Axes]]] = field(default_factory=list)
     forbidden: list[Forbidden] = field(default_factory=list)
     hints: list[tuple[Dim, str]] = field(default_factory=list)
 
@@ -85,6 +94,8 @@ class Trace:
                 raise Unsupported
         except (Unsupported, LookupError, TypeError, ValueError):  # an overload the rule was not written for
             return _unknown(node, call.tensors)
+        if op not in _CUTTING:
+            self.consumed.append((call.tensors, tensors(result)))
         return result
 
 

@@ -49,7 +49,7 @@ def _expand(items: Sequence[tuple[Dim, int]], offset: int) -> Iterator[Piece]:
     for dim, stride in items:
         inner = find(dim).size
         for factor in factors(dim):
-            inner //= factor.size
+            inner //= factor.size or 1  # an axis without units has a place all the same
             flat.append((factor, stride * inner))
     for place, (dim, stride) in enumerate(flat):
         if isinstance(dim.form, Sum):
@@ -85,10 +85,10 @@ def settle(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden]) -> N
 def _mixed(rule: Forbidden) -> Dim | None:
     """A family of the child whose index is in the parent."""
     indices = set(leaves(rule.parent))
-    return next((dim for dim, index in _families(rule.child) if index in indices), None)
+    return next((dim for dim, index in families(rule.child) if index in indices), None)
 
 
-def _families(dim: Dim) -> Iterator[tuple[Dim, Dim]]:
+def families(dim: Dim) -> Iterator[tuple[Dim, Dim]]:
     """Every family below, with its index."""
     dim = find(dim)
     below: tuple[Dim, ...] = ()
@@ -98,7 +98,7 @@ def _families(dim: Dim) -> Iterator[tuple[Dim, Dim]]:
     elif isinstance(dim.form, Product | Sum):
         below = dim.form.parts
     for child in below:
-        yield from _families(child)
+        yield from families(child)
 
 
 def _orphan(axes: Sequence[Dim]) -> Dim | None:
