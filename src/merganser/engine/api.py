@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from merganser import recipes
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.dtypes import dtype_of, name_of
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
@@ -37,7 +38,7 @@ def merge(
     base: Reference | None = None,
     *,
     seed: int = 0,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     output: Mapping[str, Any] | None = None,
     statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
@@ -70,7 +71,7 @@ def merge(
         "models": entries,
         "parameters": {name: value for name, value in parameters.items() if not _spread(method, name, value)},
         "overrides": overrides,
-        "output": output if dtype is None else {**(output or {}), "dtype": dtype},
+        "output": output if dtype is None else {**(output or {}), "dtype": name_of(dtype_of(dtype))},
         "seed": seed,
     }
     if base is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec
+from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.sidecars import write_sidecars
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.writer import CheckpointWriter
@@ -20,7 +21,7 @@ def write_checkpoint(
     source: Checkpoint,
     out: str | os.PathLike[str],
     *,
-    dtype: torch.dtype | None = None,
+    dtype: str | torch.dtype | None = None,
     sidecars: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -32,10 +33,11 @@ def write_checkpoint(
 
     Floating tensors are cast to `dtype` if one is given.
     """
+    asked = None if dtype is None else dtype_of(dtype)
 
     def written(name: str) -> TensorSpec:
         spec = source.spec(name)
-        return spec if dtype is None or not spec.dtype.is_floating_point else TensorSpec(spec.shape, dtype)
+        return spec if asked is None or not spec.dtype.is_floating_point else TensorSpec(spec.shape, asked)
 
     plan = Plan(
         models=(Model(source.label, source.label),),

@@ -184,7 +184,7 @@ class TaskVector(Checkpoint):
         """θ = base + scale · τ as a checkpoint, computed as it is read."""
         return Applied(open_checkpoint(base), self.vector, scale)
 
-    def save(self, out: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **options: Any) -> Path:
+    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
         """Write the vector itself to the directory `out`, by streaming; `load` reads it (options of
         `write_checkpoint`)."""
         card = {"card": {"models": [self.label], "methods": ["task vector"]}}
@@ -242,7 +242,7 @@ class Applied(View):
         if (stored := self.source.aliases().get(name, name)) in self._moved:
             self.vector.prefetch(self._moved[stored], rows)
 
-    def save(self, out: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **options: Any) -> Path:
+    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
         """Write the model to the directory `out`, by streaming, with the base's config and tokenizer."""
         card = {"card": {"base": self.source.label, "models": [self.vector.label], "methods": ["task_arithmetic"]}}
         return write_checkpoint(self, out, dtype=dtype, sidecars=card, **options)
