@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import merganser as mg
 from merganser.checkpoints.differences import Stored
 from merganser.checkpoints.memory import StateDict
-from merganser.errors import CheckpointError, InputError
+from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.experts.library import Library
 from merganser.experts.masks import MaskLibrary, _flat, _Packed, _unpack
 
@@ -156,7 +156,7 @@ def test_refusals(world, tmp_path):
         MaskLibrary.build(path, {"a/b": paths["math"]}, tmp_path / "m")
     with pytest.raises(CheckpointError, match="has no 'norm'"):
         MaskLibrary.build(base, {"x": {k: v for k, v in base.items() if k != "norm"}}, tmp_path / "m")
-    with pytest.raises(CheckpointError, match="no masks here"):
+    with pytest.raises(CheckpointError, match="not a library of masks"):
         MaskLibrary(tmp_path)
     made = MaskLibrary.build(path, paths, tmp_path / "ok")
     with pytest.raises(InputError, match="did you mean 'math'"):
@@ -169,3 +169,61 @@ def test_refusals(world, tmp_path):
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 99}))
     with pytest.raises(CheckpointError, match="another version"):
         MaskLibrary(tmp_path / "ok")
+
+
+def test_input_is_checked_before_any_work(world, tmp_path, monkeypatch):
+    base, states, path, paths = world
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("merganser.experts.masks.write_checkpoint", lambda *_, **__: pytest.fail("work began"))
+        for threshold, message in (
+            ({"math": 0.2}, "none is given for the expert 'code'"),
+            ({"math": 0.2, "code": 0.2, "chat": 0.2, "caht": 0.2}, "did you mean 'chat'"),
+            (-1, "number from 0 up, got -1"),
+            (float("nan"), "got nan"),
+            (float("inf"), "got inf"),
+            ("0.4", "got '0.4'"),
+        ):
+            with pytest.raises(InputError, match=message):
+                MaskLibrary.build(path, paths, tmp_path / "m", threshold=threshold)
+        with pytest.raises(InputError, match="did you mean 'bfloat16'"):
+            MaskLibrary.build(path, paths, tmp_path / "m", dtype="bfloat61")
+        with pytest.raises(InputError, match="exists already"):
+            MaskLibrary.build(path, paths, tmp_path / "file")
+        with pytest.raises(InputError, match="is not a directory"):
+            MaskLibrary.build(path, paths, tmp_path / "file/m")
+        states["code"]["norm"][3] = float("nan")
+        with pytest.raises(CheckpointError, match="expert 'code', state dict: tensor 'norm' contains NaN"):
+            MaskLibrary.build(base, states, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+    made = MaskLibrary.build(path, paths, tmp_path / "empty", dtype="bfloat16")
+    assert mg.open(tmp_path / "empty/shared").spec("norm").dtype == torch.bfloat16
+    with pytest.raises(InputError, match="cannot be replaced"):
+        made.extract("math", tmp_path / "empty", overwrite=True)
+
+
+def test_a_build_that_fails_leaves_nothing(world, tmp_path, monkeypatch):
+    _, _, path, paths = world
+    before = sorted(tmp_path.iterdir())
+
+    def fail(*_):
+        raise OSError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("merganser.experts.masks.write_json", fail)
+        with pytest.raises(MerganserError, match="could not be written: full"):
+            MaskLibrary.build(path, paths, tmp_path / "m")
+    assert sorted(tmp_path.iterdir()) == before
+    assert MaskLibrary.build(path, paths, tmp_path / "m").experts == NAMES
+
+
+@pytest.mark.parametrize("change", [{"kind": None}, {"experts": []}, {"experts": {"math": {}}}])
+def test_a_damaged_manifest_is_named(world, tmp_path, change):
+    _, _, path, paths = world
+    MaskLibrary.build(path, paths, tmp_path / "m")
+    manifest = tmp_path / "m" / "masks.json"
+    content = json.loads(manifest.read_text()) | change
+    manifest.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    with pytest.raises(CheckpointError, match=r"masks\.json: damaged"):
+        MaskLibrary(tmp_path / "m")

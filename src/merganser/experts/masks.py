@@ -7,14 +7,14 @@ With task vectors Δ_t = θ_t − θ_0, an expert is rebuilt as θ_0 + λ_t · m
 - `emr` (Huang et al. 2024, EMR-Merging, arXiv:2405.17461): Δ has the sign of ΣΔ_t and the largest magnitude among the
   tasks of that sign, m_t = [Δ_t Δ > 0], λ_t = ‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁.
 
-The interface is that of the `Library`, so that storage and fidelity compare. A new expert changes the shared vector, so
-there is no `add`: build again.
+Experts are looked up, rebuilt, extracted and measured as in a `Library`, so that storage and fidelity compare. The rest
+differs: a new expert changes the shared vector, so there is no `add` or `remove`; `merge` takes a scale and is of all
+experts, since only their sum or election is kept; a build is not resumed; there are no checksums to verify.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +28,18 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer
 from merganser.checkpoints.differences import Combination, Difference, Stored, Vector, in_blocks, wide
+from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.directories import check_out, check_replaceable, paths_in, publish
 from merganser.engine.export import write_checkpoint
 from merganser.engine.geometry import Parts, over_blocks
 from merganser.engine.task_vector import Applied
 from merganser.errors import CheckpointError, InputError, did_you_mean
+from merganser.experts.bases import main_dtype, open_base, place_of
+from merganser.experts.building import check_finite
 from merganser.experts.library import Size
+from merganser.experts.manifest import check_name, read_json, write_json
 
 Kind = Literal["tall", "emr"]
 FILE = "masks.json"
@@ -59,12 +64,14 @@ class MaskLibrary:
     def __init__(self, path: str | os.PathLike[str], base: Reference | None = None) -> None:
         """Open one. `base` names the base's new place if it was moved."""
         self.path = Path(path)
-        self.manifest = _read_manifest(self.path)
-        self.kind: Kind = self.manifest["kind"]
-        place = self.path / "base" if self.manifest["base"] is None else self.manifest["base"]
-        self.base = open_checkpoint(base if base is not None else place)
-        if self.base.fingerprint() != self.manifest["fingerprint"]:
-            raise CheckpointError(f"{self.path}: {self.base.label} is not the base these masks were made for")
+        self.manifest = read_json(self.path / FILE, "a library of masks", FORMAT, VERSION)
+        try:
+            self.kind: Kind = self.manifest["kind"]
+            place, fingerprint = self.manifest["base"], self.manifest["fingerprint"]
+            self._scales = {name: float(record["scale"]) for name, record in self.manifest["experts"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{self.path / FILE}: damaged: {error}") from None
+        self.base = open_base(self.path, self.path / "base" if place is None else place, (fingerprint,), base)
         self.shared = Stored(open_checkpoint(self.path / "shared"))
 
     @classmethod
@@ -76,7 +83,7 @@ class MaskLibrary:
         *,
         kind: Kind = "tall",
         threshold: float | Mapping[str, float] = 0.4,
-        dtype: torch.dtype | None = None,
+        dtype: str | torch.dtype | None = None,
         on_step: Callable[[str, str], None] = lambda action, name: None,
     ) -> MaskLibrary:
         """Write the shared vector and the masks of `experts` to the directory `path`, by streaming.
@@ -90,60 +97,58 @@ class MaskLibrary:
             raise InputError(f"unknown kind of masks {kind!r}{did_you_mean(kind, ('tall', 'emr'))}")
         if not experts:
             raise InputError("masks need at least one expert")
-        if bad := [name for name in experts if name != Path(name).name or name.startswith(".")]:
-            raise InputError(f"{bad[0]!r} cannot name an expert: it becomes the name of a directory")
-        if directory.exists() and any(directory.iterdir()):
-            raise InputError(f"{directory}: exists already; choose another path")
-        origin = open_checkpoint(base)
+        for name in experts:
+            check_name(name)
+        thresholds = _thresholds(threshold, list(experts))
+        asked = None if dtype is None else dtype_of(dtype)
+        check_out(directory, overwrite=os.path.isdir(directory) and not os.listdir(directory))
+        origin, place = open_checkpoint(base), place_of(base)
         opened = {name: open_checkpoint(reference) for name, reference in experts.items()}
         # What one expert cannot share is kept whole by all of them.
         exclude = sorted({tensor for expert in opened.values() for tensor in _own_tensors(origin, expert)})
         own = {name: [tensor for tensor in exclude if tensor in expert] for name, expert in opened.items()}
         deltas = {name: Difference(expert, origin, exclude) for name, expert in opened.items()}
-        (directory / "experts").mkdir(parents=True, exist_ok=True)
-        place = _place(base)
-        if place is None:
-            origin = open_checkpoint(write_checkpoint(origin, directory / "base"))
-        on_step("adding up", ", ".join(opened))
+        _check_finite(origin, origin.label)
+        for name, expert in opened.items():
+            on_step("looking at", name)
+            _check_finite(expert, f"expert {name!r}, {expert.label}")
         united = Combination([(1.0, d) for d in deltas.values()]) if kind == "tall" else Elected(list(deltas.values()))
         card = {"card": {"models": list(opened), "methods": [kind]}}
-        write_checkpoint(united, directory / "shared", dtype=dtype or _main_dtype(origin), sidecars=card)
-        shared = Stored(open_checkpoint(directory / "shared"))
-        records: dict[str, dict[str, float]] = {}
-        for name, delta in deltas.items():
-            on_step("masking", name)
-            factor = threshold if isinstance(threshold, (int, float)) else threshold[name]
-            packed = _Packed(delta, shared, kind, float(factor), opened[name], own[name])
-            write_checkpoint(packed, directory / "experts" / name, sidecars=card)
-            records[name] = {"scale": _rescaler(delta, shared) if kind == "emr" else 1.0}
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "kind": kind,
-            "base": place,
-            "fingerprint": origin.fingerprint(),
-            "experts": records,
-        }
-        (directory / f"{FILE}.partial").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        (directory / f"{FILE}.partial").rename(directory / FILE)
-        return cls(directory, origin)
+
+        def write(made: Path) -> None:
+            kept = origin if place is not None else open_checkpoint(write_checkpoint(origin, made / "base"))
+            on_step("adding up", ", ".join(opened))
+            write_checkpoint(united, made / "shared", dtype=asked or main_dtype(origin), sidecars=card)
+            shared = Stored(open_checkpoint(made / "shared"))
+            records: dict[str, dict[str, float]] = {}
+            (made / "experts").mkdir()
+            for name, delta in deltas.items():
+                on_step("masking", name)
+                packed = _Packed(delta, shared, kind, thresholds[name], opened[name], own[name])
+                write_checkpoint(packed, made / "experts" / name, sidecars=card)
+                records[name] = {"scale": _rescaler(delta, shared) if kind == "emr" else 1.0}
+            content = {"kind": kind, "base": place, "fingerprint": kept.fingerprint(), "experts": records}
+            write_json(made / FILE, {"format": FORMAT, "version": VERSION, **content})
+
+        publish(directory, write)
+        return cls(directory, None if place is None else origin)
 
     @property
     def experts(self) -> tuple[str, ...]:
-        return tuple(self.manifest["experts"])
+        return tuple(self._scales)
 
     def __len__(self) -> int:
         return len(self.experts)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.manifest["experts"]
+        return name in self._scales
 
     def expert(self, name: str) -> MaskedExpert:
         """An expert as a checkpoint, rebuilt as it is read."""
         if name not in self:
             raise InputError(f"{self.path}: has no expert {name!r}{did_you_mean(name, self.experts)}")
         bits = open_checkpoint(self.path / "experts" / name)
-        return MaskedExpert(self.base, self.shared, bits, float(self.manifest["experts"][name]["scale"]), name)
+        return MaskedExpert(self.base, self.shared, bits, self._scales[name], name)
 
     def density(self, name: str) -> float:
         """The share of entries an expert's mask keeps."""
@@ -157,7 +162,9 @@ class MaskLibrary:
 
     def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
         """Rebuild an expert as an ordinary checkpoint directory, by streaming (options of `write_checkpoint`)."""
-        return write_checkpoint(self.expert(name), out, **options)
+        expert = self.expert(name)
+        check_replaceable(Path(out), [self.path / FILE, *paths_in(self.base.label)])
+        return write_checkpoint(expert, out, **options)
 
     def size(self) -> MaskSize:
         """Bytes of the base's weights, of the shared vector and of every expert's masks."""
@@ -233,8 +240,6 @@ class _Packed(Checkpoint):
     def __init__(
         self, delta: Vector, shared: Vector, kind: Kind, threshold: float, expert: Checkpoint, own: Sequence[str]
     ) -> None:
-        if threshold < 0:
-            raise InputError(f"a threshold is not negative, got {threshold}")
         self.label = f"{kind} masks of {expert.label}"
         self._delta, self._shared, self._kind, self._threshold = delta, shared, kind, threshold
         self._expert, self._own = expert, own
@@ -306,32 +311,24 @@ def _own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:
     return [name for name in expert.names() if not shared(name)]
 
 
-def _place(base: Reference) -> str | None:
-    """Where to find the base again; None for one that is only in memory."""
-    if not isinstance(base, (str, os.PathLike)):
-        return None
-    return str(Path(base).resolve()) if Path(base).exists() else os.fspath(base)
+def _thresholds(given: float | Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    """κ of every expert."""
+    each = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    for name in names:
+        if name not in each:
+            raise InputError(f"threshold: none is given for the expert {name!r}")
+    for name, value in each.items():
+        if name not in names:
+            raise InputError(f"threshold: there is no expert {name!r}{did_you_mean(str(name), names)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise InputError(f"threshold: expected a number from 0 up, got {value!r} for {name!r}")
+    return {name: float(each[name]) for name in names}
 
 
-def _main_dtype(base: Checkpoint) -> torch.dtype:
-    sizes: dict[torch.dtype, int] = {}
-    for spec in map(base.spec, base.names()):
-        if not is_integer(spec.dtype):
-            sizes[spec.dtype] = sizes.get(spec.dtype, 0) + spec.numel
-    return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
+def _check_finite(checkpoint: Checkpoint, where: str) -> None:
+    for name in checkpoint.names():
+        check_finite(checkpoint.read(name), name, where)
 
 
 def _nbytes(checkpoint: Checkpoint) -> int:
     return sum(checkpoint.spec(name).nbytes for name in checkpoint.names())
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((path / FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no masks here: it has no {FILE}, or a build was not finished") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path / FILE}: damaged: {error}") from None
-    if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
-        raise CheckpointError(f"{path / FILE}: not the manifest of masks, or of another version")
-    return found
