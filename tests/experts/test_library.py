@@ -385,3 +385,89 @@ def test_an_impossible_place_is_named(models, tmp_path):
             Library.build(models["base"], experts(models), place)
     with pytest.raises(CheckpointError, match="not an expert library"):
         Library(tmp_path / "file")
+
+
+@pytest.mark.parametrize("tensor", ["a.weight", "bias", "head"])
+@pytest.mark.parametrize(("value", "what"), [(float("nan"), "NaN"), (float("-inf"), "infinite values")])
+def test_experts_that_are_not_finite_are_refused(models, tmp_path, tensor, value, what):
+    base = base_tensors()
+    bad = expert_tensors(base, 1) | {"head": torch.zeros(3)}
+    bad[tensor] = bad[tensor].clone()
+    bad[tensor].view(-1)[1] = value
+    message = f"expert 'bad', state dict: tensor '{tensor}' contains {what}"
+    with pytest.raises(CheckpointError, match=message):
+        Library.build(models["base"], {"bad": bad}, tmp_path / "lib")
+    assert not (tmp_path / "lib").exists()
+    library = Library.build(models["base"], {"math": models["math"]}, tmp_path / "lib", rank_fraction=0.2)
+    with pytest.raises(CheckpointError, match=message):
+        library.add("bad", bad)
+    assert Library(tmp_path / "lib").experts == ("math",)
+
+
+def test_what_is_infinite_in_the_base_too_is_no_change(tmp_path):
+    base = base_tensors() | {"mask": torch.full((4, 4), float("-inf"))}
+    library = Library.build(base, {"e": expert_tensors(base, 1)}, tmp_path / "lib")
+    assert torch.equal(library.merge().read("mask"), base["mask"])
+    with pytest.raises(CheckpointError, match="lib/base: tensor 'mask' contains infinite values"):
+        library.add("f", base | {"mask": torch.zeros(4, 4)})
+
+
+def test_a_wide_base_is_merged_in_its_own_precision(tmp_path):
+    base = base_tensors(torch.float64)
+    states = {name: expert_tensors(base, seed) for seed, name in enumerate(("e", "f"), start=1)}
+    merged = Library.build(base, states, tmp_path / "lib").merge()
+    for name in ("a.weight", "c.weight", "bias", "frozen.weight"):
+        assert merged.read(name).dtype == torch.float64
+    mean = (states["e"]["bias"] + states["f"]["bias"]) / 2
+    np.testing.assert_allclose(merged.read("bias"), mean, rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_the_energy_kept_is_that_of_the_difference(tmp_path, dtype):
+    base = base_tensors()
+    expert = expert_tensors(base, 1) | {"head.weight": torch.randn(3, 32)}
+    expert["bias"] = base["bias"] + 3  # kept whole, and most of the change
+    library = Library.build(base, {"e": expert}, tmp_path / "lib", rank_fraction=0.25, dtype=dtype)
+    rebuilt = library.expert("e")
+    lost = sum(float((rebuilt.read(n).double() - expert[n].double()).square().sum()) for n in base)
+    seen = sum(float((expert[n].double() - base[n].double()).square().sum()) for n in base)
+    assert library.manifest.experts["e"].energy == pytest.approx(1 - lost / seen, abs=1e-6)
+    assert library.manifest.experts["e"].energy > 0.9
+
+
+def test_a_merge_is_saved_as_a_checkpoint(models, tmp_path):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib")
+    merged = library.merge(["math", "chat"], scale=0.5)
+    merged.save(tmp_path / "out", dtype="bf16")
+    written = open_checkpoint(tmp_path / "out")
+    for name in ("a.weight", "bias", "frozen.weight"):
+        assert torch.equal(written.read(name), merged.read(name).bfloat16())
+    assert (tmp_path / "out/config.json").exists()
+    card = (tmp_path / "out/README.md").read_text()
+    assert "math" in card
+    assert "tsv" in card
+    with pytest.raises(InputError, match="exists already"):
+        merged.save(tmp_path / "out")
+    for save in (merged.save, lambda out, **options: library.extract("math", out, **options)):
+        with pytest.raises(InputError, match="cannot be replaced"):
+            save(tmp_path / "lib", overwrite=True)
+        with pytest.raises(InputError, match="cannot be replaced"):
+            save(tmp_path, overwrite=True)
+
+
+def test_factors_are_those_of_matrices_that_exist(models, tmp_path):
+    base = base_tensors()
+    library = Library.build(base, {"e": expert_tensors(base, 1) | {"head": torch.ones(3, 4)}}, tmp_path / "lib")
+    with pytest.raises(CheckpointError, match="has no tensor 'a.wieght'; did you mean 'a.weight'"):
+        library.factors("e", "a.wieght")
+    for name in ("bias", "head"):
+        with pytest.raises(InputError, match=f"'{name}', .* is no change of a matrix"):
+            library.factors("e", name)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "bf16", torch.bfloat16])
+def test_dtypes_go_by_name_or_as_they_are(models, tmp_path, dtype):
+    library = Library.build(models["base"], {"math": models["math"]}, tmp_path / "lib", rank_fraction=0.2, dtype=dtype)
+    assert library.manifest.dtype == "bfloat16"
+    library.extract("math", tmp_path / "out", dtype=dtype)
+    assert open_checkpoint(tmp_path / "out").spec("bias").dtype == torch.bfloat16

@@ -140,13 +140,11 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """TSV-Merge experts straight from their stored factors."""
-    from merganser.engine.export import write_checkpoint
-
     settings: dict[str, Any] = {"scale": scale}
     if rank_fraction is not None:
         settings["rank_fraction"] = rank_fraction
     merged = _open(library, base).merge(experts or None, **settings)
-    _done(write_checkpoint(merged, out, resume=resume, overwrite=overwrite), as_json)
+    _done(merged.save(out, resume=resume, overwrite=overwrite), as_json)
 
 
 @app.command()

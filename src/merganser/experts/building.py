@@ -14,7 +14,7 @@ from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.errors import CheckpointError, MerganserError
 from merganser.experts.manifest import ExpertRecord, Manifest
 from merganser.experts.ranks import Changed, RankPolicy, allot
-from merganser.experts.storage import FACTOR_DTYPES, Slot, encode, header_room, write_expert
+from merganser.experts.storage import FACTOR_DTYPES, Slot, encode, header_room, product, write_expert
 from merganser.kernels.spectra import randomized_svd, spectrum, top_svd
 
 Step = Callable[[str, str], None]
@@ -38,7 +38,7 @@ class Compressor:
         changed = {}
         for name, expert in experts.items():
             on_step("looking at", name)
-            changed[name] = list(changes(self.base, expert, policy.needs_spectra))
+            changed[name] = list(changes(self.base, expert, policy.needs_spectra, f"expert {name!r}, {expert.label}"))
         rooms = {name: self._room(name, [(c.name, c.spec) for c in changed[name]]) for name in experts}
         slots = allot(policy, changed, self.dtype, rooms)
         return {
@@ -69,19 +69,21 @@ class Compressor:
     ) -> Iterator[tuple[Slot, tuple[Tensor, ...]]]:
         decompose = randomized_svd if self.randomized else top_svd
         for dropped in (tensor for tensor, rank in plan["ranks"].items() if rank == 0):
-            ledger.add(task_matrix(self.base, expert, dropped), None)
+            ledger.add(delta := task_matrix(self.base, expert, dropped), lost=delta)
         for slot in slots:
             if slot.rank is None:
-                tensor = expert.read(slot.name)
-                yield slot, (tensor.to(slot.spec.dtype),)
+                if is_change(self.base, slot.name, slot.spec):
+                    ledger.add(task_matrix(self.base, expert, slot.name))
+                yield slot, (expert.read(slot.name).to(slot.spec.dtype),)
                 continue
             delta = task_matrix(self.base, expert, slot.name)
             try:
                 factors = decompose(delta, slot.rank)
             except MerganserError as error:
                 raise MerganserError(f"{name}: {slot.name!r}: {error}") from error
-            ledger.add(delta, factors.s)
-            yield slot, encode(factors, self.dtype, slot.rank)
+            stored = encode(factors, self.dtype, slot.rank)
+            ledger.add(delta, lost=delta - product(*stored))
+            yield slot, stored
 
     def _metadata(self, name: str) -> dict[str, str]:
         return {"expert": name, "base": self.manifest.base_fingerprint}
@@ -91,20 +93,29 @@ class Compressor:
 
 
 class _Ledger:
-    """Energy of task matrices seen and kept."""
+    """‖expert − base‖² as it was seen, and as much of it as storing lost: 1 − Σ‖Δ − stored Δ‖² / Σ‖Δ‖² is kept."""
 
     def __init__(self) -> None:
         self._seen = 0.0
         self._lost = 0.0
 
-    def add(self, delta: Tensor, s: Tensor | None) -> None:
-        energy = float(delta.double().square().sum())
-        self._seen += energy
-        self._lost += energy if s is None else max(0.0, energy - float(s.square().sum()))
+    def add(self, delta: Tensor, lost: Tensor | None = None) -> None:
+        """`lost` is Δ − stored Δ, None where the tensor is kept whole."""
+        self._seen += _energy(delta)
+        self._lost += 0.0 if lost is None else _energy(lost)
 
     @property
     def share(self) -> float:
-        return 1 - self._lost / self._seen if self._seen else 1.0
+        return max(0.0, 1 - self._lost / self._seen) if self._seen else 1.0
+
+
+def _energy(tensor: Tensor) -> float:
+    return float(tensor.double().square().sum())
+
+
+def is_change(base: Checkpoint, name: str, spec: TensorSpec) -> bool:
+    """Whether a tensor of an expert differs from the base by a Δ: numbers of a tensor that both have in one shape."""
+    return name in base and base.spec(name).shape == spec.shape and not is_integer(spec.dtype)
 
 
 def check_complete(base: Checkpoint, expert: Checkpoint) -> None:
@@ -114,15 +125,31 @@ def check_complete(base: Checkpoint, expert: Checkpoint) -> None:
             raise CheckpointError(f"{expert.label}: has no tensor {name!r}, which the base {base.label} has")
 
 
-def changes(base: Checkpoint, expert: Checkpoint, spectra: bool) -> Iterator[Changed]:
-    """Every tensor of the expert that is not the base's."""
+def check_finite(tensor: Tensor, name: str, where: str) -> None:
+    """NaN and infinity are no change that could be kept, compared or merged. `where` names the model."""
+    if is_integer(tensor.dtype):
+        return
+    wide = tensor.float() if tensor.dtype.itemsize < 4 else tensor
+    # A sum is the cheapest sieve: only a suspicious one is looked at twice.
+    if not bool(wide.sum().isfinite()) and not bool(wide.isfinite().all()):
+        what = "NaN" if bool(wide.isnan().any()) else "infinite values"
+        raise CheckpointError(f"{where}: tensor {name!r} contains {what}; use a sound checkpoint")
+
+
+def changes(base: Checkpoint, expert: Checkpoint, spectra: bool, where: str) -> Iterator[Changed]:
+    """Every tensor of the expert that is not the base's; `where` is how messages call the expert."""
     for name in expert.names():
         spec = expert.spec(name)
+        theirs = expert.read(name)
         if name not in base or base.spec(name).shape != spec.shape:
+            check_finite(theirs, name, where)
             yield Changed(name, spec, False)
             continue
-        if torch.equal(expert.read(name), base.read(name).to(spec.dtype)):
+        ours = base.read(name)
+        if torch.equal(theirs, ours.to(spec.dtype)):
             continue
+        check_finite(theirs, name, where)
+        check_finite(ours, name, base.label)
         matrix = len(spec.shape) == 2 and min(spec.shape) > 1 and not is_integer(spec.dtype)
         if not (matrix and spectra):
             yield Changed(name, spec, matrix)

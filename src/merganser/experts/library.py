@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.dtypes import dtype_of, name_of
 from merganser.checkpoints.opening import Reference, register_opener
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.directories import check_writable
@@ -77,7 +80,7 @@ class Library:
         rank_fraction: float | None = None,
         energy: float | None = None,
         budget: int | None = None,
-        dtype: str | None = None,
+        dtype: str | torch.dtype | None = None,
         copy_base: bool = False,
         randomized: bool = False,
         on_step: Step = lambda action, name: None,
@@ -98,8 +101,7 @@ class Library:
         for checkpoint in checkpoints.values():
             check_complete(opened, checkpoint)
         policy = RankPolicy.choose(rank_fraction, energy, budget, len(experts))
-        if dtype is not None and dtype not in FACTOR_DTYPES:
-            raise InputError(f"factors cannot be stored as {dtype!r}{did_you_mean(dtype, FACTOR_DTYPES)}")
+        factors = _factor_dtype(opened) if dtype is None else name_of(dtype_of(dtype, FACTOR_DTYPES, "factors"))
         place = place_of(base)
         copied = copy_base or place is None  # of tensors in memory nothing but a copy can be found again
         wanted = Manifest(
@@ -107,7 +109,7 @@ class Library:
             base_copied=copied,
             base_fingerprint=opened.fingerprint(),
             source_fingerprint=opened.fingerprint(),
-            dtype=dtype or _factor_dtype(opened),
+            dtype=factors,
             policy=policy.to_json(),
             pending={name: {"fingerprint": ckpt.fingerprint()} for name, ckpt in checkpoints.items()},
         )
@@ -188,7 +190,7 @@ class Library:
         """TSV-Merge of some experts (all of them by default), straight from the stored factors.
 
         `parameters` are those of the method `tsv`. The result is a checkpoint computed as it is read; `state_dict()`
-        gives it in memory, `write` puts it on disk. Tensors an expert does not share with the base stay out of it.
+        gives it in memory, `save` puts it on disk. Tensors an expert does not share with the base stay out of it.
         """
         chosen = list(self.experts) if names is None else list(names)
         if not chosen or len(set(chosen)) < len(chosen):
@@ -198,8 +200,8 @@ class Library:
         return MergedExperts(self.base, [self.expert(name) for name in chosen], rule)
 
     def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
-        """Rebuild an expert as an ordinary checkpoint directory, by streaming (options of `write_checkpoint`)."""
-        return write_checkpoint(self.expert(name), out, **options)
+        """Rebuild an expert as an ordinary checkpoint directory: its `save`."""
+        return self.expert(name).save(out, **options)
 
     def size(self) -> Size:
         """Bytes on disk of the base's weights and of every expert."""
@@ -296,7 +298,7 @@ def _sources(manifest: Manifest) -> dict[str, str]:
 
 
 def _factor_dtype(base: Checkpoint) -> str:
-    name = str(main_dtype(base)).removeprefix("torch.")
+    name = name_of(main_dtype(base))
     return name if name in FACTOR_DTYPES else "float32"
 
 

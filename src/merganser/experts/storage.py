@@ -81,6 +81,11 @@ def _to_int8(columns: Tensor) -> tuple[Tensor, Tensor]:
     return (columns / scale).round(), scale
 
 
+def product(u: Tensor, s: Tensor, v: Tensor) -> Tensor:
+    """u · diag(s) · vᵀ of stored factors, in float32."""
+    return (u.float() * s) @ v.float().T
+
+
 def normalized(u: Tensor, s: Tensor, v: Tensor) -> Factors:
     """Stored factors as unit vectors and singular values, in float64, empty components left out."""
     u, s, v = u.double(), s.double(), v.double()
@@ -171,9 +176,7 @@ class ExpertFile:
         return normalized(u, s, v)
 
     def product(self, name: str) -> Tensor:
-        """u · diag(s) · vᵀ in float32."""
-        u, s, v = (self.weights.read(f"{name}::{part}") for part in "usv")
-        return (u.float() * s) @ v.float().T
+        return product(*(self.weights.read(f"{name}::{part}") for part in "usv"))
 
     def added_to(self, base: Tensor, name: str, rows: Rows | None = None) -> Tensor:
         """base + u · diag(s) · vᵀ, or these rows of it, in at least float32."""

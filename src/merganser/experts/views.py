@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer, select_rows
-from merganser.engine.directories import paths_in
-from merganser.errors import CheckpointError
+from merganser.engine.directories import check_replaceable, paths_in
+from merganser.engine.export import write_checkpoint
+from merganser.errors import CheckpointError, InputError
+from merganser.experts.building import task_matrix
 from merganser.experts.storage import ExpertFile
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.methods.matrices import FLOOR, rank_kept
@@ -57,15 +61,26 @@ class Expert(View):
         parts = f"{self.source.fingerprint()} {self.file.weights.fingerprint()}"
         return hashlib.sha256(parts.encode()).hexdigest()
 
+    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
+        """Write the rebuilt model to the directory `out`, by streaming, with the base's config and tokenizer (options
+        of `write_checkpoint`)."""
+        check_replaceable(Path(out), self.inputs())
+        return write_checkpoint(self, out, dtype=dtype, **options)
+
     def inputs(self) -> list[Path]:
         """The files it is read from, which no output may replace."""
         return [self.file.path, *paths_in(self.source.label)]
 
     def factors(self, name: str, k: int | None = None) -> Factors | None:
         """The task matrix of a tensor as float64 factors: none if it did not change, decomposed if kept whole."""
+        if name not in self:
+            raise self.missing(name)
+        name = self.source.aliases().get(name, name)
         kind = self.file.kinds.get(name)
         if kind is None:
             return None
+        if not self.merges(name) or len(self.spec(name).shape) != 2:
+            raise InputError(f"{self.label}: {name!r}, {self.spec(name)}, is no change of a matrix of the base")
         if kind == "factors":
             found = self.file.factors(name)
             return found if k is None else found.truncate(k)
@@ -73,10 +88,10 @@ class Expert(View):
         return top_svd(delta, k or min(delta.shape)).above(FLOOR)
 
     def delta(self, name: str) -> Tensor:
-        """θ_t − θ₀ in float32."""
+        """θ_t − θ₀ in float32; in float64 if the tensor is and was kept whole."""
         if self.file.kinds.get(name) == "factors":
             return self.file.product(name)
-        return self.read(name).float() - self.source.read(name).float()
+        return task_matrix(self.source, self, name)
 
     def merges(self, name: str) -> bool:
         """Whether the tensor takes part in merges: a float tensor of the base's own shape."""
@@ -103,7 +118,16 @@ class MergedExperts(View):
         base = self.source.read(name, rows)
         if not self.changing(name):
             return base
-        return torch.add(base.float(), select_rows(self._delta(name), rows), alpha=self.rule.scale)
+        delta = select_rows(self._delta(name), rows)
+        return torch.add(base.to(delta.dtype), delta, alpha=self.rule.scale)
+
+    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
+        """Write the merged model to the directory `out`, by streaming, with the base's config and tokenizer (options of
+        `write_checkpoint`)."""
+        check_replaceable(Path(out), [path for expert in self.experts for path in expert.inputs()])
+        names = [expert.name for expert in self.experts]
+        card = {"card": {"base": self.source.label, "models": names, "methods": [self.rule.name]}}
+        return write_checkpoint(self, out, dtype=dtype, sidecars=card, **options)
 
     def changing(self, name: str) -> list[Expert]:
         """The experts whose change of a tensor takes part."""
@@ -133,13 +157,14 @@ class MergedExperts(View):
             return self._recent[name]
 
     def _compute(self, name: str) -> Tensor:
-        shape = self.source.spec(name).shape
+        spec = self.source.spec(name)
+        shape, wide = spec.shape, torch.float64 if spec.dtype == torch.float64 else torch.float32
         if not self.rule.applies(name, shape) or len(shape) != 2:
             total = torch.zeros(shape, dtype=torch.float64)
             for expert in self.changing(name):
                 total.add_(expert.delta(name), alpha=self._weights[expert.name])
-            return (total / len(self.experts)).float()
-        return orthogonal_sum(self.factors(name), self.rule.orthogonalize, self.rule.tolerance)
+            return (total / len(self.experts)).to(wide)
+        return orthogonal_sum(self.factors(name), self.rule.orthogonalize, self.rule.tolerance, wide)
 
     def fingerprint(self) -> str:
         parts: Mapping[str, str] = {expert.name: expert.fingerprint() for expert in self.experts}
