@@ -19,7 +19,7 @@ def model(tmp_path):
     base = encoder()
     experts = {task: expert_of(base, seed, rank=2) for seed, task in enumerate(TASKS, start=1)}
     library = library_of(tmp_path, base, experts, rank_fraction=0.125)
-    return AdaptiveModel(base, library, heads_of(TASKS), layer=LAYER, normalise="zscore", top=1)
+    return AdaptiveModel(base, library, heads_of(TASKS), layer=LAYER, top=1)
 
 
 def test_stored_numbers(model):

@@ -36,7 +36,7 @@ def x():
 
 def model_of(built, **options):
     base, _, library = built
-    options = {"layer": LAYER, "normalise": "zscore"} | options
+    options = {"layer": LAYER} | options
     return AdaptiveModel(base, library, options.pop("heads", heads_of(TASKS)), **options)
 
 
@@ -193,6 +193,16 @@ def test_thresholds_and_top(built, x):
 def test_misspelt_names_are_refused_at_once(built, option, message):
     with pytest.raises(InputError, match=message):
         model_of(built, **option)
+
+
+def test_without_settings_the_threshold_and_the_number_of_tasks_have_an_effect(built, x):
+    base, _, library = built
+    sizes = {len(chosen) for chosen in AdaptiveModel(base, library).route(x).sets}
+    assert max(sizes) > 1
+    assert {len(chosen) for chosen in AdaptiveModel(base, library, top=1).route(x).sets} == {1}
+    everyone = AdaptiveModel(base, library, threshold=0.01, top=len(TASKS)).route(x)
+    assert len(set(everyone.sets)) < len(x)
+    assert sum(map(len, everyone.sets)) > sum(len(c) for c in AdaptiveModel(base, library).route(x).sets)
 
 
 def test_a_batch_gets_one_set_from_a_few_probes(built, x):

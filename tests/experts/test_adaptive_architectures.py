@@ -78,7 +78,7 @@ def test_an_architecture(make, tmp_path):
     library = Library.build(
         {n: t for n, t in base.items() if n in names}, experts, tmp_path / "lib", rank_fraction=0.25
     )
-    model = AdaptiveModel(module, library, normalise="zscore")
+    model = AdaptiveModel(module, library)
     assert not {"head", "lm_head", "visual_projection"} & set(model.router.layers), "output layers are not routed at"
     routed = model(**batch)
     assert read(routed.output).shape[0] == 3

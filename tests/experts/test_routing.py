@@ -38,7 +38,7 @@ def test_the_residual_is_its_definition(seed, width, ranks):
     z = torch.from_numpy(rng.standard_normal((3, width)))
     expected = np.array([[np.linalg.norm(x - v.numpy() @ (v.numpy().T @ x)) for v in found] for x in z.numpy()])
     np.testing.assert_allclose(residuals(z, found), expected, atol=1e-7)
-    router = ProjectionRouter(tuple(map(str, range(len(ranks)))), {"l": tuple(found)})
+    router = ProjectionRouter(tuple(map(str, range(len(ranks)))), {"l": tuple(found)}, normalise="softmax")
     softmax = np.exp(-expected) / np.exp(-expected).sum(1, keepdims=True)
     np.testing.assert_allclose(router.weights({"l": z}), softmax, atol=1e-7)
     two = ProjectionRouter(router.tasks, {"l": tuple(found), "m": tuple(found)})

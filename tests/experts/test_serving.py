@@ -1,6 +1,7 @@
 """The server on loopback: right answers in company, clear refusals, and a quiet end."""
 
 import asyncio
+import inspect
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from merganser.cli.serve import build_model, read_heads
+from merganser.cli.serve import build_model, command, read_heads
 from merganser.errors import InputError
 from merganser.experts.adaptive import AdaptiveModel
 from merganser.experts.batching import Batcher, Busy, Closed, Limits
@@ -36,7 +37,7 @@ def model(tmp_path_factory):
     base = encoder()
     experts = {task: expert_of(base, seed, rank=2) for seed, task in enumerate(TASKS, start=1)}
     library = library_of(tmp_path_factory.mktemp("serving"), base, experts, rank_fraction=0.125)
-    return AdaptiveModel(base, library, heads_of(TASKS), layer="blocks.1.up", normalise="zscore")
+    return AdaptiveModel(base, library, heads_of(TASKS), layer="blocks.1.up")
 
 
 class Running:
@@ -251,6 +252,13 @@ def test_the_command_line_builds_the_model(model, tmp_path):
     assert built.predict(x).tasks == model.predict(x).tasks
     with pytest.raises(InputError, match="no head for 'z'"):
         read_heads(heads, ("a", "z"))
+
+
+def test_the_command_has_the_defaults_of_the_model():
+    ours, theirs = (inspect.signature(of).parameters for of in (command, AdaptiveModel))
+    shared = [name for name in ours if name in theirs and name not in ("library", "heads", "features", "layer")]
+    assert set(shared) >= {"source", "normalise", "score", "threshold", "top", "redundancy"}
+    assert {name: ours[name].default for name in shared} == {name: theirs[name].default for name in shared}
 
 
 def test_the_command_serves_and_ends_on_request(model, tmp_path):

@@ -22,7 +22,7 @@ from merganser.experts.heads import Head, Heads, Prediction, Score, default_feat
 from merganser.experts.inputs import Inputs, gather
 from merganser.experts.layers import distinct_experts, leading_layers
 from merganser.experts.library import Library
-from merganser.experts.routing import Normalise, ProjectionRouter, Router, Routing, Source, choose
+from merganser.experts.routing import DEFAULT, Normalise, ProjectionRouter, Router, Routing, Source, choose
 
 #: From the module's output and its inputs to what the heads read, samples × width.
 Features = Callable[[Any, Inputs], Tensor]
@@ -60,8 +60,11 @@ class AdaptiveModel:
     and swapped tensors during a call. Calls from several threads wait for each other.
 
     `layer` names one or several linear modules; without it the first half of those that experts changed vote
-    together (`experts.layers` scores single ones). `router` replaces the projection router. `merge` are parameters of
-    the method `tsv` for both steps (`{"orthogonalize": "none"}` is the plain sum of the thesis' algorithm box).
+    together (`experts.layers` scores single ones). `source` ("fixed" or "base") is the model of the first pass,
+    `normalise` says how residuals become weights: softmax of their z-scores over the tasks, or of themselves as in the
+    thesis ("softmax"), which only a single layer with large inputs makes differ from task to task. `router` replaces
+    the projection router. `merge` are parameters of the method `tsv` for both steps (`{"orthogonalize": "none"}` is the
+    plain sum of the thesis' algorithm box).
     Compositions of at most `cache_bytes` are kept for the next time (default: twice the module).
     """
 
@@ -74,7 +77,7 @@ class AdaptiveModel:
         layer: str | Sequence[str] | None = None,
         router: Router | None = None,
         source: Source = "fixed",
-        normalise: Normalise = "softmax",
+        normalise: Normalise = DEFAULT,
         threshold: float = 0.2,
         top: int = 3,
         per_batch: bool = False,

@@ -18,6 +18,9 @@ from merganser.experts.library import Library
 Source = Literal["base", "fixed"]
 #: softmax of the scores as they are (thesis), or of their z-scores over the tasks.
 Normalise = Literal["softmax", "zscore"]
+#: Residuals of several layers are fractions of one, and their softmax is nearly flat: no weight would reach a
+#: threshold, and every set would be the best task alone.
+DEFAULT: Normalise = "zscore"
 
 
 class Router(Protocol):
@@ -52,8 +55,8 @@ def normalised(scores: Tensor, how: Normalise) -> Tensor:
 
 @dataclass(frozen=True)
 class ProjectionRouter:
-    """w = softmax(−r) with r_t = ‖z − V_t V_tᵀ z‖ = √(‖z‖² − ‖V_tᵀ z‖²), z the input of the layer whose task matrices
-    have the right singular vectors V_t. Needs no data.
+    """w = softmax(−r), or of its z-scores, with r_t = ‖z − V_t V_tᵀ z‖ = √(‖z‖² − ‖V_tᵀ z‖²), z the input of the layer
+    whose task matrices have the right singular vectors V_t. Needs no data.
 
     Choosing the smallest residual is the maximum a posteriori estimate for z = V_t a + ε with isotropic Gaussian ε and
     equal priors. Over several layers the residuals are first divided by ‖z‖, then averaged: a layer's unit does not
@@ -63,7 +66,7 @@ class ProjectionRouter:
     tasks: tuple[str, ...]
     subspaces: Mapping[str, tuple[Tensor, ...]]  # per layer, for each task an orthonormal basis: width × rank
     source: Source = "fixed"
-    normalise: Normalise = "softmax"
+    normalise: Normalise = DEFAULT
 
     def __post_init__(self) -> None:
         one_of("source", self.source, Source)
@@ -75,7 +78,7 @@ class ProjectionRouter:
         library: Library,
         layers: str | Sequence[str],
         source: Source = "fixed",
-        normalise: Normalise = "softmax",
+        normalise: Normalise = DEFAULT,
     ) -> ProjectionRouter:
         names = (layers,) if isinstance(layers, str) else tuple(layers)
         if not names:
@@ -139,7 +142,7 @@ class NearestNeighbour:
     layer: str
     support: tuple[Tensor, ...]  # per task, unit rows
     source: Source = "fixed"
-    normalise: Normalise = "zscore"
+    normalise: Normalise = DEFAULT
 
     def __post_init__(self) -> None:
         one_of("source", self.source, Source)
@@ -147,7 +150,7 @@ class NearestNeighbour:
 
     @classmethod
     def fit(
-        cls, layer: str, support: Mapping[str, Tensor], source: Source = "fixed", normalise: Normalise = "zscore"
+        cls, layer: str, support: Mapping[str, Tensor], source: Source = "fixed", normalise: Normalise = DEFAULT
     ) -> NearestNeighbour:
         """`support`: some inputs of the layer for every task."""
         _check_support(support)
