@@ -10,7 +10,9 @@ from torch import nn
 
 from merganser.errors import InputError
 from merganser.experts import Library
+from merganser.experts.accounting import measure
 from merganser.experts.adaptive import AdaptiveModel
+from merganser.experts.baselines import Static
 from merganser.experts.composition import applied
 from merganser.experts.heads import Heads
 from merganser.experts.inputs import Inputs, gather
@@ -109,6 +111,45 @@ def test_the_module_is_left_as_it_was(built, x):
     assert parameters == {name: id(parameter) for name, parameter in base.named_parameters()}
     assert all(torch.equal(before[name], tensor) for name, tensor in base.state_dict().items())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in base.modules())
+
+
+class Training(nn.Module):
+    """Dropout and running statistics, which a pass in training mode draws and changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.dropout = nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.second(self.dropout(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize("source", ["fixed", "base"])
+def test_a_module_in_training_answers_as_in_evaluation(tmp_path, source):
+    torch.manual_seed(0)
+    base = Training()
+    experts = {
+        t: {n: v + (0.3 * torch.randn(v.shape) if v.dim() else 0) for n, v in base.state_dict().items()} for t in "ab"
+    }
+    library = library_of(tmp_path, base, experts, rank_fraction=0.25)
+    x = torch.randn(6, WIDTH)
+    model = AdaptiveModel(base, library, heads_of("ab"), layer="second", source=source)
+    baseline = Static(base, library, heads_of("ab"))
+    base.eval()
+    expected = model.predict(x).scores, baseline.predict(x).scores, measure(model, x).forward
+    base.train()
+    base.dropout.eval()
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    torch.testing.assert_close(model.predict(x).scores, expected[0], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(baseline.predict(x).scores, expected[1])
+    assert measure(model, x).forward == expected[2]
+    with model.using("a") as module:
+        assert not module.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
+    assert base.training
+    assert base.norm.training
+    assert not base.dropout.training
 
 
 def test_grouping_batching_and_caching_change_nothing(built, x):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from merganser.align.moments import evaluating
 from merganser.checkpoints.base import is_integer
 from merganser.experts.composition import applied
 from merganser.experts.inputs import Inputs
@@ -91,7 +92,8 @@ def measure(model: AdaptiveModel, batch: Any) -> Cost:
     """Answer a batch and count. Passes are counted as torch runs them (matrix products, convolutions, attention); the
     switch to a set by its formulas, which include eigenvectors. The model's cache takes part as it always does."""
     inputs = Inputs.of(batch)
-    forward = multiply_adds(lambda: inputs.run(model.module))[1]
+    with evaluating(model.module):
+        forward = multiply_adds(lambda: inputs.run(model.module))[1]
     model.prepare()
     seen, first = multiply_adds(lambda: model.first_pass(inputs))
     samples = len(next(iter(seen.inputs.values())))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from merganser.align.moments import evaluating
 from merganser.errors import InputError, did_you_mean
 from merganser.experts.inputs import Inputs
 
@@ -103,7 +104,8 @@ def layer_of(name: str, module: nn.Module) -> str:
 def capture(
     module: nn.Module, inputs: Inputs, layers: Sequence[str], pooling: Pooling = "mean", stop: bool = True
 ) -> Activations:
-    """Run `module` and keep the pooled inputs of `layers` at their first call; `stop` ends the pass after the last."""
+    """Run `module` in evaluation mode and keep the pooled inputs of `layers` at their first call; `stop` ends the pass
+    after the last."""
     seen: dict[str, Tensor] = {}
     rows = 0
     size = inputs.size
@@ -126,7 +128,7 @@ def capture(
     known = linear_layers(module)
     handles = [known[layer].register_forward_pre_hook(watch(layer), with_kwargs=True) for layer in layers]
     try:
-        with unfused():
+        with unfused(), evaluating(module):
             inputs.run(module)
     except _Reached:
         pass

@@ -56,8 +56,8 @@ class AdaptiveModel:
     router's weights there; Ω, the at most `top` tasks with weight ≥ `threshold`, or the best one; TSV-Merge of Ω; a
     second pass through θ₀ + Δ_Ω, samples of one set together; the best (task, class) among the heads in Ω.
 
-    The module must hold the base's weights (or say `load_base=True`), and is otherwise left alone: nothing but hooks
-    and swapped tensors during a call. Calls from several threads wait for each other.
+    The module must hold the base's weights (or say `load_base=True`), and is otherwise left alone: nothing but hooks,
+    swapped tensors and evaluation mode during a call. Calls from several threads wait for each other.
 
     `layer` names one or several linear modules; without it the first half of those that experts changed vote
     together (`experts.layers` scores single ones). `source` ("fixed" or "base") is the model of the first pass,
@@ -208,8 +208,8 @@ class AdaptiveModel:
 
     @contextmanager
     def using(self, tasks: Sequence[str] | frozenset[str]) -> Iterator[nn.Module]:
-        """The module with the merge of `tasks` in force, as whole matrices: for whatever else it can do, such as
-        `generate`."""
+        """The module with the merge of `tasks` in force, as whole matrices and in evaluation mode: for whatever else
+        it can do, such as `generate`."""
         for task in tasks:
             if task not in self.library:
                 raise InputError(f"no expert {task!r} in the library{did_you_mean(task, self.library.experts)}")

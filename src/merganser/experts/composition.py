@@ -12,6 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from merganser.align.moments import evaluating
 from merganser.checkpoints.base import is_integer
 from merganser.errors import InputError, did_you_mean
 from merganser.experts.activations import fused_layers, input_of, linear_layers
@@ -232,7 +233,8 @@ _IN_USE: WeakSet[nn.Module] = WeakSet()
 
 @contextmanager
 def applied(module: nn.Module, composition: Composition) -> Iterator[set[str]]:
-    """A composition in force in the module, which is as it was before, afterwards. Not for several threads at once.
+    """A composition in force in the module, which is in evaluation mode; as it was before, afterwards. Not for several
+    threads at once.
 
     Gives the tensors with a low-rank update whose layer has not been called yet. After a forward pass there should be
     none: where a weight is read without calling its layer, an update beside the layer does nothing.
@@ -250,7 +252,8 @@ def applied(module: nn.Module, composition: Composition) -> Iterator[set[str]]:
             beside = _beside(name, part, uncalled)
             handle = linears[name.removesuffix(".weight")].register_forward_hook(beside, with_kwargs=True)
             undo.append(handle.remove)
-        yield uncalled
+        with evaluating(module):
+            yield uncalled
     finally:
         for step in reversed(undo):  # a tensor under two names is swapped twice
             step()
