@@ -84,6 +84,12 @@ def test_sweeps(model):
         assert row.accuracy == pytest.approx(sum(hits) / len(hits))
     everything = sweep_choice(model, data, (0.0,), (1,), correct=lambda *_: True)
     assert everything[0].accuracy == 1
+    together = model.with_settings(per_batch=True, probes=2)
+    (row,) = sweep_choice(together, data, (0.1,), (2,))
+    direct = together.with_settings(threshold=0.1, top=2)
+    hits = [accuracy(direct.predict(parts[0][0]), task, parts[0][1]) for task, parts in data.items()]
+    assert row.accuracy == pytest.approx(sum(hits) / len(hits))
+    assert sweep_redundancy(together, data, (1.0,)) == sweep_redundancy(model, data, (1.0,))
     kept = sweep_redundancy(model, data, (-1.0, 1.0))
     assert kept[0].accepted == ("a",)
     assert kept[1].accepted == TASKS

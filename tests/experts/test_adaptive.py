@@ -17,7 +17,7 @@ from merganser.experts.composition import applied
 from merganser.experts.heads import Heads
 from merganser.experts.inputs import Inputs, gather
 from merganser.experts.layers import accepted, best_layer, distinct_experts, score_layers, sweep_layers, task_cosines
-from merganser.experts.routing import Routing
+from merganser.experts.routing import NearestNeighbour, Routing
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
 
 TASKS = ("a", "b", "c", "d")
@@ -244,6 +244,60 @@ def test_without_settings_the_threshold_and_the_number_of_tasks_have_an_effect(b
     everyone = AdaptiveModel(base, library, threshold=0.01, top=len(TASKS)).route(x)
     assert len(set(everyone.sets)) < len(x)
     assert sum(map(len, everyone.sets)) > sum(len(c) for c in AdaptiveModel(base, library).route(x).sets)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (torch.zeros(0, 5, WIDTH), "a batch of 0 samples"),
+        (torch.zeros(WIDTH), "not samples × width: a batch of one sample"),
+        ((torch.zeros(2, 5, WIDTH), torch.zeros(2)), "cannot take these inputs .* without targets"),
+        ({"y": torch.zeros(2, 5, WIDTH)}, "cannot take these inputs"),
+    ],
+)
+def test_batches_that_are_none_are_refused(built, batch, message):
+    model = model_of(built)
+    for ask in (model.route, model.predict, model.forward, Static(*built[::2], heads_of(TASKS)).predict):
+        if ask.__func__ is Static.predict and isinstance(batch, torch.Tensor) and batch.dim() == 1:
+            continue  # nothing looks at a layer's input there
+        with pytest.raises(InputError, match=message):
+            ask(batch)
+
+
+def test_a_type_error_of_the_module_itself_stays_one():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return x + None
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Inputs((torch.ones(1),)).run(Broken())
+
+
+def test_a_router_has_to_fit_however_it_comes(built, x):
+    base, _, library = built
+    model = model_of(built)
+    support = {task: torch.randn(3, WIDTH) for task in TASKS}
+    for router, message in (
+        (NearestNeighbour.fit("blocks.1.upp", support), "reads 'blocks.1.upp'.*did you mean 'blocks.1.up'"),
+        (NearestNeighbour.fit(LAYER, support | {"z": torch.ones(1, WIDTH)}), "knows 'z'"),
+        (NearestNeighbour.fit(LAYER, {t: z[:, :3] for t, z in support.items()}), r"widths \{'blocks.1.up': 16\}"),
+        (NearestNeighbour((), LAYER, ()), "at least one task"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.with_router(router)
+        with pytest.raises(InputError, match=message):
+            AdaptiveModel(base, library, router=router)
+    assert len(model.with_router(NearestNeighbour.fit(LAYER, support)).route(x).sets) == len(x)
+    with pytest.raises(InputError, match="no expert 'e'"):
+        model.with_accepted(["a", "e"])
+
+
+def test_a_given_routing_has_to_fit_the_batch(built, x):
+    with pytest.raises(InputError, match="a routing of 3 samples for a batch of 12"):
+        model_of(built).forward(x, only("a", 3))
+    apart = model_of(built).route(x)
+    with pytest.raises(InputError, match="routed apart"):
+        model_of(built, per_batch=True).predict(x, apart)
 
 
 def test_a_batch_gets_one_set_from_a_few_probes(built, x):

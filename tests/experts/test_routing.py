@@ -151,6 +151,11 @@ def test_routers_with_data_find_separate_tasks():
     assert torch.equal(same.weights({"l": z}), weights), "training is seeded"
     with pytest.raises(InputError, match="support of task 'a'"):
         NearestNeighbour.fit("l", {"a": torch.zeros(0, 3)})
+    for fit in (NearestNeighbour.fit, MlpRouter.fit):
+        with pytest.raises(InputError, match="no support"):
+            fit("l", {})
+        with pytest.raises(InputError, match="several widths"):
+            fit("l", {"a": torch.ones(1, 3), "b": torch.ones(1, 4)})
 
 
 def test_task_accuracy_counts_per_task():

@@ -116,10 +116,15 @@ def capture(
             if layer in seen:
                 return
             x = input_of(args, kwargs)
+            if x.dim() < 2:
+                raise InputError(
+                    f"{layer!r} sees a tensor of shape {list(x.shape)}, not samples × width: a batch of one sample is "
+                    "x[None]"
+                )
             if x.shape[0] != size:
                 raise InputError(f"{layer!r} sees {x.shape[0]} samples, the batch has {size}: routing needs them first")
             seen[layer] = pool(x, pooling, inputs.mask).float()
-            rows = max(rows, x.numel() // x.shape[-1])
+            rows = max(rows, x.shape[:-1].numel())
             if stop and len(seen) == len(layers):
                 raise _Reached
 

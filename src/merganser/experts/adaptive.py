@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError, did_you_mean
-from merganser.experts.activations import Activations, Pooling, capture, layer_of
+from merganser.experts.activations import Activations, Pooling, capture, layer_of, linear_layers
 from merganser.experts.caching import CompositionCache
 from merganser.experts.choices import one_of
 from merganser.experts.composition import Composer, Composition, applied
@@ -22,7 +22,7 @@ from merganser.experts.heads import Head, Heads, Prediction, Score, default_feat
 from merganser.experts.inputs import Inputs, gather
 from merganser.experts.layers import distinct_experts, leading_layers
 from merganser.experts.library import Library
-from merganser.experts.routing import DEFAULT, Normalise, ProjectionRouter, Router, Routing, Source, choose
+from merganser.experts.routing import DEFAULT, Normalise, ProjectionRouter, Router, Routing, Source, checked, choose
 
 #: From the module's output and its inputs to what the heads read, samples × width.
 Features = Callable[[Any, Inputs], Tensor]
@@ -100,11 +100,7 @@ class AdaptiveModel:
         self.settings = _checked(Settings(threshold, top, per_batch, probes, score))
         self.heads = Heads(heads, library.experts) if heads is not None else None
         self.composer = Composer(module, library, merge or {}, load_base)
-        self.router = router or ProjectionRouter.of(library, self._layers(layer), source, normalise)
-        if unknown := [task for task in self.router.tasks if task not in library]:
-            raise InputError(
-                f"the router knows {unknown[0]!r}, the library not{did_you_mean(unknown[0], library.experts)}"
-            )
+        self.router = self._fitting(router or ProjectionRouter.of(library, self._layers(layer), source, normalise))
         self.accepted = distinct_experts(library, redundancy)
         self.cache = CompositionCache(2 * _nbytes(module) if cache_bytes is None else cache_bytes)
         self._fixed: Composition | None = None
@@ -115,6 +111,9 @@ class AdaptiveModel:
             return leading_layers(self.library, self.module)
         return [layer_of(name, self.module) for name in ([layer] if isinstance(layer, str) else layer)]
 
+    def _fitting(self, router: Router) -> Router:
+        return checked(router, self.library, linear_layers(self.module))
+
     def with_settings(self, **changes: Any) -> AdaptiveModel:
         """The same model (module, router, cache) under other `Settings`."""
         other = copy(self)
@@ -124,7 +123,7 @@ class AdaptiveModel:
     def with_router(self, router: Router) -> AdaptiveModel:
         """The same model (module, settings, cache) with another router."""
         other = copy(self)
-        other.router = router
+        other.router = self._fitting(router)
         return other
 
     def with_heads(self, heads: Mapping[str, Head]) -> AdaptiveModel:
@@ -142,7 +141,7 @@ class AdaptiveModel:
     def with_accepted(self, experts: Sequence[str]) -> AdaptiveModel:
         """The same model with these experts in the fixed merge."""
         other = copy(self)
-        other.accepted, other._fixed = tuple(experts), None
+        other.accepted, other._fixed = self._known(experts), None
         return other
 
     @property
@@ -168,6 +167,8 @@ class AdaptiveModel:
         with self._lock:
             seen = None if routing else self.first_pass(inputs)
             decided = routing or self._decide(seen, inputs.size)
+            if len(decided.sets) != inputs.size:
+                raise InputError(f"a routing of {len(decided.sets)} samples for a batch of {inputs.size}")
             rows = seen.rows / self._probed(inputs.size) if seen else 0.0
             parts = []
             for tasks, index in decided.groups().items():
@@ -207,16 +208,21 @@ class AdaptiveModel:
         return self.heads
 
     @contextmanager
-    def using(self, tasks: Sequence[str] | frozenset[str]) -> Iterator[nn.Module]:
+    def using(self, tasks: Iterable[str]) -> Iterator[nn.Module]:
         """The module with the merge of `tasks` in force, as whole matrices and in evaluation mode: for whatever else
         it can do, such as `generate`."""
-        for task in tasks:
+        names = frozenset(self._known(tasks))
+        with self._lock, applied(self.module, self.composition(names, sys.maxsize)[0]):
+            yield self.module
+
+    def _known(self, tasks: Iterable[str]) -> tuple[str, ...]:
+        names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
+        if not names:
+            raise InputError("name at least one expert")
+        for task in names:
             if task not in self.library:
                 raise InputError(f"no expert {task!r} in the library{did_you_mean(task, self.library.experts)}")
-        if not tasks:
-            raise InputError("name at least one expert")
-        with self._lock, applied(self.module, self.composition(frozenset(tasks), sys.maxsize)[0]):
-            yield self.module
+        return names
 
     def first_pass(self, inputs: Inputs, layers: Sequence[str] | None = None, stop: bool = True) -> Activations:
         """The pooled inputs of the router's layers (or of `layers`), of the probes if the batch is routed as one."""
@@ -245,17 +251,20 @@ class AdaptiveModel:
         """The changes a set makes, for about `rows` rows, and the multiply-adds of getting them."""
         return self.cache.get(tasks, rows, self.composer.compose, self.composer.tensors)
 
-    def decide(self, weights: Tensor) -> Routing:
-        """Sets from router weights, under the settings."""
+    def decide(self, weights: Tensor, size: int | None = None) -> Routing:
+        """Sets from router weights, under the settings. `size`: of the batch, where it is more than its probes."""
+        if not self.settings.per_batch:
+            return self._choose(weights)
+        # The mean of the weights' logarithms is, up to a constant, softmax of the mean residual.
+        mean = weights.clamp(min=1e-30).log().mean(0, keepdim=True).softmax(dim=1)
+        return self._choose(mean).repeated(len(weights) if size is None else size)
+
+    def _choose(self, weights: Tensor) -> Routing:
         return choose(self.router.tasks, weights.cpu(), self.settings.threshold, self.settings.top)
 
     def _decide(self, seen: Activations | None, size: int) -> Routing:
         assert seen is not None
-        weights = self.router.weights(seen.inputs)
-        if not self.settings.per_batch:
-            return self.decide(weights)
-        # The mean of the weights' logarithms is, up to a constant, softmax of the mean residual.
-        return self.decide(weights.clamp(min=1e-30).log().mean(0, keepdim=True).softmax(dim=1)).repeated(size)
+        return self.decide(self.router.weights(seen.inputs), size)
 
     def _probed(self, size: int) -> int:
         probes = self.settings.probes

@@ -26,7 +26,7 @@ from merganser.experts.gating import Stack, bias_updates, gated, stacks
 from merganser.experts.heads import Head, Heads, Prediction, Score, default_features
 from merganser.experts.inputs import Inputs
 from merganser.experts.library import Library
-from merganser.experts.routing import Router
+from merganser.experts.routing import Router, checked
 from merganser.kernels.spectra import top_svd
 
 
@@ -264,7 +264,7 @@ class TwinMerging(Baseline):
             )
         if rank is not None:
             at_least_one("rank", rank)
-        self.router = router
+        self.router = checked(router, self.library, linear_layers(self.module))
         self.shared = self.averaged(scale)
         self.stacks = {}
         for layer in stacks(self.library, self.module):

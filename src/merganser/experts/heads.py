@@ -67,6 +67,8 @@ class Heads:
         """(i*, c*) = arg max over i ∈ Ω, c of z_i[c]; `weights` (samples × tasks) break ties between tasks that share
         a head. `together`: all samples are of one task, i* = arg max over i of the sum over samples of max_c z_i[c]."""
         one_of("score", score, Score)
+        if together and len(set(sets)) > 1:
+            raise InputError("samples that share one head need one set of experts; these were routed apart")
         asked = {task for chosen in sets for task in chosen}
         owners = [task for task in self.tasks if self._shared[task] == task and asked & self._users(task)]
         parts, columns = [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +15,18 @@ from merganser.errors import InputError
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of a forward pass; samples lie along the first axis of its tensors."""
+    """The arguments of a forward pass; samples lie along the first axis of its tensors.
+
+    A batch is a tensor, a tuple (or list) of the module's positional arguments, or a mapping of its keyword arguments.
+    It holds no targets: of the (x, y) that a data loader gives, x is the batch.
+    """
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, batch: Any) -> Inputs:
-        """A tensor, the keyword arguments as a mapping, or the positional ones as a tuple."""
+        """A batch as it was given."""
         if isinstance(batch, Inputs):
             return batch
         if isinstance(batch, Mapping):
@@ -34,6 +39,8 @@ class Inputs:
         first = next(_tensors((self.args, self.kwargs)), None)
         if first is None or first.dim() == 0:
             raise InputError("an input-adaptive model needs a batch: a tensor with samples along its first axis")
+        if first.shape[0] == 0:
+            raise InputError("a batch of 0 samples: give at least one")
         return first.shape[0]
 
     @property
@@ -53,7 +60,22 @@ class Inputs:
         return Inputs(_map(self.args, pick), _map(dict(self.kwargs), pick))
 
     def run(self, module: nn.Module) -> Any:
-        return module(*self.args, **self.kwargs)
+        """The module's output."""
+        try:
+            return module(*self.args, **self.kwargs)
+        except TypeError:
+            self._check(module)
+            raise
+
+    def _check(self, module: nn.Module) -> None:
+        """Refuse arguments that the module's forward pass does not have."""
+        try:
+            inspect.signature(module.forward).bind(*self.args, **self.kwargs)
+        except TypeError as error:
+            raise InputError(
+                f"the module cannot take these inputs ({type(module).__name__}.forward: {error}); a batch is a tensor, "
+                "a tuple of positional arguments or a mapping of keyword arguments, without targets"
+            ) from None
 
 
 def concatenate(batches: Sequence[Inputs]) -> Inputs:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from merganser.errors import InputError
+from merganser.errors import InputError, did_you_mean
 from merganser.experts.choices import one_of
 from merganser.experts.library import Library
 
@@ -241,10 +241,36 @@ class _Standardise(nn.Module):
         return (x - self.mean) / self.spread
 
 
+def checked(router: Router, library: Library, linears: Mapping[str, nn.Linear]) -> Router:
+    """Refuse a router that names experts or layers which are not there, or reads inputs of another width."""
+    if unknown := [task for task in router.tasks if task not in library]:
+        raise InputError(f"the router knows {unknown[0]!r}, the library not{did_you_mean(unknown[0], library.experts)}")
+    if not router.tasks or not router.layers:
+        raise InputError("a router needs at least one task and one layer")
+    if away := [layer for layer in router.layers if layer not in linears]:
+        raise InputError(
+            f"the router reads {away[0]!r}, no linear layer that the module calls{did_you_mean(away[0], linears)}"
+        )
+    one_of("source", router.source, Source)
+    read = {layer: linears[layer].in_features for layer in router.layers}
+    try:
+        found = list(router.weights({layer: torch.zeros(1, width) for layer, width in read.items()}).shape)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"the router cannot read the layers' inputs, of widths {read}: {error}") from None
+    if found != [1, len(router.tasks)]:
+        raise InputError(f"the router gives weights of shape {found} for one sample and {len(router.tasks)} tasks")
+    return router
+
+
 def _check_support(support: Mapping[str, Tensor]) -> None:
+    if not support:
+        raise InputError("no support: give some inputs of the layer for every task")
     for task, z in support.items():
         if z.dim() != 2 or len(z) == 0:
             raise InputError(f"the support of task {task!r} has shape {list(z.shape)}; give samples × width")
+    widths = {task: z.shape[1] for task, z in support.items()}
+    if len(set(widths.values())) > 1:
+        raise InputError(f"the support has inputs of several widths, {widths}: give those of one layer")
 
 
 @dataclass(frozen=True)

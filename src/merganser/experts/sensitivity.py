@@ -59,7 +59,10 @@ def sweep_choice(
     for threshold in thresholds:
         for top in tops:
             setting = model.with_settings(threshold=threshold, top=top)
-            routings = {task: [setting.decide(w) for w in parts] for task, parts in weights.items()}
+            routings = {
+                task: [setting.decide(w, x.size) for w, (x, _) in zip(parts, data[task], strict=True)]
+                for task, parts in weights.items()
+            }
             sets = tuple(chosen for parts in routings.values() for part in parts for chosen in part.sets)
             if sets not in known:
                 known[sets] = _accuracies(setting, data, routings, ways, correct)
@@ -102,7 +105,8 @@ def sweep_redundancy(
     data: Mapping[str, Labelled],
     thresholds: Sequence[float] = (0.1, 0.2, 0.3, 0.5, 1.0),
 ) -> list[Redundancy]:
-    """ε. Thresholds that accept the same experts share one first pass."""
+    """ε. Thresholds that accept the same experts share one first pass. Samples are routed one by one."""
+    model = model.with_settings(per_batch=False, probes=None)
     cosines = task_cosines(model.library)
     truth = [task for task, batches in data.items() for _, labels in batches for _ in labels]
     known: dict[tuple[str, ...], tuple[float, float]] = {}
