@@ -153,11 +153,6 @@ def spectrum(matrix: Tensor) -> Tensor:
     return squares.flip(0).clamp(min=0).sqrt()
 
 
-def nuclear_norm(matrix: Tensor) -> float:
-    """Σσ."""
-    return float(spectrum(matrix).sum())
-
-
 def effective_rank(s: Tensor) -> float:
     """exp of the entropy of σ / Σσ: n for a flat spectrum, 1 for a single direction, 0 for a zero matrix."""
     if s.numel() == 0 or not s[0] > 0:
