@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from merganser.cli import build
@@ -135,7 +135,60 @@ def test_a_base_compared_with_itself(models):
 def test_mistakes_are_named(models, tmp_path):
     with pytest.raises(InputError, match="no directory"):
         call(models["base"], "--html", tmp_path / "nowhere" / "page.html")
+    with pytest.raises(InputError, match="a directory; name the page"):
+        call(models["base"], "--html", tmp_path)
     with pytest.raises(CheckpointError, match="no such file"):
         call(tmp_path / "nothing.safetensors")
     with pytest.raises(InputError, match="two checkpoints are called 'x'"):
         call(f"x={models['math']}", f"x={models['code']}", "--base", models["base"])
+
+
+def no_constant(name):
+    raise AssertionError(f"{name} is not JSON")
+
+
+def test_json_knows_no_nan(models, tmp_path):
+    save_file({name: torch.full((3, 2), float("nan")) for name in ("a", "b")}, tmp_path / "bad.safetensors")
+    shown = call(tmp_path / "bad.safetensors", tmp_path / "bad.safetensors", "--json")
+    assert json.loads(shown, parse_constant=no_constant)["apart"][0]["distance"] is None
+
+
+@pytest.mark.parametrize("tensor", ["layers.1.weight", "norm.weight"])
+def test_experts_that_are_not_finite_are_named(models, tmp_path, tensor):
+    state = load_file(models["law"])
+    state[tensor].view(-1)[3] = float("nan")
+    save_file(state, tmp_path / "bad.safetensors")
+    with pytest.raises(CheckpointError, match=f"bad, .*bad.safetensors: tensor '{tensor}' contains NaN"):
+        call(models["math"], tmp_path / "bad.safetensors", "--base", models["base"])
+
+
+def test_what_is_infinite_everywhere_did_not_change(models, tmp_path):
+    paths = {}
+    for name, path in models.items():
+        paths[name] = tmp_path / f"masked-{name}.safetensors"
+        save_file(load_file(path) | {"mask": torch.full((4, 4), float("-inf"))}, paths[name])
+    found = json.loads(
+        call(paths["math"], paths["code"], "--base", paths["base"], "--json"), parse_constant=no_constant
+    )
+    plain = json.loads(call(models["math"], models["code"], "--base", models["base"], "--json"))
+    assert found["cosine"] == plain["cosine"]
+    assert len(found["matrices"]) == 2
+
+
+def test_layers_the_base_has_not_are_noted(models, tmp_path):
+    further = {f"layers.{n}.weight": torch.ones(4, 4) for n in range(2, 6)}
+    save_file(load_file(models["law"]) | further, tmp_path / "deep.safetensors")
+    arguments = (models["math"], tmp_path / "deep.safetensors", "--base", models["base"])
+    note = "deep: not compared, since the base has no tensor of that name and shape: layers.2.weight, layers.3.weight, "
+    assert f"{note}layers.4.weight and 1 more" in call(*arguments, "--html", tmp_path / "page.html")
+    assert note in (tmp_path / "page.html").read_text()
+    assert json.loads(call(*arguments, "--json"))["left_out"] == {"deep": sorted(further)}
+    experts = {"math": models["math"], "deep": tmp_path / "deep.safetensors"}
+    Library.build(models["base"], experts, tmp_path / "lib")
+    assert note in call(tmp_path / "lib")
+
+
+@pytest.mark.parametrize("fraction", ["nan", "0", "1.5", "-1"])
+def test_impossible_fractions_are_refused(models, fraction):
+    with pytest.raises(InputError, match=r"rank_fraction must be in \(0, 1\]"):
+        call(models["math"], "--base", models["base"], "--rank-fraction", fraction)

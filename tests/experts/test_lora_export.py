@@ -187,3 +187,13 @@ def test_input_is_checked_before_any_work(models, tmp_path, monkeypatch):
     for call in (lambda out: extract_lora(tuned, base, out), lambda out: merge_adapters([tmp_path / "a"], out)):
         with pytest.raises(InputError, match="exists already"):
             call(tmp_path / "a")
+
+
+def test_models_that_are_not_finite_are_named(models, tmp_path):
+    base, tuned = models
+    state = open_checkpoint(tuned).state_dict()
+    for tensor in ("layers.0.q.weight", "layers.0.norm.weight"):
+        bad = state | {tensor: torch.full_like(state[tensor], float("inf"))}
+        with pytest.raises(CheckpointError, match=f"state dict: tensor '{tensor}' contains infinite values"):
+            extract_lora(bad, base, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

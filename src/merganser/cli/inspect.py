@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from merganser.cli.naming import name_checkpoints
+from merganser.cli.output import to_json
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -40,14 +40,20 @@ def command(
     """
     library = _library(checkpoints, base)
     named = name_checkpoints(checkpoints)
-    if html is not None and not html.resolve().parent.is_dir():
-        from merganser.errors import InputError
-
-        raise InputError(f"--html {html}: no directory {html.resolve().parent}")
+    _check_html(html)
     if library is not None or base is not None:
         _interference(library or str(base), named, html, rank_fraction, tensors, as_json)
     else:
         _contents(named, html, tensors, check, as_json)
+
+
+def _check_html(html: Path | None) -> None:
+    from merganser.errors import InputError
+
+    if html is not None and html.is_dir():
+        raise InputError(f"--html {html}: a directory; name the page to be written in it")
+    if html is not None and not html.resolve().parent.is_dir():
+        raise InputError(f"--html {html}: no directory {html.resolve().parent}")
 
 
 def _library(checkpoints: list[str], base: str | None) -> Library | None:
@@ -76,7 +82,7 @@ def _contents(named: Mapping[str, str], html: Path | None, tensors: bool, check:
         found: dict[str, Any] = {"checkpoints": [each.to_dict() for each in described]}
         if apart is not None:
             found["apart"] = [dict(zip(apart.columns, row, strict=True)) for row in apart.rows]
-        typer.echo(json.dumps(found))
+        typer.echo(to_json(found))
         return
     for each in described:
         _show_contents(each, tensors)
@@ -130,7 +136,7 @@ def _interference(
     if html is not None:
         _write_page(source, experts, found, html)
     if as_json:
-        typer.echo(json.dumps(found.to_dict()))
+        typer.echo(to_json(found.to_dict()))
         return
     _show_interference(found, tensors)
     if html is not None:
@@ -167,9 +173,19 @@ def _write_page(source: Library | str, experts: Mapping[str, str] | None, found:
         rank = heat_map_rank(found, matrix)
         overlap = Overlap(matrix.name, rank, similarity(source, experts, matrix.name, rank)[0])
     label = source if isinstance(source, str) else source.path
-    page = Page("Interference between experts", f"{', '.join(found.experts)}; base {label}.")
+    intro = [f"{', '.join(found.experts)}; base {label}", *_left_out(found)]
+    page = Page("Interference between experts", ". ".join(intro) + ".")
     fill(page, found, overlap)
     page.write(html)
+
+
+def _left_out(found: Interference) -> list[str]:
+    return [
+        f"{name}: not compared, since the base has no tensor of that name and shape: "
+        + ", ".join(tensors[:3])
+        + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+        for name, tensors in found.left_out.items()
+    ]
 
 
 def _show_interference(found: Interference, tensors: bool) -> None:
@@ -178,6 +194,8 @@ def _show_interference(found: Interference, tensors: bool) -> None:
     shown = [expert_table(found), matrix_table(found, None if tensors else SHOWN)]
     if len(found.experts) > 1:
         shown = [block_table(found), cosine_table(found), *shown]
+    for line in _left_out(found):
+        typer.echo(line)
     if not found.matrices:
         typer.echo("no matrix differs from the base: nothing can interfere")
         return

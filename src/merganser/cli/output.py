@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from merganser.errors import MerganserError
+
+
+def to_json(content: Any) -> str:
+    """JSON on one line. NaN and infinity, which JSON does not know, become null."""
+    return json.dumps(_finite(content), allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from merganser.checkpoints.opening import Reference, locate
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.directories import check_out, paths_in, publish
 from merganser.errors import CheckpointError, InputError, did_you_mean
-from merganser.experts.building import check_complete, task_matrix
+from merganser.experts.building import check_complete, check_finite, task_matrix
 from merganser.experts.views import Expert
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.methods.adapters import Pair, Space, balanced, merge_pairs, truncate_pair
@@ -164,6 +164,8 @@ def _differences(tuned: Checkpoint, base: Checkpoint, rank: int) -> Iterator[_Ch
             if is_integer(spec.dtype):
                 yield _Change(name, 0.0, None)
                 continue
+            check_finite(tuned.read(name), name, tuned.label)
+            check_finite(base.read(name), name, base.label)
             delta = task_matrix(base, tuned, name)
             fits = _is_linear(name, spec.shape)
             yield _Change(name, float(delta.double().square().sum()), top_svd(delta, rank) if fits else None)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, is_integer
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError, InputError
 from merganser.experts.advice import Advice, advise
-from merganser.experts.building import check_complete, task_matrix
+from merganser.experts.building import check_complete, check_finite, task_matrix
 from merganser.experts.library import Library
 from merganser.experts.sti import Overlap, full_rank_procrustes, square_procrustes
+from merganser.experts.views import Expert
 from merganser.kernels.spectra import Factors, effective_rank, spectrum, top_svd
 from merganser.methods.matrices import FLOOR, rank_kept
 
@@ -69,7 +70,8 @@ class BlockInterference:
 @dataclass(frozen=True)
 class Interference:
     """What `interference` found. `cosine` is that of the whole task vectors. `truncated` says that experts came from
-    a library, so that spectra end where it cut them."""
+    a library, so that spectra end where it cut them. `left_out` are the tensors of an expert that the base has not, or
+    in another shape, such as heads and further layers, for the experts that have any."""
 
     experts: tuple[str, ...]
     matrices: tuple[MatrixInterference, ...]
@@ -78,6 +80,7 @@ class Interference:
     pairs: tuple[tuple[float, ...], ...]
     truncated: bool
     advice: tuple[Advice, ...]
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {"fractions": list(FRACTIONS), **asdict(self)}
@@ -110,23 +113,31 @@ def interference(
     `rank_fraction` is the share of components looked at, 1/T by default as in TSV-Merge. `full_rank` also measures
     the Procrustes error of whole bases on the long side of every matrix, which is slow.
     """
+    if rank_fraction is not None and not 0 < rank_fraction <= 1:
+        raise InputError(f"rank_fraction must be in (0, 1], got {rank_fraction}")
     source = _open(base, experts)
     products = torch.zeros(len(source.names), len(source.names), dtype=torch.float64)
     matrices: list[MatrixInterference] = []
     for name, spec in source.tensors():
-        if len(spec.shape) != 2 or min(spec.shape) < 2:
-            products += source.inner_products(name)
-            continue
-        on_matrix(name)
-        products += source.inner_products(name)
-        if matrix := _measure(name, source, rank_fraction, full_rank):
-            matrices.append(matrix)
+        matrix = len(spec.shape) == 2 and min(spec.shape) > 1
+        if matrix:
+            on_matrix(name)
+        products += (own := source.inner_products(name))
+        if matrix and bool(own.any()):
+            matrices.append(_measure(name, source, rank_fraction, full_rank))
     cosine = _cosine(products)
     pairs = _mean([torch.tensor(matrix.pairs) for matrix in matrices], len(source.names))
     blocks = _by_block(matrices)
     advice = advise(source.names, matrices, blocks, cosine, pairs, FRACTIONS, source.truncated)
     return Interference(
-        tuple(source.names), tuple(matrices), blocks, _tuple(cosine), _tuple(pairs), source.truncated, advice
+        tuple(source.names),
+        tuple(matrices),
+        blocks,
+        _tuple(cosine),
+        _tuple(pairs),
+        source.truncated,
+        advice,
+        {name: found for name, found in source.left_out().items() if found},
     )
 
 
@@ -154,6 +165,10 @@ class _Experts(ABC):
     @abstractmethod
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """The float tensors every expert shares with the base."""
+
+    @abstractmethod
+    def left_out(self) -> dict[str, tuple[str, ...]]:
+        """For every expert what the base has not."""
 
     @abstractmethod
     def factors(self, name: str, k: int) -> list[Factors]:
@@ -189,6 +204,10 @@ class _Whole(_Experts):
                     raise CheckpointError(f"{expert.label}: {name!r} is {expert.spec(name)}, in the base {spec}")
             yield name, spec
 
+    def left_out(self) -> dict[str, tuple[str, ...]]:
+        named = zip(self.names, self._experts, strict=True)
+        return {name: tuple(t for t in expert.names() if t not in self.base) for name, expert in named}
+
     def factors(self, name: str, k: int) -> list[Factors]:
         return [top_svd(task_matrix(self.base, expert, name), k).above(FLOOR) for expert in self._experts]
 
@@ -203,9 +222,19 @@ class _Whole(_Experts):
         for start in range(0, height, step):
             rows = (start, min(start + step, height)) if spec.shape else None
             ours = self.base.read(name, rows).double()
-            flat = torch.stack([(expert.read(name, rows).double() - ours).flatten() for expert in self._experts])
+            flat = torch.stack([self._delta(index, name, rows, ours) for index in range(len(self._experts))])
             total += flat @ flat.T
         return total
+
+    def _delta(self, index: int, name: str, rows: Rows | None, ours: Tensor) -> Tensor:
+        theirs = self._experts[index].read(name, rows).double()
+        delta = theirs - ours
+        if not bool(delta.sum().isfinite()):
+            if torch.equal(theirs, ours):  # infinite in both, such as a mask
+                return torch.zeros_like(delta).flatten()
+            check_finite(theirs, name, f"{self.names[index]}, {self._experts[index].label}")
+            check_finite(ours, name, self.base.label)
+        return delta.flatten()
 
 
 class _Stored(_Experts):
@@ -221,6 +250,12 @@ class _Stored(_Experts):
         for name in self.base.names():
             if any(name in e.file.kinds for e in self._experts) and all(e.merges(name) for e in self._experts):
                 yield name, self.base.spec(name)
+
+    def left_out(self) -> dict[str, tuple[str, ...]]:
+        def own(expert: Expert, name: str) -> bool:
+            return name not in self.base or self.base.spec(name).shape != expert.spec(name).shape
+
+        return {expert.name: tuple(t for t in expert.file.kinds if own(expert, t)) for expert in self._experts}
 
     def factors(self, name: str, k: int) -> list[Factors]:
         d, m = self.base.spec(name).shape
@@ -250,16 +285,13 @@ def _open(base: Reference | Library, experts: Mapping[str, Reference] | Sequence
     return source
 
 
-def _measure(name: str, source: _Experts, rank_fraction: float | None, full_rank: bool) -> MatrixInterference | None:
-    """None where no expert changed the matrix."""
+def _measure(name: str, source: _Experts, rank_fraction: float | None, full_rank: bool) -> MatrixInterference:
     shape = source.base.spec(name).shape
     n, tasks = min(shape), len(source.names)
     k = rank_kept(n, tasks, rank_fraction)
     spectra = source.spectra(name)
     energies = [values.square() for values in spectra]
     totals = [float(energy.sum()) for energy in energies]
-    if not any(totals):
-        return None
     overlap = Overlap.of(source.factors(name, k))
 
     def kept(rank: int) -> tuple[float, ...]:
