@@ -71,6 +71,11 @@ def test_budgets_are_sizes(models, tmp_path):
 def test_errors_reach_the_caller(models, tmp_path):
     with pytest.raises(InputError, match="NAME=CHECKPOINT"):
         call(experts.app, "build", tmp_path / "lib", "math", "--base", models["base"])
+    with pytest.raises(InputError, match="two experts are called 'math'"):
+        call(experts.app, "build", tmp_path / "lib", "math=x", "math=y", "--base", models["base"])
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="cannot be made"):
+        call(experts.app, "build", tmp_path / "file", f"math={models['math']}", "--base", models["base"])
     with pytest.raises(CheckpointError, match="not an expert library"):
         call(experts.app, "list", models["base"])
     build(models, tmp_path)

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from merganser.cli import decode as cli
 from merganser.errors import InputError
-from merganser.experts.textspan import decode, textspan
+from merganser.experts import decode
+from merganser.experts.textspan import textspan
 from support.expert_nets import encoder, library_of
 
 WORDS = ("car", "texture", "digit", "field", "cat")
@@ -70,6 +71,7 @@ def planted(tmp_path):
     words = torch.linalg.qr(torch.randn(12, 5)).Q.T
     state = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     left = torch.linalg.qr(torch.randn(32, 2)).Q
+    state["blocks.1.up.bias"] += 1
     state["blocks.1.up.weight"] += left @ torch.diag(torch.tensor([2.0, 1.0])) @ words[[2, 4]] @ base.projection
     return library_of(tmp_path, base, {"e": state}, rank_fraction=0.25), words
 
@@ -85,6 +87,15 @@ def test_an_expert_is_decoded_through_the_projection(planted):
         decode(library, "e", "blocks.0.up.weight", WORDS, words)
     with pytest.raises(InputError, match="must be 12×16"):
         decode(library, "e", "blocks.1.up.weight", WORDS, words, projection=torch.zeros(3, 3))
+    with pytest.raises(InputError, match="unknown side 'lefft'; did you mean 'left'"):
+        decode(library, "e", "blocks.1.up.weight", WORDS, words, side="lefft")
+    for rank in (0, -1):
+        with pytest.raises(InputError, match="at least one singular vector"):
+            decode(library, "e", "blocks.1.up.weight", WORDS, words, rank=rank)
+    with pytest.raises(InputError, match="has no tensor 'blocks.1.up.wieght'; did you mean 'blocks.1.up.weight'"):
+        decode(library, "e", "blocks.1.up.wieght", WORDS, words)
+    with pytest.raises(InputError, match="NaN or infinite"):
+        decode(library, "e", "blocks.1.up.weight", WORDS, torch.full((5, 16), float("nan")))
 
 
 def test_the_command(planted, tmp_path):
@@ -100,3 +111,21 @@ def test_the_command(planted, tmp_path):
     assert [text["text"] for text in json.loads(result.stdout)["texts"][:2]] == ["digit", "cat"]
     with pytest.raises(InputError, match="no such file"):
         CliRunner().invoke(app, [*arguments, "--texts", "absent"], catch_exceptions=False)
+    with pytest.raises(InputError, match=r"'blocks.1.up.bias', float32\[32\], is no change of a matrix"):
+        CliRunner().invoke(app, [arguments[0], "e", "blocks.1.up.bias", *arguments[3:]], catch_exceptions=False)
+    np.save(tmp_path / "strings.npy", np.array(WORDS))
+    (tmp_path / "none.npy").write_text("not an array")
+    (tmp_path / "empty.npy").touch()
+    np.savez(tmp_path / "several.npz", a=words.numpy())
+    (tmp_path / "several.npz").rename(tmp_path / "several.npy")
+    for name, message in (
+        ("strings", "not an array of numbers"),
+        ("none", "not a numpy array"),
+        ("empty", "not a numpy array"),
+        ("several", "not an array of numbers"),
+    ):
+        with pytest.raises(InputError, match=rf"{name}\.npy: {message}"):
+            CliRunner().invoke(app, [*arguments, "--embeddings", str(tmp_path / f"{name}.npy")], catch_exceptions=False)
+    (tmp_path / "latin").write_bytes("Grüße".encode("latin-1"))
+    with pytest.raises(InputError, match="latin: not a text in UTF-8"):
+        CliRunner().invoke(app, [*arguments, "--texts", str(tmp_path / "latin")], catch_exceptions=False)

@@ -31,12 +31,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Name the directions an expert changed, for dual encoders (TextSpan)."""
-    from merganser.errors import InputError
     from merganser.experts.library import Library
     from merganser.experts.textspan import decode
 
-    if side not in ("right", "left"):
-        raise InputError(f"--side {side}: choose right or left")
     candidates, table = _texts(texts), _embeddings(embeddings)
     opened = Library(library, base)
     for tensor in tensors:
@@ -64,7 +61,11 @@ def _texts(path: Path) -> list[str]:
 
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a text in UTF-8: {error}") from None
+    lines = [line.strip() for line in content.splitlines() if line.strip()]
     if not lines:
         raise InputError(f"{path}: no texts in it")
     return lines
@@ -77,11 +78,23 @@ def _embeddings(path: Path) -> Tensor:
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     if path.suffix == ".npy":
-        import numpy as np
-        import torch
-
-        return torch.from_numpy(np.load(path, allow_pickle=False))
+        return _array(path)
     opened = open_checkpoint(path)
     if len(opened.names()) != 1:
         raise InputError(f"{path}: has {len(opened.names())} tensors; one with a row per text is needed")
     return opened.read(opened.names()[0])
+
+
+def _array(path: Path) -> Tensor:
+    import numpy as np
+    import torch
+
+    from merganser.errors import InputError
+
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: not a numpy array: {error}") from None
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu":
+        raise InputError(f"{path}: not an array of numbers; one with a row per text is needed")
+    return torch.from_numpy(found.astype(np.float64))

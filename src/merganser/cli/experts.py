@@ -44,7 +44,7 @@ def build(
 
     built = Library.build(
         base,
-        dict(_named(text) for text in experts),
+        _all_named(experts),
         library,
         rank_fraction=rank_fraction,
         energy=energy,
@@ -173,6 +173,17 @@ def _named(text: str) -> tuple[str, str]:
     if not separator or not name or not path:
         raise InputError(f"{text!r}: name the expert and its checkpoint as NAME=CHECKPOINT")
     return name, path
+
+
+def _all_named(texts: list[str]) -> dict[str, str]:
+    from merganser.errors import InputError
+
+    named: dict[str, str] = {}
+    for name, path in map(_named, texts):
+        if name in named:
+            raise InputError(f"two experts are called {name!r}: {named[name]} and {path}")
+        named[name] = path
+    return named
 
 
 def _show(library: Library, as_json: bool) -> None:

@@ -11,6 +11,7 @@ _NAMES = {
     "MaskLibrary": "merganser.experts.masks",
     "Interference": "merganser.experts.survey",
     "interference": "merganser.experts.survey",
+    "decode": "merganser.experts.textspan",
     "extract_lora": "merganser.experts.lora",
     "merge_adapters": "merganser.experts.lora",
     "MlpRouter": "merganser.experts.routing",
@@ -28,6 +29,7 @@ __all__ = [
     "MlpRouter",
     "NearestNeighbour",
     "ProjectionRouter",
+    "decode",
     "extract_lora",
     "interference",
     "merge_adapters",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from merganser.experts.masks import MaskLibrary
     from merganser.experts.routing import MlpRouter, NearestNeighbour, ProjectionRouter
     from merganser.experts.survey import Interference, interference
+    from merganser.experts.textspan import decode
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,7 +29,7 @@ class RankPolicy:
     def __post_init__(self) -> None:
         if self.kind != "budget" and not 0 < self.value <= 1:
             raise InputError(f"the {self.kind} must be in (0, 1], got {self.value}")
-        if self.kind == "budget" and self.value < 0:
+        if self.kind == "budget" and not 0 <= self.value < math.inf:
             raise InputError(f"the budget must be a number of bytes, got {self.value}")
 
     @classmethod

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from merganser.errors import InputError
+from merganser.errors import InputError, did_you_mean
 from merganser.experts.library import Library
 
 #: Right singular vectors read from the layer's input space, left ones live in its output space.
@@ -39,6 +39,8 @@ def textspan(directions: Tensor, texts: Sequence[str], embeddings: Tensor, count
             f"directions of shape {list(directions.shape)} and text embeddings of width {embeddings.shape[1]} do not "
             "share a space; name the projection from the layer to the joint space"
         )
+    if not bool(embeddings.double().isfinite().all()):
+        raise InputError("the embeddings of the texts contain NaN or infinite values")
     if count < 1:
         raise InputError(f"count {count}: ask for at least one text")
     a = directions.double()
@@ -80,6 +82,10 @@ def decode(
     `projection` leads from the layer's space to that of the text embeddings: a matrix joint × layer, or the name of
     such a tensor of the base (`visual_projection.weight`; a `layer × joint` one is transposed).
     """
+    if side not in get_args(Side):
+        raise InputError(f"unknown side {side!r}{did_you_mean(side, get_args(Side))}")
+    if rank is not None and rank < 1:
+        raise InputError(f"rank {rank}: ask for at least one singular vector")
     factors = library.factors(expert, tensor)
     if factors is None:
         raise InputError(f"the expert {expert!r} did not change {tensor!r}: nothing to describe")
