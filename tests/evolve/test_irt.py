@@ -222,3 +222,9 @@ def test_bad_tinybenchmarks_files(tmp_path, content, message):
         load_tiny(path)
     with pytest.raises(InputError, match="cannot read"):
         read_data(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("answers", [[[1, 0], [1]], [["yes", "no"]], "text"])
+def test_answers_that_are_no_matrix_of_numbers(answers):
+    with pytest.raises(InputError, match="matrix of numbers"):
+        fit(answers)

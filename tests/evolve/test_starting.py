@@ -126,3 +126,27 @@ def test_an_endpoint_that_fails_in_calibration_gives_one_line(toy, tmp_path):
     with pytest.raises(MerganserError) as caught:
         start(path, tmp_path / "s.sqlite")
     assert str(caught.value) == "endpoint 'left' could not be evaluated: RuntimeError: the questions are gone"
+
+
+def test_failures_are_shown_by_every_command(toy, tmp_path):
+    from typer.testing import CliRunner
+
+    from merganser.cli.evolve import app
+    from merganser.report.directories import report
+
+    path, file = toy(('"toy_tasks:right"', '"toy_tasks:broken"')), tmp_path / "toy.sqlite"
+    failed = CliRunner().invoke(app, ["run", str(path)])
+    assert "search    1/12  failed: RuntimeError: the questions are gone" in failed.stderr
+    assert "RuntimeError: the questions are gone" in str(failed.exception)
+    watched = CliRunner().invoke(app, ["watch", str(file)])  # comes back
+    assert "12/12 trials, 12 failed" in watched.stdout
+    assert "the questions are gone" in watched.stdout
+    page, [found] = report(file)
+    assert not found["ended"]
+    assert "most that failed did so with: RuntimeError: the questions are gone" in page.render()
+
+
+def test_a_function_that_answers_by_item_is_told_what_is_expected(toy, tmp_path):
+    path = toy(('"toy_tasks:right"', '"toy_tasks:by_item"'))
+    with pytest.raises(MerganserError, match="toy_tasks:by_item: expected a list of answers"):
+        start(path, tmp_path / "s.sqlite")

@@ -300,3 +300,67 @@ def test_a_store_that_does_not_replay_is_refused(tmp_path):
     study.store._connection.execute("UPDATE trials SET label = 'x' WHERE generation = 1 AND position = 0")
     with pytest.raises(MerganserError, match="does not replay"):
         study.resume(World())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stability": -1}, "stability: -1"),
+        ({"seed": -1}, "seed: -1"),
+        ({"seed": 99999999999}, "seed: 99999999999"),
+        ({"objectives": (Objective.of("quiz"), Objective("quiz", {"quiz": 2.0}))}, "two objectives are called 'quiz'"),
+    ],
+)
+def test_designs_that_could_not_end_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        design(**changes)
+
+
+@pytest.mark.parametrize("points", [((0.5,),), ((0.5, 0.5), (0.5,)), ((0.5, np.nan),), ()])
+def test_reference_points_that_are_none(points):
+    with pytest.raises(InputError, match="one finite number for each of the 2 objectives"):
+        two_objectives(algorithm="rnsga2", reference_points=points)
+
+
+def test_objectives_and_tasks_that_are_none():
+    with pytest.raises(InputError, match="of no measure"):
+        Objective("x", {})
+    with pytest.raises(InputError, match="finite number, not nan"):
+        Objective("x", {"quiz": float("nan")})
+    with pytest.raises(InputError, match="'quiz.a': a task's name has no dot"):
+        Task("quiz.a", 20)
+    with pytest.raises(InputError, match="between 1 and 15 dimensions, not 99"):
+        Task("quiz", 20, dimensions=99)
+
+
+@pytest.mark.parametrize("reply", [dict.fromkeys(range(20), 0.0), "1" * 20, set(range(20))])
+def test_answers_of_another_shape_fail_the_trial(tmp_path, reply):
+    study = Study.open(tmp_path / "s.sqlite")
+    plain = design(tasks=(Task("quiz", ITEMS, subset=20),), population=5, generations=1)
+    with pytest.raises(MerganserError, match="answers to 'quiz' are a list of numbers, one for each item asked"):
+        study.run(plain, lambda candidate, items: {"quiz": reply})
+
+
+def test_irt_takes_answers_between_0_and_1_only(tmp_path):
+    study = Study.open(tmp_path / "s.sqlite")
+    with pytest.raises(MerganserError, match=r"answers to 'quiz' from 3 to 3: IRT needs them in \[0, 1\]"):
+        study.run(design(), lambda candidate, items: {"quiz": [3.0] * len(items["quiz"])})
+    plain = design(tasks=(Task("quiz", ITEMS, subset=20),), population=5, generations=1)
+    other = Study.open(tmp_path / "t.sqlite")
+    assert other.run(plain, lambda candidate, items: {"quiz": [3.0] * len(items["quiz"])}).objectives["quiz"] == 3
+
+
+def test_a_study_of_failures_says_why_and_is_tried_again(tmp_path):
+    plain = design(tasks=(Task("quiz", ITEMS, subset=20),), population=5, generations=2)
+    study = Study.open(tmp_path / "s.sqlite")
+    with pytest.raises(MerganserError, match="most that failed did so with: ValueError: this merge answers nonsense$"):
+        study.run(plain, World(fail_above=-1))
+    assert "answers nonsense" in study.failure
+    with pytest.raises(MerganserError, match="answers nonsense"):
+        study.best()
+    study.resume(World())
+    assert study.failure is None
+    assert study.ended
+    whole = Study.open(tmp_path / "t.sqlite")
+    whole.run(plain, World())
+    assert essence(study) == essence(whole)

@@ -29,3 +29,7 @@ def right(model, items):
 
 def broken(model, items):
     raise RuntimeError("the questions are gone\nand the answers too")
+
+
+def by_item(model, items):
+    return dict.fromkeys(items, 1.0)

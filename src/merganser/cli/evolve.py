@@ -132,7 +132,8 @@ class _Listener:
             return
         words = [f"{event.phase:<9} {event.done}/{event.total}"]
         if event.trial is not None:
-            words.append(_named(event.trial.objectives) or event.trial.state)
+            failed = f": {event.trial.reason}" if event.trial.reason else ""
+            words.append(_named(event.trial.objectives) or f"{event.trial.state}{failed}")
         if left is not None and left == left:
             words.append(f"about {show_time(left)} of evaluation left")
         print("  ".join(words), file=sys.stderr, flush=True)
@@ -184,7 +185,7 @@ def _describe(loaded: Any, as_json: bool) -> None:
 
 
 def _status(study: Study, as_json: bool) -> bool:
-    """One look; true when the search has ended."""
+    """One look; true when there is nothing more to see."""
     design = study.design
     trials = study.trials()
     forecast = study.forecast()
@@ -194,19 +195,25 @@ def _status(study: Study, as_json: bool) -> bool:
     facts["best"] = {o.name: study.best(o.name).objectives[o.name] for o in design.objectives} if valid else {}
     facts["seconds_left"] = round(forecast.seconds, 1) if forecast.seconds == forecast.seconds else None
     facts["ended"] = study.ended
+    facts["failure"] = study.failure
     if as_json:
         print(json.dumps(facts), flush=True)
     else:
         shown = _named(facts["best"]) or "nothing yet"
         left = "" if facts["seconds_left"] is None else f", about {show_time(facts['seconds_left'])} of evaluation left"
-        state = ", ended" if study.ended else left
+        state = ", ended" if study.ended else f", failed: {study.failure}" if study.failure else left
         print(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{state}", flush=True)
-    return study.ended
+    return study.ended or study.failure is not None
 
 
 def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
+    from merganser.errors import MerganserError
+    from merganser.evolve.ranking import nothing
+
     single = objective is not None or len(study.design.objectives) == 1
     winners = [study.best(objective)] if single else study.pareto()
+    if not winners:
+        raise MerganserError(nothing(study.trials()))
     endpoints = {label: scores for label in study.design.endpoints if (scores := study.test_scores(label))}
     untested = {label: error for label in study.design.endpoints if (error := study.test_error(label)) is not None}
     if as_json:

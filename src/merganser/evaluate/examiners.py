@@ -108,6 +108,8 @@ class Function:
 
     def __call__(self, model: nn.Module, items: Sequence[int]) -> Mapping[str, Sequence[float]]:
         found = imported(self.reference)(model, items)
+        if isinstance(found, Mapping) and not all(isinstance(key, str) for key in found):
+            raise InputError(f"{self.reference}: expected a list of answers, or lists by the names of measures")
         return found if isinstance(found, Mapping) else {SCORE: found}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,9 +12,12 @@ import numpy as np
 from merganser.errors import InputError, did_you_mean
 from merganser.evolve import estimators
 from merganser.evolve.arrays import Array
+from merganser.evolve.irt.model import MAX_DIMENSIONS
 from merganser.evolve.searchers import Search, searcher
 from merganser.evolve.space import Choices, Parameter, Range, Space
 
+#: What numpy's and pymoo's generators take, one of them the seed plus 1.
+MAX_SEED = 2**32 - 2
 EXTRACTORS = ("random", "stratified", "irt", "representation")
 
 
@@ -37,6 +41,8 @@ class Task:
 
     def __post_init__(self) -> None:
         where = f"task {self.name!r}"
+        if "." in self.name:
+            raise InputError(f"{where}: a task's name has no dot, which stands before another of its measures")
         if self.estimator not in estimators.NAMES:
             raise InputError(
                 f"{where}: unknown estimator {self.estimator!r}{did_you_mean(self.estimator, estimators.NAMES)}"
@@ -58,6 +64,8 @@ class Task:
             raise InputError(f"{where}: c is a number in [0, 1], 'adaptive' or 'bias-variance', not {self.c!r}")
         if not isinstance(self.c, str) and not 0 <= self.c <= 1:
             raise InputError(f"{where}: c lies in [0, 1], not {self.c}")
+        if self.dimensions is not None and not 1 <= self.dimensions <= MAX_DIMENSIONS:
+            raise InputError(f"{where}: between 1 and {MAX_DIMENSIONS} dimensions, not {self.dimensions}")
         if (self.strata is None) == (self.extractor == "stratified"):
             raise InputError(f"{where}: strata and the stratified extractor go together")
         if self.strata is not None and len(self.strata) != self.items:
@@ -80,6 +88,13 @@ class Objective:
     name: str
     weights: Mapping[str, float]
     maximize: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            raise InputError(f"objective {self.name!r}: of no measure; name at least one, with its weight")
+        for measure, weight in self.weights.items():
+            if not math.isfinite(weight):
+                raise InputError(f"objective {self.name!r}: the weight of {measure!r} is a finite number, not {weight}")
 
     @classmethod
     def of(cls, measure: str, maximize: bool = True) -> Objective:
@@ -123,6 +138,13 @@ class Design:
             for measure in objective.weights:
                 if measure.split(".")[0] not in names:
                     raise InputError(f"objective {objective.name!r}: no task {measure!r}{did_you_mean(measure, names)}")
+        called = [objective.name for objective in self.objectives]
+        if len(set(called)) < len(called):
+            raise InputError(f"two objectives are called {next(n for n in called if called.count(n) > 1)!r}")
+        if self.stability < 0:
+            raise InputError(f"stability: {self.stability} full evaluations at the end; 0 or more")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise InputError(f"seed: {self.seed}; a whole number from 0 to {MAX_SEED}")
         if self.generations < 1:
             raise InputError(f"{self.generations} generations; at least 1")
         for task in self.tasks:
@@ -150,10 +172,10 @@ class Design:
         if self.reference_points is None:
             return None
         signs = [-1.0 if objective.maximize else 1.0 for objective in self.objectives]
-        points = np.array(self.reference_points, dtype=np.float64)
-        if points.ndim != 2 or points.shape[1] != len(signs):
-            raise InputError(f"reference points have one number for each of the {len(signs)} objectives")
-        return points * signs
+        rows = self.reference_points
+        if not rows or any(len(row) != len(signs) or not all(map(math.isfinite, row)) for row in rows):
+            raise InputError(f"reference points have one finite number for each of the {len(signs)} objectives")
+        return np.array(rows, dtype=np.float64) * signs
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

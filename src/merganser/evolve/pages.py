@@ -50,7 +50,7 @@ def fill(shown: Page, study: Study) -> None:
         f"full evaluation of every candidate would have asked {cost.full}: {cost.saved:.1f} times fewer, and about as "
         f"many times fewer FLOPs. Evaluation took {cost.seconds:.0f} s of one worker."
     )
-    _trials(shown, study)
+    trials(shown, study)
 
 
 def _winners(shown: Page, study: Study, summary: Summary) -> None:
@@ -154,7 +154,8 @@ def _plot(shown: Page, study: Study, summary: Summary) -> None:
     shown.figure(figure)
 
 
-def _trials(shown: Page, study: Study) -> None:
+def trials(shown: Page, study: Study) -> None:
+    """Every trial, with its error if it failed."""
     shown.heading("Trials")
     objectives = [objective.name for objective in study.design.objectives]
     names = [variable.name for variable in study.design.space.variables]

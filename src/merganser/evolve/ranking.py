@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -9,6 +10,13 @@ import numpy as np
 from merganser.errors import InputError, MerganserError, did_you_mean
 from merganser.evolve.design import Objective
 from merganser.evolve.store import Trial
+
+
+def nothing(trials: Iterable[Trial]) -> str:
+    """What is said of a search without a valid trial: the first line of the error that most of the failed ones have."""
+    reasons = Counter(trial.reason for trial in trials if trial.state == "failed")
+    why = f"; most that failed did so with: {reasons.most_common(1)[0][0]}" if reasons else ""
+    return f"no candidate was evaluated successfully inside the constraints{why}"
 
 
 def best(trials: Iterable[Trial], objectives: Sequence[Objective], name: str | None = None) -> Trial:
@@ -19,9 +27,10 @@ def best(trials: Iterable[Trial], objectives: Sequence[Objective], name: str | N
     chosen = by_name.get(name if name is not None else objectives[0].name)
     if chosen is None:
         raise InputError(f"no objective {name!r}{did_you_mean(str(name), by_name)}")
-    valid = [trial for trial in trials if trial.valid]
+    tried = list(trials)
+    valid = [trial for trial in tried if trial.valid]
     if not valid:
-        raise MerganserError("no candidate was evaluated successfully inside the constraints")
+        raise MerganserError(nothing(tried))
     sign = -1 if chosen.maximize else 1
     return min(valid, key=lambda trial: sign * trial.objectives[chosen.name])
 

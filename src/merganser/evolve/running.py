@@ -14,7 +14,7 @@ from merganser.evolve.arrays import Array
 from merganser.evolve.design import Design
 from merganser.evolve.preparation import Calibration, Prepared, from_bytes, prepare, split, to_bytes
 from merganser.evolve.progress import Event, forecast
-from merganser.evolve.ranking import best, pareto
+from merganser.evolve.ranking import best, nothing, pareto
 from merganser.evolve.searchers import searcher
 from merganser.evolve.space import key
 from merganser.evolve.store import Answers, Store, Trial, paired
@@ -81,6 +81,7 @@ class Run:
 
     def search(self) -> None:
         design = self.design
+        self._forget_failure()
         replayed = {(t.generation, t.position): t for t in self.store.trials("candidate")}
         self.known = {t.label: t for t in reversed(replayed.values()) if t.state == "done" and t.cached_from is None}
         running = searcher(design.algorithm, design.search)
@@ -101,6 +102,15 @@ class Run:
             running.tell(fitness, violations.reshape(len(trials), -1))
             count += len(trials)
             generation += 1
+
+    def _forget_failure(self) -> None:
+        """Search anew when all trials failed, whose cause may be gone. A failed trial among good ones stays as it is:
+        the generations after it were bred with its failure."""
+        trials = self.store.trials("candidate")
+        if any(t.state == "failed" for t in trials) and not any(t.state == "done" for t in trials):
+            self.store.forget("candidate")
+        if self.store.get("failure") is not None:
+            self.store.set(failure=None)
 
     def _generation(
         self, generation: int, genomes: Array, replayed: dict[tuple[int | None, int | None], Trial]
@@ -186,9 +196,9 @@ class Run:
         """Test items for the winner (or the Pareto set) and the endpoints; full evaluations for the estimator."""
         valid = [trial for trial in self.store.trials("candidate") if trial.valid]
         if not valid:
-            raise MerganserError(
-                "no candidate was evaluated successfully inside the constraints; the trials' errors say why"
-            )
+            failure = nothing(self.store.trials("candidate"))
+            self.store.set(failure=failure)
+            raise MerganserError(failure)
         several = len(self.design.objectives) > 1
         winners = pareto(valid, self.design.objectives) if several else [best(valid, self.design.objectives)]
         test = {name: prepared.split.test.tolist() for name, prepared in self.tasks.items()}
@@ -241,7 +251,7 @@ class Run:
         if outcome.answers is None:
             return self.store.add(replace(ran, state="failed", error=outcome.error), {})
         try:
-            answers = _checked(outcome)
+            answers = _checked(outcome, [task.name for task in self.design.tasks if task.needs_irt])
             objectives, estimates = score(answers)
         except InputError as error:
             return self.store.add(replace(ran, state="failed", error=str(error)), {})
@@ -259,8 +269,8 @@ def stored(store: Store, design: Design) -> dict[str, Prepared]:
     return found
 
 
-def _checked(outcome: Outcome) -> dict[str, Answers]:
-    """The evaluator's answers, one a requested item, all finite."""
+def _checked(outcome: Outcome, graded: Sequence[str]) -> dict[str, Answers]:
+    """The evaluator's answers, one a requested item, all finite; those to `graded` tasks, for IRT, in [0, 1]."""
     assert outcome.answers is not None
     requested = outcome.job.items
     if missing := [name for name in requested if name not in outcome.answers]:
@@ -275,4 +285,7 @@ def _checked(outcome: Outcome) -> dict[str, Answers]:
         found[measure] = paired(items, values)
         if not np.isfinite(found[measure].values).all():
             raise InputError(f"the evaluator gave answers to {measure!r} that are not finite")
+        low, high = found[measure].values.min(), found[measure].values.max()
+        if measure in graded and (low < 0 or high > 1):
+            raise InputError(f"answers to {measure!r} from {low:g} to {high:g}: IRT needs them in [0, 1]")
     return found

@@ -182,6 +182,14 @@ class Store:
             raise MerganserError(f"{self.path}: another process is writing to this study") from error
         return Trial(**{**trial.__dict__, "id": number})
 
+    def forget(self, kind: str) -> None:
+        """Trials of a kind and their answers."""
+        with self._connection:
+            self._connection.execute(
+                "DELETE FROM answers WHERE trial IN (SELECT id FROM trials WHERE kind = ?)", (kind,)
+            )
+            self._connection.execute("DELETE FROM trials WHERE kind = ?", (kind,))
+
     def trials(self, kind: str | None = None, label: str | None = None) -> list[Trial]:
         """Trials in the order of the search (by generation and position), others in the order they ended."""
         return list(self._select(kind, label))

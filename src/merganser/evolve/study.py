@@ -91,6 +91,12 @@ class Study:
         """Whether the run has come to its end, final scores included."""
         return bool(self.store.get("ended"))
 
+    @property
+    def failure(self) -> str | None:
+        """Why a run that came to its end found nothing; resuming it tries again."""
+        reason: str | None = self.store.get("failure")
+        return reason
+
     def trials(self) -> list[Trial]:
         """Every candidate of the search, in its order."""
         return self.store.trials("candidate")

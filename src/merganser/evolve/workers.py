@@ -12,7 +12,7 @@ import pickle
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeAlias
@@ -70,11 +70,23 @@ def perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
     """Do a job; whatever the evaluator raises becomes the outcome's error."""
     began = time.perf_counter()
     try:
-        answers, error = {k: list(map(float, v)) for k, v in evaluate(job.candidate, job.items).items()}, None
+        answers, error = _plain(evaluate(job.candidate, job.items)), None
     except Exception as raised:
         where = "".join(traceback.format_exception(raised, limit=-3))
         answers, error = None, f"{type(raised).__name__}: {raised}\n{where}"
     return Outcome(job, answers, error, time.perf_counter() - began, worker)
+
+
+def _plain(answers: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Numbers in the order of the items. What has another order, or letters, would be read as something it is not."""
+    if not isinstance(answers, Mapping):
+        raise InputError(f"an evaluator returns answers by task, not a {type(answers).__name__}")
+    for measure, values in answers.items():
+        if isinstance(values, (str, bytes, Mapping, Set)):
+            raise InputError(
+                f"answers to {measure!r} are a list of numbers, one for each item asked, not a {type(values).__name__}"
+            )
+    return {measure: list(map(float, values)) for measure, values in answers.items()}
 
 
 class Inline:

@@ -26,6 +26,9 @@ def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
             pages.fill(page, study)
         else:
             page.text(f"{len(trials)} of {design.trials} trials, none of them with a score yet.")
+            if study.failure:
+                page.text(f"Failed: {study.failure}. When the cause is gone, --resume tries again.")
+            pages.trials(page, study)
         return {"kind": "study", "file": file.name, "trials": len(trials), "ended": study.ended}
     finally:
         study.close()

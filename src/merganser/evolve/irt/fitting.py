@@ -25,9 +25,8 @@ from torch.nn.functional import logsigmoid, softplus
 
 from merganser.errors import InputError
 from merganser.evolve.arrays import Array
-from merganser.evolve.irt.model import IRT, Items, Normal
+from merganser.evolve.irt.model import IRT, MAX_DIMENSIONS, Items, Normal
 
-MAX_DIMENSIONS = 15
 CANDIDATES = (1, 2, 3, 5, 8, 11, 15)
 MEAN_VARIANCE = 10.0
 
@@ -101,7 +100,10 @@ def log_loss(irt: IRT, answers: ArrayLike, mask: ArrayLike | None = None) -> flo
 def _checked(
     answers: ArrayLike | Tensor, mask: ArrayLike | Tensor | None, dimensions: int | None, device: str
 ) -> tuple[Tensor, Tensor]:
-    matrix = torch.as_tensor(np.asarray(answers, dtype=np.float64), device=device)
+    try:
+        matrix = torch.as_tensor(np.asarray(answers, dtype=np.float64), device=device)
+    except (TypeError, ValueError):
+        raise InputError("answers are a models × items matrix of numbers, every row as long as the others") from None
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise InputError(f"answers are a models × items matrix, not an array of shape {tuple(matrix.shape)}")
     known = ~matrix.isnan()

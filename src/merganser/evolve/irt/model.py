@@ -43,6 +43,10 @@ class Items:
         return np.column_stack([self.discrimination, self.difficulty])
 
 
+#: Dimensions of ability at most.
+MAX_DIMENSIONS = 15
+
+
 @dataclass(frozen=True)
 class Normal:
     """A normal prior with diagonal precision."""
