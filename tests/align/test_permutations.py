@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -80,22 +78,6 @@ def test_convention_by_hand() -> None:
                 for q in range(2):
                     expected = o[p["stream"][s], p["kv"][k], p["query"][k, q], p["unit"][k, u]]
                     assert moved["o"].reshape(6, 3, 2, 4)[s, k, q, u] == expected
-
-
-def test_saved_permutations_come_back(tmp_path: Path) -> None:
-    p = perms.random(NESTED, 5)
-    perms.save(tmp_path / "p.safetensors", NESTED, p)
-    symmetry, read = perms.load(tmp_path / "p.safetensors")
-    assert symmetry == NESTED
-    assert all(np.array_equal(p[name], read[name]) and read[name].dtype == np.int64 for name in p)
-
-
-def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read permutations"):
-        perms.load(tmp_path / "absent.safetensors")
-    (tmp_path / "junk").write_bytes(b"junk")
-    with pytest.raises(InputError, match="cannot read permutations"):
-        perms.load(tmp_path / "junk")
 
 
 def test_bad_permutations_and_tensors() -> None:

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from os import PathLike
 from typing import TypeVar, overload
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from merganser.align.symmetries import Axis, Indices, Segment, Symmetry
 from merganser.errors import InputError, did_you_mean
@@ -98,6 +95,8 @@ def apply(symmetry: Symmetry, permutations: Permutations, state: State) -> dict[
     for name, tensor in state.items():
         if name not in symmetry.axes:
             raise InputError(f"tensor {name!r} is not part of the symmetry{did_you_mean(name, symmetry.axes)}")
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{name!r} is no tensor but {type(tensor).__name__}")
         if tuple(tensor.shape) != (expected := symmetry.tensor_shape(name)):
             raise InputError(
                 f"tensor {name!r} has shape {tuple(tensor.shape)}, the symmetry was derived for {expected}"
@@ -114,14 +113,19 @@ def apply(symmetry: Symmetry, permutations: Permutations, state: State) -> dict[
 
 def check(symmetry: Symmetry, permutations: Permutations) -> None:
     """Every atom has an array of the right shape, and every row of it is a permutation."""
+    if not isinstance(permutations, Mapping):
+        hint = "; give its .permutations" if hasattr(permutations, "permutations") else ""
+        raise InputError(
+            f"permutations are a dict with an array for each atom, not {type(permutations).__name__}{hint}"
+        )
     if unknown := set(permutations) - set(symmetry.atoms):
         first = min(unknown)
         raise InputError(f"permutation of an unknown atom {first!r}{did_you_mean(first, symmetry.atoms)}")
     for name, atom in symmetry.atoms.items():
         if name not in permutations:
             raise InputError(f"no permutation for atom {name!r}")
-        if permutations[name].shape != (shape := symmetry.shape(name)):
-            raise InputError(f"permutation of {name!r} has shape {permutations[name].shape}, expected {shape}")
+        if (found := np.shape(permutations[name])) != (shape := symmetry.shape(name)):
+            raise InputError(f"permutation of {name!r} has shape {found}, expected {shape}")
         if not np.array_equal(np.sort(permutations[name], axis=-1), np.broadcast_to(np.arange(atom.size), shape)):
             raise InputError(f"permutation of {name!r} repeats an index or leaves one out")
 
@@ -140,25 +144,3 @@ def scramble(
     copy = deepcopy(model)
     copy.load_state_dict(apply(symmetry, permutations, model.state_dict()))
     return copy
-
-
-def save(path: str | PathLike[str], symmetry: Symmetry, permutations: Permutations) -> None:
-    """Write permutations as safetensors, with the symmetry they belong to in the header."""
-    check(symmetry, permutations)
-    arrays = {name: np.ascontiguousarray(p, dtype=np.int64) for name, p in permutations.items()}
-    save_file(arrays, path, metadata={"symmetry": symmetry.to_json()})
-
-
-def load(path: str | PathLike[str]) -> tuple[Symmetry, Permutations]:
-    """Read what `save` wrote."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            permutations = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot read permutations from {path}: {error}") from error
-    if "symmetry" not in metadata:
-        raise InputError(f"{path} holds no symmetry in its header; was it written by merganser?")
-    symmetry = Symmetry.from_json(metadata["symmetry"])
-    check(symmetry, permutations)
-    return symmetry, permutations

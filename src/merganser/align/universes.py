@@ -6,19 +6,15 @@ cycle comes back exactly. `universe` finds them by Frank-Wolfe on the summed agr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
-
 from merganser.align.ascent import Step
 from merganser.align.frank_wolfe import FrankWolfe
-from merganser.align.permutations import Permutations, apply, check, compose, identity, inverse
+from merganser.align.permutations import Permutations, apply, compose, identity, inverse
+from merganser.align.records import Record
 from merganser.align.solver import layout_and_weights, objective_of, solve
 from merganser.align.starts import Start
 from merganser.align.state import Model, State, average, states_of
@@ -45,10 +41,12 @@ class Universe:
 
     def to_universe(self, model: int) -> State:
         """Model `model` as it looks in the universe: the same function, its units reordered."""
+        self._check_members([model])
         return apply(self.symmetry, self.permutations[model], self.models[model])
 
     def pairwise(self, target: int, source: int) -> Permutations:
         """The permutations that put model `source` in the space of model `target`."""
+        self._check_members([target, source])
         return compose(self.symmetry, self.permutations[source], inverse(self.symmetry, self.permutations[target]))
 
     def merged(self, weights: Sequence[float] | None = None) -> State:
@@ -57,6 +55,7 @@ class Universe:
 
     def subset(self, members: Sequence[int]) -> Universe:
         """Some of the models, matched as they were together with all the others."""
+        self._check_members(members)
         models = tuple(self.models[m] for m in members)
         permutations = tuple(self.permutations[m] for m in members)
         return Universe(self.symmetry, models, permutations, objective_of(models, permutations, self.symmetry))
@@ -80,36 +79,23 @@ class Universe:
 
     def save(self, path: str | PathLike[str]) -> None:
         """The permutations, the symmetry and the trace as one safetensors file (not the weights)."""
-        arrays = {
-            f"{model}/{name}": np.ascontiguousarray(index)
-            for model, permutations in enumerate(self.permutations)
-            for name, index in permutations.items()
-        }
-        record = {"objective": self.objective, "trace": [asdict(step) for step in self.trace]}
-        save_file(arrays, path, metadata={"symmetry": self.symmetry.to_json(), "universe": json.dumps(record)})
+        Record(self.symmetry, self.permutations, self.objective, self.trace).save(path)
 
     @classmethod
     def load(cls, path: str | PathLike[str], models: Sequence[Model]) -> Universe:
         """What `save` wrote, for the models it was found for, in their order."""
-        try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            symmetry = Symmetry.from_json(metadata["symmetry"])
-            record = json.loads(metadata["universe"])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise InputError(f"cannot read a universe from {path}: {error}") from error
-        found: list[Permutations] = [{} for _ in {name.split("/", 1)[0] for name in arrays}]
-        for key, index in arrays.items():
-            model, name = key.split("/", 1)
-            found[int(model)][name] = index
-        if len(found) != len(models):
-            raise InputError(f"{path} is a universe of {len(found)} models, got {len(models)}")
-        for permutations in found:
-            check(symmetry, permutations)
-        states = tuple(states_of(models, symmetry))
-        trace = tuple(Step(**step) for step in record["trace"])
-        return cls(symmetry, states, tuple(found), record["objective"], trace)
+        record = Record.load(path)
+        if len(record.permutations) != len(models):
+            raise InputError(f"{path} is a universe of {len(record.permutations)} models, got {len(models)}")
+        states = tuple(states_of(models, record.symmetry))
+        return cls(record.symmetry, states, record.permutations, record.objective, record.trace)
+
+    def _check_members(self, members: Sequence[int]) -> None:
+        if not members:
+            raise InputError("a subset of a universe needs at least one model")
+        for model in members:
+            if not 0 <= model < len(self):
+                raise InputError(f"no model {model} in a universe of {len(self)}, which count from 0")
 
 
 def universe(

@@ -1,0 +1,71 @@
+"""An alignment on disk: permutations as one safetensors file, with the symmetry they belong to in its header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from os import PathLike
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from merganser.align.ascent import Step
+from merganser.align.permutations import Permutations, check
+from merganser.align.symmetries import Symmetry
+from merganser.errors import CheckpointError, InputError
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is kept of a universe without its weights. Array `i/atom` of the file is the permutation of model i."""
+
+    symmetry: Symmetry
+    permutations: tuple[Permutations, ...]
+    objective: float
+    trace: tuple[Step, ...] = ()
+
+    def save(self, path: str | PathLike[str]) -> None:
+        arrays = {
+            f"{model}/{name}": np.ascontiguousarray(index)
+            for model, permutations in enumerate(self.permutations)
+            for name, index in permutations.items()
+        }
+        found = {
+            "models": len(self.permutations),
+            "objective": self.objective,
+            "trace": [asdict(step) for step in self.trace],
+        }
+        save_file(arrays, path, metadata={"symmetry": self.symmetry.to_json(), "universe": json.dumps(found)})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Record:
+        """What `save` wrote, checked."""
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot read permutations from {path}: {error}") from None
+        if not {"symmetry", "universe"} <= metadata.keys():
+            raise CheckpointError(f"{path}: no symmetry in its header; was it written by an alignment?")
+        try:
+            symmetry, found = Symmetry.from_json(metadata["symmetry"]), json.loads(metadata["universe"])
+            permutations = _by_model(arrays, found.get("models"))
+            for own in permutations:
+                check(symmetry, own)
+            return cls(symmetry, permutations, float(found["objective"]), tuple(Step(**s) for s in found["trace"]))
+        except (InputError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: not the permutations of an alignment: {error}") from error
+
+
+def _by_model(arrays: Mapping[str, np.ndarray], models: int | None) -> tuple[Permutations, ...]:
+    """The arrays of each model; files of earlier versions do not say how many there are."""
+    split = [(int(model), name, index) for key, index in arrays.items() for model, name in [key.split("/", 1)]]
+    found: list[Permutations] = [{} for _ in range(models or 1 + max((model for model, _, _ in split), default=-1))]
+    for model, name, index in split:
+        if not 0 <= model < len(found):
+            raise ValueError(f"a permutation of model {model}, of {len(found)} models")
+        found[model][name] = index
+    return tuple(found)
