@@ -86,14 +86,15 @@ def test_a_causal_mask_stays() -> None:
     assert difference(net, torch.randn(2, 12, 8).double(), found=found) < 1e-12
 
 
-def test_indices_that_were_not_selected_share_the_units_of_the_one_that_was() -> None:
+@pytest.mark.parametrize("shape", [(3, 8), (24,)])
+def test_indices_that_were_not_selected_share_the_units_of_the_one_that_was(shape: tuple[int, ...]) -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.scale, self.b = nn.Linear(5, 8), nn.Parameter(torch.randn(3, 8)), nn.Linear(8, 2)
+            self.a, self.scale, self.b = nn.Linear(5, 8), nn.Parameter(torch.randn(shape)), nn.Linear(8, 2)
 
         def forward(self, x: Tensor, task: int = 1) -> Tensor:
-            return self.b(F.relu(self.a(x)) * self.scale[task])
+            return self.b(F.relu(self.a(x)) * self.scale.view(3, 8)[task])
 
     net = Scaled().double().eval()
     x = torch.randn(4, 5).double()

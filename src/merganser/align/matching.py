@@ -30,8 +30,11 @@ def match(a: Model, b: Model, symmetry: Symmetry, method: str = "weights", **opt
     """
     if method not in METHODS:
         raise InputError(f"unknown matching method {method!r}{did_you_mean(method, METHODS)}")
-    known = [p.name for p in inspect.signature(METHODS[method]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known = {p.name: p for p in inspect.signature(METHODS[method]).parameters.values() if p.kind is p.KEYWORD_ONLY}
     for option in options:
         if option not in known:
             raise InputError(f"matching method {method!r} has no option {option!r}{did_you_mean(option, known)}")
+    for name, parameter in known.items():
+        if parameter.default is parameter.empty and name not in options:
+            raise InputError(f"matching method {method!r} needs {name}=…")
     return METHODS[method](a, b, symmetry, **options)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.align.moments import CONVOLUTIONS, Batch, Moments, channel_rows, channels_second, evaluating, hooked, run
-from merganser.align.state import Model, average, state_of
+from merganser.align.state import Model, State, average, shares_of, state_of
 from merganser.errors import InputError
 
 REPAIRABLE = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.GroupNorm)
@@ -40,7 +40,8 @@ def repair(
 
     Give the endpoints in the space of the merge (`Universe.to_universe(i)`), as modules or states of the same
     architecture, and the `weights` of the merge if it was not the plain mean. Layers named in `skip` are left alone;
-    so are layers that share their weight with another. A layer without bias is scaled only.
+    so are layers that share their weight with another or compute it (`weight_norm`). A layer without bias is scaled
+    only.
 
     `sequential` corrects one layer after another, each measured behind the corrected ones: exact on these batches, one
     pass over them for every layer. Otherwise one pass corrects all layers, each batch by its own statistics.
@@ -49,11 +50,15 @@ def repair(
     """
     if not endpoints:
         raise InputError("REPAIR needs the endpoints of the merge, permuted into its space")
+    if not isinstance(merged, nn.Module):
+        raise InputError(f"REPAIR runs the merged network: give a module, not {type(merged).__name__}")
+    states = [_endpoint(merged, position, endpoint) for position, endpoint in enumerate(endpoints)]
+    shares = shares_of(len(states), weights)
     repaired = deepcopy(merged)
+    layers = _layers(repaired, skip)
     if any(isinstance(module, BATCH_NORMS) for module in repaired.modules()):
         return reset_batch_norm(repaired, batches)
-    layers = _layers(repaired, skip)
-    goals = _goals(repaired, endpoints, batches, layers, weights)
+    goals = _goals(repaired, states, batches, layers, shares)
     with evaluating(repaired):
         if not sequential:
             return _in_one_pass(repaired, batches, goals)
@@ -73,7 +78,12 @@ def reset_batch_norm(model: nn.Module, batches: Iterable[Batch]) -> nn.Module:
                 module.reset_running_stats()
                 module.momentum = None  # a cumulative average
                 module.train()
-        run(fresh, batches)
+        try:
+            run(fresh, batches)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise InputError("BatchNorm needs batches of more than one sample to measure a variance") from error
         for name, momentum in momenta.items():
             fresh.get_submodule(name).momentum = momentum  # type: ignore[assignment]
     return fresh
@@ -85,6 +95,8 @@ def _layers(model: nn.Module, skip: Sequence[str]) -> list[str]:
         for parameter in module.parameters(recurse=False):
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     modules = dict(model.named_modules())
+    if isinstance(skip, str):
+        raise InputError(f"skip is a list of layers: write skip=[{skip!r}]")
     if unknown := [name for name in skip if name not in modules]:
         raise InputError(f"no layer {unknown[0]!r} to skip")
     return [
@@ -92,27 +104,42 @@ def _layers(model: nn.Module, skip: Sequence[str]) -> list[str]:
         for name, module in modules.items()
         if isinstance(module, REPAIRABLE)
         and name not in skip
-        and module.weight is not None
-        and owners[id(module.weight)] == 1
+        and (weight := module._parameters.get("weight")) is not None
+        and owners[id(weight)] == 1
     ]
+
+
+def _endpoint(merged: nn.Module, position: int, endpoint: Model) -> State:
+    """The weights of an endpoint, which must fit the merged network."""
+    expected, state = state_of(merged), state_of(endpoint)
+    if odd := sorted(expected.keys() ^ state.keys()):
+        where = "only in the endpoint" if odd[0] in state else "only in the merged network"
+        raise InputError(f"endpoint {position} is another architecture than the merged network: {odd[0]!r} is {where}")
+    for name, tensor in expected.items():
+        if state[name].shape != tensor.shape:
+            raise InputError(
+                f"{name!r} of endpoint {position} is {tuple(state[name].shape)}, of the merged network "
+                f"{tuple(tensor.shape)}"
+            )
+    return state
 
 
 def _goals(
     model: nn.Module,
-    endpoints: Sequence[Model],
+    endpoints: Sequence[State],
     batches: Iterable[Batch],
     layers: Sequence[str],
-    weights: Sequence[float] | None,
+    shares: Sequence[float],
 ) -> Statistics:
     """The weighted means of the endpoints' means and standard deviations, in the order of the forward pass."""
     found = []
     for endpoint in endpoints:
         module = deepcopy(model)
-        module.load_state_dict(state_of(endpoint))
+        module.load_state_dict(endpoint)
         with evaluating(module):
             found.append(_statistics(module, batches, layers))
-    means = average([{name: mean for name, (mean, _) in own.items()} for own in found], weights)
-    stds = average([{name: std for name, (_, std) in own.items()} for own in found], weights)
+    means = average([{name: mean for name, (mean, _) in own.items()} for own in found], shares)
+    stds = average([{name: std for name, (_, std) in own.items()} for own in found], shares)
     return {name: (means[name], stds[name]) for name in means}
 
 

@@ -27,6 +27,8 @@ def start_placings(layout: Layout, count: int, start: Start, seed: int, held: fr
     anything: f does not change when all models move together, and the first model is put at the identity.
     """
     if not isinstance(start, str):
+        if not isinstance(start, list | tuple):
+            raise InputError(f"a start is a name or the permutations of every model, not {type(start).__name__}")
         if len(start) != count:
             raise InputError(f"a start for {count} models needs as many sets of permutations, got {len(start)}")
         return [hard_placing(layout, permutations) for permutations in start]

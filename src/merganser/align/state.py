@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
+from os import PathLike
 
 import torch
 from torch import Tensor, nn
 
 from merganser.align.symmetries import Symmetry
-from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints import Checkpoint
+from merganser.checkpoints import open as open_checkpoint
 from merganser.errors import InputError
 
-#: A module, a checkpoint, or a mapping from names to tensors.
-Model = nn.Module | Checkpoint | Mapping[str, Tensor]
+#: A module, a checkpoint or the path of one, or a mapping from names to tensors.
+Model = nn.Module | Checkpoint | Mapping[str, Tensor] | str | PathLike[str]
 State = dict[str, Tensor]
 
 
 def state_of(model: Model) -> State:
     """The tensors of a model by name, shared with it: never to be written into."""
+    if isinstance(model, str | PathLike):
+        model = open_checkpoint(model)
+    if not isinstance(model, nn.Module | Checkpoint | Mapping):
+        raise InputError(f"a model is a module, a checkpoint, a path or a dict of tensors, not {type(model).__name__}")
     named = model if isinstance(model, Mapping) else model.state_dict()
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{name!r} is no tensor but {type(tensor).__name__}: give a dict of the tensors alone")
     return {name: tensor.detach() for name, tensor in named.items()}
 
 
 def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> list[State]:
-    """The states of models that can be aligned: the tensors and shapes the symmetry was derived for, all finite."""
-    states = [state_of(model) for model in models]
+    """The states of models that can be aligned: the tensors and shapes the symmetry was derived for, all finite.
+
+    Of a module they are copies, which stay as they are when it trains on. Tied names that a file leaves out are there.
+    """
+    states = [_complete(_copied(model), symmetry) for model in models]
     if len(states) < least:
         raise InputError(f"needs at least {least} models, got {len(states)}")
     for position, state in enumerate(states):
@@ -36,17 +49,43 @@ def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> li
                 raise InputError(
                     f"{name!r} of model {position} is {tuple(tensor.shape)}, the symmetry was derived for {expected}"
                 )
+            if tensor.is_meta:
+                raise InputError(f"{name!r} of model {position} is on the meta device: it has no values to align")
+            if tensor.is_floating_point() and tensor.element_size() == 1:
+                raise InputError(f"{name!r} of model {position} is {tensor.dtype}: convert it to a wider type first")
         for name in symmetry.objective:
+            if state[name].is_complex():
+                raise InputError(f"{name!r} of model {position} is complex: only real weights can be matched")
             if not torch.isfinite(state[name]).all():
                 raise InputError(f"{name!r} of model {position} has entries that are not finite")
     return states
 
 
+def _copied(model: Model) -> State:
+    state = state_of(model)
+    return {name: tensor.clone() for name, tensor in state.items()} if isinstance(model, nn.Module) else state
+
+
+def _complete(state: State, symmetry: Symmetry) -> State:
+    """With every tied name: files often hold only one of them."""
+    for alias, name in symmetry.aliases.items():
+        for missing, present in ((alias, name), (name, alias)):
+            if missing not in state and present in state:
+                state[missing] = state[present]
+    return state
+
+
+def shares_of(count: int, weights: Sequence[float] | None) -> list[float]:
+    """Weights of `count` models as shares wᵢ / Σ wᵢ of their mean; equal if none are given."""
+    given = [1.0] * count if weights is None else [float(w) for w in weights]
+    if len(given) != count or not all(map(isfinite, given)) or sum(given) == 0:
+        raise InputError(f"{count} models need {count} finite weights with a sum that is not zero, got {given}")
+    return [weight / sum(given) for weight in given]
+
+
 def average(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
     """The weighted mean Σ wᵢθᵢ / Σ wᵢ of every floating-point tensor; counters are the first model's."""
-    shares = [1.0] * len(states) if weights is None else [float(w) for w in weights]
-    if len(shares) != len(states) or sum(shares) == 0:
-        raise InputError(f"{len(states)} models need {len(states)} weights with a sum that is not zero, got {shares}")
+    shares = shares_of(len(states), weights)
     mean: State = {}
     for name, first in states[0].items():
         if not first.is_floating_point():
@@ -55,6 +94,6 @@ def average(states: Sequence[State], weights: Sequence[float] | None = None) -> 
         wide = torch.promote_types(first.dtype, torch.float32)
         total = torch.zeros(first.shape, dtype=wide, device=first.device)
         for share, state in zip(shares, states, strict=True):
-            total.add_(state[name].to(wide), alpha=share / sum(shares))
+            total.add_(state[name].to(wide), alpha=share)
         mean[name] = total.to(first.dtype)
     return mean

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from merganser.align.matching import match
 from merganser.align.state import Model, State, average, states_of
@@ -38,7 +38,7 @@ def quality_matrix(
     """
     pairs = _matched_pairs(models, symmetry, options)
     known = models.symmetry if isinstance(models, Universe) else _needed(symmetry)
-    names = [name for name in known.axes if name not in known.buffers]
+    names = [name for name in known.axes if name not in known.buffers and name not in known.aliases]
     quality = np.empty((len(models), len(models)))
     for (i, j), (first, second) in pairs:
         value = _cosine(first, second, names) if score is None else score(average([first, second]))
@@ -46,11 +46,17 @@ def quality_matrix(
     return quality
 
 
-def merging_order(quality: NDArray[np.float64]) -> list[int]:
+def merging_order(quality: ArrayLike) -> list[int]:
     """Greedy by quality: the best pair first, then always the model that fits those taken best on average."""
-    size = len(quality)
+    try:
+        quality = np.asarray(quality, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the quality of models is a square matrix of numbers: {error}") from None
+    size = quality.shape[0] if quality.ndim else 0
     if quality.shape != (size, size) or size < 2:
         raise InputError(f"the quality of at least two models is a square matrix, got {quality.shape}")
+    if np.isnan(quality).any():
+        raise InputError("the quality of some pair is not a number")
     pairs = sorted(combinations(range(size), 2), key=lambda pair: -quality[pair])
     order = list(pairs[0])
     while len(order) < size:
@@ -120,4 +126,6 @@ def _cosine(a: State, b: State, names: Iterable[str]) -> float:
         if a[name].is_floating_point():
             x, y = a[name].double(), b[name].double()
             dot, first, second = dot + float((x * y).sum()), first + float((x * x).sum()), second + float((y * y).sum())
-    return float(dot / (first * second) ** 0.5)
+    if first == 0.0 or second == 0.0:
+        raise InputError("a model whose weights are all zero has no direction to compare")
+    return float(dot / (first**0.5 * second**0.5))

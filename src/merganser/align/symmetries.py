@@ -194,12 +194,6 @@ class Symmetry:
                     found[atom].append((name, dim))
         return {atom: tuple(pairs) for atom, pairs in found.items()}
 
-    def restrict(self, *patterns: str) -> Symmetry:
-        """Only atoms whose names match a pattern (shell globs) stay free, with the ancestors they need."""
-        kept = set(self._select(patterns))
-        kept |= {ancestor for name in kept for ancestor in self.ancestors(name)}
-        return self._keep(kept)
-
     def pin(self, *patterns: str) -> Symmetry:
         """The atoms whose names match a pattern, and what is nested in them, no longer move."""
         pinned = set(self._select(patterns))

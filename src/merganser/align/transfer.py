@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from merganser.align.matches import Match
 from merganser.align.matching import match
 from merganser.align.permutations import Permutations, apply
@@ -30,12 +32,14 @@ def transport(
     if alignment is None:
         alignment = match(target, source, symmetry, method, **options)
     permutations = alignment.permutations if isinstance(alignment, Match) else alignment
-    delta = {
-        name: tuned[name].float() - base[name].float() if base[name].is_floating_point() else base[name]
-        for name in base
+    wide = {
+        name: torch.promote_types(tensor.dtype, torch.float32)
+        for name, tensor in new.items()
+        if tensor.is_floating_point()
     }
+    delta = {name: tuned[name].to(dtype) - base[name].to(dtype) for name, dtype in wide.items()}
     moved = apply(symmetry, permutations, delta)
     return {
-        name: (tensor.float() + scale * moved[name]).to(tensor.dtype) if tensor.is_floating_point() else tensor.clone()
+        name: (tensor.to(wide[name]) + scale * moved[name]).to(tensor.dtype) if name in wide else tensor.clone()
         for name, tensor in new.items()
     }

@@ -88,6 +88,8 @@ def assign_tree(node: Node, profits: Profits, mapper: Mapper = map) -> tuple[Sol
 
 def assign_all(problems: Sequence[tuple[Node, Profits]], workers: int | None = None) -> list[tuple[Solution, float]]:
     """Independent problems in threads: the solver releases the interpreter lock, the result does not depend on them."""
+    if workers is not None and workers < 1:
+        raise InputError(f"workers must be at least 1, or None for one for each processor, got {workers}")
     workers = workers or os.cpu_count() or 1
     if workers == 1 or not problems or (len(problems) == 1 and not problems[0][0].children):
         return [assign_tree(node, profits) for node, profits in problems]

@@ -1,0 +1,184 @@
+"""What a caller may get wrong is answered by name, not by an error from far below."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from align_networks import mlp, resnet, trained_like
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from merganser.align import (
+    match,
+    merging_order,
+    quality_matrix,
+    repair,
+    scramble,
+    symmetry,
+    transport,
+    universe,
+)
+from merganser.errors import InputError
+
+MODULE, KNOWN = mlp(6, 8, 3)
+X = torch.randn(16, 6)
+
+
+def models(count: int = 2) -> list[dict[str, Tensor]]:
+    return [trained_like(MODULE, seed) for seed in range(count)]
+
+
+def test_paths_are_opened(tmp_path: Path) -> None:
+    first, second = models()
+    for name, state in (("a", first), ("b", second)):
+        save_file(state, tmp_path / f"{name}.safetensors")
+    paths = [tmp_path / "a.safetensors", str(tmp_path / "b.safetensors")]
+    assert universe(paths, KNOWN).objective == universe([first, second], KNOWN).objective
+    moved = match(*paths, KNOWN).apply(paths[1])
+    assert all(torch.equal(moved[name], t) for name, t in match(first, second, KNOWN).apply(second).items())
+
+
+def test_a_universe_does_not_follow_its_modules() -> None:
+    nets = []
+    for state in models():
+        nets.append(copy.deepcopy(MODULE))
+        nets[-1].load_state_dict(state)
+    found = universe(nets, KNOWN)
+    before = found.merged()
+    nets[0].load_state_dict(before)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in found.merged().items())
+
+
+def with_tensor(change: Any) -> dict[str, Any]:
+    state = models(1)[0]
+    return state | {"0.weight": change(state["0.weight"])}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.to("meta"), "'0.weight' of model 1 is on the meta device"),
+        (lambda t: t.to(torch.float8_e4m3fn), "float8_e4m3fn: convert"),
+        (lambda t: t.to(torch.cfloat), "is complex"),
+        (lambda _: {"extra": 1}, "'0.weight' is no tensor but dict"),
+    ],
+)
+def test_tensors_that_cannot_be_aligned(change: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        universe([models(1)[0], with_tensor(change)], KNOWN)
+
+
+def test_modules_with_extra_state() -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 1}
+
+    net = nn.Sequential(Extra(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    found = symmetry(net, X)
+    for call in (lambda: universe([net, net], found), lambda: scramble(net, found)):
+        with pytest.raises(InputError, match="_extra_state"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a, b: match(a, b, KNOWN, method="ste"), "'ste' needs batches"),
+        (lambda a, b: match(a, b, KNOWN, method="activations"), "'activations' needs batches"),
+        (lambda a, b: match(a, b, KNOWN, start=match(a, b, KNOWN)), r"not Match; give its \.permutations"),
+        (lambda a, b: match(a, b, KNOWN, "frank_wolfe", start=match(a, b, KNOWN)), r"give its \.permutations"),
+        (lambda a, b: universe([a, b], KNOWN, start=universe([a, b], KNOWN)), "a start is a name or"),
+        (lambda a, b: universe([a, b], KNOWN, workers=-1), "workers must be at least 1"),
+        (lambda a, b: universe([a, 3], KNOWN), "a model is a module, a checkpoint, a path or a dict"),
+        (lambda a, b: universe([a, b], KNOWN).subset([7]), "no model 7 in a universe of 2"),
+        (lambda a, b: universe([a, b], KNOWN).subset([]), "at least one model"),
+        (lambda a, b: universe([a, b], KNOWN).to_universe(5), "no model 5"),
+        (lambda a, b: universe([a, b], KNOWN).pairwise(0, 5), "no model 5"),
+        (lambda a, b: universe([a, b], KNOWN).merged([float("nan"), 1]), "finite weights"),
+        (lambda a, b: quality_matrix([a, {n: t * 0 for n, t in b.items()}], KNOWN), "all zero"),
+        (lambda a, b: merging_order([1.0, 2.0]), "square matrix"),
+        (lambda a, b: merging_order([[1.0], [2.0, 3.0]]), "square matrix"),
+        (lambda a, b: merging_order([[1.0, float("nan")], [0.0, 1.0]]), "not a number"),
+    ],
+)
+def test_wrong_arguments(call: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call(*models())
+
+
+def test_the_order_of_a_list() -> None:
+    assert merging_order([[1, 0.1, 0.2], [0.1, 1, 0.9], [0.2, 0.9, 1]]) == [1, 2, 0]
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_wrong_endpoints_weights_and_layers_of_a_repair(norm: str) -> None:
+    module, _ = resnet(4, norm)
+    module.eval()
+    ends = [trained_like(module, seed) for seed in range(2)]
+    batches = [torch.randn(8, 3, 8, 8)]
+    name = next(name for name in ends[0] if ends[0][name].dim() == 4)
+    other = ends[0] | {name: torch.zeros(2, 2)}
+    fewer = {key: tensor for key, tensor in ends[0].items() if key != name}
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        ([ends[0], other], {}, "of endpoint 1 is"),
+        ([ends[0], fewer], {}, "only in the merged network"),
+        (["/nowhere/at/all"], {}, "nowhere"),
+        ([3], {}, "a model is a module"),
+        (ends, {"weights": [1.0]}, "2 models need 2 finite weights"),
+        (ends, {"weights": [1.0, float("inf")]}, "finite"),
+        (ends, {"skip": ["nothing"]}, "no layer 'nothing'"),
+        (ends, {"skip": "head"}, "write skip="),
+    ]
+    for endpoints, options, message in cases:
+        with pytest.raises(InputError, match=message):
+            repair(module, endpoints, batches, **options)
+    with pytest.raises(InputError, match="give a module"):
+        repair(ends[0], ends, batches)  # type: ignore[arg-type]
+
+
+def test_a_batch_of_one_has_no_variance() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    with pytest.raises(InputError, match="more than one sample"):
+        repair(net, [net, net], [X[:1]])
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+def test_layers_that_compute_their_weight_are_left_alone(wrap: Any) -> None:
+    net = nn.Sequential(wrap(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 2)).eval()
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other[2].weight.mul_(3)
+    repaired = repair(net, [net, other], [X])
+    assert torch.equal(repaired[0].weight, net[0].weight)
+    assert not torch.equal(repaired[2].weight, net[2].weight)
+
+
+def test_transport_of_float64_keeps_its_precision() -> None:
+    double = [{n: t.double() for n, t in state.items()} for state in models()]
+    tuned = {n: t + 1e-12 for n, t in double[0].items()}
+    moved = transport(tuned, double[0], double[1], KNOWN)
+    assert all(torch.all(moved[name] > tensor) for name, tensor in double[1].items())
+
+
+def test_tied_weights_count_once_in_the_quality() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.mix = nn.Embedding(9, 8), nn.Linear(8, 8)
+            self.head = nn.Linear(8, 9, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.mix(self.embed(x))))
+
+    nets = [Tied(), Tied()]
+    found = universe(nets, symmetry(nets[0], torch.zeros(2, 3, dtype=torch.long)))
+    states = [{n: t for n, t in found.to_universe(i).items() if n != "head.weight"} for i in range(2)]
+    flat = [torch.cat([t.double().flatten() for t in state.values()]) for state in states]
+    expected = float(torch.dot(*flat) / flat[0].norm() / flat[1].norm())
+    np.testing.assert_allclose(quality_matrix(found)[0, 1], expected)
