@@ -16,12 +16,15 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
+from merganser.cli import build
 from merganser.cli.serve import build_model, command, read_heads
 from merganser.errors import InputError
 from merganser.experts.adaptive import AdaptiveModel
 from merganser.experts.batching import Batcher, Busy, Closed, Limits
 from merganser.experts.inputs import Inputs
+from merganser.experts.requests import fitted
 from merganser.experts.serving import create_app
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
 
@@ -114,6 +117,8 @@ def test_routes_and_health(server, model):
         (b'{"inputs": 3}', 422, "must be an array"),
         (b'{"inputs": [[1.0], [1.0, 2.0]]}', 422, "rectangular"),
         (b'{"inputs": [["a"]]}', 422, "rectangular"),
+        (b'{"inputs": [[]]}', 422, "samples without numbers"),
+        (b'{"inputs": [1.0, 2.0]}', 422, "cannot take these inputs"),
         (b'{"inputs": [[NaN]]}', 422, "infinite or no numbers"),
         (b'{"inputs": [[[1.0, 2.0]]]}', 422, "cannot take these inputs"),
         (b'{"inputs": {"y": [[[1.0]]]}}', 422, "cannot take these inputs"),
@@ -165,6 +170,43 @@ def test_requests_are_batches_of_their_own_where_a_batch_is_routed_as_one(model)
     with Running(create_app(alone, limits=Limits(wait=0.2))) as running:
         found = [set(response.json()["routes"][0]["experts"]) for response in asyncio.run(ask(running.url))]
     assert found == expected
+
+
+def test_whole_numbers_are_features_unless_they_are_ids_or_a_mask(server, model):
+    whole = torch.arange(2 * 3 * WIDTH).reshape(2, 3, WIDTH) % 5
+    for inputs in (whole.tolist(), {"x": whole.tolist()}):
+        response = httpx.post(f"{server.url}/predict", json={"inputs": inputs})
+        assert response.status_code == 200, response.text
+        assert [answer["task"] for answer in response.json()["predictions"]] == list(model.predict(whole.float()).tasks)
+
+    half = torch.nn.Linear(2, 2).bfloat16()
+    given = Inputs((torch.ones(1, 2, dtype=torch.long),), {"attention_mask": torch.ones(1, 2, dtype=torch.long)})
+    found = fitted(given, half)
+    assert (found.args[0].dtype, found.kwargs["attention_mask"].dtype) == (torch.bfloat16, torch.long)
+    reader = torch.nn.Sequential(torch.nn.Embedding(3, 2), half)
+    assert fitted(given, reader).args[0].dtype == torch.long
+    assert fitted(Inputs((torch.ones(1, 2),)), half).args[0].dtype == torch.bfloat16
+    assert fitted(given, torch.nn.ReLU()) is given
+
+
+def test_numbers_that_json_does_not_have_are_null(model):
+    heads = {task: (lambda z: torch.full((len(z), 2), torch.inf)) for task in TASKS}
+    loud = AdaptiveModel(
+        model.module, model.library, layer="blocks.1.up", features=lambda output, inputs: output * torch.inf
+    )
+    for served, key in ((loud, "output"), (model.with_heads(heads), "score")):
+        with Running(create_app(served)) as running:
+            response = httpx.post(f"{running.url}/predict", json={"inputs": torch.ones(1, 2, WIDTH).tolist()})
+        assert response.status_code == 200, response.text
+        found = response.json()["predictions"][0][key]
+        assert found is None or found == [None] * WIDTH
+
+
+def test_labels_have_to_fit_the_heads(model):
+    with pytest.raises(InputError, match="labels for 'z', which is no expert"):
+        create_app(model, labels={"z": ["no"]})
+    with pytest.raises(InputError, match="1 labels for 'a', whose head has 2 classes"):
+        create_app(model, labels={"a": ["no"]})
 
 
 def one(value):
@@ -252,6 +294,30 @@ def test_the_command_line_builds_the_model(model, tmp_path):
     assert built.predict(x).tasks == model.predict(x).tasks
     with pytest.raises(InputError, match="no head for 'z'"):
         read_heads(heads, ("a", "z"))
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("def make():\n    raise KeyError('MODEL_DIR')", "the factory failed with KeyError"),
+        ("def make():\n    from torch.nn import Linear\n    return Linear", "expected an nn.Module"),
+        ("def make(width):\n    return None", "the factory failed with TypeError"),
+    ],
+)
+def test_factories_that_give_no_network_are_named(model, tmp_path, monkeypatch, factory, message):
+    name = f"factory_{abs(hash(factory))}"
+    (tmp_path / f"{name}.py").write_text(factory)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=message):
+        build_model(model.library.path, f"{name}:make", None, None, features=None)
+
+
+def test_names_of_the_command_are_checked(model):
+    options = [str(model.library.path), "--model", "support.expert_nets:encoder", "--layer", "blocks.1.up"]
+    for name, value in (("source", "bse"), ("normalise", "zscores"), ("score", "logits")):
+        result = CliRunner().invoke(build(), ["serve", *options, f"--{name}", value])
+        assert isinstance(result.exception, InputError)
+        assert f"{name} {value!r}; did you mean" in str(result.exception)
 
 
 def test_the_command_has_the_defaults_of_the_model():

@@ -62,8 +62,8 @@ def command(
         base,
         features=features,
         layer=layer or None,
-        source=cast("Source", _one_of("source", source, ("fixed", "base"))),
-        normalise=cast("Normalise", _one_of("normalise", normalise, ("softmax", "zscore"))),
+        source=cast("Source", source),
+        normalise=cast("Normalise", normalise),
         score=cast("Score", score),
         threshold=threshold,
         top=top,
@@ -86,19 +86,15 @@ def build_model(
     library: Path, model: str, heads: Path | None, base: str | None, *, features: str | None, **options: Any
 ) -> AdaptiveModel:
     """The adaptive model of a command line: the factory's network gets the base's weights."""
-    from merganser.errors import InputError
-    from merganser.evaluate.references import imported
+    from merganser.cli.factories import build_network
     from merganser.experts.adaptive import AdaptiveModel
     from merganser.experts.library import Library
 
     opened = Library(library, base)
-    made = imported(model, "--model")()
-    module = made[0] if isinstance(made, tuple) else made
-    if not hasattr(module, "state_dict"):
-        raise InputError(f"--model {model}: gave a {type(module).__name__}, not a network")
+    module, _ = build_network(model, shape="1")  # no example inputs are needed here; naming a shape says so
     found = None if heads is None else read_heads(heads, opened.experts)
     return AdaptiveModel(
-        module.eval(), opened, cast(Any, found), features=_function(features, "--features"), load_base=True, **options
+        module, opened, cast(Any, found), features=_function(features, "--features"), load_base=True, **options
     )
 
 
@@ -137,11 +133,3 @@ def _labels(path: Path | None) -> dict[str, list[str]] | None:
     if not isinstance(content, dict) or not all(isinstance(names, list) for names in content.values()):
         raise InputError(f"{path}: labels must be an object of lists, one for each expert")
     return content
-
-
-def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:
-    from merganser.errors import InputError, did_you_mean
-
-    if value not in known:
-        raise InputError(f"--{option} {value}{did_you_mean(value, known)}")
-    return value

@@ -50,6 +50,11 @@ class Heads:
         modules = [self._heads[task] for task in set(self._shared.values())]
         return sum(p.numel() for head in modules if isinstance(head, nn.Module) for p in head.parameters())
 
+    def classes(self, task: str) -> int | None:
+        """How many classes a linear head has; None where only its logits can tell."""
+        head = self._heads[task]
+        return head.out_features if isinstance(head, nn.Linear) else None
+
     def logits(self, task: str, features: Tensor) -> Tensor:
         logits = self._heads[task](features)
         if logits.dim() != 2 or len(logits) != len(features):

@@ -1,7 +1,6 @@
 """An adaptive model behind HTTP: /predict, /route, /healthz, /metrics."""
 
 import asyncio
-import json
 import math
 import time
 from collections import Counter
@@ -9,26 +8,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from merganser.errors import InputError, require
+from merganser.errors import InputError, did_you_mean, require
 from merganser.experts.adaptive import AdaptiveModel
 from merganser.experts.batching import Answer, Batcher, Busy, Closed, Limits, Work
 from merganser.experts.inputs import Inputs
+from merganser.experts.requests import Encode, Refused, first_line, parse
 from merganser.experts.routing import Routing
-
-#: From the request's `inputs` to the module's: a tokenizer, an image transform.
-Encode = Callable[[Any], Any]
-
-
-class _Refused(Exception):
-    """A request that gets an error status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 class _Metrics:
@@ -76,6 +61,7 @@ def create_app(
     Request = fastapi.Request
     bounds = limits or Limits()
     metrics = _Metrics()
+    _check_labels(model, labels or {})
     works: dict[str, Work] = {"predict": _predicting(model, labels or {}), "route": _routing(model)}
     # A model that routes a batch as one would give the requests of strangers one set and one head.
     batcher = Batcher(works, bounds, together=not model.settings.per_batch)
@@ -94,11 +80,11 @@ def create_app(
         status = 200
         content: dict[str, Any] = {}
         try:
-            inputs = parse(await _body(request, bounds), encode, bounds)
+            inputs = parse(await _body(request, bounds), model.module, encode, bounds)
             answers = await batcher.submit(work, inputs)
             metrics.experts.update(name for found in answers for name in found["experts"])
-            content = {key: list(answers)}
-        except _Refused as refused:
+            content = {key: _finite(list(answers))}
+        except Refused as refused:
             status, content = refused.status, {"error": refused.message}
         except InputError as error:
             status, content = 422, {"error": str(error)}
@@ -108,7 +94,7 @@ def create_app(
             status, content = 504, {"error": f"no answer within {bounds.timeout:g} seconds"}
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             # What a module raises for arrays of a shape, type or vocabulary it does not know.
-            status, content = 422, {"error": f"the model cannot take these inputs: {_first_line(error)}"}
+            status, content = 422, {"error": f"the model cannot take these inputs: {first_line(error)}"}
         metrics.requests[path, status] += 1
         metrics.seconds[path] = metrics.seconds.get(path, 0.0) + time.perf_counter() - began
         headers = {"Retry-After": "1"} if status == 503 else None
@@ -145,7 +131,7 @@ def create_app(
 async def _body(request: Any, limits: Limits) -> bytes:
     """The body, read no further than the limit allows."""
     declared = request.headers.get("content-length", "0")
-    too_large = _Refused(413, f"the body is larger than {limits.body_bytes} bytes")
+    too_large = Refused(413, f"the body is larger than {limits.body_bytes} bytes")
     if declared.isdigit() and int(declared) > limits.body_bytes:
         raise too_large
     parts = bytearray()
@@ -160,55 +146,7 @@ async def _body(request: Any, limits: Limits) -> bytes:
     try:
         return await asyncio.wait_for(read(), limits.timeout)
     except (TimeoutError, asyncio.TimeoutError):
-        raise _Refused(408, f"the body did not arrive within {limits.timeout:g} seconds") from None
-
-
-def parse(body: bytes, encode: Encode | None, limits: Limits) -> Inputs:
-    """A request's body as inputs of the module, or a refusal that says what is wrong."""
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise _Refused(400, f"the body is not JSON: {_first_line(error)}") from None
-    if not isinstance(content, dict) or "inputs" not in content:
-        raise _Refused(422, 'the body must be an object with "inputs"')
-    if unknown := sorted(set(content) - {"inputs"}):
-        raise _Refused(422, f'unknown field {unknown[0]!r}; only "inputs" is known')
-    given = content["inputs"]
-    if encode is not None:
-        if isinstance(given, list):
-            _check_size(len(given), limits)
-        try:
-            inputs = Inputs.of(encode(given))
-        except InputError:
-            raise
-        except Exception as error:  # a user's function may raise anything for a user's input
-            raise _Refused(422, f"the inputs cannot be encoded: {_first_line(error)}") from None
-    elif isinstance(given, dict):
-        inputs = Inputs((), {key: _tensor(value, f"inputs.{key}") for key, value in given.items()})
-    else:
-        inputs = Inputs((_tensor(given, "inputs"),))
-    sizes = {len(value) for value in (*inputs.args, *inputs.kwargs.values()) if isinstance(value, Tensor)}
-    if len(sizes) != 1:
-        raise _Refused(422, f"all arrays need the same number of samples; found {sorted(sizes)}")
-    _check_size(inputs.size, limits)
-    return inputs
-
-
-def _check_size(samples: int, limits: Limits) -> None:
-    if not 1 <= samples <= limits.samples:
-        raise _Refused(422, f"{samples} samples in a request, between 1 and {limits.samples} are allowed")
-
-
-def _tensor(value: Any, where: str) -> Tensor:
-    if not isinstance(value, list):
-        raise _Refused(422, f"{where} must be an array with samples along its first axis")
-    try:
-        tensor = torch.tensor(value)
-    except (ValueError, TypeError, RuntimeError, OverflowError):
-        raise _Refused(422, f"{where} must be a rectangular array of numbers") from None
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise _Refused(422, f"{where} has entries that are infinite or no numbers")
-    return tensor
+        raise Refused(408, f"the body did not arrive within {limits.timeout:g} seconds") from None
 
 
 def _predicting(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> Callable[[Inputs], list[Answer]]:
@@ -221,7 +159,7 @@ def _predicting(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> Ca
         answers = []
         for i, (task, chosen) in enumerate(zip(found.tasks, found.sets, strict=True)):
             label, score = int(found.classes[i]), float(found.scores[i])
-            answer: Answer = {"task": task, "class": label, "score": score if math.isfinite(score) else None}
+            answer: Answer = {"task": task, "class": label, "score": score}
             if task in labels:
                 answer["label"] = labels[task][label]
             answers.append(answer | {"experts": [name for name in model.library.experts if name in chosen]})
@@ -244,5 +182,19 @@ def _routed(routing: Routing, sample: int) -> Answer:
     return {"experts": chosen, "weights": weights, "fallback": bool(routing.fallback[sample])}
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+def _finite(content: Any) -> Any:
+    """JSON has no infinities: None in their place."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def _check_labels(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> None:
+    for task, names in labels.items():
+        if task not in model.library:
+            raise InputError(f"labels for {task!r}, which is no expert{did_you_mean(task, model.library.experts)}")
+        classes = None if model.heads is None else model.heads.classes(task)
+        if classes is not None and classes != len(names):
+            raise InputError(f"{len(names)} labels for {task!r}, whose head has {classes} classes")
