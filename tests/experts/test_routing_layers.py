@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from merganser.experts.activations import output_layers
-from merganser.experts.layers import best_layer, leading_layers
+from merganser.experts.layers import leading_layers
 from support.expert_nets import encoder, expert_of, library_of
 
 
@@ -42,12 +42,10 @@ def test_the_output_layer_is_not_routed_at(tmp_path, wide):
             state[f"{hidden}.weight"] += torch.randn(16, 2) @ (own if wide else basis[:, :2]).T
         experts[task] = state
     library = library_of(tmp_path, base, experts, rank_fraction=0.13)
-    assert best_layer(library, base) in ("0", "2")
     assert leading_layers(library, base, share=1.0) == ["0", "2"]
 
 
 def test_a_module_of_one_layer_is_routed_at_it(tmp_path):
     base = nn.Sequential(nn.Linear(16, 16)).eval()
     library = library_of(tmp_path, base, {task: expert_of(base, seed, rank=2) for seed, task in enumerate("ab")})
-    assert best_layer(library, base) == "0"
     assert leading_layers(library, base) == ["0"]

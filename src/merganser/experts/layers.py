@@ -128,13 +128,6 @@ def _margin(shares: Tensor) -> float:
     return float((shares.diagonal() - _best_other(shares)).mean())
 
 
-def best_layer(library: Library, module: nn.Module) -> str:
-    """The layer with the largest margin, output layers only if there is no other."""
-    scores, last = score_layers(library, module), output_layers(module)
-    inner = [score for score in scores if score.layer not in last]
-    return max(inner or scores, key=lambda score: score.margin).layer
-
-
 def leading_layers(library: Library, module: nn.Module, share: float = 0.5) -> list[str]:
     """The linear layers that experts changed, the first `share` of them: a router over several layers beats the best
     single one, and the first pass ends half-way, since the later layers add little to what the earlier say of the task.
