@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from merganser.align import Symmetry, scramble, symmetry
 from merganser.cli import build
+from merganser.cli.align import _once
+from merganser.cli.factories import build_network
 from merganser.errors import InputError
 
 runner = CliRunner()
@@ -30,6 +32,18 @@ def broken():
 
 def number():
     return 3
+
+def uncalled():
+    return nn.ReLU
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.one, self.two = nn.Linear(6, 12), nn.Linear(12, 3), nn.Linear(12, 2)
+
+    def forward(self, x, task="one"):
+        hidden = torch.relu(self.trunk(x))
+        return self.one(hidden) if task == "one" else self.two(hidden)
 """
 
 
@@ -108,8 +122,22 @@ def test_tied_weights_that_a_file_holds_once(user, tmp_path):
         torch.manual_seed(seed)
         tensors = {"embed.weight": torch.randn(9, 8), "mix.weight": torch.randn(8, 8), "mix.bias": torch.randn(8)}
         save_file(tensors, tmp_path / f"{name}.safetensors")
-    call("d.safetensors", "e.safetensors", "--model", f"{module}:tied", "--out", "out")
-    assert set(load_file(tmp_path / "out/merged.safetensors")) == {"embed.weight", "mix.weight", "mix.bias"}
+        save_file(tensors | {"head.weight": tensors["embed.weight"].clone()}, tmp_path / f"{name}2.safetensors")
+        torch.save(tensors | {"head.weight": tensors["embed.weight"]}, tmp_path / f"{name}3.pt")
+    for kind in (".safetensors", "2.safetensors", "3.pt"):
+        report = json.loads(call(f"d{kind}", f"e{kind}", "--model", f"{module}:tied", "--out", f"out{kind}", "--json"))
+        out = tmp_path / f"out{kind}"
+        assert set(load_file(out / "merged.safetensors")) == {"embed.weight", "mix.weight", "mix.bias"}
+        pair = [load_file(file) for file in sorted((out / "aligned").iterdir())]
+        assert all(set(tensors) == {"embed.weight", "mix.weight", "mix.bias"} for tensors in pair)
+        squares = sum(float((pair[0][name].double() - pair[1][name].double()).square().sum()) for name in pair[0])
+        assert report["pairs"][0]["distance"]["after"] == pytest.approx(squares**0.5)
+
+
+def test_a_tied_weight_is_kept_under_the_name_it_came_with():
+    tied = Symmetry({}, {}, aliases={"b": "a", "c": "a"})
+    assert _once({"a", "b", "x"}, tied) == {"a", "x"}
+    assert _once({"b", "c", "x"}, tied) == {"b", "x"}
 
 
 @pytest.mark.parametrize(
@@ -123,6 +151,9 @@ def test_tied_weights_that_a_file_holds_once(user, tmp_path):
         (("--model", "MODULE:number"), "expected an nn.Module"),
         (("--model", "MODULE:network"), "give its shape"),
         (("--model", "MODULE:network", "--shape", "two by six"), "write sizes with x"),
+        (("--model", "MODULE:network", "--shape", "0x6"), "at least 1"),
+        (("--model", "MODULE:network", "--shape", "1x7"), "does not run on the example inputs"),
+        (("--model", "MODULE:uncalled"), "the class ReLU itself"),
         (("--model", "MODULE:with_inputs", "--method", "univers"), "did you mean 'universe'"),
         (("--permutations", "a.safetensors"), "no symmetry in its header"),
     ],
@@ -138,9 +169,51 @@ def test_nothing_is_replaced_unasked(user, tmp_path):
     module, _ = user
     (tmp_path / "out").mkdir()
     arguments = ("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--out", "out")
-    with pytest.raises(InputError, match="--overwrite"):
+    with pytest.raises(InputError, match="exists already"):
         call(*arguments)
     call(*arguments, "--overwrite")
     assert (tmp_path / "out/merged.safetensors").exists()
     with pytest.raises(InputError, match="at least two"):
         call("a.safetensors", "--model", f"{module}:with_inputs", "--out", "out2")
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [("in", "in/a.safetensors is in it"), (".", "not a name"), ("a.safetensors/x", "is not a directory")],
+)
+def test_inputs_are_never_replaced_and_impossible_places_are_named_first(user, tmp_path, out, message):
+    """Said before any work: the model that is named here cannot even be imported."""
+    (tmp_path / "in").mkdir()
+    for name in "ab":
+        (tmp_path / f"in/{name}.safetensors").write_bytes((tmp_path / f"{name}.safetensors").read_bytes())
+    with pytest.raises(InputError, match=message):
+        call("in/a.safetensors", "in/b.safetensors", "--model", "no.such:thing", "--out", out, "--overwrite")
+    assert {file.name for file in (tmp_path / "in").iterdir()} == {"a.safetensors", "b.safetensors"}
+
+
+def test_a_neighbour_called_partial_is_left_alone(user, tmp_path):
+    module, _ = user
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial/mine").write_text("kept")
+    call("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--out", "out")
+    assert (tmp_path / "out.partial/mine").read_text() == "kept"
+
+
+def test_weights_the_example_leaves_out(user, tmp_path):
+    module, _ = user
+    for seed, name in enumerate("de"):
+        torch.manual_seed(seed)
+        layers = {"trunk": nn.Linear(6, 12), "one": nn.Linear(12, 3), "two": nn.Linear(12, 2)}
+        save_file(nn.ModuleDict(layers).state_dict(), tmp_path / f"{name}.safetensors")
+    arguments = ("d.safetensors", "e.safetensors", "--model", f"{module}:Heads", "--shape", "2x6", "--out", "out")
+    with pytest.raises(InputError, match=r"'two\.weight'.*--allow-unused"):
+        call(*arguments)
+    call(*arguments, "--allow-unused")
+    assert (tmp_path / "out/merged.safetensors").exists()
+
+
+def test_a_network_without_example_inputs_is_a_network_all_the_same(user):
+    module, _ = user
+    network, inputs = build_network(f"{module}:network")
+    assert isinstance(network, nn.Module)
+    assert inputs is None

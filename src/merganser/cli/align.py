@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +36,9 @@ def command(
         Path | None, typer.Option(help="Use the permutations.safetensors of an earlier run; no matching.")
     ] = None,
     seed: Annotated[int, typer.Option(help="For weights and merge_many, which go through layers at random.")] = 0,
+    allow_unused: Annotated[
+        bool, typer.Option("--allow-unused", help="Go on where the example leaves out weights as wide as moving units.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
@@ -47,6 +49,7 @@ def command(
     merged.safetensors, permutations.safetensors, symmetry.json and alignment.json (what is printed); `merganser report
     OUT` makes a page of them.
     """
+    from merganser.engine.directories import check_out
     from merganser.errors import InputError, did_you_mean
 
     named = name_checkpoints(checkpoints)
@@ -56,9 +59,13 @@ def command(
         raise InputError(f"--method {method}: unknown{did_you_mean(method, METHODS)}")
     if model is None and permutations is None:
         raise InputError("--model pkg.module:factory is needed to derive the symmetries (or --permutations of a run)")
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists; --overwrite replaces it")
-    _align(named, out, model, shape, method, permutations, seed, as_json)
+    check_out(out, overwrite, [*_paths(named.values()), *([permutations] if permutations else [])])
+    _align(named, out, model, shape, method, permutations, seed, allow_unused, as_json)
+
+
+def _paths(references: Iterable[str]) -> list[Path]:
+    """Where checkpoints lie, an adapter (`base+adapter`) in both of its places."""
+    return [Path(part) for text in references for part in ([text] if Path(text).exists() else text.split("+"))]
 
 
 def _align(
@@ -69,57 +76,56 @@ def _align(
     method: str,
     permutations: Path | None,
     seed: int,
+    allow_unused: bool,
     as_json: bool,
 ) -> None:
     from merganser import align
-    from merganser.align.symmetries import Symmetry
     from merganser.checkpoints import open as open_checkpoint
+    from merganser.engine.directories import publish
 
     opened = [open_checkpoint(path) for path in named.values()]
-    if permutations is not None:
-        symmetry = Symmetry.from_json(_header(permutations))
-    else:
-        assert model is not None
-        symmetry = align.symmetry(*build_network(model, shape))
-    states = [_complete(checkpoint.state_dict(), symmetry) for checkpoint in opened]
+    states = [checkpoint.state_dict() for checkpoint in opened]
     if permutations is not None:
         found = align.Universe.load(permutations, states)
-    elif method == "universe":
-        found = align.universe(states, symmetry)
-    elif method == "merge_many":
-        found = align.merge_many(states, symmetry, seed=seed)
     else:
-        options = {"seed": seed} if method == "weights" else {}
-        found = align.match_to_reference(states, symmetry, method=method, **options)
-    stored = [{*checkpoint.names(), *checkpoint.aliases()} for checkpoint in opened]
+        assert model is not None
+        found = _match(states, _symmetry(model, shape, allow_unused), method, seed)
+    stored = [_once({*checkpoint.names(), *checkpoint.aliases()}, found.symmetry) for checkpoint in opened]
     report = {"method": "given" if permutations else method, **_report(list(named), found)}
-    _write(found, list(named), stored, report, out)
+    publish(out, lambda directory: _write(found, list(named), stored, report, directory))
     _show({**report, "out": str(out)}, as_json)
 
 
-def _header(path: Path) -> str:
-    """The symmetry in the header of saved permutations."""
-    from safetensors import SafetensorError, safe_open
-
+def _symmetry(model: str, shape: str | None, allow_unused: bool) -> Symmetry:
+    from merganser import align
     from merganser.errors import InputError
 
-    try:
-        with safe_open(path, framework="numpy") as file:
-            text = (file.metadata() or {}).get("symmetry")
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"--permutations {path}: {error}") from None
-    if text is None:
-        raise InputError(f"--permutations {path}: no symmetry in its header; was it written by `merganser align`?")
-    return str(text)
+    network, inputs = build_network(model, shape)
+    if inputs is None:
+        raise InputError(
+            f"--model {model}: the symmetry is traced on an example input: return (module, example_inputs) from the "
+            "factory, or give its shape, e.g. --shape 1x784"
+        )
+    return align.symmetry(network, inputs, allow_unused=allow_unused)
 
 
-def _complete(state: dict[str, Tensor], symmetry: Symmetry) -> dict[str, Tensor]:
-    """With every tied name: files often hold only one of them."""
-    for alias, name in symmetry.aliases.items():
-        for missing, present in ((alias, name), (name, alias)):
-            if missing not in state and present in state:
-                state[missing] = state[present]
-    return state
+def _match(states: Sequence[dict[str, Tensor]], symmetry: Symmetry, method: str, seed: int) -> Universe:
+    from merganser import align
+
+    if method == "universe":
+        return align.universe(states, symmetry)
+    if method == "merge_many":
+        return align.merge_many(states, symmetry, seed=seed)
+    options = {"seed": seed} if method == "weights" else {}
+    return align.match_to_reference(states, symmetry, method=method, **options)
+
+
+def _once(names: set[str], symmetry: Symmetry) -> set[str]:
+    """The stored names without those tied to another of them."""
+    first: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: (name in symmetry.aliases, name)):
+        first.setdefault(symmetry.aliases.get(name, name), name)
+    return set(first.values())
 
 
 def _report(names: Sequence[str], found: Universe) -> dict[str, Any]:
@@ -127,8 +133,11 @@ def _report(names: Sequence[str], found: Universe) -> dict[str, Any]:
     from merganser.align.solver import objective_of
     from merganser.analysis.similarity import weight_similarity
 
-    before = weight_similarity(dict(zip(names, found.models, strict=True)))
-    after = weight_similarity({name: found.to_universe(i) for i, name in enumerate(names)})
+    def untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in state.items() if name not in found.symmetry.aliases}
+
+    before = weight_similarity({name: untied(found.models[i]) for i, name in enumerate(names)})
+    after = weight_similarity({name: untied(found.to_universe(i)) for i, name in enumerate(names)})
     untouched = [identity(found.symmetry)] * len(found)
     return {
         "models": list(names),
@@ -150,29 +159,21 @@ def _report(names: Sequence[str], found: Universe) -> dict[str, Any]:
 
 
 def _write(
-    found: Universe, names: Sequence[str], stored: Sequence[set[str]], report: Mapping[str, Any], out: Path
+    found: Universe, names: Sequence[str], stored: Sequence[set[str]], report: Mapping[str, Any], directory: Path
 ) -> None:
-    """Everything into a directory beside OUT, which takes its name when it is complete."""
     from safetensors.torch import save_file
-
-    staging = out.with_name(f"{out.name}.partial")
-    if staging.exists():
-        shutil.rmtree(staging)
-    (staging / "aligned").mkdir(parents=True)
 
     def save(name: str, state: Mapping[str, Tensor], kept: set[str]) -> None:
         tensors = {key: tensor.contiguous() for key, tensor in state.items() if key in kept}
-        save_file(tensors, staging / f"{name}.safetensors", {"format": "pt"})
+        save_file(tensors, directory / f"{name}.safetensors", {"format": "pt"})
 
+    (directory / "aligned").mkdir()
     for position, name in enumerate(names):
         save(f"aligned/{name}", found.to_universe(position), stored[position])
     save("merged", found.merged(), stored[0])
-    found.save(staging / "permutations.safetensors")
-    (staging / "symmetry.json").write_text(found.symmetry.to_json() + "\n", encoding="utf-8")
-    (staging / "alignment.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if out.is_dir():
-        shutil.rmtree(out)
-    staging.rename(out)
+    found.save(directory / "permutations.safetensors")
+    (directory / "symmetry.json").write_text(found.symmetry.to_json() + "\n", encoding="utf-8")
+    (directory / "alignment.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _show(report: dict[str, Any], as_json: bool) -> None:

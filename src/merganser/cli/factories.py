@@ -16,7 +16,8 @@ def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
     """The module and example inputs of a factory importable from the current directory.
 
     Inputs come from `shape` ("1x3x32x32"), from the factory when it returns (module, inputs), or from the module's own
-    `example_input_array` or `dummy_inputs` (the conventions of Lightning and transformers).
+    `example_input_array` or `dummy_inputs` (the conventions of Lightning and transformers); they are None where nobody
+    gives any. Whatever is wrong with the factory is an `InputError`.
     """
     from torch import nn
 
@@ -28,19 +29,13 @@ def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
         raise InputError(f"--model {text}: the factory failed with {type(error).__name__}: {error}") from error
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
-        raise InputError(
-            f"--model {text}: expected an nn.Module, or (nn.Module, example_inputs), got {type(module).__name__}"
-        )
+        got = f"the class {module.__name__} itself" if isinstance(module, type) else type(module).__name__
+        raise InputError(f"--model {text}: expected an nn.Module, or (nn.Module, example_inputs), got {got}")
     if shape is not None:
         inputs = _zeros(shape)
     for attribute in ("example_input_array", "dummy_inputs"):
         if inputs is None:
             inputs = getattr(module, attribute, None)
-    if inputs is None:
-        raise InputError(
-            f"--model {text}: the symmetry is traced on an example input: return (module, example_inputs) from the "
-            "factory, or give its shape, e.g. --shape 1x784"
-        )
     return module, inputs
 
 
@@ -49,4 +44,7 @@ def _zeros(shape: str) -> Any:
 
     if not re.fullmatch(r"\d+([x,]\d+)*", shape):
         raise InputError(f"--shape {shape}: write sizes with x between them, e.g. 1x3x32x32")
-    return torch.zeros([int(size) for size in re.split("[x,]", shape)])
+    sizes = [int(size) for size in re.split("[x,]", shape)]
+    if 0 in sizes:
+        raise InputError(f"--shape {shape}: every size must be at least 1")
+    return torch.zeros(sizes)

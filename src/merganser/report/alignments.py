@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from merganser.align.symmetries import Symmetry
+from merganser.align.ascent import Step
+from merganser.align.permutations import Permutations
+from merganser.align.records import Record
 from merganser.analysis.similarity import weight_similarity
 from merganser.checkpoints import open as open_checkpoint
-from merganser.errors import CheckpointError
 from merganser.report.contents import contents, facts
 from merganser.report.page import Page
 from merganser.report.plots import empty
@@ -25,13 +25,14 @@ PERMUTATIONS, SUMMARY = "permutations.safetensors", "alignment.json"
 
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     """From the permutations, the aligned networks and, where it is there, the summary of the run."""
-    symmetry, moved, record = _read(directory / PERMUTATIONS)
+    record = Record.load(directory / PERMUTATIONS)
+    symmetry, moved = record.symmetry, [_moved(permutations) for permutations in record.permutations]
     aligned = {file.stem: file for file in sorted((directory / "aligned").glob("*.safetensors"))}
     summary = read_json(directory / SUMMARY)
     method = f" by {summary['method']}" if "method" in summary else ""
     lines = [f"{len(aligned)} networks aligned{method}: {', '.join(summary.get('models', aligned))}"]
     lines.append(f"{len(symmetry.atoms)} free permutations on {len(symmetry.objective)} tensors")
-    lines.append(f"objective {record['objective']:.6g}")
+    lines.append(f"objective {record.objective:.6g}")
     if "cycle_error" in summary:
         lines.append(f"cycle error {summary['cycle_error']:g}")
     page.items(lines)
@@ -40,11 +41,11 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         page.add(_pairs(summary))
     else:
         page.add(_apart(aligned))
-    trace = record["trace"]
+    trace = record.trace
     if len(trace) > 1:
         page.heading("The search")
         page.draw(lambda: _climb(trace), "Objective after each step of each run; within a run it never falls.")
-        steps = [[number, step["run"], step["phase"], step["objective"]] for number, step in enumerate(trace, 1)]
+        steps = [[number, step.run, step.phase, step.objective] for number, step in enumerate(trace, 1)]
         page.add(Table(["step", "run", "phase", "objective"], steps))
     page.heading("What moved")
     rows = [[name, atom.size, *(shares[name] for shares in moved)] for name, atom in symmetry.atoms.items()]
@@ -57,25 +58,9 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     return {"kind": "alignment", "models": list(names), "permutations": len(symmetry.atoms), **_kept(summary)}
 
 
-def _read(path: Path) -> tuple[Symmetry, list[dict[str, float]], dict[str, Any]]:
-    """The symmetry, for every network the share of units moved by each permutation, and the record of the search."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        symmetry, record = Symmetry.from_json(metadata["symmetry"]), json.loads(metadata["universe"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: not the permutations of an alignment: {error}") from None
-    models = sorted({name.split("/", 1)[0] for name in arrays}, key=int)
-    shares = [
-        {
-            name.split("/", 1)[1]: float(np.mean(index != np.arange(index.shape[-1])))
-            for name, index in arrays.items()
-            if name.split("/", 1)[0] == model
-        }
-        for model in models
-    ]
-    return symmetry, shares, record
+def _moved(permutations: Permutations) -> dict[str, float]:
+    """The share of units that each permutation moves."""
+    return {name: float(np.mean(index != np.arange(index.shape[-1]))) for name, index in permutations.items()}
 
 
 def _pairs(summary: dict[str, Any]) -> Table:
@@ -101,10 +86,10 @@ def _apart(aligned: dict[str, Path]) -> Table:
     return Table(["networks", "cosine", "distance"], rows, "Cosine and distance of all weights, aligned")
 
 
-def _climb(trace: list[dict[str, Any]]) -> Any:
+def _climb(trace: Sequence[Step]) -> Any:
     figure = empty("step", "objective")
-    for run in dict.fromkeys(step["run"] for step in trace):
-        line = [(number, step["objective"]) for number, step in enumerate(trace, 1) if step["run"] == run]
+    for run in dict.fromkeys(step.run for step in trace):
+        line = [(number, step.objective) for number, step in enumerate(trace, 1) if step.run == run]
         figure.add_scatter(x=[x for x, _ in line], y=[y for _, y in line], mode="lines+markers", name=f"run {run}")
     return figure
 
