@@ -47,7 +47,7 @@ from merganser.experts.sensitivity import sweep_choice, sweep_redundancy
 DISTINCT = ("mr", "trec", "cr", "mpqa", "clinc150")
 SHARES = (0.25, 0.5, 0.75, 1.0)
 #: Steps in which WeMoE's gates are adapted to validation sentences; each takes several seconds of one core.
-WEMOE_STEPS = 10
+WEMOE_STEPS = 40
 PROBED = {"per_batch": True, "probes": 4}
 Row = TypeVar("Row")
 
