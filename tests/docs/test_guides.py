@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
+from support import guide_adaptive
+
 GUIDES = {
     page.stem: page.read_text(encoding="utf-8")
-    for name in ("merging", "task_vectors", "alignment", "experts", "evolution", "reports")
+    for name in ("merging", "task_vectors", "alignment", "experts", "adaptive", "evolution", "reports")
     for page in [Path(__file__).parents[2] / "docs" / f"{name}.md"]
 }
 #: What a page needs beyond the core.
-NEEDS = {"experts": "fastapi", "evolution": "pymoo"}
+NEEDS = {"experts": "fastapi", "adaptive": "fastapi", "evolution": "pymoo"}
+#: The names a page takes for granted.
+PROLOGUES = {"adaptive": guide_adaptive.prologue}
 
 
 def blocks(guide: str, language: str) -> list[tuple[int, str]]:
@@ -60,6 +64,7 @@ def test_python_runs(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as for a program started there
     namespace: dict[str, Any] = {"__name__": "guide"}
+    namespace |= PROLOGUES.get(guide, dict)()
     for line, block in blocks(guide, "python"):
         exec(compile("\n" * line + block, f"docs/{guide}.md", "exec"), namespace)
 

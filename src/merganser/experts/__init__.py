@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 _NAMES = {
     "AdaptiveModel": "merganser.experts.adaptive",
+    "Limits": "merganser.experts.batching",
+    "Oracle": "merganser.experts.baselines",
+    "Smile": "merganser.experts.baselines",
+    "Static": "merganser.experts.baselines",
+    "TwinMerging": "merganser.experts.baselines",
+    "WeMoE": "merganser.experts.baselines",
+    "create_app": "merganser.experts.serving",
     "Library": "merganser.experts.library",
     "MaskLibrary": "merganser.experts.masks",
     "Interference": "merganser.experts.survey",
@@ -25,10 +32,17 @@ __all__ = [
     "AdaptiveModel",
     "Interference",
     "Library",
+    "Limits",
     "MaskLibrary",
     "MlpRouter",
     "NearestNeighbour",
+    "Oracle",
     "ProjectionRouter",
+    "Smile",
+    "Static",
+    "TwinMerging",
+    "WeMoE",
+    "create_app",
     "decode",
     "extract_lora",
     "interference",
@@ -39,11 +53,14 @@ __all__ = [
 
 if TYPE_CHECKING:
     from merganser.experts.adaptive import AdaptiveModel
+    from merganser.experts.baselines import Oracle, Smile, Static, TwinMerging, WeMoE
+    from merganser.experts.batching import Limits
     from merganser.experts.layers import score_layers, sweep_layers
     from merganser.experts.library import Library
     from merganser.experts.lora import extract_lora, merge_adapters
     from merganser.experts.masks import MaskLibrary
     from merganser.experts.routing import MlpRouter, NearestNeighbour, ProjectionRouter
+    from merganser.experts.serving import create_app
     from merganser.experts.survey import Interference, interference
     from merganser.experts.textspan import decode
 
