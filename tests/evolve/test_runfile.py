@@ -86,7 +86,10 @@ BAD = [
     (("objectives: [quiz]", "objectives: [quizz]"), "did you mean 'quiz'"),
     (("objectives: [quiz]", "objectives: []"), "a study needs a task and an objective"),
     (("objectives: [quiz]", "objectives: [{name: x, measures: {}}]"), "measures: name at least one"),
-    (("objectives: [quiz]", "objectives: [quiz, quiz.length]"), "GA is for one objective, and there are 2"),
+    (
+        ("objectives: [quiz]", "objectives: [quiz, {name: two, measures: {quiz: 2.0}}]"),
+        "GA is for one objective, and there are 2",
+    ),
     (("{population: 5", "{algorithm: gaa, population: 5"), "unknown algorithm 'gaa'; did you mean 'ga'?"),
     (("{population: 5", "{algorithm: nsga2, population: 5"), "NSGA-II is for several objectives"),
     (("population: 5", "population: 1"), "a population of 1 is too small"),
@@ -175,3 +178,70 @@ def test_a_calibration_of_other_items_is_refused_before_any_work(run_file, tmp_p
     path = run_file(("c: adaptive", f"calibration: {tmp_path}/known.npy"))
     with pytest.raises(MerganserError, match=r"tasks.quiz.calibration.*tells of 61 items, and the task has 60"):
         runfile.load(path)
+
+
+TOY_BAD = [
+    (("generations: 2}", "generations: 2, seed: -1}"), "seed: -1; a whole number from 0"),
+    (("generations: 2}", "generations: 2, seed: 99999999999}"), "seed: 99999999999"),
+    (("generations: 2}", "generations: 2, stability: -1}"), "stability: -1"),
+    (("generations: 2}", "generations: 2, reference_points: [[1.0], [1.0, 2.0]]}"), "reference points have one finite"),
+    (("items: 60, subset: 12}\n  right", "items: -3, subset: 12}\n  right"), "tasks.left: items: -3"),
+    (("subset: 12}\nobj", "subset: 12, dimensions: 99}\nobj"), "between 1 and 15 dimensions"),
+    (("subset: 12}\nobj", "subset: 12, extractor: representation}\nobj"), "no texts to embed; choose another"),
+    (("  left: {kind", "  left.a: {kind"), "a task's name has no dot"),
+    (("subset: 12}\nobj", "subset: 12, calibration: ./text.npy}\nobj"), "text.npy: answers are numbers"),
+    (("subset: 12}\nobj", "subset: 12, calibration: ./deep.npy}\nobj"), "not an array of shape (2, 2, 60)"),
+    (("subset: 12}\nobj", "subset: 12, calibration: ./large.npy}\nobj"), "answers lie in [0, 1]; found 7 to 7"),
+    # variables that decide nothing
+    (("per: model}", 'per: model, groups: {a: "nothing*", b: "*"}}'), "no tensor depends on weight.left.a"),
+    (("per: model}", 'per: model, groups: {a: "*", b: "bias"}}'), "no tensor depends on weight.left.b, weight.right.b"),
+    (("per: model}", 'per: model, groups: {a: "*", b: "*"}}'), "two groups have the same glob"),
+    (("models: {", "models: {same: ./base.safetensors, "), "weight.same: same is the base itself"),
+    (("per: model}", "per: model, points: 9}"), "none lies at that depth"),
+    (("objectives:", 'overrides: [{match: "*", weight: 1}]\nobjectives:'), "overrides decide it"),
+    (
+        ("objectives:", 'constraints: ["weight.left + weight.right >= 4"]\nobjectives:'),
+        "no values of the space meet it",
+    ),
+    (
+        ("objectives:", 'constraints: ["weight.left - weight.right <= -1.6"]\nobjectives:'),
+        "no values of the space meet it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), TOY_BAD, ids=[m for _, m in TOY_BAD])
+def test_what_the_run_file_alone_shows_is_said_before_any_work(toy, tmp_path, change, message):
+    np.save(tmp_path / "text.npy", np.array([["yes"] * 60]))
+    np.save(tmp_path / "deep.npy", np.zeros((2, 2, 60)))
+    np.save(tmp_path / "large.npy", np.full((2, 60), 7.0))
+    with pytest.raises(MerganserError) as caught:
+        runfile.load(toy(change))
+    assert message in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_measures_that_nobody_reports(run_file):
+    path = run_file(("objectives: [quiz]", "objectives: [quiz.lenght]"))
+    with pytest.raises(MerganserError, match=r"objectives\[0\]: nothing measures 'quiz\.lenght'"):
+        runfile.load(path)
+    tasks = "sums: {kind: generation, data: ./sums.jsonl, subset: 4}\nobjectives: [sums.lenght]"
+    with pytest.raises(MerganserError, match=r"did you mean 'sums\.length'\?"):
+        runfile.load(run_file(("objectives: [quiz]", f"  {tasks}")))
+
+
+def test_constraints_at_the_edge_of_the_space(toy):
+    assert runfile.load(toy(("objectives:", 'constraints: ["weight.left + weight.right >= 3"]\nobjectives:')))
+
+
+def test_variables_of_one_of_several_methods_count(toy):
+    text = ("space: {", "space: {method: {choices: [task_arithmetic, ties]}, density: {low: 0.1, high: 1}, ")
+    assert len(runfile.load(toy(text)).design.space.variables) == 4
+
+
+def test_what_is_no_text_and_what_is_a_directory(tmp_path, toy):
+    toy()
+    with pytest.raises(MerganserError, match="not a text file; a run file is YAML"):
+        runfile.load(tmp_path / "base.safetensors")
+    with pytest.raises(MerganserError, match="is a directory, not a run file"):
+        runfile.load(tmp_path)

@@ -30,7 +30,7 @@ def interrupted(toy, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        ("left: ./left.safetensors", "left: ./base.safetensors"),
+        ("left: ./left.safetensors", "left: ./right.safetensors"),
         ('"toy_tasks:right"', '"toy_tasks:left"'),
         ("model: {kind: ", "parameters: {normalize: true}\nmodel: {kind: "),
         ("model: {kind: ", "output: {dtype: float64}\nmodel: {kind: "),

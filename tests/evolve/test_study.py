@@ -364,3 +364,24 @@ def test_a_study_of_failures_says_why_and_is_tried_again(tmp_path):
     whole = Study.open(tmp_path / "t.sqlite")
     whole.run(plain, World())
     assert essence(study) == essence(whole)
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        (Calibration(answers=np.full((2, ITEMS), 7.0)), r"answers lie in \[0, 1\]; found 7 to 7"),
+        (Calibration(answers=np.zeros((2, 3))), "tells of 3 items"),
+        (Calibration(answers=np.zeros((2, 3, 4))), "not an array of shape"),
+    ],
+)
+def test_calibration_is_checked_before_the_study_begins(tmp_path, known, message):
+    study = Study.open(tmp_path / "s.sqlite")
+    small = design(population=5, generations=1)
+    with pytest.raises(InputError, match=message):
+        study.run(small, World(), calibration={"quiz": known})
+    with pytest.raises(InputError, match="'quizz', which is no task; did you mean 'quiz'"):
+        study.run(small, World(), calibration={"quizz": known})
+    task = Task("quiz", ITEMS, subset=20, extractor="representation")
+    with pytest.raises(InputError, match="needs embeddings"):
+        study.run(design(tasks=(task,), population=5, generations=1), World())
+    assert study.run(small, World()) is not None

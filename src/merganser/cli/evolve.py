@@ -45,7 +45,7 @@ def run(
     if dry_run:
         _describe(runfile.load(run_file), as_json)
         return
-    path = study or run_file.with_suffix(".sqlite")
+    path = study or run_file.parent / f"{run_file.stem}.sqlite"
     opened = start(run_file, path, resume=resume, workers=workers, ray=ray, listen=_Listener(as_json))
     _show_best(opened, None, as_json)
 

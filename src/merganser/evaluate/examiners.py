@@ -124,6 +124,11 @@ class Asked:
 
     fields: ClassVar[tuple[str, ...]] = ("text",)
 
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What is measured besides the score."""
+        return ()
+
     @cached_property
     def records(self) -> Records:
         records = read_records(self.source) if isinstance(self.source, str) else self.source
@@ -220,6 +225,10 @@ class Generation(Asked):
     script: str | None = None
 
     fields: ClassVar[tuple[str, ...]] = ("question", "answer")
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        return ("length", "language") if self.script else ("length",)
 
     def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
         measures: Measures = {SCORE: [], "length": []}

@@ -40,6 +40,38 @@ class Calibration:
         return None if self.answers is None else int(np.atleast_2d(self.answers).shape[1])
 
 
+def checked_answers(answers: ArrayLike) -> Array:
+    """Models × items, in [0, 1]; NaN where an answer is missing."""
+    try:
+        found = np.atleast_2d(np.asarray(answers, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise InputError("answers are numbers, models × items") from None
+    if found.ndim != 2 or 0 in found.shape:
+        raise InputError(f"answers are a matrix, models × items, not an array of shape {found.shape}")
+    known = found[~np.isnan(found)]
+    if not len(known) or known.min() < 0 or known.max() > 1:
+        span = f"found {known.min():g} to {known.max():g}" if len(known) else "all are missing"
+        raise InputError(f"answers lie in [0, 1]; {span}")
+    return found
+
+
+def check(task: Task, known: Calibration) -> None:
+    """What is known of a task's items must be of its items, and enough for its extractor."""
+    where = f"task {task.name!r}"
+    if known.answers is not None:
+        try:
+            checked_answers(known.answers)
+        except InputError as error:
+            raise InputError(f"{where}: calibration: {error}") from None
+    if known.items not in (None, task.items):
+        raise InputError(f"{where}: the calibration tells of {known.items} items, and the task has {task.items}")
+    if task.extractor == "representation":
+        if known.embeddings is None:
+            raise InputError(f"{where}: the representation extractor needs embeddings of the items")
+        if wrong := [each.shape for each in known.embeddings if each.ndim != 2 or len(each) != task.items]:
+            raise InputError(f"{where}: embeddings are {task.items} items × width, not of shape {wrong[0]}")
+
+
 @dataclass(frozen=True)
 class Split:
     """Item numbers of a task that fitness and IRT may see (`pool`), and those kept for the end (`test`)."""
@@ -89,10 +121,7 @@ def _others(task: Task, parts: Split, known: Calibration) -> Array:
     """Answers of calibration models to the pool (none: no rows)."""
     if known.answers is None:
         return np.empty((0, len(parts.pool)))
-    matrix = np.atleast_2d(np.asarray(known.answers, dtype=np.float64))
-    if matrix.shape[1] != task.items:
-        raise InputError(f"task {task.name!r}: answers to {matrix.shape[1]} items for {task.items} items")
-    return matrix[:, parts.pool]
+    return np.atleast_2d(known.answers)[:, parts.pool]
 
 
 def _calibrated(task: Task, parts: Split, rows: Array, known: Calibration, seed: int) -> IRT:
@@ -100,8 +129,6 @@ def _calibrated(task: Task, parts: Split, rows: Array, known: Calibration, seed:
     if not len(rows):
         raise InputError(f"task {task.name!r}: {task.estimator} needs the endpoints' answers to all items of the pool")
     if known.irt is not None:
-        if len(known.irt.items) != task.items:
-            raise InputError(f"task {task.name!r}: an IRT of {len(known.irt.items)} items for {task.items} items")
         items = known.irt.select(parts.pool)
         abilities = np.array([items.ability(row).mean for row in rows])
         return IRT(abilities, items.items, items.prior)
@@ -118,8 +145,7 @@ def _extracted(task: Task, parts: Split, size: int, irt: IRT | None, known: Cali
         assert irt is not None
         return subsets.irt_clustering(irt.items, size, seed=seed)
     if task.extractor == "representation":
-        if known.embeddings is None:
-            raise InputError(f"task {task.name!r}: the representation extractor needs embeddings of the items")
+        assert known.embeddings is not None
         return subsets.representation_clustering([e[parts.pool] for e in known.embeddings], size, seed=seed)
     return subsets.random(len(parts.pool), size, seed=seed)
 

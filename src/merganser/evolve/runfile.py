@@ -25,14 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from merganser import recipes
 from merganser.errors import InputError, MerganserError, did_you_mean
 from merganser.evaluate.examiners import KINDS, LOADERS, Asked, Examiner, Function, Loader
 from merganser.evaluate.harness import Harness
 from merganser.evaluate.references import imported
+from merganser.evolve import calibrations, liveness
 from merganser.evolve.design import Design, Objective, Task
 from merganser.evolve.fitness import MergedModels
 from merganser.evolve.preparation import Calibration
@@ -69,8 +68,14 @@ def load(source: str | os.PathLike[str]) -> Run:
     """Read and check the run file at `source`."""
     path = Path(source)
     if not path.is_file():
-        raise InputError(f"{path}: no such run file")
-    return parse(path.read_text(encoding="utf-8"), path.parent, str(path))
+        raise InputError(f"{path}: {'is a directory, not a run file' if path.is_dir() else 'no such run file'}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text file; a run file is YAML") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse(text, path.parent, str(path))
 
 
 def parse(text: str, root: str | Path = ".", source: str = "run file") -> Run:
@@ -143,7 +148,7 @@ class _Resolver:
         space = self.space()
         self.finish()
         assert space is not None
-        self.attempt("recipe", self.check_recipe, space, document)
+        self.attempt("", liveness.check, space, document, list(run.models))
         examiners: dict[str, Examiner] = {}
         tasks: list[Task | None] = []
         calibration: dict[str, Calibration] = {}
@@ -154,8 +159,9 @@ class _Resolver:
                 tasks.append(self.attempt("", self.task, name, entry, examiner))
             if entry.calibration is not None:
                 count = None if examiner is None else len(examiner)
-                known = self.attempt(f"tasks.{name}.calibration", self.calibration, entry.calibration, count)
+                known = self.attempt(f"tasks.{name}.calibration", calibrations.read, entry.calibration, count)
                 calibration |= {name: known} if known else {}
+        self.measures(examiners)
         objectives = [self.attempt(f"objectives[{i}]", _objective, each) for i, each in enumerate(run.objectives)]
         if run.workers < 1:
             self.problems.append(f"workers: {run.workers}; at least 1")
@@ -223,19 +229,12 @@ class _Resolver:
             elif entry.per == "model" and not known[name]:
                 self.problems.append(f"space.{name}: one value for all models of a merge; leave out 'per: model'")
 
-    def check_recipe(self, space: Space, template: Mapping[str, Any]) -> None:
-        """The recipe of both corners and the middle of the space must be a recipe, and its checkpoints must fit."""
-        labels = list(self.run.models)
-        for u in (0.0, 0.5, 1.0):
-            values = space.decode(np.full(len(space.variables), u))
-            recipe = recipes.load(space.recipe(template, labels, values))
-            if u == 0.5:
-                recipes.plan(recipe)
-
     def examiner(self, entry: TaskEntry) -> Examiner:
         if entry.kind == "function":
             if entry.function is None or entry.items is None:
                 raise InputError("kind function needs function: package.module:name and items: their number")
+            if entry.items < 1:
+                raise InputError(f"items: {entry.items}; how many there are to ask, 1 or more")
             imported(entry.function)
             return Function(entry.function, entry.items)
         kinds = [*KINDS, HARNESS, "function"]
@@ -262,6 +261,16 @@ class _Resolver:
         _check_options(entry.options, Harness, {"task", "tokenizer", "data"})
         return Harness(entry.task, tokenizer, entry.data, **entry.options)
 
+    def measures(self, examiners: Mapping[str, Examiner]) -> None:
+        """What objectives are of must be reported; only functions and the harness cannot tell before they are asked."""
+        for i, objective in enumerate(self.run.objectives):
+            for measure in [objective] if isinstance(objective, str) else objective.measures:
+                task, _, part = measure.partition(".")
+                known = getattr(examiners.get(task), "measures", None)
+                if part and known is not None and part not in known:
+                    hint = did_you_mean(measure, [task, *(f"{task}.{each}" for each in known)])
+                    self.problems.append(f"objectives[{i}]: nothing measures {measure!r}{hint}")
+
     def task(self, name: str, entry: TaskEntry, examiner: Examiner) -> Task:
         strata = None
         if entry.strata is not None:
@@ -273,6 +282,8 @@ class _Resolver:
                 raise InputError(f"task {name!r}: record {missing} has no field {entry.strata!r} to stratify by")
             strata = tuple(str(r[entry.strata]) for r in records)
         extractor, estimator, c = INFORMED if entry.calibration and entry.subset else UNINFORMED
+        if entry.extractor == "representation" and not isinstance(examiner, Asked):
+            raise InputError(f"task {name!r}: {entry.kind} has no texts to embed; choose another extractor")
         return Task(
             name,
             len(examiner),
@@ -285,16 +296,6 @@ class _Resolver:
             strata,
         )
 
-    def calibration(self, reference: str, count: int | None) -> Calibration:
-        """`.npy` or `.npz` (array `answers`, models × items), or `tinyBenchmarks.pkl#benchmark/scenario`."""
-        path, _, part = reference.partition("#")
-        if not Path(path).is_file():
-            raise InputError(f"{path}: no such file")
-        known = _published(path, part) if part else _answered(path)
-        if count is not None and known.items != count:
-            raise InputError(f"{reference}: tells of {known.items} items, and the task has {count}")
-        return known
-
     def loader(self) -> Loader:
         model = self.run.model
         path = model.path or self.run.base or next(iter(self.run.models.values()))
@@ -304,29 +305,6 @@ class _Resolver:
             self.attempt("model.kind", imported, model.kind)
         self.finish()
         return Loader(model.kind, path, model.device)
-
-
-def _published(path: str, part: str) -> Calibration:
-    """The IRT of `benchmark/scenario` in tinyBenchmarks' file."""
-    from merganser.evolve.irt import tinybenchmarks
-
-    benchmark, _, scenario = part.partition("/")
-    tiny = tinybenchmarks.load(path, benchmark)
-    if not scenario:
-        return Calibration(irt=tiny.irt)
-    if scenario not in tiny.scenarios:
-        raise InputError(f"{path}: no scenario {scenario!r}{did_you_mean(scenario, tiny.scenarios)}")
-    return Calibration(irt=tiny.irt.select(tiny.scenarios[scenario]))
-
-
-def _answered(path: str) -> Calibration:
-    """Answers of other models, models × items."""
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        answers = loaded["answers"] if not isinstance(loaded, np.ndarray) else loaded
-    except (ValueError, OSError, KeyError) as error:
-        raise InputError(f"{path}: not a numpy file with the array 'answers': {error}") from error
-    return Calibration(answers=np.asarray(answers, dtype=np.float64))
 
 
 def _check_options(options: Iterable[str], kind: type[Asked | Harness], others: set[str]) -> None:

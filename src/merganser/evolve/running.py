@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from merganser.errors import InputError, MerganserError
+from merganser.errors import InputError, MerganserError, did_you_mean
 from merganser.evolve.arrays import Array
 from merganser.evolve.design import Design
-from merganser.evolve.preparation import Calibration, Prepared, from_bytes, prepare, split, to_bytes
+from merganser.evolve.preparation import Calibration, Prepared, check, from_bytes, prepare, split, to_bytes
 from merganser.evolve.progress import Event, forecast
 from merganser.evolve.ranking import best, nothing, pareto
 from merganser.evolve.searchers import searcher
@@ -40,6 +40,12 @@ class Run:
         self.design = design
         self.calibration = calibration
         self.listen = listen
+        for name in calibration:
+            if name not in (names := [task.name for task in design.tasks]):
+                raise InputError(f"calibration of {name!r}, which is no task{did_you_mean(name, names)}")
+        for task in design.tasks:
+            if not store.artifact(f"prepared/{task.name}"):
+                check(task, calibration.get(task.name, Calibration()))
         self.workers: Workers = workers(evaluate, count, ray=ray)
         self.tasks: dict[str, Prepared] = {}
         self.known: dict[str, Trial] = {}

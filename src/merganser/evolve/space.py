@@ -102,6 +102,8 @@ class Parameter:
             raise InputError(f"{self.name}: {self.points} control points over depth; at least 1")
         if self.points > 1 and (isinstance(self.domain, Choices) or self.domain.integer):
             raise InputError(f"{self.name}: only real numbers can be interpolated over depth")
+        if len(set(self.groups.values())) < len(self.groups):
+            raise InputError(f"{self.name}: two groups have the same glob, and a tensor has one value")
         if self.name == "method" and (self.models or self.groups or isinstance(self.domain, Range)):
             raise InputError("method: one choice for the whole merge; per-tensor methods belong into overrides")
 
@@ -128,6 +130,11 @@ class Constraint:
     text: str
     coefficients: Mapping[str, float]
     bound: float
+
+    def least(self, variables: Mapping[str, Range | Choices]) -> float:
+        """The smallest Σ coefficient · variable over the box of the ranges."""
+        ranges = [(c, domain) for name, c in self.coefficients.items() if isinstance(domain := variables[name], Range)]
+        return math.fsum(min(c * domain.low, c * domain.high) for c, domain in ranges)
 
     def violation(self, values: Values) -> float:
         """Above 0 by as much as the constraint is broken."""
@@ -245,7 +252,10 @@ def parse_constraint(text: str, variables: Mapping[str, Range | Choices]) -> Con
             coefficients[name] = coefficients.get(name, 0.0) + factor * amount
     if not any(coefficients.values()):
         raise InputError(f"constraint {text!r} does not depend on any variable")
-    return Constraint(text, coefficients, bound)
+    constraint = Constraint(text, coefficients, bound)
+    if constraint.least(variables) > bound:
+        raise InputError(f"constraint {text!r}: no values of the space meet it")
+    return constraint
 
 
 def _terms(side: str, text: str) -> list[tuple[str | None, float]]:

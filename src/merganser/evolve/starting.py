@@ -109,8 +109,7 @@ def _with_embeddings(run: Run, study: Study) -> Mapping[str, Calibration]:
         if task.extractor != "representation" or study.store.artifact(f"prepared/{task.name}"):
             continue
         examiner = run.evaluate.examiners[task.name]
-        if not isinstance(examiner, Asked):
-            raise InputError(f"task {task.name!r}: a function has no texts to embed; choose another extractor")
+        assert isinstance(examiner, Asked)  # checked with the run file
         with torch.inference_mode():
             found = tuple(
                 embeddings(run.evaluate.live.load(label), examiner, range(task.items)).numpy()

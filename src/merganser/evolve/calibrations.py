@@ -1,0 +1,48 @@
+"""What a run file's `calibration` names: answers of other models, or the IRT of tinyBenchmarks' file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from merganser.errors import InputError, did_you_mean
+from merganser.evolve.preparation import Calibration, checked_answers
+
+
+def read(reference: str, count: int | None) -> Calibration:
+    """Of a task of `count` items: `.npy` or `.npz` (array `answers`, models × items), or the IRT of
+    `tinyBenchmarks.pkl#benchmark/scenario`."""
+    path, _, part = reference.partition("#")
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such file")
+    known = _published(path, part) if part else _answered(path)
+    if count is not None and known.items != count:
+        raise InputError(f"{reference}: tells of {known.items} items, and the task has {count}")
+    return known
+
+
+def _published(path: str, part: str) -> Calibration:
+    """The IRT of `benchmark/scenario` in tinyBenchmarks' file."""
+    from merganser.evolve.irt import tinybenchmarks
+
+    benchmark, _, scenario = part.partition("/")
+    tiny = tinybenchmarks.load(path, benchmark)
+    if not scenario:
+        return Calibration(irt=tiny.irt)
+    if scenario not in tiny.scenarios:
+        raise InputError(f"{path}: no scenario {scenario!r}{did_you_mean(scenario, tiny.scenarios)}")
+    return Calibration(irt=tiny.irt.select(tiny.scenarios[scenario]))
+
+
+def _answered(path: str) -> Calibration:
+    """Answers of other models, models × items."""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        answers = loaded["answers"] if not isinstance(loaded, np.ndarray) else loaded
+    except (ValueError, OSError, KeyError) as error:
+        raise InputError(f"{path}: not a numpy file with the array 'answers': {error}") from error
+    try:
+        return Calibration(answers=checked_answers(answers))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None

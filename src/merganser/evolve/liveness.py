@@ -1,0 +1,65 @@
+"""Whether every variable of a search decides something: one that does not would only dilute the search.
+
+By planning, not by reading globs: a variable is alive if changing it alone changes the plan of the merge. That takes in
+groups that match no tensor or only tensors of earlier groups, overrides, bases, and points between layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from merganser import recipes
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.errors import InputError
+from merganser.evolve.space import Choices, Space, Values, Variable
+from merganser.recipes.plan import Output
+
+
+def check(space: Space, template: Mapping[str, Any], labels: Sequence[str]) -> None:
+    """The recipes of the corners and the middle of the space are recipes, its checkpoints fit, its variables count."""
+    opened: dict[str, Checkpoint] = {}
+
+    def open_once(reference: str) -> Checkpoint:
+        if reference not in opened:
+            opened[reference] = open_checkpoint(reference)
+        return opened[reference]
+
+    def outputs(values: Values) -> tuple[Output, ...]:
+        return recipes.plan(recipes.load(space.recipe(template, labels, values)), open=open_once).outputs
+
+    middle = space.decode(np.full(len(space.variables), 0.5))
+    for corner in (0.0, 1.0):
+        recipes.load(space.recipe(template, labels, space.decode(np.full(len(space.variables), corner))))
+    low = space.decode(np.zeros(len(space.variables)))
+    dead = list(space.variables)
+    for start in _methods(space, middle):
+        planned = outputs(start)
+        dead = [v for v in dead if v.parameter.name != "method" and outputs({**start, v.name: low[v.name]}) == planned]
+    for parameter in dict.fromkeys(variable.parameter.name for variable in dead):
+        here = [variable for variable in dead if variable.parameter.name == parameter]
+        names = ", ".join(variable.name for variable in here)
+        raise InputError(f"space.{parameter}: no tensor depends on {names}: {_why(here[0], template, labels)}")
+
+
+def _methods(space: Space, middle: Values) -> list[dict[str, Any]]:
+    """The middle of the space, with every method that is searched."""
+    for parameter in space.parameters:
+        if parameter.name == "method" and isinstance(parameter.domain, Choices):
+            return [{**middle, "method": option} for option in parameter.domain.options]
+    return [dict(middle)]
+
+
+def _why(variable: Variable, template: Mapping[str, Any], labels: Sequence[str]) -> str:
+    base = template.get("base")
+    if variable.model is not None and template["models"][labels.index(variable.model)]["path"] == base:
+        return f"{variable.model} is the base itself; leave it out of models"
+    if variable.group is not None:
+        glob = variable.parameter.groups[variable.group]
+        return f"the glob {glob!r} matches none, or only such as an earlier group or an override decides"
+    if variable.point is not None:
+        return "none lies at that depth; use fewer points"
+    return "overrides decide it for all of them"
