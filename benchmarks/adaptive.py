@@ -94,7 +94,7 @@ def tune(setting: Setting) -> tuple[AdaptiveModel, dict[str, Any]]:
     """Layers, η, K and the comparison of heads, chosen on validation sentences; the accepted experts at every ε."""
     data = setting.data
     print(f"fine-tuned experts: {sum(setting.reference.values()) / len(setting.reference):.1%} on average", flush=True)
-    model = setting.model(layer=leading_layers(setting.library, setting.encoder, 1.0), normalise="zscore")
+    model = setting.model(layer=leading_layers(setting.library, setting.encoder, 1.0), normalize="zscore")
     model.prepare()
     layers = sweep_layers(model, {task: [x for x, _ in parts] for task, parts in data.tuning.items()})
     best = max(layers, key=lambda row: row.accuracy or 0)

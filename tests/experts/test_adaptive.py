@@ -91,7 +91,7 @@ def test_low_rank_and_materialised_agree(built, x):
     for tasks in itertools.combinations(TASKS, 2):
         composition = model.composer.compose(frozenset(tasks))
         assert composition.low_rank
-        built_up = composition.materialised(model.composer.tensors)
+        built_up = composition.materialized(model.composer.tensors)
         assert not built_up.low_rank
         outputs = []
         for form in (composition, built_up):
@@ -224,7 +224,7 @@ def test_thresholds_and_top(built, x):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"normalise": "zscores"}, "did you mean 'zscore'"),
+        ({"normalize": "zscores"}, "did you mean 'zscore'"),
         ({"source": "bse"}, "did you mean 'base'"),
         ({"pooling": "max"}, "pooling 'max'; known: first, last, mean"),
         ({"score": "logits"}, "did you mean 'logit'"),
@@ -307,7 +307,7 @@ def test_a_batch_gets_one_set_from_a_few_probes(built, x):
     assert len(routing.sets) == len(x)
     residuals = model.router.residuals(model.first_pass(Inputs((x,))).inputs)
     assert residuals.shape == (3, len(TASKS))
-    softmax = model_of(built, per_batch=True, probes=3, normalise="softmax")
+    softmax = model_of(built, per_batch=True, probes=3, normalize="softmax")
     torch.testing.assert_close(softmax.route(x).weights[0], (-residuals.mean(0)).softmax(0))
     assert len(model.predict(x).tasks) == len(x)
 

@@ -18,7 +18,7 @@ from merganser.experts.routing import (
     NearestNeighbour,
     ProjectionRouter,
     choose,
-    normalised,
+    normalized,
     residuals,
     subspaces,
     task_accuracy,
@@ -38,7 +38,7 @@ def test_the_residual_is_its_definition(seed, width, ranks):
     z = torch.from_numpy(rng.standard_normal((3, width)))
     expected = np.array([[np.linalg.norm(x - v.numpy() @ (v.numpy().T @ x)) for v in found] for x in z.numpy()])
     np.testing.assert_allclose(residuals(z, found), expected, atol=1e-7)
-    router = ProjectionRouter(tuple(map(str, range(len(ranks)))), {"l": tuple(found)}, normalise="softmax")
+    router = ProjectionRouter(tuple(map(str, range(len(ranks)))), {"l": tuple(found)}, normalize="softmax")
     softmax = np.exp(-expected) / np.exp(-expected).sum(1, keepdims=True)
     np.testing.assert_allclose(router.weights({"l": z}), softmax, atol=1e-7)
     two = ProjectionRouter(router.tasks, {"l": tuple(found), "m": tuple(found)})
@@ -80,8 +80,8 @@ def test_routing_is_perfect_on_planted_orthogonal_subspaces(tmp_path):
     x = torch.cat([torch.randn(20, 4) @ span.T for span in spans.values()])
     truth = [task for task in tasks for _ in range(20)]
     for source in ("base", "fixed"):
-        for normalise in ("softmax", "zscore"):
-            model = AdaptiveModel(base, library, layer="0", source=source, normalise=normalise, threshold=0.9)
+        for normalize in ("softmax", "zscore"):
+            model = AdaptiveModel(base, library, layer="0", source=source, normalize=normalize, threshold=0.9)
             routing = model.route(x)
             assert [next(iter(chosen)) for chosen in routing.sets] == truth
             assert task_accuracy(routing.tasks, routing.weights, truth).first == 1.0
@@ -107,9 +107,9 @@ def test_half_precision_subspaces_are_made_orthonormal_again(tmp_path):
 
 def test_zscores_have_no_unit():
     r = torch.tensor([[1.0, 2.0, 4.0], [3.0, 3.0, 3.0]], dtype=torch.float64)
-    torch.testing.assert_close(normalised(-r, "zscore"), normalised(-1000 * r - 5, "zscore"))
-    torch.testing.assert_close(normalised(-r, "zscore")[1], torch.full((3,), 1 / 3, dtype=torch.float64))
-    assert not torch.allclose(normalised(-r, "softmax"), normalised(-1000 * r, "softmax"))
+    torch.testing.assert_close(normalized(-r, "zscore"), normalized(-1000 * r - 5, "zscore"))
+    torch.testing.assert_close(normalized(-r, "zscore")[1], torch.full((3,), 1 / 3, dtype=torch.float64))
+    assert not torch.allclose(normalized(-r, "softmax"), normalized(-1000 * r, "softmax"))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5), st.floats(0, 1), st.integers(1, 6))

@@ -314,7 +314,7 @@ def test_factories_that_give_no_network_are_named(model, tmp_path, monkeypatch, 
 
 def test_names_of_the_command_are_checked(model):
     options = [str(model.library.path), "--model", "support.expert_nets:encoder", "--layer", "blocks.1.up"]
-    for name, value in (("source", "bse"), ("normalise", "zscores"), ("score", "logits")):
+    for name, value in (("source", "bse"), ("normalize", "zscores"), ("score", "logits")):
         result = CliRunner().invoke(build(), ["serve", *options, f"--{name}", value])
         assert isinstance(result.exception, InputError)
         assert f"{name} {value!r}; did you mean" in str(result.exception)
@@ -323,7 +323,7 @@ def test_names_of_the_command_are_checked(model):
 def test_the_command_has_the_defaults_of_the_model():
     ours, theirs = (inspect.signature(of).parameters for of in (command, AdaptiveModel))
     shared = [name for name in ours if name in theirs and name not in ("library", "heads", "features", "layer")]
-    assert set(shared) >= {"source", "normalise", "score", "threshold", "top", "redundancy"}
+    assert set(shared) >= {"source", "normalize", "score", "threshold", "top", "redundancy"}
     assert {name: ours[name].default for name in shared} == {name: theirs[name].default for name in shared}
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from merganser.experts.adaptive import AdaptiveModel
     from merganser.experts.heads import Score
-    from merganser.experts.routing import Normalise, Source
+    from merganser.experts.routing import Normalize, Source
 
 
 def command(
@@ -32,7 +32,7 @@ def command(
     ] = None,
     layer: Annotated[list[str] | None, typer.Option(help="Linear layer to route at; several may be named.")] = None,
     source: Annotated[str, typer.Option(help="Route from the fixed merge, or from the base.")] = "fixed",
-    normalise: Annotated[str, typer.Option(help="softmax of the residuals, or of their zscore.")] = "zscore",
+    normalize: Annotated[str, typer.Option(help="softmax of the residuals, or of their zscore.")] = "zscore",
     score: Annotated[str, typer.Option(help="Compare heads by logit, probability or posterior.")] = "logit",
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Least weight of a chosen expert (η).")] = 0.2,
     top: Annotated[int, typer.Option(min=1, help="Most experts for one input (K).")] = 3,
@@ -63,7 +63,7 @@ def command(
         features=features,
         layer=layer or None,
         source=cast("Source", source),
-        normalise=cast("Normalise", normalise),
+        normalize=cast("Normalize", normalize),
         score=cast("Score", score),
         threshold=threshold,
         top=top,

@@ -22,7 +22,7 @@ from merganser.experts.heads import Head, Heads, Prediction, Score, default_feat
 from merganser.experts.inputs import Inputs, gather
 from merganser.experts.layers import distinct_experts, leading_layers
 from merganser.experts.library import Library
-from merganser.experts.routing import DEFAULT, Normalise, ProjectionRouter, Router, Routing, Source, checked, choose
+from merganser.experts.routing import DEFAULT, Normalize, ProjectionRouter, Router, Routing, Source, checked, choose
 
 #: From the module's output and its inputs to what the heads read, samples × width.
 Features = Callable[[Any, Inputs], Tensor]
@@ -61,7 +61,7 @@ class AdaptiveModel:
 
     `layer` names one or several linear modules; without it the first half of those that experts changed vote
     together (`experts.layers` scores single ones). `source` ("fixed" or "base") is the model of the first pass,
-    `normalise` says how residuals become weights: softmax of their z-scores over the tasks, or of themselves as in the
+    `normalize` says how residuals become weights: softmax of their z-scores over the tasks, or of themselves as in the
     thesis ("softmax"), which only a single layer with large inputs makes differ from task to task. `router` replaces
     the projection router. `merge` are parameters of the method `tsv` for both steps (`{"orthogonalize": "none"}` is the
     plain sum of the thesis' algorithm box).
@@ -77,7 +77,7 @@ class AdaptiveModel:
         layer: str | Sequence[str] | None = None,
         router: Router | None = None,
         source: Source = "fixed",
-        normalise: Normalise = DEFAULT,
+        normalize: Normalize = DEFAULT,
         threshold: float = 0.2,
         top: int = 3,
         per_batch: bool = False,
@@ -91,7 +91,7 @@ class AdaptiveModel:
         load_base: bool = False,
     ) -> None:
         one_of("source", source, Source)
-        one_of("normalise", normalise, Normalise)
+        one_of("normalize", normalize, Normalize)
         one_of("pooling", pooling, Pooling)
         self.module = module
         self.library = library
@@ -100,7 +100,7 @@ class AdaptiveModel:
         self.settings = _checked(Settings(threshold, top, per_batch, probes, score))
         self.heads = Heads(heads, library.experts) if heads is not None else None
         self.composer = Composer(module, library, merge or {}, load_base)
-        self.router = self._fitting(router or ProjectionRouter.of(library, self._layers(layer), source, normalise))
+        self.router = self._fitting(router or ProjectionRouter.of(library, self._layers(layer), source, normalize))
         self.accepted = distinct_experts(library, redundancy)
         self.cache = CompositionCache(2 * _nbytes(module) if cache_bytes is None else cache_bytes)
         self._fixed: Composition | None = None
@@ -239,7 +239,7 @@ class AdaptiveModel:
     def fixed(self) -> Composition:
         """The fixed merge, as whole matrices: every first pass goes through it."""
         if self._fixed is None:
-            self._fixed = self.composer.compose(frozenset(self.accepted)).materialised(self.composer.tensors)
+            self._fixed = self.composer.compose(frozenset(self.accepted)).materialized(self.composer.tensors)
         return self._fixed
 
     def prepare(self) -> None:

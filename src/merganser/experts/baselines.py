@@ -108,7 +108,7 @@ class Static(Baseline):
         one_of("static method", method, ("task_arithmetic", "tsv"))
         if method == "tsv":
             composer = Composer(self.module, self.library, {"scale": 1.0 if scale is None else scale}, load_base=False)
-            self.composition = composer.compose(frozenset(self.library.experts)).materialised(composer.tensors)
+            self.composition = composer.compose(frozenset(self.library.experts)).materialized(composer.tensors)
         else:
             self.composition = self.averaged(0.3 if scale is None else scale)
 
@@ -129,7 +129,7 @@ class Oracle(Baseline):
         inputs = Inputs.of(batch)
         if task is None:
             return self.answer(inputs, *self.run(inputs))
-        expert = self.composer.compose(frozenset([task])).materialised(self.composer.tensors)
+        expert = self.composer.compose(frozenset([task])).materialized(self.composer.tensors)
         with applied(self.module, expert):
             output = inputs.run(self.module)
         return self.answer(inputs, output, None, task)

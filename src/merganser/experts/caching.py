@@ -70,7 +70,7 @@ class CompositionCache:
         stays = self._spent.get(tasks, 0) > composition.to_build and self._room_for_matrices(composition, base)
         if not pays and not stays:
             return composition, cost
-        built = composition.materialised(base)
+        built = composition.materialized(base)
         if stays:
             self._kept[tasks] = built
         return built, cost + built.multiply_adds

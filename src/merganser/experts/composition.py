@@ -89,7 +89,7 @@ class Composition:
         """Multiply-adds of turning the low-rank updates into whole matrices."""
         return sum(part.to_build for part in self.low_rank.values())
 
-    def materialised(self, base: Mapping[str, Tensor]) -> Composition:
+    def materialized(self, base: Mapping[str, Tensor]) -> Composition:
         """The same with whole matrices."""
         built = {name: part.added_to(base[name].detach()) for name, part in self.low_rank.items()}
         return replace(self, low_rank={}, whole={**self.whole, **built}, multiply_adds=self.to_build)

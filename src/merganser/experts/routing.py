@@ -17,10 +17,10 @@ from merganser.experts.library import Library
 #: The model of the first pass: the base, or the fixed merge of the experts.
 Source = Literal["base", "fixed"]
 #: softmax of the scores as they are (thesis), or of their z-scores over the tasks.
-Normalise = Literal["softmax", "zscore"]
+Normalize = Literal["softmax", "zscore"]
 #: Residuals of several layers are fractions of one, and their softmax is nearly flat: no weight would reach a
 #: threshold, and every set would be the best task alone.
-DEFAULT: Normalise = "zscore"
+DEFAULT: Normalize = "zscore"
 
 
 class Router(Protocol):
@@ -44,7 +44,7 @@ class Router(Protocol):
         ...
 
 
-def normalised(scores: Tensor, how: Normalise) -> Tensor:
+def normalized(scores: Tensor, how: Normalize) -> Tensor:
     """Weights from scores over tasks. With `zscore` they no longer depend on the unit of the scores; equal scores give
     equal weights in both."""
     if how == "zscore":
@@ -66,11 +66,11 @@ class ProjectionRouter:
     tasks: tuple[str, ...]
     subspaces: Mapping[str, tuple[Tensor, ...]]  # per layer, for each task an orthonormal basis: width × rank
     source: Source = "fixed"
-    normalise: Normalise = DEFAULT
+    normalize: Normalize = DEFAULT
 
     def __post_init__(self) -> None:
         one_of("source", self.source, Source)
-        one_of("normalise", self.normalise, Normalise)
+        one_of("normalize", self.normalize, Normalize)
 
     @classmethod
     def of(
@@ -78,13 +78,13 @@ class ProjectionRouter:
         library: Library,
         layers: str | Sequence[str],
         source: Source = "fixed",
-        normalise: Normalise = DEFAULT,
+        normalize: Normalize = DEFAULT,
     ) -> ProjectionRouter:
         names = (layers,) if isinstance(layers, str) else tuple(layers)
         if not names:
             raise InputError("a projection router needs at least one layer")
         return cls(
-            library.experts, {layer: subspaces(library, f"{layer}.weight") for layer in names}, source, normalise
+            library.experts, {layer: subspaces(library, f"{layer}.weight") for layer in names}, source, normalize
         )
 
     @property
@@ -101,7 +101,7 @@ class ProjectionRouter:
         return torch.stack(parts).mean(0)
 
     def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        return normalised(-self.residuals(inputs), self.normalise)
+        return normalized(-self.residuals(inputs), self.normalize)
 
     def multiply_adds(self) -> int:
         return sum(basis.numel() for bases in self.subspaces.values() for basis in bases)
@@ -142,20 +142,20 @@ class NearestNeighbour:
     layer: str
     support: tuple[Tensor, ...]  # per task, unit rows
     source: Source = "fixed"
-    normalise: Normalise = DEFAULT
+    normalize: Normalize = DEFAULT
 
     def __post_init__(self) -> None:
         one_of("source", self.source, Source)
-        one_of("normalise", self.normalise, Normalise)
+        one_of("normalize", self.normalize, Normalize)
 
     @classmethod
     def fit(
-        cls, layer: str, support: Mapping[str, Tensor], source: Source = "fixed", normalise: Normalise = DEFAULT
+        cls, layer: str, support: Mapping[str, Tensor], source: Source = "fixed", normalize: Normalize = DEFAULT
     ) -> NearestNeighbour:
         """`support`: some inputs of the layer for every task."""
         _check_support(support)
         unit = tuple(F.normalize(z.float(), dim=1) for z in support.values())
-        return cls(tuple(support), layer, unit, source, normalise)
+        return cls(tuple(support), layer, unit, source, normalize)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class NearestNeighbour:
     def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
         z = F.normalize(inputs[self.layer].float(), dim=1)
         nearest = torch.stack([(z @ rows.to(z).T).amax(1) for rows in self.support], dim=1)
-        return normalised(nearest, self.normalise)
+        return normalized(nearest, self.normalize)
 
     def multiply_adds(self) -> int:
         return sum(rows.numel() for rows in self.support)
@@ -202,7 +202,7 @@ class MlpRouter:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = nn.Sequential(
-                _Standardise(x.mean(0), x.std(0, correction=0).clamp(min=1e-6)),
+                _Standardize(x.mean(0), x.std(0, correction=0).clamp(min=1e-6)),
                 nn.Linear(x.shape[1], hidden),
                 nn.ReLU(),
                 nn.Dropout(dropout),
@@ -228,7 +228,7 @@ class MlpRouter:
         return sum(part.weight.numel() for part in self.network.modules() if isinstance(part, nn.Linear))
 
 
-class _Standardise(nn.Module):
+class _Standardize(nn.Module):
     mean: Tensor
     spread: Tensor
 
