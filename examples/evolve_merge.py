@@ -18,8 +18,7 @@ import torch
 import merganser as mg
 from merganser.digits import Digits
 from merganser.evolve import Design, Objective, Parameter, Range, Space, Study, Task
-from merganser.evolve.pages import compared
-from merganser.evolve.summary import summarize
+from merganser.evolve.summary import compared, summarize
 
 TASKS = ("upright", "flipped", "inverted")
 ASKED = 30

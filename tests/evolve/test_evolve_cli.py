@@ -50,6 +50,8 @@ def test_the_whole_story(finished, run_file, tmp_path):
     merged = mg.open(tmp_path / "merged").state_dict()
     assert all(torch.equal(weights[name], tensor) for name, tensor in merged.items())
 
+    with pytest.raises(InputError, match="no directory"):
+        call("export", finished, tmp_path / "none" / "winner.yml")
     call("report", finished, tmp_path / "page.html")
     assert "Winners on unseen items" in (tmp_path / "page.html").read_text()
 
@@ -116,6 +118,11 @@ def test_representation_clustering_and_two_objectives(run_file, tmp_path):
         call("export", path.with_suffix(".sqlite"), tmp_path / "x.yml", "--trial", "9:9")
     with pytest.raises(InputError, match="exists already"):
         call("export", path.with_suffix(".sqlite"), tmp_path / "other.yml", "--objective", "quiz")
+
+
+def test_a_directory_is_no_run_file():
+    with pytest.raises(InputError, match="is a directory, not a run file"):
+        call("run", ".")
 
 
 def test_a_study_without_a_run_file_has_no_recipe(tmp_path):

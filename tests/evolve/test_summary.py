@@ -101,14 +101,14 @@ class Tables:
 
 
 def test_a_page_shows_the_objective_with_its_error_for_winner_and_endpoints(tmp_path):
-    from merganser.evolve.pages import fill
+    from merganser.report.studies import show
 
     tasks = (Task("quiz", ITEMS, subset=20), Task("exam", ITEMS, subset=30))
     mean = Objective("mean", {"quiz": 0.25, "exam": 0.75})
     study = Study.open(tmp_path / "s.sqlite")
     study.run(design(tasks=tasks, objectives=(mean,), population=5, generations=2), World())
     page = Tables()
-    fill(page, study)
+    show(page, study)
     columns, rows = page.tables[0]
     assert columns[:5] == ["model", "mean", "± mean", "exam", "± exam"]
     assert [row[0] for row in rows[1:]] == ["math", "code"]
@@ -132,13 +132,13 @@ def test_a_page_shows_the_objective_with_its_error_for_winner_and_endpoints(tmp_
 
 
 def test_a_page_of_two_objectives_with_failures(tmp_path):
-    from merganser.evolve.pages import fill
     from merganser.report import Page
+    from merganser.report.studies import show
 
     study = Study.open(tmp_path / "s.sqlite")
     study.run(two_objectives(), World(fail_above=1.6))
     page = Page("study")
-    fill(page, study)
+    show(page, study)
     html = page.render()
     for expected in ("Winners on unseen items", "Convergence", "Pareto front", "times fewer", "answers nonsense"):
         assert expected in html

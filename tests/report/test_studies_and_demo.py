@@ -1,5 +1,8 @@
 """Pages of studies and of the demo's output."""
 
+import re
+import sqlite3
+
 import pytest
 
 from merganser.errors import InputError
@@ -75,6 +78,60 @@ def test_a_file_that_only_looks_like_a_study(tmp_path):
     (tmp_path / "other.sqlite").write_text("not a database at all, but long enough to be looked into " * 4)
     with pytest.raises(InputError, match="not a study"):
         report(tmp_path)
+
+
+def test_strangers_do_not_hide_a_study(study):
+    """A database of something else, an empty file, a study that was opened and never run."""
+    folder = study()
+    sqlite3.connect(folder / "notes.db").execute("CREATE TABLE notes (text)").connection.commit()
+    (folder / "empty.sqlite").touch()
+    Study.open(folder / "fresh.sqlite").close()
+    page, found = report(folder)
+    kinds = {each["path"].rpartition("/")[2]: each.get("error", "") for each in found}
+    assert kinds.keys() == {"empty.sqlite", "fresh.sqlite", "study.sqlite"}
+    assert "an empty file, not a study" in kinds["empty.sqlite"]
+    assert "an empty study" in kinds["fresh.sqlite"]
+    assert not kinds["study.sqlite"]
+    assert "Winners on unseen items" in page.render()
+    assert "Could not be read" in page.render()
+
+
+def test_a_study_by_any_name(study):
+    folder = study()
+    (folder / "study.sqlite").rename(folder / "mine.db")
+    _, [found] = report(folder / "mine.db")
+    assert found["ended"]
+
+
+@pytest.mark.parametrize("command", [["report", "STUDY", "--html", "PLACE"], ["evolve", "report", "STUDY", "PLACE"]])
+@pytest.mark.parametrize(("place", "message"), [(".", "a directory"), ("none/page.html", "no directory")])
+def test_pages_that_cannot_be_written_are_refused_first(study, monkeypatch, command, place, message):
+    from typer.testing import CliRunner
+
+    from merganser.cli import build
+
+    folder = study()
+    words = {"STUDY": str(folder / "study.sqlite"), "PLACE": str(folder / place)}
+    monkeypatch.setattr("merganser.report.directories.report", None)  # never asked
+    result = CliRunner().invoke(build(), [words.get(word, word) for word in command])
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+
+
+def test_evolve_report_is_the_report(study):
+    from typer.testing import CliRunner
+
+    from merganser.cli import build
+
+    folder = study()
+    for command in (["report", "STUDY", "--html", "a.html"], ["evolve", "report", "STUDY", "b.html"]):
+        words = [str(folder / {"STUDY": "study.sqlite"}.get(w, w)) if w[0] in "Sab" else w for w in command]
+        assert CliRunner().invoke(build(), words).exit_code == 0
+
+    def numbers(name):  # figures have names of their own
+        return re.findall(r"<td[^>]*>", (folder / name).read_text())
+
+    assert numbers("a.html") == numbers("b.html")
 
 
 def test_the_demo_page_comes_from_what_it_stored(tmp_path):

@@ -96,6 +96,8 @@ def export(
     chosen = _trial(opened, trial) if trial else opened.best(objective)
     if out.exists():
         raise InputError(f"{out}: exists already")
+    if not out.resolve().parent.is_dir():
+        raise InputError(f"{out}: no directory {out.resolve().parent}")
     out.write_text(documents.dump(recipe(opened, chosen)), encoding="utf-8")
     typer.echo(f"wrote {out}")
 
@@ -106,12 +108,14 @@ def report(
     out: Annotated[Path, typer.Argument(help="HTML page to be made.")],
 ) -> None:
     """Write a page: winners, convergence, Pareto front, estimator error, transfer, what was saved."""
-    from merganser.evolve.pages import fill
-    from merganser.evolve.study import Study
-    from merganser.report import Page
+    from merganser.errors import InputError
+    from merganser.report.directories import report
+    from merganser.report.page import check_place
 
-    page = Page(f"Study {study.name}")
-    fill(page, Study.open(study, readonly=True))
+    if not study.is_file():
+        raise InputError(f"{study}: no such study")
+    check_place(out)
+    page, _ = report(study)
     page.write(out)
     typer.echo(f"wrote {out}")
 

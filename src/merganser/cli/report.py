@@ -25,17 +25,17 @@ def command(
     (*.sqlite) or journals of sweeps; a study or journal may be named itself. A directory of several of them becomes
     one page.
     """
-    from merganser.errors import InputError
     from merganser.report.directories import report
+    from merganser.report.page import check_place
 
     out = html or (directory / "report.html" if directory.is_dir() else directory.with_suffix(".html"))
-    if html is not None and not html.resolve().parent.is_dir():
-        raise InputError(f"--html {html}: no directory {html.resolve().parent}")
+    check_place(out, "--html" if html else "")
     page, found = report(directory, check=check)
     page.write(out)
     if as_json:
         typer.echo(json.dumps({"event": "done", "path": str(out), "found": found}))
         return
     for each in found:
-        typer.echo(f"{each['kind']:<11} {each['path']}")
+        failed = f": {each['error']}" if "error" in each else ""
+        typer.echo(f"{each['kind']:<11} {each['path']}{failed}")
     typer.echo(f"wrote {out}")

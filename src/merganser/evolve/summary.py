@@ -203,6 +203,28 @@ def _cost(study: Study) -> Cost:
     )
 
 
+def tested_endpoints(summary: Summary) -> list[tuple[str, Tested]]:
+    """Those that were tested."""
+    return [(label, tested) for label, tested in summary.endpoints.items() if tested.test]
+
+
+def compared(objective: Objective, summary: Summary) -> str:
+    """Whether the winner of a study of one objective is better than the best endpoint, on unseen items."""
+    [winner] = summary.winners
+    name = objective.name
+    known = [(label, tested) for label, tested in tested_endpoints(summary) if name in tested.objectives]
+    if not known or name not in winner.objectives:
+        return ""
+    sign = 1 if objective.maximize else -1
+    label, best = max(known, key=lambda each: sign * each[1].objectives[name])
+    gain = sign * (winner.objectives[name] - best.objectives[name])
+    verdict = "better than" if gain > 0 else "worse than" if gain < 0 else "as good as"
+    return (
+        f"By {name} on unseen items the winner, {winner.objectives[name]:.3f} ± {winner.objective_errors[name]:.3f}, "
+        f"is {verdict} the best endpoint, {label}, {best.objectives[name]:.3f} ± {best.objective_errors[name]:.3f}."
+    )
+
+
 def to_json(summary: Summary) -> dict[str, Any]:
     """Plain values, for --json and the report."""
     return {

@@ -36,8 +36,9 @@ DIRECTORIES = (
     Kind("Demo", f"{demonstration.FILE} of the demo", demonstration.is_demo, demonstration.fill),
     Kind("Checkpoint", "weights (model*.safetensors, adapter_model.*)", checkpoints.holds_weights, checkpoints.fill),
 )
+STUDY = Kind("Study", "a study (*.sqlite)", studies.is_study, studies.fill)
 FILES = (
-    Kind("Study", "a study (*.sqlite)", studies.is_study, studies.fill),
+    STUDY,
     Kind("Sweep", "the journal of a sweep (*.sweep.jsonl)", sweeps.is_sweep, sweeps.fill),
 )
 
@@ -62,13 +63,20 @@ def report(path: Path, *, check: bool = False) -> tuple[Page, list[dict[str, Any
         page = Page(f"{kind.name}: {place.resolve().name}")
         return page, [{"path": str(place), **kind.fill(page, place, check)}]
     page = Page(f"What is in {path.resolve().name}")
-    results, rows = [], []
+    results, rows, errors = [], [], []
     for kind, place in found:
         name = str(place.relative_to(path)) if place != path else path.resolve().name
         with page.part(f"{kind.name}: {name}") as anchor:
-            result = kind.fill(page, place, check)
+            try:
+                result = kind.fill(page, place, check)
+            except InputError as error:  # one that cannot be read does not hide the others
+                page.text(f"Could not be read: {error}")
+                result = {"kind": kind.name.lower(), "error": str(error)}
+                errors.append(error)
         results.append({"path": str(place), **result})
         rows.append([Link(name, anchor), result["kind"], _mebibytes(result.get("bytes")), _brief(result)])
+    if len(errors) == len(found):
+        raise errors[0]
     page.overview(["name", "kind", "MiB", "in short"], rows, f"{len(rows)} things, each with a part below")
     return page, results
 
@@ -81,6 +89,8 @@ def _mebibytes(size: int | dict[str, int] | None) -> float | None:
 
 def _brief(found: dict[str, Any]) -> str:
     """One line on what a page says."""
+    if "error" in found:
+        return f"could not be read: {found['error']}"
     match found["kind"]:
         case "library":
             ratio = "" if found["ratio"] is None else f", with their base {found['ratio']:.2f}× its space"
@@ -103,7 +113,8 @@ def _brief(found: dict[str, Any]) -> str:
 def _found(path: Path) -> Iterator[tuple[Kind, Path]]:
     """What a path is: one kind of directory at most, and the files of other kinds in it."""
     if path.is_file():
-        yield from ((kind, path) for kind in FILES if kind.recognise(path))
+        kinds = [kind for kind in FILES if kind.recognise(path)]
+        yield from ((kind, path) for kind in kinds or ([STUDY] if studies.is_database(path) else []))
         return
     yield from ((kind, path) for kind in [kind for kind in DIRECTORIES if kind.recognise(path)][:1])
     for file in sorted(path.iterdir()):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from merganser.errors import MissingExtraError, require
+from merganser.errors import InputError, MissingExtraError, require
 from merganser.report.tables import Link, Table, show
 
 _STYLE = """
@@ -183,8 +183,18 @@ class Page:
         )
 
     def write(self, path: Path) -> Path:
+        check_place(path)
         path.write_text(self.render(), encoding="utf-8")
         return path
+
+
+def check_place(file: Path, option: str = "") -> None:
+    """Whether a page can be written there; asked before there is one. `option` is the command's that says where."""
+    said = f"{option} {file}".strip()
+    if file.is_dir():
+        raise InputError(f"{said}: a directory; name the page to be written in it")
+    if not file.resolve().parent.is_dir():
+        raise InputError(f"{said}: no directory {file.resolve().parent}")
 
 
 _NOTHING = object()

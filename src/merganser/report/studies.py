@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from merganser.evolve import pages
+from merganser.errors import MissingExtraError, require
+from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
+from merganser.evolve.summary import Summary, Tested, compared, summarize, tested_endpoints
 from merganser.report.page import Page
 
 
 def is_study(file: Path) -> bool:
-    return file.suffix in (".sqlite", ".db") and file.is_file()
+    return file.suffix == ".sqlite" and file.is_file()
+
+
+def is_database(file: Path) -> bool:
+    """Whether a file is SQLite's: of one that a user names, whatever its name, what is wrong with it can be said."""
+    with file.open("rb") as opened:
+        return opened.read(16) == b"SQLite format 3\0"
 
 
 def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
@@ -23,12 +32,140 @@ def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
                 page.text(
                     f"Not ended: {len(trials)} of {design.trials} trials. `merganser evolve run --resume` goes on."
                 )
-            pages.fill(page, study)
+            show(page, study)
         else:
             page.text(f"{len(trials)} of {design.trials} trials, none of them with a score yet.")
             if study.failure:
                 page.text(f"Failed: {study.failure}. When the cause is gone, --resume tries again.")
-            pages.trials(page, study)
+            _trials(page, study)
         return {"kind": "study", "file": file.name, "trials": len(trials), "ended": study.ended}
     finally:
         study.close()
+
+
+def show(page: Page, study: Study) -> None:
+    """Winners with honest scores, convergence, Pareto front, estimator error, transfer, cost, every trial."""
+    summary = summarize(study)
+    design = study.design
+    page.text(
+        f"{design.algorithm} over {len(design.space.variables)} variables; {sum(summary.states.values())} trials, "
+        f"{summary.states['failed']} failed, {summary.states['infeasible']} outside the constraints.\n\n"
+        "A winner's estimated value is optimistic, since it won by it. Its score is the one on the test items, which "
+        "neither the search nor the calibration of the estimator has seen.",
+    )
+    _winners(page, study, summary)
+    page.heading("Convergence")
+    rows = [
+        [g + 1, *(line[g] for line in summary.convergence.values())]
+        for g in range(len(next(iter(summary.convergence.values()))))
+    ]
+    page.table(["generation", *summary.convergence], rows, "Best estimate so far")
+    _plot(page, study, summary)
+    _agreement(page, summary)
+    cost = summary.cost
+    page.heading("Cost")
+    page.text(
+        f"{cost.asked} questions were asked of candidates and {cost.calibration} of endpoints for calibration, where "
+        f"full evaluation of every candidate would have asked {cost.full}: {cost.saved:.1f} times fewer, and about as "
+        f"many times fewer FLOPs. Evaluation took {cost.seconds:.0f} s of one worker."
+    )
+    _trials(page, study)
+
+
+def _winners(page: Page, study: Study, summary: Summary) -> None:
+    page.heading("Winners on unseen items")
+    measures = sorted({measure for winner in summary.winners for measure in winner.test})
+    sums = [o.name for o in study.design.objectives if o.weights != {o.name: 1.0}]
+    models = [*((_name(winner.trial), winner) for winner in summary.winners), *tested_endpoints(summary)]
+    rows = [[name, *_scores(tested, sums, measures)] for name, tested in models]
+    columns = ["model", *(column for name in [*sums, *measures] for column in (name, f"± {name}"))]
+    counts = {m: n for winner in summary.winners for m, n in winner.items.items()}
+    items = ", ".join(f"{count} of {measure}" for measure, count in sorted(counts.items()))
+    page.table(columns, rows, f"Means and standard errors over the test items: {items or 'not tested yet'}")
+    if len(study.design.objectives) == 1 and (verdict := compared(study.design.objectives[0], summary)):
+        page.text(verdict)
+    for label, error in summary.untested.items():
+        page.text(f"{label} could not be asked the test items, so it is not compared: {error}")
+    names = [variable.name for variable in study.design.space.variables]
+    values = [[_name(w.trial), *((w.trial.values or {}).get(name, "") for name in names)] for w in summary.winners]
+    page.table(["model", *names], values, "Their values")
+    tasks = list(dict.fromkeys(task for winner in summary.winners for task in winner.negative_transfer))
+    if tasks:
+        lost = [
+            [_name(w.trial), *(w.negative_transfer.get(task, float("nan")) for task in tasks)] for w in summary.winners
+        ]
+        caption = (
+            "Negative transfer: of the test items some endpoint answers rightly, the share that the winner does not"
+        )
+        page.table(["model", *tasks], lost, caption)
+
+
+def _scores(tested: Tested, sums: Sequence[str], measures: Sequence[str]) -> list[float]:
+    """Each score followed by its error."""
+    of_sums = [(tested.objectives, tested.objective_errors, name) for name in sums]
+    of_measures = [(tested.test, tested.errors, name) for name in measures]
+    pairs = [(values.get(name), errors.get(name)) for values, errors, name in [*of_sums, *of_measures]]
+    return [float("nan") if value is None else value for pair in pairs for value in pair]
+
+
+def _name(trial: Trial) -> str:
+    return f"trial {trial.generation}:{trial.position}"
+
+
+def _agreement(page: Page, summary: Summary) -> None:
+    if not summary.agreement:
+        return
+    page.heading("The estimator against full evaluation")
+    page.text("Measured on merged candidates that got a full evaluation; ε is the mean error over many subsets.")
+    names = sorted({name for each in summary.agreement for name in each.epsilon})
+    page.table(
+        ["task", "merges", "mean error", "Spearman", *(f"ε {name}" for name in names)],
+        [[a.task, a.merges, a.error, a.spearman, *(a.epsilon.get(n, "") for n in names)] for a in summary.agreement],
+    )
+
+
+def _plot(page: Page, study: Study, summary: Summary) -> None:
+    try:
+        graphs = require("plotly.graph_objects", "plots")
+    except MissingExtraError as error:
+        page.text(f"(plots left out: {error})")
+        return
+    figure = graphs.Figure()
+    for name, line in summary.convergence.items():
+        figure.add_scatter(x=list(range(1, len(line) + 1)), y=list(line), mode="lines+markers", name=name)
+    figure.update_layout(xaxis_title="generation", yaxis_title="best estimate")
+    page.figure(figure)
+    objectives = [objective.name for objective in study.design.objectives]
+    if len(objectives) < 2:
+        return
+    page.heading("Pareto front")
+    figure = graphs.Figure()
+    for label, trials in (("tried", [t for t in study.trials() if t.valid]), ("front", study.pareto())):
+        figure.add_scatter(
+            x=[t.objectives[objectives[0]] for t in trials],
+            y=[t.objectives[objectives[1]] for t in trials],
+            mode="markers",
+            name=label,
+        )
+    figure.update_layout(xaxis_title=objectives[0], yaxis_title=objectives[1])
+    page.figure(figure)
+
+
+def _trials(page: Page, study: Study) -> None:
+    """Every trial, with its error if it failed."""
+    page.heading("Trials")
+    objectives = [objective.name for objective in study.design.objectives]
+    names = [variable.name for variable in study.design.space.variables]
+    rows = [
+        [
+            f"{t.generation}:{t.position}",
+            t.state,
+            *(t.objectives.get(name, "") for name in objectives),
+            *((t.values or {}).get(name, "") for name in names),
+            t.seconds,
+            t.reason,
+        ]
+        for t in study.trials()
+    ]
+    estimated = (f"{name}, estimated" for name in objectives)
+    page.table(["trial", "state", *estimated, *names, "seconds", "error"], rows, "Estimates, and values searched over")
