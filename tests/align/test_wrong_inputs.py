@@ -111,6 +111,15 @@ def test_wrong_arguments(call: Any, message: str) -> None:
         call(*models())
 
 
+def test_activations_of_networks_without_freedom() -> None:
+    """Batches were seen, and nothing was to be matched."""
+    net = nn.Linear(6, 3)
+    found = symmetry(net, X)
+    assert match(net, net, found, method="activations", batches=[X]).permutations == {}
+    with pytest.raises(InputError, match="no batch was seen"):
+        match(net, net, found, method="activations", batches=[])
+
+
 def test_the_order_of_a_list() -> None:
     assert merging_order([[1, 0.1, 0.2], [0.1, 1, 0.9], [0.2, 0.9, 1]]) == [1, 2, 0]
 

@@ -119,13 +119,15 @@ def _profits(
     moments: tuple[dict[str, Moments], dict[str, Moments]] | None,
 ) -> dict[Path, Profit]:
     total: dict[Path, Profit] = {}
+    seen = False
     for batch in batches:
+        seen = True
         pair = [_outputs(model, layers, batch) for model in (a, b)]
         if moments is not None:
             pair = [_standardised(outputs, own) for outputs, own in zip(pair, moments, strict=True)]
         for path, profit in _cross_moments(pair[0], pair[1], symmetry).items():
             total[path] = total.get(path, np.zeros(profit.shape)) + profit
-    if not total:
+    if not seen:
         raise InputError("no batch was seen; an iterator is spent after one pass: give a list or a data loader")
     return total
 
