@@ -290,6 +290,8 @@ def test_a_router_has_to_fit_however_it_comes(built, x):
     assert len(model.with_router(NearestNeighbour.fit(LAYER, support)).route(x).sets) == len(x)
     with pytest.raises(InputError, match="no expert 'e'"):
         model.with_accepted(["a", "e"])
+    with pytest.raises(InputError, match="did you mean 'blocks.1.up'"):
+        model.first_pass(Inputs((x,)), ["blocks.1.upp"])
 
 
 def test_a_given_routing_has_to_fit_the_batch(built, x):

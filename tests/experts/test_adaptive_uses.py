@@ -181,6 +181,10 @@ def test_the_default_layers_of_a_transformer_route(tmp_path):
     model = AdaptiveModel(base, library)
     assert model.router.layers == ("first", "middle.layers.0.linear1")
     assert len(model(sample()).routing.sets) == 6
+    assert base.middle.use_nested_tensor
+    smile = Smile(base, library, heads_of(TASKS))
+    assert len(smile.predict(sample()).tasks) == 6
+    assert set(smile.stacks) == set(linear_layers(base))
     functional, library = build(tmp_path / "functional", Functional)
     with pytest.raises(InputError, match="'middle' is not called in the module's forward pass"):
         AdaptiveModel(functional, library, layer=["first", "middle"]).route(sample())

@@ -62,14 +62,18 @@ def fused_layers(module: nn.Module) -> frozenset[str]:
 
 
 @contextmanager
-def unfused() -> Iterator[None]:
-    """PyTorch's fused attention off: the layers of its transformer blocks are called, and with plain tensors."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+def unpacked(module: nn.Module) -> Iterator[None]:
+    """PyTorch's transformer encoders keep padded batches as plain tensors: packed ones have no shape that a hook could
+    read. (A block with hooks in it does not fuse anyway.)"""
+    encoders = [part for part in module.modules() if isinstance(part, nn.TransformerEncoder)]
+    before = [part.use_nested_tensor for part in encoders]
     try:
+        for part in encoders:
+            part.use_nested_tensor = False
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        for part, packs in zip(encoders, before, strict=True):
+            part.use_nested_tensor = packs
 
 
 def input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
@@ -131,9 +135,12 @@ def capture(
         return hook
 
     known = linear_layers(module)
+    for layer in layers:
+        if layer not in known:
+            layer_of(layer, module)  # says which layers there are
     handles = [known[layer].register_forward_pre_hook(watch(layer), with_kwargs=True) for layer in layers]
     try:
-        with unfused(), evaluating(module):
+        with unpacked(module), evaluating(module):
             inputs.run(module)
     except _Reached:
         pass

@@ -212,6 +212,7 @@ class AdaptiveModel:
         """The module with the merge of `tasks` in force, as whole matrices and in evaluation mode: for whatever else
         it can do, such as `generate`."""
         names = frozenset(self._known(tasks))
+        # So many rows pay for whole matrices, which are right whatever is done with the module.
         with self._lock, applied(self.module, self.composition(names, sys.maxsize)[0]):
             yield self.module
 

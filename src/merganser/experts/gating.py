@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merganser.experts.activations import input_of, linear_layers, unfused
+from merganser.experts.activations import input_of, linear_layers, unpacked
 from merganser.experts.library import Library
 from merganser.kernels.spectra import Factors
 
@@ -82,7 +82,7 @@ def gated(module: nn.Module, experts: Mapping[str, Stack], gate: Gate) -> Iterat
         linears[layer].register_forward_hook(beside(layer, stack), with_kwargs=True) for layer, stack in experts.items()
     ]
     try:
-        with unfused():
+        with unpacked(module):
             yield uncalled
     finally:
         for handle in handles:
