@@ -110,3 +110,24 @@ def test_mistakes():
     one, other = sim.weight_similarity({"a": state}), sim.weight_similarity({"b": state})
     with pytest.raises(InputError, match="same measure"):
         sim.before_after(one, other)
+
+
+def test_one_small_difference_in_many_weights_is_seen():
+    generator = torch.Generator().manual_seed(0)
+    far, near = {"w": torch.zeros(500, 700)}, {"w": torch.randn(500, 700, generator=generator)}
+    moved = {"w": near["w"].clone()}
+    moved["w"][3, 4] += 1e-6
+    found = sim.weight_similarity({"far": far, "near": near, "moved": moved}).distance
+    expected = float((near["w"].double() - moved["w"].double()).norm())
+    assert found[1][2] == pytest.approx(expected, rel=1e-12)
+    assert found[1][1] == 0
+
+
+def test_weights_that_are_no_numbers_have_no_similarity():
+    sound, broken = {"w": torch.ones(3)}, {"w": torch.tensor([1.0, float("nan"), 1.0])}
+    endless = {"w": torch.tensor([1.0, float("inf"), float("-inf")])}
+    found = sim.weight_similarity({"sound": sound, "broken": broken, "endless": endless, "zero": {"w": torch.zeros(3)}})
+    assert np.isnan([found.cosine[0][1], found.cosine[0][2], found.cosine[1][1], found.cosine[1][2]]).all()
+    assert found.cosine[0][3] == 0
+    assert np.isnan(found.distance[0][1])
+    assert found.distance[0][3] == pytest.approx(3**0.5)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from merganser.analysis.inner_products import inner_products
+from merganser.analysis.inner_products import finite_products
 from merganser.errors import InputError
 from merganser.tuning.functional import Batch, Weights, check_state, combine, evaluation_copy, run
 from merganser.tuning.result import Result
@@ -121,7 +121,7 @@ def plane(
 ) -> Plane:
     """Score a `resolution`² grid over the plane through three state dicts, `margin` of the extent beyond them."""
     origin, second, third = states
-    gram = inner_products([second, third], base=origin)
+    gram = finite_products([second, third], base=origin)
     width = math.sqrt(gram[0, 0])
     along = gram[0, 1] / width if width else 0.0
     height = math.sqrt(max(gram[1, 1] - along**2, 0.0))

@@ -50,8 +50,9 @@ class BeforeAfter(Result):
 
 def weight_similarity(models: Mapping[str, Reference], *, exclude: Sequence[str] = STATISTICS) -> WeightSimilarity:
     """Compare checkpoints (state dicts, modules, paths) weight by weight, streamed."""
-    gram = inner_products(list(models.values()), exclude=exclude)
-    return WeightSimilarity(tuple(models), _matrix(cosines(gram)), _matrix(distances(gram)))
+    given = list(models.values())
+    cosine = cosines(inner_products(given, exclude=exclude))
+    return WeightSimilarity(tuple(models), _matrix(cosine), _matrix(distances(given, exclude=exclude)))
 
 
 class LinearCKA:

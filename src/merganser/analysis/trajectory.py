@@ -9,11 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from merganser.analysis.gradients.losses import TaskLosses
-from merganser.analysis.inner_products import STATISTICS, inner_products
+from merganser.analysis.inner_products import STATISTICS, cosines, finite_products
 from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
-from merganser.tuning.functional import Weights
 from merganser.tuning.result import Result
 
 Regime = Literal["linear", "bent", "left"]
@@ -49,30 +47,23 @@ def trajectory(
     epochs = len(checkpoints) - 1
     if learning_rates is not None and (len(learning_rates) != epochs or min(learning_rates) <= 0):
         raise InputError(f"{epochs} positive learning rates expected, one per epoch, got {list(learning_rates)}")
-    gram = inner_products(checkpoints[1:], base=checkpoints[0], exclude=exclude)
+    gram = finite_products(checkpoints[1:], base=checkpoints[0], exclude=exclude)
     norms = np.sqrt(np.diag(gram))
+    if norms[0] == 0:
+        raise InputError("epoch 1 equals the base, so there is no τ_1 to compare the others with; leave it out")
     padded = np.zeros((epochs + 1, epochs + 1))
     padded[1:, 1:] = gram
     squares = np.diag(padded)
     steps = np.sqrt(np.maximum(squares[1:] + squares[:-1] - 2 * np.diag(padded, 1), 0.0))
     gradients = steps if learning_rates is None else steps / np.asarray(learning_rates)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        cosine = np.clip(np.nan_to_num(gram[0] / (norms[0] * norms)), -1.0, 1.0)
-        straight = np.nan_to_num(norms / np.cumsum(steps))
-        shares = np.nan_to_num(gradients / gradients.sum())
+    cosine = cosines(gram)[0]
     return Trajectory(
-        shares=_floats(shares),
+        shares=_floats(gradients / gradients.sum()),
         cosines=_floats(cosine),
-        straightness=_floats(straight),
+        straightness=_floats(norms / np.cumsum(steps)),
         departure=_floats(np.sqrt(1 - cosine**2)),
         norms=_floats(norms),
     )
-
-
-def gradient_norm_shares(losses: TaskLosses, task: str, epochs: Sequence[Weights]) -> tuple[float, ...]:
-    """‖∇L̄_t(θ⁽ᵏ⁻¹⁾)‖ / Σ_k ‖·‖ at the start of each epoch, with true full-batch gradients (the thesis' figure)."""
-    norms = np.array([float(losses.gradient(task, losses.layout.pack(state)).norm()) for state in epochs])
-    return _floats(norms / norms.sum()) if norms.sum() else _floats(norms)
 
 
 @dataclass(frozen=True)
@@ -139,7 +130,7 @@ def project(strategies: Mapping[str, Sequence[Reference]], *, exclude: Sequence[
     flat = [reference for run in strategies.values() for reference in run]
     if len(flat) < 2:
         raise InputError("a projection needs two or more checkpoints")
-    gram = inner_products(flat, base=flat[0], exclude=exclude)
+    gram = finite_products(flat, base=flat[0], exclude=exclude)
     centred = gram - gram.mean(0, keepdims=True) - gram.mean(1, keepdims=True) + gram.mean()
     values, vectors = np.linalg.eigh(centred)
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
