@@ -305,6 +305,9 @@ def test_input_is_checked_first(models, tmp_path):
         Library.build(models["base"], {"../x": models["math"]}, tmp_path / "lib")
     with pytest.raises(InputError, match="in \\(0, 1\\]"):
         Library.build(models["base"], experts(models), tmp_path / "lib", energy=1.5)
+    for budget in (-1, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="must be a number of bytes"):
+            Library.build(models["base"], experts(models), tmp_path / "lib", budget=budget)
     with pytest.raises(InputError, match="did you mean 'float16'"):
         Library.build(models["base"], experts(models), tmp_path / "lib", dtype="flot16")
     (tmp_path / "full").mkdir()

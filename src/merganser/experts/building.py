@@ -110,7 +110,7 @@ class _Ledger:
 
 
 def _energy(tensor: Tensor) -> float:
-    return float(tensor.double().square().sum())
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
 
 
 def is_change(base: Checkpoint, name: str, spec: TensorSpec) -> bool:
