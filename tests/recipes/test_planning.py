@@ -287,6 +287,28 @@ def test_notes_of_nested_recipes_are_passed_on(hub):
     assert "stage: base is only the template: 'linear' knows no base" in notes
 
 
+def test_patterns_that_match_nothing_are_noted(hub):
+    text = """
+method: ties
+base: base
+models:
+  - {path: a, weight: {"*.mpl.*": 0.5, "*": 1}}
+  - b
+parameters: {density: {"*.mlp.*": 0.2, "*.atn.*": 0.3, "*": 0.5}}
+overrides:
+  - {match: "*norm*", method: linear}
+  - {match: ["*input_layernorm*", "*.layernrm.*"], method: linear}
+output: {exclude: ["lm_head*", "*.nowhere"]}
+"""
+    notes = recipes.plan(recipes.load(text), hub()).notes
+    assert [note for note in notes if "matches no tensor" in note] == [
+        "exclude: '*.nowhere' matches no tensor",
+        "overrides[1]: '*input_layernorm*', '*.layernrm.*' matches no tensor that an earlier override does not",
+        "parameters: density for '*.atn.*' matches no tensor",
+        "models[0]: weight for '*.mpl.*' matches no tensor",
+    ]
+
+
 def test_scientific_notation_is_a_number(hub):
     made = recipes.plan(recipes.load("method: linear\nmodels: [a, b]\nparameters: {weight: 1e-3}"), hub())
     assert made.outputs[0].parameters == {"weight": [1e-3, 1e-3]}

@@ -24,6 +24,7 @@ from merganser.recipes.schema import Entry, Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import Open, Table
 from merganser.recipes.stacking import Job, Stacking
+from merganser.recipes.unmatched import notes as unmatched_notes
 from merganser.recipes.vocabularies import unify
 
 
@@ -48,7 +49,8 @@ def _plan(recipe: Recipe, opener: Open) -> tuple[Plan, Path | None]:
     outputs = planner.outputs()
     sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs)
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
-    notes = [*nested, *recipe.notes, *planner.notes, *(vocabulary.notes if vocabulary else ()), *remarks]
+    unmatched = unmatched_notes(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
+    notes = [*nested, *recipe.notes, *planner.notes, *unmatched, *(vocabulary.notes if vocabulary else ()), *remarks]
     result = Plan(
         models=(*table.models, *table.sides),
         outputs=tuple(outputs),
@@ -79,6 +81,7 @@ class _Planner:
         self._dtype = getattr(torch, recipe.output.dtype) if recipe.output.dtype else None
         self._roles: dict[tuple[int, int], Roles] = {}
         self._built: dict[tuple[int, str], dict[str, Any]] = {}
+        self._fresh: set[str] = set()
         self._heads: dict[tuple[int, str], str | None] = {}
 
     def outputs(self) -> list[Output]:
@@ -93,6 +96,11 @@ class _Planner:
         self.mismatches.finish()
         self.notes += self.mismatches.notes
         return outputs
+
+    def names(self) -> set[str]:
+        """Of every tensor the output could have, those that are excluded and tied ones among them."""
+        tied = self.table.checkpoints[0].aliases()
+        return {*(job.name for job in self.stacking.jobs), *self._fresh, *tied}
 
     def aliases(self, outputs: Iterable[Output]) -> dict[str, str]:
         """Names the template ties stay tied."""
@@ -115,6 +123,7 @@ class _Planner:
                 fresh = name not in known and name not in self.table.checkpoints[0]
                 if fresh and not self._excluded(name) and override_for(self.recipe, name) is override:
                     known.add(name)
+                    self._fresh.add(name)
                     found.append(Job(name, self.stacking.depth_outside(name), part, part.slices[0]))
         return found
 
