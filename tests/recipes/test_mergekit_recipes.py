@@ -373,6 +373,25 @@ def test_stages_that_all_have_names_end_with_the_last(hub):
     assert recipes.load(text).method == "dare_ties"
 
 
+def test_the_stage_without_a_name_is_the_result_wherever_it_stands(hub):
+    named = "name: extra\nmerge_method: slerp\nbase_model: a\nmodels: [{model: a}, {model: b}]\nparameters: {t: 0.5}"
+    text = f"merge_method: linear\nmodels: [{{model: a}}, {{model: b}}]\nparameters: {{weight: 1}}\n---\n{named}"
+    recipe = recipes.load(text)
+    assert recipe.method == "linear"
+    assert "stage 'extra' is not used" in recipes.plan(recipe, hub()).notes
+
+
+def test_filters_that_match_nothing_are_noted(hub):
+    text = """
+merge_method: linear
+models:
+  - {model: a, parameters: {weight: [{filter: mpl, value: 0.2}, {filter: mlp, value: 0.3}, {value: 1}]}}
+  - {model: b, parameters: {weight: 1}}
+"""
+    notes = recipes.plan(recipes.load(text), hub()).notes
+    assert [note for note in notes if "matches no tensor" in note] == ["models[0]: weight for 'mpl' matches no tensor"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -61,34 +61,64 @@ def _load(found: list[Any], root: Path | None, text: str, source: str, parents: 
         raise RecipeError(f"{source}: the recipe is empty")
     if len(found) == 1:
         return _document(found[0], stages, root, text, source, parents)
-    waiting = list(enumerate(found, 1))
-    names = {document["name"] for document in found if isinstance(document, dict) and document.get("name")}
-    last: Recipe | None = None
-    for position, document in _in_order(waiting, names, source):
+    numbered = list(enumerate(found, 1))
+    names = _names(numbered, source)
+    # The merge without a name is the result; if all have one, the last.
+    final = next((position for position, _ in numbered if position not in names), len(found))
+    result: Recipe | None = None
+    for position, document in _in_order(numbered, names, source):
         recipe = _document(document, stages, root, text, f"{source}, document {position}", parents)
-        name = document.get("name")
-        if name is None or position == len(found):
-            last = recipe
-        if name is not None:
-            stages[str(name)] = recipe
-    assert last is not None
-    return last
+        if position in names:
+            stages[names[position]] = recipe
+        if position == final:
+            result = recipe
+    assert result is not None
+    used = _needed(numbered, names, final)
+    unused = [f"stage {name!r} is not used" for position, name in names.items() if position not in used]
+    return replace(result, notes=(*result.notes, *unused))
 
 
-def _in_order(waiting: list[tuple[int, Any]], names: set[str], source: str) -> list[tuple[int, Any]]:
-    """Stages before those that use them."""
-    unnamed = [position for position, document in waiting if isinstance(document, dict) and not document.get("name")]
+def _names(numbered: list[tuple[int, Any]], source: str) -> dict[int, str]:
+    """Stages' names by the position of their document."""
+    found: dict[int, str] = {}
+    for position, document in numbered:
+        name = document.get("name") if isinstance(document, dict) else None
+        if name is None:
+            continue
+        if not isinstance(name, str) or not name:
+            raise RecipeError(f"{source}, document {position}: name: expected text, got {name!r}")
+        if name in found.values():
+            raise RecipeError(f"{source}, document {position}: two stages are called {name!r}")
+        found[position] = name
+    unnamed = [position for position, document in numbered if isinstance(document, dict) and position not in found]
     if len(unnamed) > 1:
         raise RecipeError(f"{source}: only the final merge may lack a name; documents {unnamed} do")
-    ordered: list[tuple[int, Any]] = []
-    done: set[str] = set()
+    return found
+
+
+def _needed(numbered: list[tuple[int, Any]], names: Mapping[int, str], final: int) -> set[int]:
+    """Positions of the documents that the final one is made of, itself among them."""
+    documents_at, places = dict(numbered), {name: position for position, name in names.items()}
+    needed, waiting = {final}, [final]
     while waiting:
-        ready = [(p, d) for p, d in waiting if not ((_mentions(d) & names) - done)]
+        for name in _mentions(documents_at[waiting.pop()]) & places.keys():
+            if places[name] not in needed:
+                needed.add(places[name])
+                waiting.append(places[name])
+    return needed
+
+
+def _in_order(waiting: list[tuple[int, Any]], names: Mapping[int, str], source: str) -> list[tuple[int, Any]]:
+    """Stages before those that use them."""
+    ordered: list[tuple[int, Any]] = []
+    known, done = set(names.values()), set[str]()
+    while waiting:
+        ready = [(p, d) for p, d in waiting if not ((_mentions(d) & known) - done)]
         if not ready:
-            stuck = sorted(str(d.get("name", p)) for p, d in waiting)
+            stuck = sorted(names.get(p, str(p)) for p, _ in waiting)
             raise RecipeError(f"{source}: the stages {', '.join(stuck)} need one another")
         ordered += ready
-        done |= {d["name"] for _, d in ready if isinstance(d, dict) and d.get("name")}
+        done |= {names[p] for p, _ in ready if p in names}
         waiting = [each for each in waiting if each not in ready]
     return ordered
 
