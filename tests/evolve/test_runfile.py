@@ -34,6 +34,7 @@ BAD = [
     (("kind: causal-lm", "knd: causal-lm"), "model: unknown key 'knd'; did you mean 'kind'?"),
     (("per: model", "per: layer"), "space.weight.per: expected 'model' or 'merge', got 'layer'"),
     (("low: 0, high: 1.5", "lo: 0, high: 1.5"), "space.weight: unknown key 'lo'; did you mean 'low'?"),
+    (("low: 0, high", "low: a, high"), "run.yml: space.weight.low: must be a valid number, got 'a'"),
     # the space
     ((SPACE_LINE, "weight: {low: 0, per: model}"), "space.weight: needs low and high, or choices"),
     ((SPACE_LINE, "weight: {low: 2, high: 1, per: model}"), "space.weight: a range goes from low to a higher high"),

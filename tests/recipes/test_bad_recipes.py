@@ -230,6 +230,14 @@ MERGEKIT = {
         "merge_method: linear\nmodels: [{model: y}]\n---\nmerge_method: linear\nmodels: [{model: x}]",
         "only the final merge may lack a name",
     ),
+    "two stages of one name": (
+        "name: x\nmerge_method: linear\nmodels: [{model: a}]\n---\nname: x\nmerge_method: linear\nmodels: [{model: b}]",
+        "document 2: two stages are called 'x'",
+    ),
+    "a stage whose name is a list": (
+        "name: [x]\nmerge_method: linear\nmodels: [{model: a}]\n---\nmerge_method: linear\nmodels: [{model: x}]",
+        "document 1: name: expected text, got ['x']",
+    ),
 }
 
 
@@ -294,9 +302,17 @@ PLANS = {
         "overrides[0]: which of the models passes through? Name it under model",
     ),
     "nothing left": ("method: linear\nmodels: [a, b]\noutput: {exclude: '*'}", "everything is excluded"),
+    "unknown template of mergekit's": (
+        "merge_method: linear\nmodels: [{model: a}, {model: b}]\nchat_template: chatmll",
+        "chat_template: 'chatmll' is neither",
+    ),
+    "a template too long for a path": (
+        f"method: linear\nmodels: [a, b]\noutput: {{chat_template: {'x' * 5000}}}",
+        "is neither a template, nor a file, nor a known name",
+    ),
     "unknown template": (
         "method: linear\nmodels: [a, b]\noutput: {chat_template: chatmll}",
-        "chat_template: 'chatmll' is neither a template, nor a file, nor a known name; did you mean 'chatml'?",
+        "output.chat_template: 'chatmll' is neither a template, nor a file, nor a known name; did you mean 'chatml'?",
     ),
 }
 
@@ -336,3 +352,9 @@ def test_paths_that_are_no_recipe(tmp_path, make, message):
     (tmp_path / "binary.yml").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(RecipeError, match="not a text file"):
         recipes.load(tmp_path / "binary.yml")
+
+
+def test_a_path_too_long_for_a_path(tmp_path):
+    (tmp_path / "recipe.yml").write_text(f"method: linear\nmodels: [{'x' * 5000}]")
+    with pytest.raises(InputError, match=r"models\[0\]: x{80}…: cannot be opened: File name too long"):
+        recipes.plan(recipes.load(tmp_path / "recipe.yml"))

@@ -15,8 +15,8 @@ class _Section(BaseModel):
 
 
 class SpaceEntry(_Section):
-    low: float | int | None = None
-    high: float | int | None = None
+    low: float | None = None
+    high: float | None = None
     integer: bool = False
     log: bool = False
     choices: list[bool | int | float | str] | None = None
@@ -100,7 +100,11 @@ _SECTIONS: Mapping[str, type[BaseModel]] = {
 
 def _message(error: Any) -> str:
     """Where, what, and the nearest known word."""
-    location = [part for part in error["loc"] if part not in ("str", "ObjectiveEntry")]
+    location = list(error["loc"])
+    # Where several types would do, pydantic ends with the one it tried.
+    while len(location) > 1 and location[-1] in ("str", "float", "int", "bool"):
+        location.pop()
+    location = [part for part in location if part not in ("str", "ObjectiveEntry")]
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
     if error["type"] == "extra_forbidden":
         section = _SECTIONS.get(str(location[0]), RunFile) if len(location) > 1 else RunFile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -143,9 +144,10 @@ def chat_template(recipe: Recipe, table: Table) -> str | None:
     if "{" in asked:
         return asked
     file = Path(locate(asked, recipe.root))
-    if file.is_file():
+    if os.path.isfile(file):  # unlike Path's, also of a text that is too long for a path
         return file.read_text(encoding="utf-8")
+    where = "chat_template" if recipe.dialect == "mergekit" else "output.chat_template"
     raise RecipeError(
-        f"chat_template: {asked!r} is neither a template, nor a file, nor a known name"
+        f"{where}: {asked!r} is neither a template, nor a file, nor a known name"
         f"{did_you_mean(asked, ['auto', *TEMPLATES])}"
     )

@@ -36,7 +36,7 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
     notes: list[str] = []
     entries = tuple(each.models)
     if override and (override.model is not None or method.name == "passthrough"):
-        entries = (_only(recipe, each, override, base),)
+        entries = (_only(each, override, base),)
         if method.base == "none":
             base = None
     others = tuple(entry for entry in entries if base is None or not same(entry, base))
@@ -64,7 +64,7 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
     return Roles(method, entries, base, resolver, tuple(notes), resolver.constant)
 
 
-def _only(recipe: Recipe, each: Slice, override: Override, base: Entry | None) -> Entry:
+def _only(each: Slice, override: Override, base: Entry | None) -> Entry:
     """The single model an override asks for; the base if it does not say."""
     if override.model is None:
         if base is not None:
