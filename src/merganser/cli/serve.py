@@ -91,7 +91,7 @@ def build_model(
     from merganser.experts.library import Library
 
     opened = Library(library, base)
-    module, _ = build_network(model, shape="1")  # no example inputs are needed here; naming a shape says so
+    module, _ = build_network(model)
     found = None if heads is None else read_heads(heads, opened.experts)
     return AdaptiveModel(
         module, opened, cast(Any, found), features=_function(features, "--features"), load_base=True, **options
