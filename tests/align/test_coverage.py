@@ -118,6 +118,8 @@ def test_a_branch_that_was_not_taken_is_refused_unless_allowed_or_shown() -> Non
     with pytest.raises(InputError, match="leave out weights .* 'two.weight'; give more_examples"):
         symmetry(net, x)
     assert freedom(symmetry(net, x, allow_unused=True)) == {"trunk": (12,)}
+    with pytest.raises(InputError, match="a sequence of example inputs"):
+        symmetry(net, x, more_examples={"x": x, "task": "two"})  # type: ignore[arg-type]
     found = symmetry(net, x, more_examples=[(x, "two")])
     assert freedom(found) == {"trunk": (12,)}
     for task in ("one", "two"):

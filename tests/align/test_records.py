@@ -51,6 +51,8 @@ def test_bad_files(tmp_path: Path) -> None:
     for name in ("junk", "absent"):
         with pytest.raises(CheckpointError, match=f"cannot read permutations from .*{name}"):
             Record.load(tmp_path / name)
+    with pytest.raises(CheckpointError, match="cannot write permutations to .*absent"):
+        Record(known, (random(known, 1),), 1.0).save(tmp_path / "absent/p.safetensors")
     save_file({"a": np.zeros(2)}, tmp_path / "weights")
     with pytest.raises(CheckpointError, match="no symmetry in its header"):
         Record.load(tmp_path / "weights")

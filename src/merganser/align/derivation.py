@@ -53,6 +53,8 @@ def symmetry(
     """
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"symmetries are derived from an nn.Module, got {type(module).__name__}")
+    if isinstance(more_examples, torch.Tensor | Mapping):
+        raise InputError("more_examples is a sequence of example inputs: write more_examples=[…]")
     examples = [arguments(module, inputs, kwargs or {}) for inputs in (example_inputs, *more_examples)]
     with traceable(module):
         found, unused = _derive(module, [_export(module, args, named) for args, named in examples])

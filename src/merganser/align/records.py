@@ -37,7 +37,10 @@ class Record:
             "objective": self.objective,
             "trace": [asdict(step) for step in self.trace],
         }
-        save_file(arrays, path, metadata={"symmetry": self.symmetry.to_json(), "universe": json.dumps(found)})
+        try:
+            save_file(arrays, path, metadata={"symmetry": self.symmetry.to_json(), "universe": json.dumps(found)})
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot write permutations to {path}: {error}") from None
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Record:
