@@ -292,7 +292,6 @@ def test_printed_descent_condition_is_not_sufficient():
     check = gr.descent_check({"large": 0.001, "small": 1.0, "medium": -0.5}, {"large": 100, "small": 1, "medium": 50})
     assert check.printed_guarantee
     assert check.target_decrease < 0
-    assert check.printed_fails
     assert not check.guaranteed
 
 
@@ -302,7 +301,7 @@ def test_printed_descent_condition_fails_often_at_random():
     for _ in range(2000):
         step = {str(i): float(d) for i, d in enumerate(rng.normal(size=3))}
         check = gr.descent_check(step, {str(i): int(n) for i, n in enumerate(rng.integers(1, 1000, 3))})
-        failures += check.printed_fails
+        failures += check.printed_guarantee and check.target_decrease <= 0
         assert check.target_decrease > 0 or not check.guaranteed
     assert failures > 20
 

@@ -6,12 +6,24 @@ Modules load on first use: `merganser.analysis.gradients`, `.trajectory`, `.tang
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_MODULES = ("disentanglement", "gradients", "landscape", "mergeability", "plots", "similarity", "tangent", "trajectory")
+from merganser.lazy import exports
 
-__all__ = [*_MODULES]
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    {},
+    modules=(
+        "disentanglement",
+        "gradients",
+        "landscape",
+        "mergeability",
+        "plots",
+        "similarity",
+        "tangent",
+        "trajectory",
+    ),
+)
 
 if TYPE_CHECKING:
     from merganser.analysis import disentanglement as disentanglement
@@ -22,13 +34,3 @@ if TYPE_CHECKING:
     from merganser.analysis import similarity as similarity
     from merganser.analysis import tangent as tangent
     from merganser.analysis import trajectory as trajectory
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"merganser.analysis.{name}")
-    raise AttributeError(f"module 'merganser.analysis' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -35,11 +35,6 @@ class DescentCheck(Result):
         """The printed condition holds; it promises what may not be."""
         return self.atm_decrease > self.printed_threshold
 
-    @property
-    def printed_fails(self) -> bool:
-        """The printed condition holds and the target loss has not fallen."""
-        return self.printed_guarantee and self.target_decrease <= 0
-
 
 def descent_check(decreases: Mapping[str, float], samples: Mapping[str, int]) -> DescentCheck:
     """Judge one step from each task's decrease of mean loss and its number of samples."""
