@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-import toy_tasks
+import toy_experts
 from safetensors.torch import save_file
 
 from support.llamas import llamas, transformers
@@ -47,11 +47,11 @@ models: {left: ./left.safetensors, right: ./right.safetensors}
 method: task_arithmetic
 space: {weight: {low: 0, high: 1.5, per: model}}
 tasks:
-  left: {kind: function, function: "toy_tasks:left", items: 60, subset: 12}
-  right: {kind: function, function: "toy_tasks:right", items: 60, subset: 12}
+  left: {kind: function, function: "toy_experts:left", items: 60, subset: 12}
+  right: {kind: function, function: "toy_experts:right", items: 60, subset: 12}
 objectives: [{name: mean, measures: {left: 0.5, right: 0.5}}]
 search: {algorithm: ga, population: 6, generations: 2}
-model: {kind: "toy_tasks:build"}
+model: {kind: "toy_experts:build"}
 """
 
 
@@ -59,7 +59,7 @@ model: {kind: "toy_tasks:build"}
 def toy(tmp_path):
     """A function that writes the toy's run file beside its models, with parts replaced."""
     generator = torch.Generator().manual_seed(0)
-    weights = {"base": 0.1 * torch.randn(3, 6, generator=generator), **{n: r.T for n, r in toy_tasks.rules.items()}}
+    weights = {"base": 0.1 * torch.randn(3, 6, generator=generator), **{n: r.T for n, r in toy_experts.rules.items()}}
     for name, weight in weights.items():
         save_file({"weight": weight.contiguous(), "bias": torch.zeros(3)}, tmp_path / f"{name}.safetensors")
 

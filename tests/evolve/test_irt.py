@@ -14,8 +14,9 @@ from scipy.special import expit
 
 from merganser.errors import InputError
 from merganser.evolve import irt as irt_module
-from merganser.evolve.irt import fit, log_loss, regress
-from merganser.evolve.irt.fitting import _checked, _sweep
+from merganser.evolve.irt import fit
+from merganser.evolve.irt.fitting import _checked, _sweep, log_loss
+from merganser.evolve.irt.logistic import regress
 from merganser.evolve.irt.tinybenchmarks import load as load_tiny
 from merganser.evolve.irt.tinybenchmarks import read_data
 

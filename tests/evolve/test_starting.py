@@ -31,7 +31,7 @@ def interrupted(toy, tmp_path):
     "change",
     [
         ("left: ./left.safetensors", "left: ./right.safetensors"),
-        ('"toy_tasks:right"', '"toy_tasks:left"'),
+        ('"toy_experts:right"', '"toy_experts:left"'),
         ("model: {kind: ", "parameters: {normalize: true}\nmodel: {kind: "),
         ("model: {kind: ", "output: {dtype: float64}\nmodel: {kind: "),
         ("method: task_arithmetic", "method: linear"),
@@ -52,7 +52,9 @@ def test_a_changed_run_file_is_another_study(interrupted, change):
 
 def test_workers_and_devices_may_change(interrupted):
     toy, file = interrupted
-    study = start(toy(('"toy_tasks:build"', '"toy_tasks:build", device: "cpu:0"'), name="moved.yml"), file, resume=True)
+    study = start(
+        toy(('"toy_experts:build"', '"toy_experts:build", device: "cpu:0"'), name="moved.yml"), file, resume=True
+    )
     assert study.ended
 
 
@@ -122,7 +124,7 @@ def test_an_endpoint_that_fails_is_said_in_the_result(toy, tmp_path, monkeypatch
 
 
 def test_an_endpoint_that_fails_in_calibration_gives_one_line(toy, tmp_path):
-    path = toy(('"toy_tasks:right", items: 60, subset: 12', '"toy_tasks:broken", items: 60, estimator: gmp-irt'))
+    path = toy(('"toy_experts:right", items: 60, subset: 12', '"toy_experts:broken", items: 60, estimator: gmp-irt'))
     with pytest.raises(MerganserError) as caught:
         start(path, tmp_path / "s.sqlite")
     assert str(caught.value) == "endpoint 'left' could not be evaluated: RuntimeError: the questions are gone"
@@ -134,7 +136,7 @@ def test_failures_are_shown_by_every_command(toy, tmp_path):
     from merganser.cli.evolve import app
     from merganser.report.directories import report
 
-    path, file = toy(('"toy_tasks:right"', '"toy_tasks:broken"')), tmp_path / "toy.sqlite"
+    path, file = toy(('"toy_experts:right"', '"toy_experts:broken"')), tmp_path / "toy.sqlite"
     failed = CliRunner().invoke(app, ["run", str(path)])
     assert "search    1/12  failed: RuntimeError: the questions are gone" in failed.stderr
     assert "RuntimeError: the questions are gone" in str(failed.exception)
@@ -147,6 +149,6 @@ def test_failures_are_shown_by_every_command(toy, tmp_path):
 
 
 def test_a_function_that_answers_by_item_is_told_what_is_expected(toy, tmp_path):
-    path = toy(('"toy_tasks:right"', '"toy_tasks:by_item"'))
-    with pytest.raises(MerganserError, match="toy_tasks:by_item: expected a list of answers"):
+    path = toy(('"toy_experts:right"', '"toy_experts:by_item"'))
+    with pytest.raises(MerganserError, match="toy_experts:by_item: expected a list of answers"):
         start(path, tmp_path / "s.sqlite")

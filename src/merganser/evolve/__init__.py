@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from merganser.evolve.design import Design, Objective, Task
     from merganser.evolve.preparation import Calibration
     from merganser.evolve.space import Choices, Parameter, Range, Space
+    from merganser.evolve.starting import recipe, start
     from merganser.evolve.study import Study
+    from merganser.evolve.summary import summarize
 
 _NAMES = {
     "Calibration": "preparation",
@@ -22,6 +24,9 @@ _NAMES = {
     "Space": "space",
     "Study": "study",
     "Task": "design",
+    "recipe": "starting",
+    "start": "starting",
+    "summarize": "summary",
 }
 _MODULES = ("estimators", "irt", "subsets")
 
@@ -37,7 +42,10 @@ __all__ = [
     "Task",
     "estimators",
     "irt",
+    "recipe",
+    "start",
     "subsets",
+    "summarize",
 ]
 
 

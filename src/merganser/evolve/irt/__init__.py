@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from merganser.evolve.irt.logistic import Posterior, regress
 from merganser.evolve.irt.model import IRT, Items, Normal, load
 
 if TYPE_CHECKING:
-    from merganser.evolve.irt.fitting import fit, log_loss
+    from merganser.evolve.irt.fitting import fit
 
-__all__ = ["IRT", "Items", "Normal", "Posterior", "fit", "load", "log_loss", "regress"]
+__all__ = ["IRT", "Items", "Normal", "fit", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("fit", "log_loss"):  # the only parts that need torch
-        from merganser.evolve.irt import fitting
+    if name == "fit":  # the only part that needs torch
+        from merganser.evolve.irt.fitting import fit
 
-        return getattr(fitting, name)
+        return fit
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
