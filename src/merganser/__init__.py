@@ -5,34 +5,36 @@ Importing this module is fast; torch and everything behind it load on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from merganser.lazy import exports
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "open": "merganser.checkpoints",
-    "merge": "merganser.tuning.merging",
-    "run": "merganser.engine.api",
-    "TaskVector": "merganser.engine.task_vector",
-    "MerganserError": "merganser.errors",
-}
-_PACKAGES = (
-    "align",
-    "analysis",
-    "checkpoints",
-    "errors",
-    "evaluate",
-    "evolve",
-    "experts",
-    "federated",
-    "methods",
-    "recipes",
-    "report",
-    "tuning",
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    {
+        "checkpoints": ("open",),
+        "engine.api": ("run",),
+        "engine.task_vector": ("TaskVector",),
+        "errors": ("MerganserError",),
+        "tuning.merging": ("merge",),
+    },
+    modules=(
+        "align",
+        "analysis",
+        "checkpoints",
+        "errors",
+        "evaluate",
+        "evolve",
+        "experts",
+        "federated",
+        "methods",
+        "recipes",
+        "report",
+        "tuning",
+    ),
 )
-
-__all__ = [*_NAMES, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
     from merganser import align as align
@@ -52,15 +54,3 @@ if TYPE_CHECKING:
     from merganser.engine.task_vector import TaskVector as TaskVector
     from merganser.errors import MerganserError as MerganserError
     from merganser.tuning.merging import merge as merge
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(importlib.import_module(_NAMES[name]), name)
-    if name in _PACKAGES:
-        return importlib.import_module(f"merganser.{name}")
-    raise AttributeError(f"module 'merganser' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -6,68 +6,44 @@ system would put the module in the function's place): `symmetry` lives in `deriv
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_MODULES = {
-    "symmetries": ("Symmetry",),
-    "derivation": ("symmetry",),
-    "selftest": ("self_test",),
-    "permutations": ("scramble",),
-    "matching": ("match",),
-    "matches": ("Match",),
-    "universes": ("Universe", "universe"),
-    "baselines": ("match_to_reference", "merge_many"),
-    "renormalisation": ("repair", "reset_batch_norm"),
-    "ensembles": ("UniverseEnsemble", "ensemble"),
-    "transfer": ("transport",),
-    "subsets": ("compare_subsets", "merging_order", "quality_matrix"),
-}
-_EXPORTS = {name: module for module, names in _MODULES.items() for name in names}
+from merganser.lazy import exports
 
-__all__ = [
-    "Match",
-    "Symmetry",
-    "Universe",
-    "UniverseEnsemble",
-    "compare_subsets",
-    "ensemble",
-    "match",
-    "match_to_reference",
-    "merge_many",
-    "merging_order",
-    "quality_matrix",
-    "repair",
-    "reset_batch_norm",
-    "scramble",
-    "self_test",
-    "symmetry",
-    "transport",
-    "universe",
-]
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    {
+        "baselines": ("match_to_reference", "merge_many"),
+        "derivation": ("symmetry",),
+        "ensembles": ("UniverseEnsemble", "ensemble"),
+        "matches": ("Match",),
+        "matching": ("match",),
+        "permutations": ("scramble",),
+        "renormalisation": ("repair", "reset_batch_norm"),
+        "selftest": ("self_test",),
+        "subsets": ("compare_subsets", "merging_order", "quality_matrix"),
+        "symmetries": ("Symmetry",),
+        "transfer": ("transport",),
+        "universes": ("Universe", "universe"),
+    },
+)
 
 if TYPE_CHECKING:
-    from merganser.align.baselines import match_to_reference, merge_many
-    from merganser.align.derivation import symmetry
-    from merganser.align.ensembles import UniverseEnsemble, ensemble
-    from merganser.align.matches import Match
-    from merganser.align.matching import match
-    from merganser.align.permutations import scramble
-    from merganser.align.renormalisation import repair, reset_batch_norm
-    from merganser.align.selftest import self_test
-    from merganser.align.subsets import compare_subsets, merging_order, quality_matrix
-    from merganser.align.symmetries import Symmetry
-    from merganser.align.transfer import transport
-    from merganser.align.universes import Universe, universe
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+    from merganser.align.baselines import match_to_reference as match_to_reference
+    from merganser.align.baselines import merge_many as merge_many
+    from merganser.align.derivation import symmetry as symmetry
+    from merganser.align.ensembles import UniverseEnsemble as UniverseEnsemble
+    from merganser.align.ensembles import ensemble as ensemble
+    from merganser.align.matches import Match as Match
+    from merganser.align.matching import match as match
+    from merganser.align.permutations import scramble as scramble
+    from merganser.align.renormalisation import repair as repair
+    from merganser.align.renormalisation import reset_batch_norm as reset_batch_norm
+    from merganser.align.selftest import self_test as self_test
+    from merganser.align.subsets import compare_subsets as compare_subsets
+    from merganser.align.subsets import merging_order as merging_order
+    from merganser.align.subsets import quality_matrix as quality_matrix
+    from merganser.align.symmetries import Symmetry as Symmetry
+    from merganser.align.transfer import transport as transport
+    from merganser.align.universes import Universe as Universe
+    from merganser.align.universes import universe as universe

@@ -2,70 +2,45 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_NAMES = {
-    "AdaptiveModel": "merganser.experts.adaptive",
-    "Limits": "merganser.experts.batching",
-    "Oracle": "merganser.experts.baselines",
-    "Smile": "merganser.experts.baselines",
-    "Static": "merganser.experts.baselines",
-    "TwinMerging": "merganser.experts.baselines",
-    "WeMoE": "merganser.experts.baselines",
-    "create_app": "merganser.experts.serving",
-    "Library": "merganser.experts.library",
-    "MaskLibrary": "merganser.experts.masks",
-    "Interference": "merganser.experts.survey",
-    "interference": "merganser.experts.survey",
-    "decode": "merganser.experts.textspan",
-    "extract_lora": "merganser.experts.lora",
-    "merge_adapters": "merganser.experts.lora",
-    "MlpRouter": "merganser.experts.routing",
-    "NearestNeighbour": "merganser.experts.routing",
-    "ProjectionRouter": "merganser.experts.routing",
-    "score_layers": "merganser.experts.layers",
-    "sweep_layers": "merganser.experts.layers",
-}
+from merganser.lazy import exports
 
-__all__ = [
-    "AdaptiveModel",
-    "Interference",
-    "Library",
-    "Limits",
-    "MaskLibrary",
-    "MlpRouter",
-    "NearestNeighbour",
-    "Oracle",
-    "ProjectionRouter",
-    "Smile",
-    "Static",
-    "TwinMerging",
-    "WeMoE",
-    "create_app",
-    "decode",
-    "extract_lora",
-    "interference",
-    "merge_adapters",
-    "score_layers",
-    "sweep_layers",
-]
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    {
+        "adaptive": ("AdaptiveModel",),
+        "baselines": ("Oracle", "Smile", "Static", "TwinMerging", "WeMoE"),
+        "batching": ("Limits",),
+        "layers": ("score_layers", "sweep_layers"),
+        "library": ("Library",),
+        "lora": ("extract_lora", "merge_adapters"),
+        "masks": ("MaskLibrary",),
+        "routing": ("MlpRouter", "NearestNeighbour", "ProjectionRouter"),
+        "serving": ("create_app",),
+        "survey": ("Interference", "interference"),
+        "textspan": ("decode",),
+    },
+)
 
 if TYPE_CHECKING:
-    from merganser.experts.adaptive import AdaptiveModel
-    from merganser.experts.baselines import Oracle, Smile, Static, TwinMerging, WeMoE
-    from merganser.experts.batching import Limits
-    from merganser.experts.layers import score_layers, sweep_layers
-    from merganser.experts.library import Library
-    from merganser.experts.lora import extract_lora, merge_adapters
-    from merganser.experts.masks import MaskLibrary
-    from merganser.experts.routing import MlpRouter, NearestNeighbour, ProjectionRouter
-    from merganser.experts.serving import create_app
-    from merganser.experts.survey import Interference, interference
-    from merganser.experts.textspan import decode
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(import_module(_NAMES[name]), name)
-    raise AttributeError(f"module 'merganser.experts' has no attribute {name!r}")
+    from merganser.experts.adaptive import AdaptiveModel as AdaptiveModel
+    from merganser.experts.baselines import Oracle as Oracle
+    from merganser.experts.baselines import Smile as Smile
+    from merganser.experts.baselines import Static as Static
+    from merganser.experts.baselines import TwinMerging as TwinMerging
+    from merganser.experts.baselines import WeMoE as WeMoE
+    from merganser.experts.batching import Limits as Limits
+    from merganser.experts.layers import score_layers as score_layers
+    from merganser.experts.layers import sweep_layers as sweep_layers
+    from merganser.experts.library import Library as Library
+    from merganser.experts.lora import extract_lora as extract_lora
+    from merganser.experts.lora import merge_adapters as merge_adapters
+    from merganser.experts.masks import MaskLibrary as MaskLibrary
+    from merganser.experts.routing import MlpRouter as MlpRouter
+    from merganser.experts.routing import NearestNeighbour as NearestNeighbour
+    from merganser.experts.routing import ProjectionRouter as ProjectionRouter
+    from merganser.experts.serving import create_app as create_app
+    from merganser.experts.survey import Interference as Interference
+    from merganser.experts.survey import interference as interference
+    from merganser.experts.textspan import decode as decode

@@ -6,25 +6,28 @@ Modules load on first use: `tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.so
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_MODULES = (
-    "adamerging",
-    "atm",
-    "fisher",
-    "forgetting",
-    "gram",
-    "merging",
-    "parts",
-    "search",
-    "soups",
-    "statistics",
-    "sweep",
-    "validation",
+from merganser.lazy import exports
+
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    {},
+    modules=(
+        "adamerging",
+        "atm",
+        "fisher",
+        "forgetting",
+        "gram",
+        "merging",
+        "parts",
+        "search",
+        "soups",
+        "statistics",
+        "sweep",
+        "validation",
+    ),
 )
-
-__all__ = [*_MODULES]
 
 if TYPE_CHECKING:
     from merganser.tuning import adamerging as adamerging
@@ -39,13 +42,3 @@ if TYPE_CHECKING:
     from merganser.tuning import statistics as statistics
     from merganser.tuning import sweep as sweep
     from merganser.tuning import validation as validation
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"merganser.tuning.{name}")
-    raise AttributeError(f"module 'merganser.tuning' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
