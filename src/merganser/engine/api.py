@@ -48,16 +48,7 @@ def merge(
     allow_nan: bool = False,
     **parameters: Any,
 ) -> dict[str, Tensor]:
-    """Merge checkpoints, state dicts or modules into a new state dict; the inputs are left as they are.
-
-    `parameters` are the method's (`merganser methods NAME` lists them); one that is per model takes a number or a
-    list with one number for each model. A mapping of models gives them labels, which key the randomness of
-    methods that draw. `statistics` are what methods that are informed by data want, by kind, one for each model:
-    `{"fisher": [...]}` of paths, state dicts or `tuning.Statistics`. `overrides` and `output` say what they say in a
-    recipe; `dtype` is that of the output. A base that is among the models is not counted twice.
-
-    >>> merged = mg.merge([math, code], method="ties", base=base, density=0.2, weight=[0.6, 0.4])
-    """
+    """`mg.merge` by a rule for tensors: what `tuning.merging.merge`, which explains it all, comes to in the end."""
     check_means(workers, device)
     labelled = _labelled(models)
     opened = {label: _open(reference, label) for label, reference in labelled.items()}

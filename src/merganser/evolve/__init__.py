@@ -2,56 +2,36 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from merganser.lazy import exports
+
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    {
+        "design": ("Design", "Objective", "Task"),
+        "preparation": ("Calibration",),
+        "space": ("Choices", "Parameter", "Range", "Space"),
+        "starting": ("recipe", "start"),
+        "study": ("Study",),
+        "summary": ("summarize",),
+    },
+    modules=("estimators", "irt", "subsets"),
+)
 
 if TYPE_CHECKING:
-    from merganser.evolve import estimators, irt, subsets
-    from merganser.evolve.design import Design, Objective, Task
-    from merganser.evolve.preparation import Calibration
-    from merganser.evolve.space import Choices, Parameter, Range, Space
-    from merganser.evolve.starting import recipe, start
-    from merganser.evolve.study import Study
-    from merganser.evolve.summary import summarize
-
-_NAMES = {
-    "Calibration": "preparation",
-    "Choices": "space",
-    "Design": "design",
-    "Objective": "design",
-    "Parameter": "space",
-    "Range": "space",
-    "Space": "space",
-    "Study": "study",
-    "Task": "design",
-    "recipe": "starting",
-    "start": "starting",
-    "summarize": "summary",
-}
-_MODULES = ("estimators", "irt", "subsets")
-
-__all__ = [
-    "Calibration",
-    "Choices",
-    "Design",
-    "Objective",
-    "Parameter",
-    "Range",
-    "Space",
-    "Study",
-    "Task",
-    "estimators",
-    "irt",
-    "recipe",
-    "start",
-    "subsets",
-    "summarize",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(importlib.import_module(f"merganser.evolve.{_NAMES[name]}"), name)
-    if name in _MODULES:
-        return importlib.import_module(f"merganser.evolve.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from merganser.evolve import estimators as estimators
+    from merganser.evolve import irt as irt
+    from merganser.evolve import subsets as subsets
+    from merganser.evolve.design import Design as Design
+    from merganser.evolve.design import Objective as Objective
+    from merganser.evolve.design import Task as Task
+    from merganser.evolve.preparation import Calibration as Calibration
+    from merganser.evolve.space import Choices as Choices
+    from merganser.evolve.space import Parameter as Parameter
+    from merganser.evolve.space import Range as Range
+    from merganser.evolve.space import Space as Space
+    from merganser.evolve.starting import recipe as recipe
+    from merganser.evolve.starting import start as start
+    from merganser.evolve.study import Study as Study
+    from merganser.evolve.summary import summarize as summarize

@@ -1,0 +1,28 @@
+"""What packages say they export is there, and type checkers are told the same."""
+
+import ast
+import importlib
+import inspect
+
+import pytest
+
+import merganser
+
+PACKAGES = ["merganser", *(f"merganser.{name}" for name in ("align", "analysis", "evolve", "experts", "tuning"))]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_exported_names_resolve_and_are_typed(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    assert set(module.__all__) <= set(dir(module))
+    branch = next(node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
+    typed = {alias.asname or alias.name for node in branch.body for alias in getattr(node, "names", ())}
+    assert typed == set(module.__all__)
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):
+        _ = module.nothing
+
+
+def test_the_version_is_known() -> None:
+    assert merganser.__version__
