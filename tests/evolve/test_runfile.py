@@ -193,6 +193,7 @@ TOY_BAD = [
     (("subset: 12}\nobj", "subset: 12, calibration: ./text.npy}\nobj"), "text.npy: answers are numbers"),
     (("subset: 12}\nobj", "subset: 12, calibration: ./deep.npy}\nobj"), "not an array of shape (2, 2, 60)"),
     (("subset: 12}\nobj", "subset: 12, calibration: ./large.npy}\nobj"), "answers lie in [0, 1]; found 7 to 7"),
+    (("./right.safetensors", "./nested.yml"), "a nested recipe cannot be evolved"),
     # variables that decide nothing
     (("per: model}", 'per: model, groups: {a: "nothing*", b: "*"}}'), "no tensor depends on weight.left.a"),
     (("per: model}", 'per: model, groups: {a: "*", b: "bias"}}'), "no tensor depends on weight.left.b, weight.right.b"),
@@ -213,6 +214,7 @@ TOY_BAD = [
 
 @pytest.mark.parametrize(("change", "message"), TOY_BAD, ids=[m for _, m in TOY_BAD])
 def test_what_the_run_file_alone_shows_is_said_before_any_work(toy, tmp_path, change, message):
+    (tmp_path / "nested.yml").write_text("method: linear\nmodels: [left.safetensors, right.safetensors]")
     np.save(tmp_path / "text.npy", np.array([["yes"] * 60]))
     np.save(tmp_path / "deep.npy", np.zeros((2, 2, 60)))
     np.save(tmp_path / "large.npy", np.full((2, 60), 7.0))

@@ -385,3 +385,14 @@ def test_calibration_is_checked_before_the_study_begins(tmp_path, known, message
     with pytest.raises(InputError, match="needs embeddings"):
         study.run(design(tasks=(task,), population=5, generations=1), World())
     assert study.run(small, World()) is not None
+
+
+def test_a_measure_that_is_not_reported_ends_the_search_at_once(tmp_path):
+    log = tmp_path / "log"
+    study = Study.open(tmp_path / "s.sqlite")
+    shorter = Objective("short", {"quiz.lenght": 1.0})
+    plain = design(objectives=(shorter,), tasks=(Task("quiz", ITEMS, subset=20),))
+    with pytest.raises(MerganserError, match=r"the evaluator reports no 'quiz\.lenght'; did you mean 'quiz\.length'\?"):
+        study.run(plain, World(log=str(log)))
+    assert len(log.read_text().splitlines()) == 1
+    assert "quiz.lenght" in study.failure

@@ -29,7 +29,10 @@ def check(space: Space, template: Mapping[str, Any], labels: Sequence[str]) -> N
         return opened[reference]
 
     def outputs(values: Values) -> tuple[Output, ...]:
-        return recipes.plan(recipes.load(space.recipe(template, labels, values)), open=open_once).outputs
+        plan = recipes.plan(recipes.load(space.recipe(template, labels, values)), open=open_once)
+        if nested := [model.label for model in plan.models if model.plan is not None]:
+            raise InputError(f"{nested[0]}: a nested recipe cannot be evolved; merge it first and name the result")
+        return plan.outputs
 
     middle = space.decode(np.full(len(space.variables), 0.5))
     for corner in (0.0, 1.0):

@@ -115,8 +115,6 @@ class Run:
         trials = self.store.trials("candidate")
         if any(t.state == "failed" for t in trials) and not any(t.state == "done" for t in trials):
             self.store.forget("candidate")
-        if self.store.get("failure") is not None:
-            self.store.set(failure=None)
 
     def _generation(
         self, generation: int, genomes: Array, replayed: dict[tuple[int | None, int | None], Trial]
@@ -182,7 +180,15 @@ class Run:
         return [(-1.0 if o.maximize else 1.0) * trial.objectives[o.name] for o in self.design.objectives]
 
     def _estimated(self, answers: Mapping[str, Answers]) -> tuple[dict[str, float], dict[str, Any]]:
-        """Objectives, and the estimates behind them, from the answers to the subsets."""
+        """Objectives, and the estimates behind them, from the answers to the subsets.
+
+        A measure that this evaluator does not report will be missing from every candidate: the search ends at once.
+        """
+        for objective in self.design.objectives:
+            for measure in objective.weights:
+                if measure not in answers:
+                    hint = did_you_mean(measure, answers)
+                    raise MerganserError(f"objective {objective.name!r}: the evaluator reports no {measure!r}{hint}")
         estimates: dict[str, Any] = {}
         for measure, found in answers.items():
             task = self.tasks[measure.split(".")[0]]
@@ -202,9 +208,7 @@ class Run:
         """Test items for the winner (or the Pareto set) and the endpoints; full evaluations for the estimator."""
         valid = [trial for trial in self.store.trials("candidate") if trial.valid]
         if not valid:
-            failure = nothing(self.store.trials("candidate"))
-            self.store.set(failure=failure)
-            raise MerganserError(failure)
+            raise MerganserError(nothing(self.store.trials("candidate")))
         several = len(self.design.objectives) > 1
         winners = pareto(valid, self.design.objectives) if several else [best(valid, self.design.objectives)]
         test = {name: prepared.split.test.tolist() for name, prepared in self.tasks.items()}

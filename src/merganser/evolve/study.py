@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from merganser.errors import InputError
+from merganser.errors import InputError, MerganserError
 from merganser.evolve import ranking
 from merganser.evolve.design import Design
 from merganser.evolve.preparation import Calibration, Prepared
@@ -78,10 +78,15 @@ class Study:
         return self._completed(_run(self.store, self.design, evaluate, calibration, workers, ray, listen))
 
     def _completed(self, run: Run) -> Trial | None:
+        if self.failure is not None:
+            self.store.set(failure=None)
         try:
             run.prepare()
             run.search()
             run.conclude()
+        except MerganserError as error:
+            self.store.set(failure=str(error))
+            raise
         finally:
             run.close()
         return self.best() if len(run.design.objectives) == 1 else None
@@ -93,7 +98,7 @@ class Study:
 
     @property
     def failure(self) -> str | None:
-        """Why a run that came to its end found nothing; resuming it tries again."""
+        """Why a run that came to its end did not reach the study's; resuming it tries again."""
         reason: str | None = self.store.get("failure")
         return reason
 

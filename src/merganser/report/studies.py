@@ -27,6 +27,8 @@ def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
     study = Study.open(file, readonly=True)
     try:
         design, trials = study.design, study.trials()
+        if study.failure:
+            page.text(f"Failed: {study.failure}. When the cause is gone, --resume tries again.")
         if any(trial.valid for trial in trials):
             if not study.ended:
                 page.text(
@@ -35,8 +37,6 @@ def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
             show(page, study)
         else:
             page.text(f"{len(trials)} of {design.trials} trials, none of them with a score yet.")
-            if study.failure:
-                page.text(f"Failed: {study.failure}. When the cause is gone, --resume tries again.")
             _trials(page, study)
         return {"kind": "study", "file": file.name, "trials": len(trials), "ended": study.ended}
     finally:
