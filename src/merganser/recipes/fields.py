@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from merganser.checkpoints.dtypes import ALIASES, FLOATS
 from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.base import Method, Parameter
 from merganser.methods.base import aliases as parameter_aliases
@@ -13,8 +14,6 @@ from merganser.methods.base import parameters as method_parameters
 from merganser.recipes.schema import Problems, TokenizerOptions, TokenRow
 from merganser.recipes.settings import Choice, Gradient, Scalar, Setting
 
-DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
-_DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 _KINDS = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "a whole number"}
@@ -45,9 +44,9 @@ def known_keys(data: Mapping[str, Any], known: Iterable[str], where: str, proble
 
 def dtype(value: Any, where: str) -> str:
     name: str = expect(value, str, where).removeprefix("torch.")
-    name = _DTYPE_ALIASES.get(name, name)
-    if name not in DTYPES:
-        raise RecipeError(f"{where}: unknown dtype {value!r}{did_you_mean(name, DTYPES)}")
+    name = ALIASES.get(name, name)
+    if name not in FLOATS:
+        raise RecipeError(f"{where}: unknown dtype {value!r}{did_you_mean(name, FLOATS)}")
     return name
 
 

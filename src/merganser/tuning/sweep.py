@@ -157,7 +157,7 @@ def sweep(
         variant = listed[label]
         key = f"{variant.fingerprint()} {budget}"
         if key not in known.scores:
-            known.add(key, label, budget, float(score(variant, budget)))
+            known.add(key, variant, budget, float(score(variant, budget)))
         on_score(variant, budget, known.scores[key])
         return known.scores[key]
 
@@ -191,14 +191,21 @@ class _Journal:
             kept.append(line + "\n")
         path.write_text("".join(kept), encoding="utf-8")
 
-    def add(self, key: str, label: str, budget: int, score: float) -> None:
+    def add(self, key: str, variant: Variant, budget: int, score: float) -> None:
         self.scores[key] = score
         if self.path is None:
             return
         plain = None if score != score else score
-        record = {"label": label, "budget": budget, "score": plain, "scored_by": self.scored_by, "key": key}
+        record = {
+            "label": variant.label,
+            "values": dict(variant.values),
+            "budget": budget,
+            "score": plain,
+            "scored_by": self.scored_by,
+            "key": key,
+        }
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(record, default=str) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
