@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from align_networks import mlp, trained_like
-from safetensors.numpy import load_file, save_file
+from align_networks import mlp
+from safetensors.numpy import save_file
 from torch import nn
 
 from merganser.align import Universe, symmetry, universe
@@ -33,16 +33,6 @@ def test_a_universe_without_freedom_knows_its_models(tmp_path: Path) -> None:
     nets = [nn.Linear(4, 3) for _ in range(3)]
     universe(nets, symmetry(nets[0], torch.zeros(2, 4))).save(tmp_path / "p.safetensors")
     assert len(Universe.load(tmp_path / "p.safetensors", nets)) == 3
-
-
-def test_files_of_earlier_versions_do_not_count_their_models(tmp_path: Path) -> None:
-    module, known = mlp(5, 8, 3)
-    models = [trained_like(module, seed) for seed in range(3)]
-    found = universe(models, known)
-    found.save(tmp_path / "new")
-    header = {"symmetry": known.to_json(), "universe": json.dumps({"objective": 1.0, "trace": []})}
-    save_file(load_file(tmp_path / "new"), tmp_path / "old", header)
-    assert len(Universe.load(tmp_path / "old", models)) == 3
 
 
 def test_bad_files(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Record:
             raise CheckpointError(f"{path}: no symmetry in its header; was it written by an alignment?")
         try:
             symmetry, found = Symmetry.from_json(metadata["symmetry"]), json.loads(metadata["universe"])
-            permutations = _by_model(arrays, found.get("models"))
+            permutations = _by_model(arrays, found["models"])
             for own in permutations:
                 check(symmetry, own)
             return cls(symmetry, permutations, float(found["objective"]), tuple(Step(**s) for s in found["trace"]))
@@ -63,10 +63,10 @@ class Record:
             raise CheckpointError(f"{path}: not the permutations of an alignment: {error}") from error
 
 
-def _by_model(arrays: Mapping[str, np.ndarray], models: int | None) -> tuple[Permutations, ...]:
-    """The arrays of each model; files of earlier versions do not say how many there are."""
+def _by_model(arrays: Mapping[str, np.ndarray], models: int) -> tuple[Permutations, ...]:
+    """The arrays of each model."""
     split = [(int(model), name, index) for key, index in arrays.items() for model, name in [key.split("/", 1)]]
-    found: list[Permutations] = [{} for _ in range(models or 1 + max((model for model, _, _ in split), default=-1))]
+    found: list[Permutations] = [{} for _ in range(models)]
     for model, name, index in split:
         if not 0 <= model < len(found):
             raise ValueError(f"a permutation of model {model}, of {len(found)} models")

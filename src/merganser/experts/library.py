@@ -256,8 +256,6 @@ def _interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
             raise InputError(f"{directory}: exists and is not an expert library; choose another path")
         return None
     found = Manifest.read(directory)
-    if any("ranks" not in plan for plan in found.pending.values()):
-        return None  # left by an earlier version that could not plan: nothing depends on it
     if not found.pending:
         raise InputError(f"{directory}: is a finished library; use `add` for another expert, or another path")
     unlike = [
