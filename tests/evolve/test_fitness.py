@@ -150,6 +150,43 @@ def test_a_method_under_search(folder):
         assert torch.equal(live.load(values).state_dict()["first.weight"], expected["first.weight"])
 
 
+def test_a_scale_under_search_reaches_tensors_that_no_model_touches(folder):
+    """A scaled copy of the base's tensor is not the base's tensor: it is computed whenever the scale changes."""
+    recipe = {**template(folder), "method": "passthrough"}
+    recipe = {**recipe, "models": recipe["models"][:1], "parameters": {}}
+    live = LiveMerge(Net(), recipe, ("math",), Space((Parameter("scale", Range(0, 2)),)))
+    for number, candidate in enumerate([{"scale": 0.5}, {"scale": 1.5}, "math", {"scale": 0.5}, {"scale": 1.0}]):
+        state = live.load(candidate).state_dict()
+        expected = written(live.document(candidate), folder / f"out{number}")
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items()), number
+
+
+def test_an_embedding_taken_for_a_head_is_not_the_head(tmp_path):
+    """A model tied in its file gives its embedding for the base's head: its task vector there is not zero."""
+    generator = torch.Generator().manual_seed(0)
+    embedding, head = (torch.randn(5, 4, generator=generator) for _ in range(2))
+    save_file({"model.embed_tokens.weight": embedding, "lm_head.weight": head}, tmp_path / "base.safetensors")
+    save_file({"model.embed_tokens.weight": embedding}, tmp_path / "tied.safetensors")
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = nn.Module()
+            self.model.embed_tokens = nn.Embedding(5, 4)
+            self.lm_head = nn.Linear(4, 5, bias=False)
+
+    recipe = {
+        "method": "task_arithmetic",
+        "base": str(tmp_path / "base.safetensors"),
+        "models": [{"path": str(tmp_path / "tied.safetensors")}],
+    }
+    live = LiveMerge(Head(), recipe, ("tied",), Space((Parameter("weight", Range(0, 1), models=("tied",)),)))
+    for weight in (0.25, 0.75):
+        expected = written(live.document({"weight.tied": weight}), tmp_path / f"out{weight}")
+        state = live.load({"weight.tied": weight}).state_dict()
+        assert torch.equal(state["lm_head.weight"], expected["lm_head.weight"]), weight
+
+
 def test_a_module_of_another_shape_is_refused(folder):
     class Wider(Net):
         def __init__(self):

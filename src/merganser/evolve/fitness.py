@@ -108,26 +108,27 @@ class LiveMerge:
         return open_sources(plan, self._resident)
 
     def _mark(self, plan: Plan, output: Output, sources: Sequence[Checkpoint]) -> Any:
-        """Equal marks, equal tensors: how the output is made, or only that every model has the base's tensor."""
-        if output.method == "passthrough" or lookup(output.method).base == "required":
+        """Equal marks, equal tensors: how the output is made, or only that it is the base's tensor of its name."""
+        if output.copies or lookup(output.method).base == "required":
             parts = [*output.inputs, *([output.base] if output.base else [])]
             places = [(str(plan.models[s.model].path), s.name) for s in parts]
-            if self._untouched(places, [sources[s.model] for s in parts]):
+            if self._untouched(output.name, places, [sources[s.model] for s in parts]):
                 return ("untouched", output.spec.dtype)
         inputs = [(str(plan.models[s.model].path), s.name) for s in output.inputs]
         base = output.base and (str(plan.models[output.base.model].path), output.base.name)
         parameters = json.dumps(dict(output.parameters), sort_keys=True, default=str)
         return (output.method, inputs, base, parameters, plan.seed, output.spec.dtype)
 
-    def _untouched(self, places: Sequence[tuple[str, str]], sources: Sequence[Checkpoint]) -> bool:
-        """Whether all these tensors equal the base's (the first model's, without a base)."""
+    def _untouched(self, output: str, places: Sequence[tuple[str, str]], sources: Sequence[Checkpoint]) -> bool:
+        """Whether all these tensors equal the base's (the first model's, without a base) of the output's name: a model
+        without a head gives its embedding for it, which is another tensor."""
         first = self._first
-        if first is None:
+        if first is None or output not in first:
             return False
-        key = tuple(places)
+        key = (output, *places)
         if key not in self._same:
             self._same[key] = all(
-                name in first and torch.equal(source.read(name), first.read(name))
+                torch.equal(source.read(name), first.read(output))
                 for (_, name), source in zip(places, sources, strict=True)
             )
         return self._same[key]
