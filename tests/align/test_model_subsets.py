@@ -112,5 +112,7 @@ def test_the_ensemble_averages_predictions_of_sampled_merges(family):
     prepared = []
     ensemble(module, found, samples=2, prepare=lambda m: prepared.append(m) or m)
     assert len(prepared) == 2
+    with pytest.raises(InputError, match="prepare must return the model to evaluate"):
+        ensemble(module, found, samples=2, prepare=lambda m: None)
     with pytest.raises(InputError, match="samples"):
         sample_weights(3, 0)

@@ -1,6 +1,7 @@
 """Segments, barriers and planes."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from merganser.align import reset_batch_norm
 from merganser.analysis import landscape as ls
 from merganser.errors import InputError
 
@@ -102,11 +104,32 @@ def test_prepare_runs_at_every_point(batches):
         module.train()
         module[1].reset_running_stats()
         module(batches[0][0])
+        return module
 
     a, b = mlp(1).state_dict(), mlp(2).state_dict()
     fixed = ls.segment(mlp(0), a, b, batches, F.cross_entropy, points=3, prepare=recompute)
     assert len(seen) == 3
     assert fixed.losses != ls.segment(mlp(0), a, b, batches, F.cross_entropy, points=3).losses
+
+
+def test_what_prepare_returns_is_scored(batches):
+    """As `reset_batch_norm` and `repair` do it, which return copies."""
+    a, b = mlp(1).state_dict(), mlp(2).state_dict()
+    inputs = [x for x, _ in batches]
+    fresh = partial(reset_batch_norm, batches=inputs)
+    middle = mlp(0)
+    middle.load_state_dict({name: (a[name] + b[name]) / 2 for name in a}, strict=False)
+    expected = ls.score(reset_batch_norm(middle, inputs).eval(), batches, F.cross_entropy)
+    found = ls.segment(mlp(0), a, b, batches, F.cross_entropy, points=3, prepare=fresh)
+    assert found.losses[1] == pytest.approx(expected.loss, rel=1e-5)
+    c = mlp(3).state_dict()
+    plain, scored = (
+        ls.plane(mlp(0), (a, b, c), batches, F.cross_entropy, resolution=2, prepare=prepare)
+        for prepare in (None, fresh)
+    )
+    assert plain.losses != scored.losses
+    with pytest.raises(InputError, match="prepare must return the model to evaluate"):
+        ls.segment(mlp(0), a, b, batches, F.cross_entropy, prepare=lambda module: None)
 
 
 def test_mistakes(batches):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from merganser.align.universes import Universe
 from merganser.errors import InputError
+from merganser.tuning.functional import Prepare, prepared
 
 
 def sample_weights(models: int, samples: int, seed: int = 0, concentration: float = 1.0) -> NDArray[np.float64]:
@@ -45,17 +46,17 @@ def ensemble(
     samples: int = 5,
     seed: int = 0,
     concentration: float = 1.0,
-    prepare: Callable[[nn.Module], nn.Module] | None = None,
+    prepare: Prepare | None = None,
     predict: Callable[[Any], Tensor] = _probabilities,
 ) -> UniverseEnsemble:
     """`samples` convex combinations of the models of a universe, in the architecture of `module`.
 
-    `prepare` is applied to each (REPAIR, or a reset of BatchNorm statistics: networks with BatchNorm need it);
+    What `prepare` returns for each takes its place (REPAIR, or fresh statistics: networks with BatchNorm need it);
     `predict` turns outputs into what is averaged, by default class probabilities from logits.
     """
     members = []
     for weights in sample_weights(len(universe), samples, seed, concentration):
         member = deepcopy(module)
         member.load_state_dict(universe.merged(list(weights)))
-        members.append(prepare(member) if prepare is not None else member)
+        members.append(prepared(member, prepare))
     return UniverseEnsemble(members, predict).eval()

@@ -13,13 +13,11 @@ from torch import Tensor, nn
 
 from merganser.analysis.inner_products import finite_products
 from merganser.errors import InputError
-from merganser.tuning.functional import Batch, Weights, check_state, combine, evaluation_copy, run
+from merganser.tuning.functional import Batch, Prepare, Weights, check_state, combine, evaluation_copy, prepared, run
 from merganser.tuning.result import Result
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`loss(outputs, targets)`: the mean over the samples of a batch."""
-Prepare: TypeAlias = Callable[[nn.Module], None]
-"""Called on the module at each point before it is scored, to recompute normalisation statistics for example."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,10 @@ def segment(
     points: int | Sequence[float] = 11,
     prepare: Prepare | None = None,
 ) -> Segment:
-    """Score along the segment between two state dicts of `module`; `points` many, or at the given λ in [0, 1]."""
+    """Score along the segment between two state dicts of `module`; `points` many, or at the given λ in [0, 1].
+
+    With `prepare`, what it returns for the merged module is scored at each point (REPAIR, or fresh statistics).
+    """
     positions = [float(x) for x in np.linspace(0, 1, points)] if isinstance(points, int) else list(points)
     if len(positions) < 2 or positions[0] != 0 or positions[-1] != 1 or sorted(positions) != positions:
         raise InputError(f"positions must rise from 0 to 1, got {positions}")
@@ -119,7 +120,10 @@ def plane(
     margin: float = 0.2,
     prepare: Prepare | None = None,
 ) -> Plane:
-    """Score a `resolution`² grid over the plane through three state dicts, `margin` of the extent beyond them."""
+    """Score a `resolution`² grid over the plane through three state dicts, `margin` of the extent beyond them.
+
+    With `prepare`, what it returns for the merged module is scored at each point.
+    """
     origin, second, third = states
     gram = finite_products([second, third], base=origin)
     width = math.sqrt(gram[0, 0])
@@ -162,9 +166,6 @@ def _scorer(
 
     def at(coefficients: Sequence[float]) -> Score:
         live.load_state_dict(combine(states, coefficients), strict=False)
-        if prepare is not None:
-            prepare(live)
-            live.eval()
-        return score(live, batches, loss)
+        return score(prepared(live, prepare), batches, loss)
 
     return at

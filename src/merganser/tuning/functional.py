@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,11 +21,22 @@ Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """What a module is called with: `module(x)`, `module(*xs)` or `module(**xs)`."""
 Batch: TypeAlias = tuple[Inputs, Tensor]
 """Inputs and targets."""
+Prepare: TypeAlias = Callable[[nn.Module], nn.Module]
+"""From merged weights to the model that is evaluated: REPAIR, or fresh statistics of BatchNorm. The model it was given,
+or a copy."""
 
 
 def evaluation_copy(module: nn.Module) -> nn.Module:
     """A private copy in evaluation mode: no dropout, no moving statistics, so the loss is a function of the weights."""
     return copy.deepcopy(module).eval()
+
+
+def prepared(module: nn.Module, prepare: Prepare | None) -> nn.Module:
+    """What `prepare` returns for `module`, in evaluation mode; the module itself without one."""
+    found = module if prepare is None else prepare(module)
+    if not isinstance(found, nn.Module):
+        raise InputError(f"prepare must return the model to evaluate (the one it was given, or a copy), got {found!r}")
+    return found.eval()
 
 
 def plain_attention() -> AbstractContextManager[None]:
