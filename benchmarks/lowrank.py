@@ -1,6 +1,6 @@
 """Low-rank merging and compression: TSV-Merge against the published algorithm, memory, and the expert library.
 
-`python -m benchmarks.lowrank [--quick] [--json FILE]` prints ratios measured in one run:
+`python -m benchmarks.lowrank [--only library …] [--quick] [--json FILE]` prints ratios measured in one run:
 
 - TSV-Merge against the published algorithm done with `torch.linalg.svd` in float32, on the matrices of transformer
   blocks, in time and in processor time, with the error of both against float64. Goal: ≥ 4× faster over the matrices
@@ -8,11 +8,14 @@
 - peak memory of a streamed TSV-Merge for many layers over that for few. Goal: 1;
 - the size of a library of 20 experts with its base over the base alone, the energy it keeps, and the time to rebuild
   one expert over that of copying the base. Goals: ≤ 2.0 and ≤ 3.
+
+What the JSON file holds already and was not asked for with --only is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import shutil
@@ -118,7 +121,9 @@ def write_models(directory: Path, layers: int, width: int, experts: int, dtype: 
                 tensors[f"layers.{layer}.{name}.weight"] = (
                     base if model == 0 else base + task_matrix(shape, seed, 0.02 / width**0.5)
                 ).to(dtype)
-            tensors[f"layers.{layer}.norm.weight"] = torch.ones(width, dtype=dtype) + 0.01 * model
+            rng = torch.Generator().manual_seed(10_000 * model + 100 * layer + 99)
+            shift = 0.02 / width**0.5 * torch.randn(width, generator=rng)
+            tensors[f"layers.{layer}.norm.bias"] = (torch.zeros(width) if model == 0 else shift).to(dtype)
         path = directory / ("base" if model == 0 else f"expert{model}")
         path.mkdir(parents=True)
         save_file(tensors, path / "model.safetensors")
@@ -205,17 +210,7 @@ def copy(source: Path, target: Path) -> None:
         os.close(handle)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small matrices, a minute in all")
-    parser.add_argument("--blocks", nargs="+", default=list(BLOCKS), choices=list(BLOCKS), help="only these")
-    parser.add_argument("--json", type=Path, help="store the figures")
-    parser.add_argument("--peak", nargs="+", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.peak:
-        print_peak(options.peak[0], options.peak[1], options.peak[2:])
-        return
-    torch.set_grad_enabled(False)
+def all_merging(options: argparse.Namespace) -> list[dict[str, Any]]:
     print(f"TSV-Merge against the published algorithm ({torch.get_num_threads()} threads)")
     if options.quick:
         cases = [("small", 8), ("small", 20)]
@@ -230,11 +225,34 @@ def main() -> None:
         print(f"{block} block, T={tasks}: {wall:.1f}× faster ({processor:.1f}× less processor time)", end="")
         errors = [row["ours_error"] for row in merges[-1]["matrices"] if "ours_error" in row]
         print(f", error against float64 {max(errors):.1e}" if errors else "")
-    results: dict[str, Any] = {"threads": torch.get_num_threads(), "merging": merges}
-    results["memory"] = memory(128 if options.quick else 384, 8, (2, 8) if options.quick else (3, 12))
-    results["library"] = library(192 if options.quick else 768, 2, 20)
-    results["rebuilding"] = rebuilding(512 if options.quick else 1024, 4 if options.quick else 16)
-    record(options.json, results, [0])
+    return merges
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "merging": all_merging,
+    "memory": lambda options: memory(128 if options.quick else 384, 8, (2, 8) if options.quick else (3, 12)),
+    "library": lambda options: library(192 if options.quick else 768, 2, 20),
+    "rebuilding": lambda options: rebuilding(512 if options.quick else 1024, 4 if options.quick else 16),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small matrices, a minute in all")
+    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=tuple(PARTS))
+    parser.add_argument("--blocks", nargs="+", default=list(BLOCKS), choices=list(BLOCKS), help="only these")
+    parser.add_argument("--json", type=Path, help="store the figures")
+    parser.add_argument("--peak", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        print_peak(options.peak[0], options.peak[1], options.peak[2:])
+        return
+    torch.set_grad_enabled(False)
+    measured = json.loads(options.json.read_text())["results"] if options.json and options.json.exists() else {}
+    for part in options.only:
+        measured[part] = PARTS[part](options)
+        results = {"threads": torch.get_num_threads()} | {name: measured[name] for name in PARTS if name in measured}
+        record(options.json, results, [0], added=set(options.only) != set(PARTS))
 
 
 if __name__ == "__main__":
