@@ -178,6 +178,7 @@ def test_a_bare_adapter_finds_its_base(tmp_path: Path) -> None:
     [
         ({"peft_type": "IA3"}, "a IA3 adapter; only LoRA"),
         ({"use_dora": True}, "uses DoRA"),
+        ({"kasa_config": {"beta": 1e-4}}, "uses KaSA"),
         ({"bias": "all"}, "trains biases"),
         ({"r": 3}, "has rank 2, the config says 3"),
     ],
@@ -188,6 +189,53 @@ def test_what_cannot_be_applied(tmp_path: Path, change: dict[str, object], messa
     (adapter / "adapter_config.json").write_text(json.dumps(config | change))
     with pytest.raises(CheckpointError, match=message):
         mg.open(f"{base}+{adapter}")
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "OLoRA", "corda", "loftq", "lora_ga", "new"])
+def test_initialisations_that_change_the_base_are_refused(tmp_path: Path, start: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"init_lora_weights is '{start}'.*path_initial_model_for_weight_conv"):
+        llama_adapter(tmp_path / "a", init_lora_weights=start)
+
+
+@pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+def test_initialisations_that_leave_the_base_alone(tmp_path: Path, start: object) -> None:
+    settings = {"rank_pattern": {"q_proj": 2}, "init_lora_weights": start}
+    assert len(llama_adapter(tmp_path / "a", **settings).updates) == 4
+
+
+def test_a_converted_adapter_fits_the_base_that_pissa_changed(tmp_path: Path) -> None:
+    net = Net()
+    (tmp_path / "base").mkdir()
+    save_file(net.state_dict(), tmp_path / "base" / "model.safetensors")
+    model = peft.get_peft_model(net, peft.LoraConfig(target_modules=["inner"], r=2, init_lora_weights="pissa"))
+    model.peft_config["default"].init_lora_weights = True
+    model.save_pretrained(tmp_path / "start")
+    model.peft_config["default"].init_lora_weights = "pissa"
+    for name, parameter in model.named_parameters():
+        if "lora" in name:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(CheckpointError, match="init_lora_weights is 'pissa'"):
+        mg.open(f"{tmp_path}/base+{tmp_path}/plain")
+    model.save_pretrained(tmp_path / "converted", path_initial_model_for_weight_conversion=tmp_path / "start")
+    opened = mg.open(f"{tmp_path}/base+{tmp_path}/converted")
+    assert torch.allclose(opened.read("inner.weight"), model.merge_and_unload().inner.weight, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [14, 9])
+def test_a_resized_embedding_has_its_own_shape(tmp_path: Path, rows: int) -> None:
+    base, adapter, _ = adapted(tmp_path)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "embed" not in name}
+    embedding = torch.randn(rows, 8)
+    kept["base_model.model.embed.modules_to_save.weight"] = embedding
+    save_file(kept, adapter / "adapter_model.safetensors")
+    opened = mg.open(f"{base}+{adapter}")
+    assert opened.spec("embed.weight").shape == (rows, 8)
+    assert torch.equal(opened.read("embed.weight"), embedding)
+    assert torch.equal(mg.merge([opened])["embed.weight"], embedding)
+    with pytest.raises(CheckpointError, match=rf"'embed.weight' has unequal shapes: .*\[{rows}, 8\]"):
+        mg.merge([base, opened])
 
 
 def test_an_adapter_of_another_model(tmp_path: Path) -> None:

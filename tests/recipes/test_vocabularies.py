@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from merganser import checkpoints, recipes
 from merganser.checkpoints.base import TensorSpec
@@ -262,3 +263,16 @@ def test_rows_against_a_naive_lookup(tmp_path_factory, vocabularies, source, mul
         for row in range(len(expected), height):
             np.testing.assert_allclose(table[row], tables[i].mean(0), rtol=1e-5, atol=1e-6)
         assert torch.equal(view.read(NAME, (1, height)), view.read(NAME)[1:])
+
+
+def test_an_adapter_that_adds_tokens_changes_the_size_in_the_config(tmp_path, directory):
+    config = {"vocab_size": 6, "text_config": {"vocab_size": 6}, "audio_config": {"vocab_size": 99}}
+    base = directory("base", specs(6), config)
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    names = ("base_model.model.model.embed_tokens.weight", "base_model.model.lm_head.weight")
+    save_file({name: torch.zeros(8, 3) for name in names}, tmp_path / "lora" / "adapter_model.safetensors")
+    plan = recipes.plan(recipes.load({"method": "passthrough", "models": [f"{base}+{tmp_path}/lora"]}))
+    assert {o.spec.shape for o in plan.outputs if "embed" in o.name or "head" in o.name} == {(8, 3)}
+    assert plan.sidecars["config"] == [[["vocab_size"], 8], [["text_config", "vocab_size"], 8]]
+    assert any("its adapter has 8 embedding rows, its base 6" in note for note in plan.notes)

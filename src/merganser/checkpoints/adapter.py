@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint, Rows, View, select_rows
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, select_rows
 from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.torch_file import TorchFile
@@ -22,7 +22,17 @@ from merganser.errors import CheckpointError, did_you_mean
 _PREFIX = "base_model.model."
 _EMBEDDING = ".lora_embedding_A"
 _DEFAULT = 8  # PEFT's, of rank and alpha alike
-_REFUSED = {"use_dora": "DoRA", "lora_bias": "LoRA biases", "use_qalora": "QALoRA"}
+_REFUSED = {
+    "use_dora": "DoRA",
+    "lora_bias": "LoRA biases",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "BD-LoRA",
+    "kasa_config": "KaSA",
+    "alora_invocation_tokens": "aLoRA",
+    "arrow_config": "Arrow",
+}
+#: Initialisations that leave the base alone; PiSSA, OLoRA, CorDA, LoRA-GA and LoftQ take their factors out of it.
+_PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True)
@@ -129,15 +139,27 @@ class Adapted(View):
             f"{did_you_mean(name, self.source.names())}"
         )
 
+    def spec(self, name: str) -> TensorSpec:
+        """A tensor saved whole may have rows for tokens that were added."""
+        spec = super().spec(name)
+        stored = self.source.aliases().get(name, name)
+        if stored not in self._replaced:
+            return spec
+        return TensorSpec(self.adapter.weights.spec(self._whole(stored)).shape, spec.dtype)
+
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         stored = self.source.aliases().get(name, name)
         if stored in self._replaced:
-            tensor = self.adapter.weights.read(self.adapter.replaced[self._replaced[stored]], rows)
+            tensor = self.adapter.weights.read(self._whole(stored), rows)
         else:
             tensor = self.source.read(stored, rows)
         if stored in self._updates:
             return tensor.float() + self.adapter.delta(self._updates[stored], rows)
         return tensor
+
+    def _whole(self, stored: str) -> str:
+        """The name in the adapter's file of a tensor that takes the place of the base's."""
+        return self.adapter.replaced[self._replaced[stored]]
 
     def fingerprint(self) -> str:
         own = f"{self.source.fingerprint()} {self.adapter.weights.fingerprint()} {self.adapter.config}"
@@ -156,6 +178,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     for key, what in _REFUSED.items():
         if config.get(key):
             raise CheckpointError(f"{file}: uses {what}, which is not a plain low-rank update")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:
+        raise CheckpointError(
+            f"{file}: init_lora_weights is {start!r}, which is not known to leave the base's weights as they are: its "
+            "factors fit another base; save it with peft's path_initial_model_for_weight_conversion, or merge it with "
+            "peft first"
+        )
     if config.get("bias", "none") != "none" or config.get("layer_replication"):
         raise CheckpointError(f"{file}: trains biases or replicates layers; merge it with peft first")
     for key in ("rank_pattern", "alpha_pattern"):

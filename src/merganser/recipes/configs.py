@@ -17,7 +17,7 @@ from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
 from merganser.recipes.sources import Table
 from merganser.recipes.stacking import Restacked
-from merganser.recipes.vocabularies import Unified
+from merganser.recipes.vocabularies import Unified, resized
 
 Edit = tuple[list[str], Any]
 _COUNT = re.compile(r"layer|block|depth")
@@ -49,6 +49,12 @@ def describe(
         edits += vocabulary_edits(config, vocabulary.rows)
         if vocabulary.model != 0:
             tokens = [([k], v) for k, v in table.config(vocabulary.model).items() if k.endswith("_token_id")]
+    elif (rows := resized(table)) is not None:
+        edits += vocabulary_edits(config, rows[1], rows[0])
+        notes.append(
+            f"{table.models[0].label}: its adapter has {rows[1]} embedding rows, its base {rows[0]}; the tokenizer is "
+            "the base's: if tokens were added, copy the adapter's tokenizer files over it"
+        )
     sidecars = {
         "template": 0,
         "config": [list(edit) for edit in edits + tokens],
@@ -125,10 +131,10 @@ def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
     return found or [(["torch_dtype"], dtype)]
 
 
-def vocabulary_edits(config: Mapping[str, Any], rows: int) -> list[Edit]:
-    return [
-        ([*path, "vocab_size"], rows) for path, section in _sections(config) if section.get("vocab_size", rows) != rows
-    ]
+def vocabulary_edits(config: Mapping[str, Any], rows: int, before: int | None = None) -> list[Edit]:
+    """The size of the vocabulary wherever it is another; only where it was `before`, if that is given."""
+    sizes = [(path, section["vocab_size"]) for path, section in _sections(config) if "vocab_size" in section]
+    return [([*path, "vocab_size"], rows) for path, size in sizes if size != rows and before in (None, size)]
 
 
 def chat_template(recipe: Recipe, table: Table) -> str | None:

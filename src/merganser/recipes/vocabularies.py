@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from merganser.checkpoints.adapter import Adapted
 from merganser.checkpoints.tokenizer import Tokens, added_token
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.mismatches import tied_source
@@ -78,12 +79,27 @@ def unify(recipe: Recipe, table: Table) -> Unified | None:
     return Unified(rows, model, tuple(added), tuple(remaps), tuple(notes))
 
 
+def resized(table: Table) -> tuple[int, int] | None:
+    """The rows of the template's embedding before and after its adapter, where the adapter changes their number."""
+    template, name = table.checkpoints[0], _embedding(table, 0)
+    if name is None or not isinstance(template, Adapted):
+        return None
+    before, after = (checkpoint.spec(name).shape[0] for checkpoint in (template.source, template))
+    return (before, after) if before != after else None
+
+
 def _height(table: Table, model: int) -> int | None:
     """The number of rows of a model's input embedding, if it has one."""
+    name = _embedding(table, model)
+    return table.checkpoints[model].spec(name).shape[0] if name is not None else None
+
+
+def _embedding(table: Table, model: int) -> str | None:
+    """The name of a model's input embedding, if it has one."""
     checkpoint, inside = table.checkpoints[model], table.layout(model).places
     for name in checkpoint.names():
-        if name not in inside and _EMBEDDING.search(name) and len(shape := checkpoint.spec(name).shape) == 2:
-            return shape[0]
+        if name not in inside and _EMBEDDING.search(name) and len(checkpoint.spec(name).shape) == 2:
+            return name
     return None
 
 
