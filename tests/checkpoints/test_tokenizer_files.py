@@ -24,6 +24,12 @@ def test_every_kind_of_vocabulary_file(tmp_path):
     assert read_tokens(tmp_path).extensible
 
 
+def test_vocabularies_are_cut_at_line_feeds_only(tmp_path):
+    tokens = ["[UNK]", "a\u2028b", "\u0085", "\x0c", "\x1c", "last"]
+    (tmp_path / "vocab.txt").write_bytes("\n".join(tokens).encode())
+    assert read_tokens(tmp_path).ids == {token: i for i, token in enumerate(tokens)}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -31,8 +31,8 @@ def read_tokens(directory: Path | None) -> Tokens | None:
     if (directory / "vocab.json").is_file():
         return Tokens(read_object(directory / "vocab.json") | added)
     if (directory / "vocab.txt").is_file():
-        lines = (directory / "vocab.txt").read_text(encoding="utf-8").splitlines()
-        return Tokens({token: i for i, token in enumerate(lines)} | added)
+        with (directory / "vocab.txt").open(encoding="utf-8") as lines:  # str.splitlines would cut inside of tokens
+            return Tokens({line.rstrip("\n"): i for i, line in enumerate(lines)} | added)
     return None
 
 
