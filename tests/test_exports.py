@@ -8,7 +8,18 @@ import pytest
 
 import merganser
 
-PACKAGES = ["merganser", *(f"merganser.{name}" for name in ("align", "analysis", "evolve", "experts", "tuning"))]
+PACKAGES = [
+    "merganser",
+    "merganser.align",
+    "merganser.analysis",
+    "merganser.evaluate",
+    "merganser.evolve",
+    "merganser.evolve.irt",
+    "merganser.experts",
+    "merganser.federated",
+    "merganser.report",
+    "merganser.tuning",
+]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

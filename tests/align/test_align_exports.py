@@ -9,8 +9,6 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 from merganser import align
 
 
@@ -36,11 +34,6 @@ def test_the_guide_mentions_every_name() -> None:
 def test_no_module_hides_an_exported_name() -> None:
     modules = {path.stem for path in Path(align.__file__).parent.iterdir()}
     assert not modules & set(align.__all__)
-
-
-def test_unknown_names_are_attribute_errors() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'symetry'"):
-        _ = align.symetry
 
 
 def test_import_is_light() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_NAMES = {
-    "Check": "merganser.evaluate.verdicts",
-    "Evaluation": "merganser.evaluate.models",
-    "Task": "merganser.evaluate.tasks",
-    "evaluate": "merganser.evaluate.models",
-    "normalized_accuracy": "merganser.evaluate.accuracy",
-}
+from merganser.lazy import exports
 
-__all__ = [*_NAMES]
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    {
+        "accuracy": ("normalized_accuracy",),
+        "models": ("Evaluation", "evaluate"),
+        "tasks": ("Task",),
+        "verdicts": ("Check",),
+    },
+)
 
 if TYPE_CHECKING:
     from merganser.evaluate.accuracy import normalized_accuracy as normalized_accuracy
@@ -21,9 +22,3 @@ if TYPE_CHECKING:
     from merganser.evaluate.models import evaluate as evaluate
     from merganser.evaluate.tasks import Task as Task
     from merganser.evaluate.verdicts import Check as Check
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(import_module(_NAMES[name]), name)
-    raise AttributeError(f"module 'merganser.evaluate' has no attribute {name!r}")

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_NAMES = {
-    "aggregate": "merganser.federated.aggregation",
-    "align_clients": "merganser.federated.aggregation",
-    "aligned": "merganser.federated.strategies",
-}
+from merganser.lazy import exports
 
-__all__ = ["aggregate", "align_clients", "aligned"]
+__getattr__, __dir__, __all__ = exports(
+    __name__, {"aggregation": ("aggregate", "align_clients"), "strategies": ("aligned",)}
+)
 
 if TYPE_CHECKING:
-    from merganser.federated.aggregation import aggregate, align_clients
-    from merganser.federated.strategies import aligned
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(import_module(_NAMES[name]), name)
-    raise AttributeError(f"module 'merganser.federated' has no attribute {name!r}")
+    from merganser.federated.aggregation import aggregate as aggregate
+    from merganser.federated.aggregation import align_clients as align_clients
+    from merganser.federated.strategies import aligned as aligned

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from merganser.report.page import Page
+from merganser.lazy import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, {"directories": ("report",), "page": ("Page",)})
 
 if TYPE_CHECKING:
-    from merganser.report.directories import report
-
-__all__ = ["Page", "report"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "report":  # it knows every kind of thing there is a page of
-        from merganser.report.directories import report
-
-        return report
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from merganser.report.directories import report as report
+    from merganser.report.page import Page as Page

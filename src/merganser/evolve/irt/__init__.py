@@ -1,20 +1,16 @@
-"""Item response theory: abilities of models and demands of questions from who answered what."""
+"""Item response theory: abilities of models and demands of questions from who answered what. Only `fit` needs torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from merganser.evolve.irt.model import IRT, Items, Normal, load
+from merganser.lazy import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, {"fitting": ("fit",), "model": ("IRT", "Items", "Normal", "load")})
 
 if TYPE_CHECKING:
-    from merganser.evolve.irt.fitting import fit
-
-__all__ = ["IRT", "Items", "Normal", "fit", "load"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "fit":  # the only part that needs torch
-        from merganser.evolve.irt.fitting import fit
-
-        return fit
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from merganser.evolve.irt.fitting import fit as fit
+    from merganser.evolve.irt.model import IRT as IRT
+    from merganser.evolve.irt.model import Items as Items
+    from merganser.evolve.irt.model import Normal as Normal
+    from merganser.evolve.irt.model import load as load
