@@ -42,6 +42,24 @@ def test_a_sharded_directory_is_one_checkpoint(tmp_path: Path) -> None:
     assert "c" not in opened
 
 
+def test_a_single_file_comes_before_an_index_as_in_transformers(tmp_path: Path) -> None:
+    directory = sharded(tmp_path / "m")
+    save_file({"a": torch.full((2,), 5.0)}, directory / "model.safetensors")
+    assert list(mg.open(directory).names()) == ["a"]
+    assert mg.open(directory).read("a").tolist() == [5.0, 5.0]
+    named = mg.open(directory / "model.safetensors.index.json")
+    assert set(named.names()) == {"a", "b"}
+    assert named.directory == directory
+
+
+def test_names_and_aliases_are_made_once(tmp_path: Path) -> None:
+    directory = sharded(tmp_path / "m")
+    for place in (directory, directory / "model-1.safetensors"):
+        opened = mg.open(place)
+        assert opened.names() is opened.names()
+        assert opened.aliases() is opened.aliases()
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [

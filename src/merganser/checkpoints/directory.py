@@ -5,40 +5,49 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
 from merganser.checkpoints.safetensors_file import SafetensorsFile
-from merganser.checkpoints.torch_file import TorchFile
+from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.errors import CheckpointError
 
-_INDEXED = ("model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json")
-_SINGLE = ("model.safetensors", "diffusion_pytorch_model.safetensors")
-_TORCH_INDEXED = ("pytorch_model.bin.index.json",)
-_TORCH_SINGLE = ("pytorch_model.bin",)
+_INDEX = ".index.json"
+#: What a directory is read from, the first that is there: in the order of transformers, then of diffusers.
+_CHOICES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 class Directory(Checkpoint):
-    """Several files as one checkpoint."""
+    """Several files as one checkpoint: those of a directory, or of the index that is named."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.directory = Path(path)
+        place = Path(path)
+        named = place.is_file()
+        self.directory = place.parent if named else place
         self.label = str(path)
         self._owner: dict[str, Checkpoint] = {}
         self._aliases: dict[str, str] = {}
-        self._shards: dict[str, Checkpoint] = _open_shards(self.directory)
+        self._shards: dict[str, Checkpoint] = _open_indexed(place) if named else _open_shards(place)
         for file, shard in self._shards.items():
             for name in shard.names():
                 if name in self._owner:
                     raise CheckpointError(f"{path}: {name!r} is in {self._owner[name].label} and again in {file}")
                 self._owner[name] = shard
             self._aliases |= {k: v for k, v in shard.aliases().items() if k not in self._owner}
+        self._names = list(self._owner)
 
     def names(self) -> Sequence[str]:
-        return list(self._owner)
+        return self._names
 
     def spec(self, name: str) -> TensorSpec:
         return self._shard(name).spec(self._aliases.get(name, name))
@@ -64,17 +73,10 @@ class Directory(Checkpoint):
 
 
 def _open_shards(directory: Path) -> dict[str, Checkpoint]:
-    readers: tuple[tuple[tuple[str, ...], tuple[str, ...], Callable[[Path], Checkpoint]], ...] = (
-        (_INDEXED, _SINGLE, SafetensorsFile),
-        (_TORCH_INDEXED, _TORCH_SINGLE, TorchFile),
-    )
-    for indexed, single, reader in readers:
-        for name in indexed:
-            if (directory / name).is_file():
-                return _open_indexed(directory, directory / name, reader)
-        for name in single:
-            if (directory / name).is_file():
-                return {name: reader(directory / name)}
+    for name in _CHOICES:
+        file = directory / name
+        if file.is_file():
+            return _open_indexed(file) if name.endswith(_INDEX) else {name: _open_file(file)}
     lone = sorted(p for p in directory.iterdir() if p.suffix == ".safetensors" and not p.name.startswith("adapter"))
     if len(lone) == 1:
         return {lone[0].name: SafetensorsFile(lone[0])}
@@ -82,7 +84,11 @@ def _open_shards(directory: Path) -> dict[str, Checkpoint]:
     raise CheckpointError(f"{directory}: no model.safetensors, no index and no pytorch_model.bin; it holds {found}")
 
 
-def _open_indexed(directory: Path, index: Path, reader: Callable[[Path], Checkpoint]) -> dict[str, Checkpoint]:
+def _open_file(file: Path) -> Checkpoint:
+    return TorchFile(file) if file.suffix in SUFFIXES else SafetensorsFile(file)
+
+
+def _open_indexed(index: Path) -> dict[str, Checkpoint]:
     try:
         weight_map = json.loads(index.read_text())["weight_map"]
         files = sorted(set(weight_map.values()))
@@ -94,9 +100,9 @@ def _open_indexed(directory: Path, index: Path, reader: Callable[[Path], Checkpo
     for file in files:
         if Path(file).name != file or file in ("", ".", ".."):
             raise CheckpointError(f"{index}: names {file!r}, which is outside the directory")
-        if not (directory / file).is_file():
+        if not (index.parent / file).is_file():
             raise CheckpointError(f"{index}: names {file!r}, which does not exist; is the download complete?")
-        shards[file] = reader(directory / file)
+        shards[file] = _open_file(index.parent / file)
     have = {file: set(shard.names()) | set(shard.aliases()) for file, shard in shards.items()}
     for name, file in weight_map.items():
         if name not in have[file]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,14 +24,8 @@ Reference: TypeAlias = "str | os.PathLike[str] | Checkpoint | Mapping[str, Any] 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "pytorch_model*.bin"]
 
-#: Kinds of checkpoints defined in later packages: a file that marks them -> the module that registers their opener.
-_MARKS = {"library.json": "merganser.experts.library"}
-_OPENERS: list[tuple[Callable[[Path], bool], Callable[[Path], Checkpoint]]] = []
-
-
-def register_opener(accepts: Callable[[Path], bool], reader: Callable[[Path], Checkpoint]) -> None:
-    """Teach `open` another kind of path (an expert library, a recipe); asked before the built-in kinds."""
-    _OPENERS.append((accepts, reader))
+#: Libraries of experts, which later packages define: the file that marks one -> what opens an expert of it.
+_LIBRARIES = {"library.json": "merganser.experts.library:open_expert"}
 
 
 def open(reference: Reference) -> Checkpoint:
@@ -77,12 +71,12 @@ def locate(reference: str) -> Path:
 
 
 def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
-    for mark, module in _MARKS.items():
-        if any((place / mark).is_file() for place in (path, *path.parents[:2])):
-            import_module(module)
-    for accepts, reader in _OPENERS:
-        if accepts(path):
-            return reader(path)
+    root = path if path.is_dir() else path.parent.parent if path.parent.name == "experts" else None
+    for mark, opener in _LIBRARIES.items():
+        if root and (root / mark).is_file():
+            module, _, function = opener.partition(":")
+            checkpoint: Checkpoint = getattr(import_module(module), function)(path)
+            return checkpoint
     if path.is_dir():
         if is_adapter(path):
             return _open_adapter(path, over)
@@ -94,7 +88,7 @@ def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
     if path.suffix in SUFFIXES:
         return TorchFile(path)
     if path.name.endswith(".index.json"):
-        return Directory(path.parent)
+        return Directory(path)
     known = ", ".join((".safetensors", ".gguf", *SUFFIXES))
     raise CheckpointError(f"{path}: unknown kind of file; expected a directory or one of {known}")
 

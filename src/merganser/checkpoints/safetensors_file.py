@@ -134,6 +134,8 @@ class SafetensorsFile(Checkpoint):
         self.label = str(path)
         self.directory = self.path.parent
         self.entries, self.metadata = read_header(self.path)
+        self._names = list(self.entries)
+        self._aliases = {k: v for k, v in self.metadata.items() if v in self.entries and k not in self.entries}
         with self.path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with warnings.catch_warnings():
@@ -141,14 +143,14 @@ class SafetensorsFile(Checkpoint):
             self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def names(self) -> Sequence[str]:
-        return list(self.entries)
+        return self._names
 
     def spec(self, name: str) -> TensorSpec:
         return self._find(name).spec
 
     def aliases(self) -> Mapping[str, str]:
         """`safetensors.torch.save_model` notes tied names it left out in the metadata."""
-        return {k: v for k, v in self.metadata.items() if v in self.entries and k not in self.entries}
+        return self._aliases
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         entry = self._find(name)
@@ -181,7 +183,7 @@ class SafetensorsFile(Checkpoint):
         return digest.hexdigest()
 
     def _find(self, name: str) -> Entry:
-        entry = self.entries.get(name) or self.entries.get(self.aliases().get(name, ""))
+        entry = self.entries.get(name) or self.entries.get(self._aliases.get(name, ""))
         if entry is None:
             raise self.missing(name)
         return entry
