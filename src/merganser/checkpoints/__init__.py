@@ -1,6 +1,6 @@
 """Weights at rest: lazy readers and views behind one `Checkpoint` protocol, opened by `open`."""
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, View
-from merganser.checkpoints.opening import open, register_opener
+from merganser.checkpoints.opening import open
 
-__all__ = ["Checkpoint", "TensorSpec", "View", "open", "register_opener"]
+__all__ = ["Checkpoint", "TensorSpec", "View", "open"]

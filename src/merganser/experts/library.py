@@ -12,7 +12,7 @@ import torch
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dtypes import dtype_of, name_of
-from merganser.checkpoints.opening import Reference, register_opener
+from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.directories import check_writable
 from merganser.engine.export import write_checkpoint
@@ -300,17 +300,9 @@ def _factor_dtype(base: Checkpoint) -> str:
     return name if name in FACTOR_DTYPES else "float32"
 
 
-def _is_expert(path: Path) -> bool:
-    if path.is_dir():
-        return (path / FILE).is_file()
-    return path.suffix == ".safetensors" and path.parent.name == "experts" and (path.parent.parent / FILE).is_file()
-
-
-def _open_expert(path: Path) -> Checkpoint:
+def open_expert(path: Path) -> Checkpoint:
+    """The expert of a library that a path names, for `merganser.open`."""
     if path.is_dir():
         known = ", ".join(Library(path).experts)
         raise CheckpointError(f"{path}: an expert library; name one of {known} as {path}/experts/NAME.safetensors")
     return Library(path.parent.parent).expert(path.stem)
-
-
-register_opener(_is_expert, _open_expert)
