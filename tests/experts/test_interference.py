@@ -214,8 +214,23 @@ def test_input_is_checked():
         interference(base, {})
     with pytest.raises(InputError, match="name the experts"):
         interference(base)
-    with pytest.raises(CheckpointError, match=r"layers\.0\.q\.weight"):
-        interference(base, {"x": experts["e0"] | {"layers.0.q.weight": torch.zeros(3, 3)}})
+    with pytest.raises(CheckpointError, match=r"has no tensor 'layers\.1\.norm\.weight'"):
+        interference(base, {"x": {name: t for name, t in experts["e0"].items() if "norm" not in name}})
+    with pytest.raises(CheckpointError, match="no tensor has the shape it has in the base"):
+        interference(base, {"x": {name: torch.zeros(2, 2, 2) for name in base}})
+
+
+def test_heads_of_another_shape_are_left_out_as_in_a_library(tmp_path):
+    base, experts = models(2)
+    base["head.weight"] = torch.zeros(10, 16)
+    heads = {"e0": torch.ones(4, 16), "e1": torch.ones(10, 16)}
+    experts = {name: state | {"head.weight": heads[name]} for name, state in experts.items()}
+    found = interference(base, experts)
+    stored = interference(Library.build(base, experts, tmp_path / "lib", rank_fraction=1.0, dtype="float32"))
+    assert found.left_out == stored.left_out == {"e0": ("head.weight",)}
+    assert [m.name for m in found.matrices] == [m.name for m in stored.matrices]
+    assert "head.weight" not in {m.name for m in found.matrices}
+    np.testing.assert_allclose(found.cosine, stored.cosine, atol=1e-5)
 
 
 @pytest.mark.parametrize(

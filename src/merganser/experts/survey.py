@@ -16,7 +16,7 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError, InputError
 from merganser.experts.advice import Advice, advise
-from merganser.experts.building import check_complete, check_finite, task_matrix
+from merganser.experts.building import check_complete, check_finite, is_change, task_matrix
 from merganser.experts.library import Library
 from merganser.experts.sti import Overlap, full_rank_procrustes, square_procrustes
 from merganser.experts.views import Expert
@@ -193,20 +193,18 @@ class _Whole(_Experts):
         self._experts = list(experts.values())
         for expert in self._experts:
             check_complete(base, expert)
+            if not any(is_change(base, name, expert.spec(name)) for name in base.names()):
+                raise CheckpointError(f"{expert.label}: no tensor has the shape it has in the base {base.label}")
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         for name in self.base.names():
             spec = self.base.spec(name)
-            if is_integer(spec.dtype):
-                continue
-            for expert in self._experts:
-                if expert.spec(name).shape != spec.shape:
-                    raise CheckpointError(f"{expert.label}: {name!r} is {expert.spec(name)}, in the base {spec}")
-            yield name, spec
+            if not is_integer(spec.dtype) and all(expert.spec(name).shape == spec.shape for expert in self._experts):
+                yield name, spec
 
     def left_out(self) -> dict[str, tuple[str, ...]]:
         named = zip(self.names, self._experts, strict=True)
-        return {name: tuple(t for t in expert.names() if t not in self.base) for name, expert in named}
+        return {name: _of_its_own(self.base, expert, expert.names()) for name, expert in named}
 
     def factors(self, name: str, k: int) -> list[Factors]:
         return [top_svd(task_matrix(self.base, expert, name), k).above(FLOOR) for expert in self._experts]
@@ -252,10 +250,7 @@ class _Stored(_Experts):
                 yield name, self.base.spec(name)
 
     def left_out(self) -> dict[str, tuple[str, ...]]:
-        def own(expert: Expert, name: str) -> bool:
-            return name not in self.base or self.base.spec(name).shape != expert.spec(name).shape
-
-        return {expert.name: tuple(t for t in expert.file.kinds if own(expert, t)) for expert in self._experts}
+        return {expert.name: _of_its_own(self.base, expert, expert.file.kinds) for expert in self._experts}
 
     def factors(self, name: str, k: int) -> list[Factors]:
         d, m = self.base.spec(name).shape
@@ -271,6 +266,11 @@ class _Stored(_Experts):
             return Overlap.of(self.factors(name, min(shape))).inner_products()
         flat = torch.stack([expert.delta(name).double().flatten() for expert in self._experts])
         return flat @ flat.T
+
+
+def _of_its_own(base: Checkpoint, expert: Checkpoint, names: Iterable[str]) -> tuple[str, ...]:
+    """The tensors that the base has not, or in another shape."""
+    return tuple(t for t in names if t not in base or base.spec(t).shape != expert.spec(t).shape)
 
 
 def _open(base: Reference | Library, experts: Mapping[str, Reference] | Sequence[str] | None) -> _Experts:
