@@ -350,6 +350,19 @@ def test_irt_takes_answers_between_0_and_1_only(tmp_path):
     assert other.run(plain, lambda candidate, items: {"quiz": [3.0] * len(items["quiz"])}).objectives["quiz"] == 3
 
 
+def test_a_study_that_was_stopped_before_its_first_candidate_says_so(tmp_path):
+    def stopped(candidate, items):
+        raise KeyboardInterrupt
+
+    study = Study.open(tmp_path / "s.sqlite")
+    with pytest.raises(KeyboardInterrupt):
+        study.run(design(population=5, generations=1), stopped)
+    with pytest.raises(MerganserError, match=r"evaluated yet: wait for the run, or go on .*--resume"):
+        study.best()
+    study.resume(World())
+    assert study.best().valid
+
+
 def test_a_study_of_failures_says_why_and_is_tried_again(tmp_path):
     plain = design(tasks=(Task("quiz", ITEMS, subset=20),), population=5, generations=2)
     study = Study.open(tmp_path / "s.sqlite")

@@ -13,8 +13,14 @@ from merganser.evolve.store import Trial
 
 
 def nothing(trials: Iterable[Trial]) -> str:
-    """What is said of a search without a valid trial: the first line of the error that most of the failed ones have."""
-    reasons = Counter(trial.reason for trial in trials if trial.state == "failed")
+    """What is said of a search without a valid trial: that it has not begun, or the first line of the error that most of
+    the failed ones have."""
+    tried = list(trials)
+    if not tried:
+        return (
+            "no candidate has been evaluated yet: wait for the run, or go on with `merganser evolve run RUN --resume`"
+        )
+    reasons = Counter(trial.reason for trial in tried if trial.state == "failed")
     why = f"; most that failed did so with: {reasons.most_common(1)[0][0]}" if reasons else ""
     return f"no candidate was evaluated successfully inside the constraints{why}"
 
