@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
 
 class MerganserError(Exception):
@@ -39,6 +39,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if near := difflib.get_close_matches(word, options, n=1, cutoff=0.6):
         return f"; did you mean {near[0]!r}?"
     return f"; known: {', '.join(options)}" if 0 < len(options) <= 40 else ""
+
+
+def one_of(what: str, value: object, known: Any) -> None:
+    """Refuse a value that is not among those of a `Literal`, or of a collection of names."""
+    names = get_args(known) or tuple(known)
+    if value not in names:
+        raise InputError(f"unknown {what} {value!r}{did_you_mean(str(value), names)}")
 
 
 def require(module: str, extra: str) -> ModuleType:

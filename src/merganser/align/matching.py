@@ -12,7 +12,7 @@ from merganser.align.pairwise import frank_wolfe_matching, weight_matching
 from merganser.align.state import Model
 from merganser.align.straight_through import straight_through
 from merganser.align.symmetries import Symmetry
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, did_you_mean, one_of
 
 METHODS: Mapping[str, Callable[..., Match]] = {
     "weights": weight_matching,
@@ -28,8 +28,7 @@ def match(a: Model, b: Model, symmetry: Symmetry, method: str = "weights", **opt
     The first two need weights alone. "activations" wants modules and `batches`, "ste" a module, `batches` and `loss`.
     The options are those of `weight_matching`, `frank_wolfe_matching`, `activation_matching`, `straight_through`.
     """
-    if method not in METHODS:
-        raise InputError(f"unknown matching method {method!r}{did_you_mean(method, METHODS)}")
+    one_of("matching method", method, METHODS)
     known = {p.name: p for p in inspect.signature(METHODS[method]).parameters.values() if p.kind is p.KEYWORD_ONLY}
     for option in options:
         if option not in known:

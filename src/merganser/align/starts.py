@@ -12,7 +12,7 @@ from torch import Tensor
 from merganser.align.images import Placing
 from merganser.align.layout import Layout
 from merganser.align.permutations import Permutations, check, identity
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, one_of
 from merganser.kernels.assignment import Path
 
 #: A kind of start by name, or the permutations of another solution, one set for each model.
@@ -32,8 +32,7 @@ def start_placings(layout: Layout, count: int, start: Start, seed: int, held: fr
         if len(start) != count:
             raise InputError(f"a start for {count} models needs as many sets of permutations, got {len(start)}")
         return [hard_placing(layout, permutations) for permutations in start]
-    if start not in KINDS:
-        raise InputError(f"unknown start {start!r}{did_you_mean(start, KINDS)}")
+    one_of("start", start, KINDS)
     still = hard_placing(layout, identity(layout.symmetry))
     if start == "identity":
         return [still] * count

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.analysis.tangent import tangent
-from merganser.errors import InputError
+from merganser.errors import InputError, one_of
 from merganser.tuning.functional import Inputs, Weights, call, check_state, check_weights, evaluation_copy
 from merganser.tuning.result import Result
 
@@ -53,6 +53,8 @@ def disentanglement(
     (encoders with one classifier per task). `linearised` asks the same of the tangent model, at the cost of two
     Jacobian-vector products a batch whatever the grid.
     """
+    if isinstance(distance, str):
+        one_of("distance", distance, _DISTANCES)
     copied = evaluation_copy(module)
     check_state(copied, base, "base")
     for index, vector in enumerate(task_vectors):

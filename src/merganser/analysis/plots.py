@@ -12,14 +12,17 @@ from merganser.analysis.gradients.expansion import Order
 from merganser.analysis.landscape import Plane, Segment
 from merganser.analysis.similarity import RepresentationSimilarity, WeightSimilarity
 from merganser.analysis.trajectory import LinearRegime, Projection
-from merganser.errors import InputError, require
+from merganser.errors import one_of, require
 
 Figure: TypeAlias = Any
 """A `plotly.graph_objects.Figure`."""
+Metric: TypeAlias = Literal["loss", "accuracy"]
+Regime: TypeAlias = Literal["cosines", "shares", "straightness"]
 
 
-def segments(curves: Mapping[str, Segment], metric: Literal["loss", "accuracy"] = "loss") -> Figure:
+def segments(curves: Mapping[str, Segment], metric: Metric = "loss") -> Figure:
     """Interpolation curves over each other, before and after alignment for example."""
+    one_of("metric", metric, Metric)
     figure = _figure(x="λ", y=metric)
     for name, curve in curves.items():
         values = curve.losses if metric == "loss" else curve.accuracies
@@ -27,8 +30,9 @@ def segments(curves: Mapping[str, Segment], metric: Literal["loss", "accuracy"] 
     return figure
 
 
-def plane(report: Plane, metric: Literal["loss", "accuracy"] = "loss", *, log: bool = False) -> Figure:
+def plane(report: Plane, metric: Metric = "loss", *, log: bool = False) -> Figure:
     """Contours over the plane with the three models marked; `log` draws log10 of the values."""
+    one_of("metric", metric, Metric)
     rows = report.losses if metric == "loss" else report.accuracies
     values = np.array(rows, dtype=float)
     figure = _figure(x="weight distance", y="weight distance")
@@ -46,8 +50,7 @@ def similarity(report: WeightSimilarity | RepresentationSimilarity, measure: str
     """Heat map of `cosine`, `cka` (the default of either) or `distance` between models."""
     known = ("cosine", "distance") if isinstance(report, WeightSimilarity) else ("cka", "distance")
     chosen = known[0] if measure is None else measure
-    if chosen not in known:
-        raise InputError(f"{type(report).__name__} has no measure {chosen!r}; it has {', '.join(known)}")
+    one_of(f"measure of {type(report).__name__}", chosen, known)
     figure = _figure()
     figure.add_heatmap(
         x=report.names, y=report.names, z=getattr(report, chosen), colorbar={"title": chosen}, texttemplate="%{z:.3f}"
@@ -56,8 +59,9 @@ def similarity(report: WeightSimilarity | RepresentationSimilarity, measure: str
     return figure
 
 
-def regime(report: LinearRegime, what: Literal["cosines", "shares", "straightness"] = "cosines") -> Figure:
+def regime(report: LinearRegime, what: Regime = "cosines") -> Figure:
     """One curve per expert over epochs: cos(τ₁, τ_k), shares of the path, or straightness."""
+    one_of("what", what, Regime)
     figure = _figure(x="epoch", y={"cosines": "cos(τ₁, τ_k)", "shares": "share of the path"}.get(what, what))
     for name, run in report.runs.items():
         values = getattr(run, what)

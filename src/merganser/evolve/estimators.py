@@ -3,8 +3,10 @@
     naive      Σ_S w y
     p-IRT      (n/N) mean_S y + (1 − n/N) mean_U p(γ̂),             γ̂ the ability fitted on S
     gp-IRT     c · naive + (1 − c) · p-IRT
-    mp-IRT     (n/N) Σ_S w y + (1 − n/N) mean_U p(Σ_j ξ̂_j γ_j),    ξ̂ the mixture of endpoint abilities fitted on S
+    mp-IRT     (n/N) mean_S y + (1 − n/N) mean_U p(Σ_j ξ̂_j γ_j),   ξ̂ the mixture of endpoint abilities fitted on S
     gmp-IRT    c · naive + (1 − c) · mp-IRT
+
+The weights w stand for the items not in S; where those are predicted one by one, each answer counts once.
 
 A merge of M endpoints is taken to inherit a linear mixture of their abilities: mp-IRT has M unknowns where p-IRT has D.
 Published with ξ̂ by maximum likelihood, which explodes on small subsets; the default here is the posterior mode under
@@ -20,7 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, one_of
 from merganser.evolve.arrays import Array
 from merganser.evolve.irt.logistic import Posterior, regress
 from merganser.evolve.irt.model import IRT
@@ -50,6 +52,7 @@ def naive(answers: ArrayLike, subset: Subset) -> Estimate:
 
 def p_irt(answers: ArrayLike, subset: Subset, irt: IRT, *, fit: Fit = "mle") -> Estimate:
     """Ability fitted on the subset, then the answers that are known and the probabilities of those that are not."""
+    one_of("fit", fit, Fit)
     y = _answers(answers, subset)
     ability = irt.ability(y, subset.items, prior=fit == "map")
     return _completed(float(y.mean()), subset, irt, ability.mean, ability.covariance)
@@ -57,6 +60,7 @@ def p_irt(answers: ArrayLike, subset: Subset, irt: IRT, *, fit: Fit = "mle") -> 
 
 def mixture(answers: ArrayLike, subset: Subset, irt: IRT, endpoints: ArrayLike, *, fit: Fit = "map") -> Posterior:
     """ξ̂: coefficients of the endpoints' abilities (rows of `endpoints`) that best explain the answers."""
+    one_of("fit", fit, Fit)
     gammas = np.atleast_2d(np.asarray(endpoints, dtype=np.float64))
     seen = irt.items[subset.items]
     precision = MIXTURE_SPREAD**-2 if fit == "map" else 0.0
@@ -68,7 +72,7 @@ def mp_irt(answers: ArrayLike, subset: Subset, irt: IRT, endpoints: ArrayLike, *
     """As p-IRT, with the ability a fitted mixture of the endpoints' abilities."""
     gammas = np.atleast_2d(np.asarray(endpoints, dtype=np.float64))
     xi = mixture(answers, subset, irt, gammas, fit=fit)
-    known = float(subset.weights @ _answers(answers, subset))
+    known = float(_answers(answers, subset).mean())
     covariance = gammas.T @ xi.covariance @ gammas
     return _completed(known, subset, irt, xi.mean @ gammas, covariance, xi.mean)
 
@@ -123,8 +127,7 @@ class Estimator:
     fit: Fit | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise InputError(f"unknown estimator {self.name!r}{did_you_mean(self.name, NAMES)}")
+        one_of("estimator", self.name, NAMES)
         if self.name != "naive" and self.irt is None:
             raise InputError(f"estimator {self.name!r} needs an IRT: fit one to answers of several models")
         if self.name in ("mp-irt", "gmp-irt") and self.endpoints is None:

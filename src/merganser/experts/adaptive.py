@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, did_you_mean, one_of
 from merganser.experts.activations import Activations, Pooling, capture, layer_of, linear_layers
 from merganser.experts.caching import CompositionCache
-from merganser.experts.choices import one_of
 from merganser.experts.composition import Composer, Composition, applied
 from merganser.experts.heads import Head, Heads, Prediction, Score, default_features
 from merganser.experts.inputs import Inputs, gather

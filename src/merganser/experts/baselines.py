@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, did_you_mean, one_of
 from merganser.experts.activations import Pooling, capture, layer_of, linear_layers, pool
 from merganser.experts.adaptive import Features
-from merganser.experts.choices import at_least_one, one_of
 from merganser.experts.composition import Composer, Composition, applied
 from merganser.experts.gating import Stack, bias_updates, gated, stacks
 from merganser.experts.heads import Head, Heads, Prediction, Score, default_features
@@ -145,8 +144,8 @@ class Smile(Baseline):
 
     def __init__(self, *args: Any, top: int = 1, gate_rank: int = 16, **options: Any) -> None:
         super().__init__(*args, **options)
-        at_least_one("top", top)
-        at_least_one("gate_rank", gate_rank)
+        _at_least_one("top", top)
+        _at_least_one("gate_rank", gate_rank)
         self.top = min(top, len(self.library))
         self.stacks = stacks(self.library, self.module)
         self.gates = {layer: _leading(stack, gate_rank) for layer, stack in self.stacks.items()}
@@ -263,7 +262,7 @@ class TwinMerging(Baseline):
                 f"the router's tasks {list(router.tasks)} are not the library's {list(self.library.experts)}"
             )
         if rank is not None:
-            at_least_one("rank", rank)
+            _at_least_one("rank", rank)
         self.router = checked(router, self.library, linear_layers(self.module))
         self.shared = self.averaged(scale)
         self.stacks = {}
@@ -290,6 +289,11 @@ class TwinMerging(Baseline):
             self.stacks = _without(self.stacks, uncalled)
             return self.run(inputs)
         return output, weights
+
+
+def _at_least_one(what: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{what} {value}: must be at least 1")
 
 
 def _without(found: Mapping[str, Stack], layers: set[str]) -> dict[str, Stack]:

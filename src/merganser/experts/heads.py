@@ -9,8 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError, did_you_mean
-from merganser.experts.choices import one_of
+from merganser.errors import InputError, did_you_mean, one_of
 
 #: From features (samples × width) to logits (samples × classes); a linear head may be given as its `weight` and `bias`.
 Head = Callable[[Tensor], Tensor] | Mapping[str, Tensor]

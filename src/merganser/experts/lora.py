@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -19,7 +19,7 @@ from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference, locate
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.directories import check_out, paths_in, publish
-from merganser.errors import CheckpointError, InputError, did_you_mean
+from merganser.errors import CheckpointError, InputError, one_of
 from merganser.experts.building import check_complete, check_finite, task_matrix
 from merganser.experts.views import Expert
 from merganser.kernels.spectra import Factors, top_svd
@@ -123,8 +123,7 @@ def merge_adapters(
     """
     if not adapters:
         raise InputError("nothing to merge")
-    if space not in get_args(Space):
-        raise InputError(f"unknown space {space!r}{did_you_mean(space, get_args(Space))}")
+    one_of("space", space, Space)
     _check_rank(rank)
     stored = _dtype(dtype)
     check_out(Path(out), overwrite, [path for adapter in adapters for path in paths_in(adapter)])

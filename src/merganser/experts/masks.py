@@ -35,7 +35,7 @@ from merganser.engine.directories import check_out, check_replaceable, paths_in,
 from merganser.engine.export import write_checkpoint
 from merganser.engine.geometry import Parts, over_blocks
 from merganser.engine.task_vector import Applied
-from merganser.errors import CheckpointError, InputError, did_you_mean
+from merganser.errors import CheckpointError, InputError, did_you_mean, one_of
 from merganser.experts.bases import main_dtype, open_base, place_of
 from merganser.experts.building import check_finite
 from merganser.experts.library import Size
@@ -93,8 +93,7 @@ class MaskLibrary:
         that is only in memory is copied.
         """
         directory = Path(path)
-        if kind not in ("tall", "emr"):
-            raise InputError(f"unknown kind of masks {kind!r}{did_you_mean(kind, ('tall', 'emr'))}")
+        one_of("kind of masks", kind, Kind)
         if not experts:
             raise InputError("masks need at least one expert")
         for name in experts:
@@ -232,6 +231,9 @@ class MaskedExpert(View):
         parts = f"{self.source.fingerprint()} {self.shared.fingerprint()} {self.bits.fingerprint()} {self.scale!r}"
         return hashlib.sha256(parts.encode()).hexdigest()
 
+    def files(self) -> Sequence[Path]:
+        return [*self.source.files(), *self.shared.files(), *self.bits.files()]
+
 
 class _Packed(Checkpoint):
     """The masks of an expert, eight entries a byte, each row of the first axis on its own so that rows can be read
@@ -271,6 +273,9 @@ class _Packed(Checkpoint):
     def fingerprint(self) -> str:
         parts = f"{self.label} {self._threshold} {self._delta.fingerprint()} {self._shared.fingerprint()}"
         return hashlib.sha256(parts.encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [*self._delta.files(), *self._shared.files(), *self._expert.files()]
 
 
 def _unpack(bits: Checkpoint, name: str, shape: tuple[int, ...], rows: Rows | None) -> Tensor:

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from merganser.errors import InputError, did_you_mean
-from merganser.experts.choices import one_of
+from merganser.errors import InputError, did_you_mean, one_of
 from merganser.experts.library import Library
 
 #: The model of the first pass: the base, or the fixed merge of the experts.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, one_of
 from merganser.experts.library import Library
 
 #: Right singular vectors read from the layer's input space, left ones live in its output space.
@@ -82,8 +82,7 @@ def decode(
     `projection` leads from the layer's space to that of the text embeddings: a matrix joint × layer, or the name of
     such a tensor of the base (`visual_projection.weight`; a `layer × joint` one is transposed).
     """
-    if side not in get_args(Side):
-        raise InputError(f"unknown side {side!r}{did_you_mean(side, get_args(Side))}")
+    one_of("side", side, Side)
     if rank is not None and rank < 1:
         raise InputError(f"rank {rank}: ask for at least one singular vector")
     factors = library.factors(expert, tensor)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from merganser.align.baselines import match_to_reference
 from merganser.align.permutations import apply
 from merganser.align.state import Model, State, average, state_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import universe
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, one_of
 
 Method = Literal["universe", "reference"]
 
@@ -25,8 +25,7 @@ def align_clients(
     cheaper, and blind to what the clients have in common. Without a reference the first client takes its place. Weights
     are moved and never changed, so each model computes what it did.
     """
-    if method not in get_args(Method):
-        raise InputError(f"unknown way to align clients {method!r}{did_you_mean(method, get_args(Method))}")
+    one_of("way to align clients", method, Method)
     models = list(clients) if reference is None else [reference, *clients]
     if len(models) < 2:
         return [state_of(model) for model in clients]

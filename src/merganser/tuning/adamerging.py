@@ -5,22 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError
+from merganser.errors import InputError, one_of
 from merganser.tuning.functional import Inputs, Weights, call, check_state, check_weights, evaluation_copy
 from merganser.tuning.result import Result
 from merganser.tuning.validation import Head
+
+Wise: TypeAlias = Literal["task", "tensor"]
+"""One coefficient for each task, or for each tensor of each task (what the paper calls layer-wise)."""
 
 
 @dataclass(frozen=True)
 class AdaMerging(Result):
     """Learned coefficients λ[task][tensor] (the same for every tensor when task-wise), and how the entropy fell."""
 
-    wise: Literal["task", "tensor"]
+    wise: Wise
     coefficients: dict[str, dict[str, float]]
     entropy_before: float
     entropy_after: float
@@ -47,7 +50,7 @@ def adamerge(
     task_vectors: Mapping[str, Weights],
     inputs: Mapping[str, Sequence[Inputs]],
     *,
-    wise: Literal["task", "tensor"] = "tensor",
+    wise: Wise = "tensor",
     init: float = 0.3,
     learning_rate: float = 1e-3,
     steps: int = 500,
@@ -60,6 +63,7 @@ def adamerge(
     λ only scales them. `bounds` clamps λ. `heads` map the module's output to each task's logits. Only λ is trained:
     module, base, vectors and inputs are untouched. Fewer steps with a larger rate serve small models.
     """
+    one_of("wise", wise, Wise)
     copied = evaluation_copy(module).requires_grad_(False)
     check_state(copied, base, "base")
     if not task_vectors or set(inputs) != set(task_vectors):

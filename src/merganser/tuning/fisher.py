@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
-from merganser.errors import InputError
+from merganser.errors import InputError, one_of
 from merganser.tuning.functional import Batch, Inputs, Weights, call, check_state, evaluation_copy, first_tensor
 from merganser.tuning.statistics import Statistics
 
@@ -40,8 +40,8 @@ def diagonal_fisher(
     Sequence outputs [N, L, C] sum log p over positions. `vmap` does `chunk` examples at once, `loop` one, `auto` falls
     back to the loop where the module does not vectorise.
     """
-    if labels not in ("expected", "sampled", "given"):
-        raise InputError(f"unknown labels {labels!r}: expected, sampled or given")
+    one_of("labels", labels, Labels)
+    one_of("strategy", strategy, Strategy)
     copied = evaluation_copy(module)
     if weights is not None:
         check_state(copied, weights)

@@ -14,7 +14,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine import api
 from merganser.engine.execute import DEFAULT_MEMORY
 from merganser.engine.task_vector import TaskVector
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, one_of
 from merganser.methods.base import lookup
 from merganser.methods.base import parameters as method_parameters
 from merganser.tuning.adamerging import adamerge
@@ -172,9 +172,7 @@ def _adamerged(
     options: Options,
 ) -> dict[str, Tensor]:
     known = inspect.signature(adamerge).parameters
-    split = PARTS.get(kind := options.pop("parts", "differences"))
-    if split is None:
-        raise InputError(f"parts: unknown {kind!r}{did_you_mean(str(kind), PARTS)}")
+    one_of("parts", parts := options.pop("parts", "differences"), PARTS)
     if unknown := next((name for name in options if name not in known), None):
         raise InputError(f"adamerging takes no {unknown!r}; it is learned in memory and takes {', '.join(known)}")
     if data is None:
@@ -183,7 +181,7 @@ def _adamerged(
     weights = module.state_dict()
     differences = {str(label): TaskVector(model, module).state_dict() for label, model in _labelled(models).items()}
     inputs: dict[str, Any] = {str(label): batches for label, batches in _matched(data, models).items()}
-    vectors = split(differences)
+    vectors = PARTS[parts](differences)
     learned = adamerge(module, weights, vectors, inputs, heads=_heads(heads), **options)
     on_result(learned)
     return learned.merge(weights, vectors)

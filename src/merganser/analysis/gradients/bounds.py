@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from merganser.analysis.gradients.expansion import curvature_term, joint_path
 from merganser.analysis.gradients.losses import TaskLosses
-from merganser.errors import InputError
+from merganser.errors import InputError, one_of
 from merganser.tuning.functional import first_tensor
 from merganser.tuning.result import Result
+
+Statement: TypeAlias = Literal["general", "relu_text", "relu_appendix"]
 
 _ACTIVATIONS: dict[type[nn.Module], tuple[float, float, float]] = {
     nn.Identity: (1.0, 0.0, 0.0),
@@ -85,13 +87,14 @@ def printed_bound(
     tasks: int,
     alpha: float,
     epochs: int,
-    statement: Literal["general", "relu_text", "relu_appendix"] = "general",
+    statement: Statement = "general",
 ) -> Bound:
     """The thesis' T · C(h+2, 2) · |αT − 1| · H_max · G_max with h = k − 2. It does not hold: see docs/theory.md.
 
     general: H = 2γM²Π²β^{2L−2}, G = √2 MΠβ^{L−1}. relu_appendix: H·G = ½√2 M³Π³. relu_text: half of T, and
     H = ½√2 M³Π³ next to G = √2 MΠ, which counts G twice.
     """
+    one_of("statement", statement, Statement)
     scale = constants.input_norm * constants.product * constants.slope ** (constants.depth - 1)
     hessian = {
         "general": 2 * constants.curvature * scale**2,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from merganser.analysis.gradients.losses import TaskLosses
-from merganser.errors import InputError
+from merganser.errors import InputError, one_of
 from merganser.tuning.result import Result
 
 HessianAt: TypeAlias = Literal["printed", "expansion"]
@@ -59,6 +59,7 @@ def curvature_term(
     expansion puts it. They differ by O(η), so either leaves an O(η³) remainder. Zero for k = 1. One Hessian-vector
     product per task and epoch.
     """
+    one_of("hessian_at", hessian_at, HessianAt)
     total = torch.zeros_like(joint[0])
     drift = {task: torch.zeros_like(joint[0]) for task in losses.tasks}
     for epoch in range(len(joint) - 2):
@@ -95,6 +96,7 @@ class Gap(Result):
 
 def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int, hessian_at: HessianAt = "printed") -> Gap:
     """Run the experts and the joint model, and compare their gap with the second-order term."""
+    one_of("hessian_at", hessian_at, HessianAt)
     if epochs < 1:
         raise InputError(f"epochs must be at least 1, got {epochs}")
     experts = [path[-1] for path in expert_paths(losses, eta, epochs).values()]

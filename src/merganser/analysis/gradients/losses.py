@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vjp
 
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, did_you_mean, one_of
 from merganser.tuning.functional import Batch, FlatWeights, call, check_state, evaluation_copy, plain_attention
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -33,6 +33,9 @@ class TaskLosses:
     layout: FlatWeights
     start: Tensor
     hvp_mode: HvpMode = "reverse_over_reverse"
+
+    def __post_init__(self) -> None:
+        one_of("hvp_mode", self.hvp_mode, HvpMode)
 
     @classmethod
     def of(

@@ -1,0 +1,56 @@
+"""Settings with a few possible values: a misspelt one is refused before anything else is looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import merganser as mg
+from merganser import align, analysis, experts, federated, tuning
+from merganser.align.starts import start_placings
+from merganser.analysis import gradients
+from merganser.errors import InputError
+from merganser.evolve import estimators
+
+NOTHING: Any = None
+LINEAR = nn.Linear(2, 2)
+BATCHES = [[torch.zeros(1, 2)]] * 2
+
+CHOICES = {
+    "wise": lambda word: mg.merge([LINEAR, LINEAR], "adamerging", LINEAR, data=BATCHES, wise=word),
+    "parts": lambda word: mg.merge([LINEAR, LINEAR], "adamerging", LINEAR, data=BATCHES, parts=word),
+    "labels": lambda word: tuning.fisher.diagonal_fisher(LINEAR, [], labels=word),
+    "strategy": lambda word: tuning.fisher.diagonal_fisher(LINEAR, [], strategy=word),
+    "hessian_at": lambda word: gradients.gap(NOTHING, eta=0.1, alpha=1, epochs=1, hessian_at=word),
+    "hvp_mode": lambda word: gradients.TaskLosses(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, word),
+    "statement": lambda word: gradients.printed_bound(NOTHING, tasks=1, alpha=1, epochs=1, statement=word),
+    "distance": lambda word: analysis.disentanglement.disentanglement(
+        NOTHING, NOTHING, NOTHING, NOTHING, first=[1.0], distance=word
+    ),
+    "metric": lambda word: analysis.plots.segments({}, word),
+    "metric of a plane": lambda word: analysis.plots.plane(NOTHING, word),
+    "what": lambda word: analysis.plots.regime(NOTHING, word),
+    "fit": lambda word: estimators.p_irt([], NOTHING, NOTHING, fit=word),
+    "fit of a mixture": lambda word: estimators.mixture([], NOTHING, NOTHING, [], fit=word),
+    "estimator": lambda word: estimators.Estimator(word),
+    "start": lambda word: start_placings(NOTHING, 2, word, 0, frozenset()),
+    "matching method": lambda word: align.match(LINEAR, LINEAR, NOTHING, word),
+    "way to align clients": lambda word: federated.align_clients([], NOTHING, method=word),
+    "kind of masks": lambda word: experts.MaskLibrary.build(LINEAR, {}, "masks", kind=word),
+    "space": lambda word: experts.merge_adapters(["one"], "out", space=word),
+    "side": lambda word: experts.decode(NOTHING, "expert", "weight", [], NOTHING, side=word),
+}
+
+
+@pytest.mark.parametrize("setting", CHOICES)
+def test_a_misspelt_choice_is_refused(setting: str) -> None:
+    with pytest.raises(InputError, match=f"unknown {setting.split(' of a ')[0]} 'nonsense'; known: "):
+        CHOICES[setting]("nonsense")
+
+
+def test_a_near_miss_is_named() -> None:
+    with pytest.raises(InputError, match=r"unknown strategy 'vmpa'; did you mean 'vmap'\?"):
+        tuning.fisher.diagonal_fisher(LINEAR, [], strategy="vmpa")  # type: ignore[arg-type]
