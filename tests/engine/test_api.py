@@ -149,3 +149,31 @@ def test_what_is_in_use_is_not_replaced(
 def test_one_path_is_not_a_list_of_letters(method: str) -> None:
     with pytest.raises(InputError, match="expected a list or a mapping of models, got a single str"):
         mg.merge("adir", method)
+
+
+def interrupted(recipe: dict[str, Any], out: Path) -> None:
+    """A merge that stops after its first tensor."""
+
+    def stop(progress: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mg.run(recipe, out, workers=1, on_progress=stop)
+
+
+def test_resume_wants_the_very_files_it_was_begun_with(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    base, tuned = (checkpoint(name, {"a": torch.zeros(2**20), "b": torch.ones(2**20)}) for name in ("base", "tuned"))
+    recipe, out = {"method": "linear", "models": [str(base), str(tuned)]}, tmp_path / "out"
+    interrupted(recipe, out)
+    file, before = tuned / "model.safetensors", mg.open(tuned).fingerprint()
+    with file.open("r+b") as weights:
+        weights.seek(10_000)  # between the pages that a fingerprint looks at
+        weights.write(b"\x01")
+    assert mg.open(tuned).fingerprint() == before
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"tuned/model.safetensors is not the file .*out.partial was begun with"):
+            mg.run(recipe, out, resume=True)
+        os.utime(file, ns=(0, 0))  # as a copy of the same weights would have
+    assert mg.run(recipe, out, overwrite=True) == out
+    interrupted(recipe, tmp_path / "again")
+    assert mg.run(recipe, tmp_path / "again", resume=True)

@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,9 @@ class Adapted(View):
     def fingerprint(self) -> str:
         own = f"{self.source.fingerprint()} {self.adapter.weights.fingerprint()} {self.adapter.config}"
         return hashlib.sha256(own.encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [*self.source.files(), *self.adapter.weights.files()]
 
 
 def is_adapter(path: Path) -> bool:

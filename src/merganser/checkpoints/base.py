@@ -74,6 +74,10 @@ class Checkpoint(ABC):
             digest.update(f"{name} {self.spec(name)}\n".encode())
         return digest.hexdigest()
 
+    def files(self) -> Sequence[Path]:
+        """The files its weights are read from; none for weights in memory."""
+        return ()
+
     def prefetch(self, name: str, rows: Rows | None = None) -> None:  # noqa: B027
         """A hint that these rows will be read soon; rows that a source does not have are ignored."""
 
@@ -117,6 +121,9 @@ class View(Checkpoint):
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.label} {self.source.fingerprint()}".encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return self.source.files()
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         if name in self.source:

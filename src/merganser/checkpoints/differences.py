@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
@@ -58,6 +59,9 @@ class Vector(Checkpoint):
     def fingerprint(self) -> str:
         text = " ".join([self.label, *(part.fingerprint() for part in self.parts), *self._specs])
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [path for part in self.parts for path in part.files()]
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         for part in self.parts:

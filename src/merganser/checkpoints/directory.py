@@ -65,6 +65,9 @@ class Directory(Checkpoint):
         parts = sorted(f"{file} {shard.fingerprint()}" for file, shard in self._shards.items())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    def files(self) -> Sequence[Path]:
+        return [path for shard in self._shards.values() for path in shard.files()]
+
     def _shard(self, name: str) -> Checkpoint:
         shard = self._owner.get(self._aliases.get(name, name))
         if shard is None:

@@ -55,6 +55,9 @@ class GGUFFile(Checkpoint):
             return select_rows(values.view(shape), rows)
         return values.view(-1, *shape[1:])
 
+    def files(self) -> Sequence[Path]:
+        return (self.path,)
+
     def _plain(self, data: Any, kind: Any) -> Any:
         return data if kind.name in _EXACT else self._gguf.quants.dequantize(data, kind)
 

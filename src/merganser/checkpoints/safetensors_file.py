@@ -182,6 +182,9 @@ class SafetensorsFile(Checkpoint):
         digest.update(self._map[max(0, size - 4096) :])
         return digest.hexdigest()
 
+    def files(self) -> Sequence[Path]:
+        return (self.path,)
+
     def _find(self, name: str) -> Entry:
         entry = self.entries.get(name) or self.entries.get(self._aliases.get(name, ""))
         if entry is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ class TorchFile(StateDict):
         self.path = Path(path)
         super().__init__(_unwrap(_load(self.path), self.path), str(path))
         self.directory = self.path.parent
+
+    def files(self) -> Sequence[Path]:
+        return (self.path,)
 
 
 def _load(path: Path) -> Any:

@@ -106,7 +106,8 @@ def run(
         on_plan(plan, sources)
     settings = Settings(device, allow_nan)
     fingerprint = plan.fingerprint([source.fingerprint() for source in sources])
-    writer = CheckpointWriter(Path(out), plan, fingerprint, resume=resume, overwrite=overwrite)
+    files = [file for source in sources for file in source.files()]
+    writer = CheckpointWriter(Path(out), plan, fingerprint, files, resume=resume, overwrite=overwrite)
     try:
         if writer.published:
             pass

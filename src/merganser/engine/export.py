@@ -48,9 +48,8 @@ def write_checkpoint(
         aliases=source.aliases(),
         sidecars=sidecars or {},
     )
-    writer = CheckpointWriter(
-        Path(out), plan, plan.fingerprint([source.fingerprint()]), resume=resume, overwrite=overwrite
-    )
+    fingerprint = plan.fingerprint([source.fingerprint()])
+    writer = CheckpointWriter(Path(out), plan, fingerprint, source.files(), resume=resume, overwrite=overwrite)
     try:
         if not writer.published:
             execute(plan, [source], writer, workers=workers, memory=memory, on_progress=on_progress)

@@ -76,6 +76,9 @@ class TaskVector(Checkpoint):
     def fingerprint(self) -> str:
         return self.vector.fingerprint()
 
+    def files(self) -> Sequence[Path]:
+        return self.vector.files()
+
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         self.vector.prefetch(name, rows)
 
@@ -171,10 +174,8 @@ class TaskVector(Checkpoint):
         return geometry.norms(self)
 
     def cosine(self, other: TaskVector) -> float:
-        """cos(τ, τ'); 0 if one of them is zero."""
-        gram = geometry.inner_products([self, other])
-        scale = math.sqrt(float(gram[0, 0])) * math.sqrt(float(gram[1, 1]))
-        return max(-1.0, min(1.0, float(gram[0, 1]) / scale)) if scale else 0.0
+        """cos(τ, τ'); 0 if one of them is zero, NaN if one is not finite."""
+        return float(geometry.cosines(geometry.inner_products([self, other]))[0, 1])
 
     def sign_agreement(self, other: TaskVector) -> float:
         """The share of equal signs among the entries at which both move; NaN if there is none."""
@@ -236,6 +237,9 @@ class Applied(View):
     def fingerprint(self) -> str:
         parts = f"{self.source.fingerprint()} {self.scale!r} {self.vector.fingerprint()}"
         return hashlib.sha256(parts.encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [*self.source.files(), *self.vector.files()]
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         super().prefetch(name, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,6 +61,9 @@ class Merged(Checkpoint):
     def fingerprint(self) -> str:
         parts = [self.plan.fingerprint(), *(source.fingerprint() for source in self.sources)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [path for source in self.sources for path in source.files()]
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         name = self.plan.aliases.get(name, name)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -20,6 +20,9 @@ from merganser.engine.journal import Journal
 from merganser.engine.layout import Shard, index_json, lay_out
 from merganser.errors import InputError, MerganserError
 from merganser.recipes.plan import Output, Plan
+
+#: Path, size and time of writing: a fingerprint looks at samples of the weights only.
+FileState = tuple[str, int, int]
 
 
 class ShardFiles:
@@ -85,6 +88,8 @@ class CheckpointWriter:
 
     Work happens in `OUT.partial/`: the checkpoint to be in `model/`, the journal beside it. An output counts as done
     once its bytes are synced and the journal says so. `publish` renames `model/` to `OUT`.
+
+    `fingerprint` tells merges apart, `files` are what they read: resuming wants the same, of the same size and time.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class CheckpointWriter:
         out: Path,
         plan: Plan,
         fingerprint: str,
+        files: Iterable[Path] = (),
         *,
         resume: bool = False,
         overwrite: bool = False,
@@ -119,7 +125,7 @@ class CheckpointWriter:
         except OSError as error:
             raise explain(error, self.staging) from error
         try:
-            self._begin(fingerprint, overwrite)
+            self._begin(fingerprint, _as_they_are(files), overwrite)
         except OSError as error:
             self._journal.close()
             raise explain(error, self.staging) from error
@@ -153,15 +159,20 @@ class CheckpointWriter:
         if free + held < self._plan.bytes_out:
             raise InputError(f"{self.out.parent}: the result needs {self._plan.bytes_out:,} bytes, {free:,} are free")
 
-    def _begin(self, fingerprint: str, overwrite: bool) -> None:
+    def _begin(self, fingerprint: str, files: set[FileState], overwrite: bool) -> None:
         """Take up the journal where it ends, or begin one."""
         records = self._journal.records
         if not records:
-            self._journal.append({"plan": fingerprint, "overwrite": overwrite})
+            self._journal.append({"plan": fingerprint, "files": sorted(files), "overwrite": overwrite})
         elif records[0].get("plan") != fingerprint:
             raise InputError(
                 f"{self.staging} was begun with another recipe, other sources or another version; "
                 "--overwrite starts again"
+            )
+        elif changed := sorted(files ^ {(path, size, time) for path, size, time in records[0]["files"]}):
+            raise InputError(
+                f"{changed[0][0]} is not the file that {self.staging} was begun with: it was written since, or "
+                "replaced by a copy; --overwrite starts again"
             )
         elif os.path.lexists(self.out) and self.directory.exists() and not (records[0]["overwrite"] or overwrite):
             raise InputError(f"{self.out} has appeared since {self.staging} was begun; use --overwrite to replace it")
@@ -255,6 +266,11 @@ class CheckpointWriter:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _as_they_are(files: Iterable[Path]) -> set[FileState]:
+    found = ((file, file.stat()) for file in files)
+    return {(str(file), state.st_size, state.st_mtime_ns) for file, state in found}
 
 
 def _inputs(plan: Plan) -> Iterator[Path]:

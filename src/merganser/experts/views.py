@@ -61,6 +61,9 @@ class Expert(View):
         parts = f"{self.source.fingerprint()} {self.file.weights.fingerprint()}"
         return hashlib.sha256(parts.encode()).hexdigest()
 
+    def files(self) -> Sequence[Path]:
+        return [*self.source.files(), *self.file.weights.files()]
+
     def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
         """Write the rebuilt model to the directory `out`, by streaming, with the base's config and tokenizer (options
         of `write_checkpoint`)."""
@@ -169,3 +172,6 @@ class MergedExperts(View):
     def fingerprint(self) -> str:
         parts: Mapping[str, str] = {expert.name: expert.fingerprint() for expert in self.experts}
         return hashlib.sha256(f"{self.rule} {parts}".encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [path for expert in self.experts for path in expert.files()]
