@@ -4,8 +4,6 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from merganser.errors import InputError
@@ -14,9 +12,7 @@ from merganser.experts.accounting import measure
 from merganser.experts.adaptive import AdaptiveModel
 from merganser.experts.baselines import Static
 from merganser.experts.composition import applied
-from merganser.experts.heads import Heads
-from merganser.experts.inputs import Inputs, gather
-from merganser.experts.layers import accepted, distinct_experts, score_layers, sweep_layers, task_cosines
+from merganser.experts.inputs import Inputs
 from merganser.experts.routing import NearestNeighbour, Routing
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
 
@@ -173,41 +169,6 @@ def test_grouping_batching_and_caching_change_nothing(built, x):
     torch.testing.assert_close(shuffled.scores, whole.scores[order], atol=2e-5, rtol=1e-4)
 
 
-def test_sets_have_no_order(built):
-    model = model_of(built)
-    first, _ = model.composition(frozenset(["a", "c"]), 0)
-    second, _ = model.composition(frozenset(["c", "a"]), 0)
-    assert first is second
-    assert (model.cache.hits, model.cache.misses) == (1, 1)
-    assert len(model.with_cache().cache) == 0
-    assert len(model.cache) == 1
-
-
-def test_the_cache_keeps_to_its_bytes_and_forgets_the_oldest(built):
-    size = model_of(built).composer.compose(frozenset("a")).nbytes
-    model = model_of(built, cache_bytes=int(2.5 * size))
-    for task in "abca":
-        model.composition(frozenset(task), 0)
-        assert model.cache.nbytes <= 2.5 * size
-    assert (model.cache.hits, model.cache.misses, len(model.cache)) == (0, 4, 2)
-
-
-def test_matrices_are_built_when_counting_says_so(built):
-    model = model_of(built)
-    probe = model.composer.compose(frozenset("a"))
-    limit = probe.to_build // probe.per_row
-    composition, cost = model.composition(frozenset("a"), limit)
-    assert composition.low_rank
-    assert cost == 0
-    composition, cost = model.composition(frozenset("a"), 1)
-    assert not composition.low_rank
-    assert cost == probe.to_build
-    assert model.composition(frozenset("a"), 10**6) == (composition, 0)
-    cramped = model_of(built, cache_bytes=probe.nbytes)
-    assert not cramped.composition(frozenset("a"), limit + 1)[0].low_rank, "it pays for this time alone"
-    assert cramped.composition(frozenset("a"), 1)[0].low_rank, "and is not kept without room"
-
-
 def test_thresholds_and_top(built, x):
     everything = model_of(built, threshold=0.0, top=len(TASKS)).route(x)
     assert set(everything.sets) == {frozenset(TASKS)}
@@ -262,15 +223,6 @@ def test_batches_that_are_none_are_refused(built, batch, message):
             continue  # nothing looks at a layer's input there
         with pytest.raises(InputError, match=message):
             ask(batch)
-
-
-def test_a_type_error_of_the_module_itself_stays_one():
-    class Broken(nn.Module):
-        def forward(self, x):
-            return x + None
-
-    with pytest.raises(TypeError, match="unsupported operand"):
-        Inputs((torch.ones(1),)).run(Broken())
 
 
 def test_a_router_has_to_fit_however_it_comes(built, x):
@@ -403,21 +355,6 @@ def test_tied_weights_change_together(tmp_path):
     torch.testing.assert_close(model.forward(ids).output, expected.mean(1) @ moved["embed.weight"].T)
 
 
-def test_heads_choose_the_best_pair_and_never_a_missing_one():
-    heads = {"a": lambda z: z[:, :2] - 100, "b": lambda z: z[:, 2:] - 200}
-    z = torch.tensor([[1.0, 2.0, 5.0, 3.0, 9.0]] * 3)
-    sets = (frozenset("a"), frozenset("b"), frozenset("ab"))
-    weights = torch.full((3, 2), 0.5)
-    found = Heads(heads, "ab").predict(z, sets, weights)
-    assert found.tasks == ("a", "b", "a")
-    assert found.classes.tolist() == [1, 2, 1]
-    assert found.scores.tolist() == [-98.0, -191.0, -98.0]
-    by_share = Heads(heads, "ab").predict(z, sets, weights, "probability")
-    assert by_share.tasks == ("a", "b", "b")
-    certain = Heads(heads, "ab").predict(z, sets, torch.tensor([[0.99, 0.01]] * 3), "posterior")
-    assert certain.tasks[2] == "a"
-
-
 def test_answers_from_a_pass_that_was_made(built, x):
     model = model_of(built)
     routed = model.forward(x)
@@ -429,106 +366,3 @@ def test_answers_from_a_pass_that_was_made(built, x):
     assert {owner for owner, _ in shared.answer(x, routed).columns} == {"a"}
     with pytest.raises(InputError, match="need heads"):
         model_of(built, heads=None).answer(x, routed)
-
-
-def test_a_batch_of_one_task_gets_one_head():
-    heads = Heads({"a": lambda z: z[:, :2], "b": lambda z: z[:, 2:]}, "ab")
-    z = torch.tensor([[1.0, 2.0, 0.0, 3.0], [4.0, 9.0, 5.0, 0.0], [3.0, 1.0, 0.0, 4.0]])
-    sets, weights = (frozenset("ab"),) * 3, torch.full((3, 2), 0.5)
-    assert heads.predict(z, sets, weights).tasks == ("b", "a", "b")
-    found = heads.predict(z, sets, weights, together=True)
-    assert found.tasks == ("a", "a", "a")
-    assert found.classes.tolist() == [1, 1, 0]
-    assert torch.isfinite(found.table).all()
-
-
-def test_a_shared_head_is_one_and_its_task_is_the_likelier():
-    shared = {"weight": torch.eye(2, 3)}
-    heads = Heads({"a": shared, "b": shared, "c": {"weight": -torch.ones(1, 3)}}, "abc")
-    sets = (frozenset("ab"), frozenset("abc"), frozenset("bc"))
-    weights = torch.tensor([[0.2, 0.8, 0.0], [0.6, 0.3, 0.1], [0.0, 0.5, 0.5]])
-    found = heads.predict(torch.ones(3, 3), sets, weights)
-    assert found.tasks == ("b", "a", "b")
-    assert len(found.columns) == 3
-    assert heads.parameters() == 6 + 3
-
-
-@given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=9),
-    st.integers(1, 3),
-)
-@settings(max_examples=25, deadline=None)
-def test_gather_undoes_grouping(groups, width):
-    values = torch.arange(len(groups) * width, dtype=torch.float32).reshape(len(groups), width)
-    inputs = Inputs((values,), {"extra": {"y": values + 1}, "table": torch.zeros(len(groups) + 1)})
-    places = [torch.tensor([i for i, g in enumerate(groups) if g == which]) for which in sorted(set(groups))]
-    parts = [(index, inputs.select(index)) for index in places]
-    outputs = [(index, {"a": part.args[0], "b": (part.kwargs["extra"]["y"], None)}) for index, part in parts]
-    whole = gather(outputs, len(groups))
-    assert torch.equal(whole["a"], values)
-    assert torch.equal(whole["b"][0], values + 1)
-    assert whole["b"][1] is None
-    assert all(part.kwargs["table"].shape == (len(groups) + 1,) for _, part in parts)
-
-
-def test_outputs_that_cannot_be_gathered_say_so():
-    parts = [(torch.tensor([0]), object()), (torch.tensor([1]), object())]
-    with pytest.raises(InputError, match="route per batch"):
-        gather(parts, 2)
-    with pytest.raises(InputError, match="needs a batch"):
-        _ = Inputs((3,)).size
-
-
-def test_redundant_experts_stay_out_of_the_fixed_merge(tmp_path):
-    base = encoder()
-    first = expert_of(base, 1, rank=4)
-    twin = {n: t + 0.02 * torch.randn(t.shape, generator=torch.Generator().manual_seed(8)) for n, t in first.items()}
-    library = library_of(
-        tmp_path, base, {"first": first, "twin": twin, "other": expert_of(base, 2, rank=4)}, rank_fraction=0.25
-    )
-    deltas = [
-        torch.cat([(library.expert(task).read(n) - t).flatten().double() for n, t in base.state_dict().items()])
-        for task in library.experts
-    ]
-    naive = torch.tensor([[float(torch.cosine_similarity(a, b, dim=0)) for a in deltas] for b in deltas])
-    torch.testing.assert_close(task_cosines(library).float(), naive, atol=1e-4, rtol=0)
-    assert distinct_experts(library, 0.3) == ("first", "other")
-    assert distinct_experts(library, None) == library.experts
-    assert distinct_experts(library, 1.0) == library.experts
-    assert distinct_experts(library, -1.0) == ("first",)
-    with pytest.raises(InputError):
-        distinct_experts(library, 2.0)
-    assert AdaptiveModel(base, library, layer=LAYER).accepted == ("first", "other")
-    assert accepted("ab", torch.ones(2, 2), 0.99) == ("a",)
-
-
-def test_layers_are_scored_with_and_without_data(built, x):
-    base, _, library = built
-    scores = score_layers(library, base)
-    assert [score.layer for score in scores] == [f"blocks.{i}.{part}" for i in range(3) for part in ("up", "down")]
-    assert all(0 <= score.separability <= 1 for score in scores)
-    model = model_of(built, layer=None)
-    assert model.router.layers == ("blocks.0.up", "blocks.0.down")
-    swept = sweep_layers(model, {"a": [Inputs((x[:6],))], "b": [Inputs((x[6:],))]})
-    assert [score.layer for score in swept] == [score.layer for score in scores]
-    assert all(0 <= score.accuracy <= score.accuracy_among_top <= 1 for score in swept)
-
-
-def test_orthogonal_subspaces_separate_and_equal_ones_do_not(tmp_path):
-    """Two layers of one width; in the first the experts read orthogonal directions, in the second the same ones."""
-    torch.manual_seed(0)
-    base = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval()
-    basis = torch.linalg.qr(torch.randn(8, 8)).Q
-    experts = {}
-    for index, task in enumerate("ab"):
-        state = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-        state["0.weight"] += torch.randn(8, 2) @ basis[:, 2 * index : 2 * index + 2].T
-        state["1.weight"] += torch.randn(8, 2) @ basis[:, :2].T
-        experts[task] = state
-    first, second = score_layers(library_of(tmp_path, base, experts, rank_fraction=0.25), base)
-    assert first.separability == pytest.approx(1, abs=1e-5)
-    assert second.separability == pytest.approx(0, abs=1e-5)
-    assert first.chance == second.chance == 0.75
-    # Seen through the other layer, task a flows where a reads, and b where a reads too.
-    assert first.margin == pytest.approx(0, abs=1e-5)
-    assert second.margin == pytest.approx((0 - 0 + 1 - 1) / 2, abs=1e-5)
