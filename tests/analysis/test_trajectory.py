@@ -10,7 +10,8 @@ from torch import nn
 
 from merganser.analysis import trajectory as tr
 from merganser.analysis.gradients import TaskLosses, descend
-from merganser.analysis.inner_products import cosines, distances, inner_products
+from merganser.analysis.inner_products import distances, inner_products
+from merganser.engine.geometry import cosines
 from merganser.errors import CheckpointError, InputError
 
 

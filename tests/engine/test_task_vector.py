@@ -151,6 +151,14 @@ def test_geometry_against_numpy():
     assert math.hypot(*a.norms().values()) == pytest.approx(a.norm())
 
 
+def test_vectors_that_are_not_finite_have_no_angle():
+    flat = torch.tensor([math.inf, -math.inf, 1.0])
+    a = mg.TaskVector.load({"x": flat})
+    b = mg.TaskVector.load({"x": torch.ones(3)})
+    assert math.isnan(a.cosine(b)) and math.isnan(a.cosine(a))
+    assert math.isnan(a.dot(b)) and a.norm() == math.inf
+
+
 def test_geometry_does_not_depend_on_threads_or_the_order_of_tensors():
     a, b = vector(A), vector(B)
     turned = [mg.TaskVector(dict(reversed(m.items())), dict(reversed(BASE.items()))) for m in (A, B)]

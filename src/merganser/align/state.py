@@ -13,6 +13,7 @@ from merganser.align.symmetries import Symmetry
 from merganser.checkpoints import Checkpoint
 from merganser.checkpoints import open as open_checkpoint
 from merganser.errors import InputError
+from merganser.tuning.functional import combine
 
 #: A module, a checkpoint or the path of one, or a mapping from names to tensors.
 Model = nn.Module | Checkpoint | Mapping[str, Tensor] | str | PathLike[str]
@@ -85,15 +86,4 @@ def shares_of(count: int, weights: Sequence[float] | None) -> list[float]:
 
 def average(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
     """The weighted mean Σ wᵢθᵢ / Σ wᵢ of every floating-point tensor; counters are the first model's."""
-    shares = shares_of(len(states), weights)
-    mean: State = {}
-    for name, first in states[0].items():
-        if not first.is_floating_point():
-            mean[name] = first.clone()
-            continue
-        wide = torch.promote_types(first.dtype, torch.float32)
-        total = torch.zeros(first.shape, dtype=wide, device=first.device)
-        for share, state in zip(shares, states, strict=True):
-            total.add_(state[name].to(wide), alpha=share)
-        mean[name] = total.to(first.dtype)
-    return mean
+    return combine(states, shares_of(len(states), weights))

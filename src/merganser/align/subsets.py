@@ -17,6 +17,8 @@ from merganser.align.matching import match
 from merganser.align.state import Model, State, average, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import Universe, universe
+from merganser.checkpoints import open as open_checkpoint
+from merganser.engine.geometry import cosines, inner_products
 from merganser.errors import InputError
 
 #: From merged weights to a number, higher is better (an accuracy, or the negative of a loss).
@@ -121,11 +123,8 @@ def _matched_pairs(
 
 
 def _cosine(a: State, b: State, names: Iterable[str]) -> float:
-    dot = first = second = 0.0
-    for name in names:
-        if a[name].is_floating_point():
-            x, y = a[name].double(), b[name].double()
-            dot, first, second = dot + float((x * y).sum()), first + float((x * x).sum()), second + float((y * y).sum())
-    if first == 0.0 or second == 0.0:
+    floating = [name for name in names if a[name].is_floating_point()]
+    gram = inner_products([open_checkpoint({name: state[name] for name in floating}) for state in (a, b)])
+    if not gram.diagonal().all():
         raise InputError("a model whose weights are all zero has no direction to compare")
-    return float(dot / (first**0.5 * second**0.5))
+    return float(cosines(gram)[0, 1])

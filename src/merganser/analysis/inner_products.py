@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
 from merganser.checkpoints import Checkpoint
 from merganser.checkpoints import open as open_checkpoint
-from merganser.checkpoints.base import Rows, TensorSpec, View, is_integer
+from merganser.checkpoints.base import TensorSpec, is_integer
 from merganser.checkpoints.opening import Reference
-from merganser.engine.geometry import Parts, over_blocks
+from merganser.engine.geometry import Entries, pair_sums
 from merganser.errors import CheckpointError, InputError
 
 STATISTICS = ("*running_mean", "*running_var")
 """Buffers that are moments of the data, not weights: left out of weight-space geometry by default."""
-
-Entries: TypeAlias = NDArray[np.float64]
 
 
 def inner_products(
@@ -49,16 +43,6 @@ def finite_products(
     raise InputError("the checkpoints are too far apart for their distances to be numbers")
 
 
-def cosines(gram: Entries) -> Entries:
-    """cos(θ_i, θ_j) from inner products; 0 where a vector is zero, NaN where one is not finite."""
-    norms = np.sqrt(np.diag(gram))
-    with np.errstate(invalid="ignore"):
-        scale = np.outer(norms, norms)
-    finite = np.isfinite(scale) & np.isfinite(gram)
-    ratio: Entries = np.divide(gram, scale, out=np.where(finite, 0.0, np.nan), where=finite & (scale > 0))
-    return ratio.clip(-1.0, 1.0)
-
-
 def distances(checkpoints: Sequence[Reference], *, exclude: Sequence[str] = STATISTICS) -> Entries:
     """‖θ_i − θ_j‖, summed entry by entry: from inner products, those of models that hardly differ would be lost."""
     found: Entries = np.sqrt(_summed(checkpoints, None, exclude, lambda a, b: (a - b) ** 2))
@@ -71,35 +55,10 @@ def _summed(
     exclude: Sequence[str],
     entry: Callable[[Entries, Entries], Entries],
 ) -> Entries:
-    """Σ entry(θ_i − base, θ_j − base), symmetric in i and j; independent of threads, as `engine.geometry` is."""
+    """Σ entry(θ_i − base, θ_j − base), after checking that all have the same tensors."""
     given = [open_checkpoint(each) for each in (*checkpoints, *([] if base is None else [base]))]
-    opened = [_Here(each, each.label) for each in given]
-    names = [name for name, _ in shared_tensors(opened, exclude)]
-    count = len(checkpoints)
-    pairs = [(i, j) for i in range(count) for j in range(i + 1)]
-
-    def sums(parts: Parts) -> list[float]:
-        with np.errstate(all="ignore"):
-            moved = parts if base is None else [part - parts[-1] for part in parts[:-1]]
-            return [float(np.add.reduce(entry(moved[i], moved[j]))) for i, j in pairs]
-
-    blocks = [values for _, values in over_blocks(opened, names, sums)]
-    total = np.zeros((count, count))
-    for position, (i, j) in enumerate(pairs):
-        total[i, j] = total[j, i] = _total([values[position] for values in blocks])
-    return total
-
-
-def _total(values: Sequence[float]) -> float:
-    """The exact sum, rounded once; that of infinities of both signs is NaN."""
-    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
-
-
-class _Here(View):
-    """A checkpoint whose tensors are read into the memory of the processor, wherever they are."""
-
-    def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        return self.source.read(name, rows).cpu()
+    names = [name for name, _ in shared_tensors(given, exclude)]
+    return pair_sums(given[: len(checkpoints)], names, entry, None if base is None else given[-1])
 
 
 def shared_tensors(checkpoints: Sequence[Checkpoint], exclude: Sequence[str] = ()) -> list[tuple[str, TensorSpec]]:

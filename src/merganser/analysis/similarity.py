@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from merganser.analysis.inner_products import STATISTICS, cosines, distances, inner_products
+from merganser.analysis.inner_products import STATISTICS, distances, inner_products
 from merganser.checkpoints.opening import Reference
+from merganser.engine.geometry import cosines
 from merganser.errors import InputError, did_you_mean
 from merganser.tuning.functional import Inputs, Weights, check_state, evaluation_copy, run
 from merganser.tuning.result import Result

@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from merganser.analysis.inner_products import STATISTICS, cosines, finite_products
+from merganser.analysis.inner_products import STATISTICS, finite_products
 from merganser.checkpoints.opening import Reference
+from merganser.engine.geometry import cosines
 from merganser.errors import InputError
 from merganser.tuning.result import Result
 

@@ -14,13 +14,15 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.engine.blocks import Piece, bounds, spans, take
 from merganser.engine.execute import one_torch_thread
 
 T = TypeVar("T")
-Parts: TypeAlias = tuple[NDArray[np.float64], ...]
+Entries: TypeAlias = NDArray[np.float64]
+Parts: TypeAlias = tuple[Entries, ...]
 
 
 def over_blocks(
@@ -37,8 +39,7 @@ def over_blocks(
         return [
             function(
                 tuple(
-                    np.zeros(block.numel) if tensor is None else take(tensor, block, first).double().numpy().reshape(-1)
-                    for tensor in read
+                    np.zeros(block.numel) if tensor is None else _entries(take(tensor, block, first)) for tensor in read
                 )
             )
             for block in span
@@ -52,20 +53,46 @@ def over_blocks(
                 yield name, result
 
 
-def inner_products(vectors: Sequence[Checkpoint]) -> NDArray[np.float64]:
+def inner_products(vectors: Sequence[Checkpoint]) -> Entries:
     """G_ij = ⟨v_i, v_j⟩ over the tensors of all of them."""
+    names = list(dict.fromkeys(name for vector in vectors for name in vector.names()))
+    return pair_sums(vectors, names, lambda a, b: a * b)
+
+
+def pair_sums(
+    vectors: Sequence[Checkpoint],
+    names: Sequence[str],
+    entry: Callable[[Entries, Entries], Entries],
+    base: Checkpoint | None = None,
+) -> Entries:
+    """Σ entry(v_i − base, v_j − base) over the named tensors, symmetric in i and j (base 0 if none).
+
+    NaN and infinity in vectors stay what they are.
+    """
     pairs = [(i, j) for i in range(len(vectors)) for j in range(i + 1)]
 
-    def products(parts: Parts) -> list[float]:
-        # Not a BLAS dot: its order of summation depends on the threads at hand.
-        return [float(np.add.reduce(parts[i] * parts[j])) for i, j in pairs]
+    def sums(parts: Parts) -> list[float]:
+        with np.errstate(all="ignore"):
+            moved = parts if base is None else [part - parts[-1] for part in parts[:-1]]
+            # Not a BLAS dot: its order of summation depends on the threads at hand.
+            return [float(np.add.reduce(entry(moved[i], moved[j]))) for i, j in pairs]
 
-    names = list(dict.fromkeys(name for vector in vectors for name in vector.names()))
-    partial = [values for _, values in over_blocks(vectors, names, products)]
-    gram = np.zeros((len(vectors), len(vectors)))
-    for (i, j), values in zip(pairs, zip(*partial, strict=True), strict=False):
-        gram[i, j] = gram[j, i] = math.fsum(values)
-    return gram
+    read = vectors if base is None else [*vectors, base]
+    blocks = [values for _, values in over_blocks(read, names, sums)]
+    total = np.zeros((len(vectors), len(vectors)))
+    for position, (i, j) in enumerate(pairs):
+        total[i, j] = total[j, i] = _total([values[position] for values in blocks])
+    return total
+
+
+def cosines(gram: Entries) -> Entries:
+    """cos(v_i, v_j) from inner products; 0 where a vector is zero, NaN where one is not finite."""
+    norms = np.sqrt(np.diag(gram))
+    with np.errstate(invalid="ignore"):
+        scale = np.outer(norms, norms)
+    finite = np.isfinite(scale) & np.isfinite(gram)
+    ratio: Entries = np.divide(gram, scale, out=np.where(finite, 0.0, np.nan), where=finite & (scale > 0))
+    return ratio.clip(-1.0, 1.0)
 
 
 def norms(vector: Checkpoint) -> dict[str, float]:
@@ -86,3 +113,13 @@ def sign_agreement(a: Checkpoint, b: Checkpoint) -> float:
     found = [value for _, value in over_blocks([a, b], [name for name in a.names() if name in b], counts)]
     both = sum(moving for _, moving in found)
     return sum(equal for equal, _ in found) / both if both else math.nan
+
+
+def _entries(tensor: Tensor) -> Entries:
+    """On the processor first: not every device has float64."""
+    return tensor.cpu().double().numpy().reshape(-1)
+
+
+def _total(values: Sequence[float]) -> float:
+    """The exact sum, rounded once; that of infinities of both signs is NaN."""
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from merganser.engine.geometry import cosines
 from merganser.errors import InputError
 from merganser.experts.activations import linear_layers, output_layers
 from merganser.experts.inputs import Inputs
@@ -36,8 +37,7 @@ def task_cosines(library: Library) -> Tensor:
             deltas = torch.stack([experts[index].delta(name).flatten().double() for index in changed])
             part = deltas @ deltas.T
         products[torch.tensor(changed)[:, None], torch.tensor(changed)] += part
-    norms = products.diagonal().clamp(min=1e-300).sqrt()
-    return products / norms[:, None] / norms
+    return torch.from_numpy(cosines(products.numpy()))
 
 
 def distinct_experts(library: Library, redundancy: float | None) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, is_integer
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.geometry import cosines
 from merganser.errors import CheckpointError, InputError
 from merganser.experts.advice import Advice, advise
 from merganser.experts.building import check_complete, check_finite, is_change, task_matrix
@@ -125,7 +126,7 @@ def interference(
         products += (own := source.inner_products(name))
         if matrix and bool(own.any()):
             matrices.append(_measure(name, source, rank_fraction, full_rank))
-    cosine = _cosine(products)
+    cosine = torch.from_numpy(cosines(products.numpy()))
     pairs = _mean([torch.tensor(matrix.pairs) for matrix in matrices], len(source.names))
     blocks = _by_block(matrices)
     advice = advise(source.names, matrices, blocks, cosine, pairs, FRACTIONS, source.truncated)
@@ -344,11 +345,6 @@ def _by_block(matrices: Sequence[MatrixInterference]) -> tuple[BlockInterference
         )
         for block, group in groups.items()
     )
-
-
-def _cosine(products: Tensor) -> Tensor:
-    norms = products.diagonal().clamp(min=0).sqrt()
-    return products / (norms[:, None] * norms).clamp(min=1e-300)
 
 
 def _mean(tables: Sequence[Tensor], size: int) -> Tensor:

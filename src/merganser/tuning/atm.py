@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from merganser.checkpoints import open as open_checkpoint
+from merganser.engine.geometry import cosines
 from merganser.errors import InputError
 from merganser.tuning.functional import Weights
 from merganser.tuning.result import Result
@@ -116,14 +117,14 @@ def _round(number: int, spent: int, vectors: Mapping[str, Weights], update: Weig
         stack = torch.stack([vectors[task][name].reshape(-1).double() for task in tasks])
         gram += stack @ stack.T
     norms = gram.diagonal().sqrt()
-    cosines = gram / (norms[:, None] * norms[None, :]).clamp_min(1e-300)
+    cosine = cosines(gram.numpy())
     pairs = len(tasks) * (len(tasks) - 1)
     return Round(
         number=number,
         epochs_spent=spent,
         task_norms={task: float(norm) for task, norm in zip(tasks, norms, strict=True)},
         update_norm=sum(float(v.double().square().sum()) for v in update.values()) ** 0.5,
-        mean_cosine=float((cosines.sum() - cosines.diagonal().sum()) / pairs) if pairs else 1.0,
+        mean_cosine=float((cosine.sum() - cosine.trace()) / pairs) if pairs else 1.0,
         score=None if score is None else float(score),
     )
 
