@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -245,8 +247,9 @@ def test_a_base_makes_up_the_two_models_of_a_method_without_base(hub):
     assert plan.outputs[0].base == Source(0, plan.outputs[0].name)
 
 
-def test_planning_asks_each_header_a_bounded_number_of_times(header):
-    """Linear in the number of tensors: twice the tensors, twice the questions."""
+@pytest.mark.parametrize("lacking", [0, 2])
+def test_planning_asks_each_header_a_bounded_number_of_times(header, lacking):
+    """Linear in the number of tensors, also of those that are missing: twice the tensors, twice the questions."""
 
     def questions(layers):
         count = 0
@@ -262,9 +265,15 @@ def test_planning_asks_each_header_a_bounded_number_of_times(header):
                 count += len(self._specs)
                 return super().names()
 
-        specs = {f"model.layers.{i}.{k}.weight": spec(1) for i in range(layers) for k in range(5)}
+        def specs(parts):
+            return {f"model.layers.{i}.{k}.weight": spec(1) for i in range(layers) for k in range(parts)}
+
         text = "method: ties\nbase: base\nmodels: [a, b, c, d]\nparameters: {density: [0.1, 0.9]}"
-        recipes.plan(recipes.load(text), lambda reference: Counting(reference, specs))
+        with pytest.raises(CheckpointError) if lacking else contextlib.nullcontext():
+            recipes.plan(
+                recipes.load(text),
+                lambda reference: Counting(reference, specs(5 if reference == "base" else 5 - lacking)),
+            )
         return count
 
     small, large = questions(100), questions(200)

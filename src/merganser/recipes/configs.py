@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def describe(
     table: Table,
     vocabulary: Unified | None,
     restacked: Sequence[Restacked],
-    outputs: Iterable[Output],
+    outputs: Sequence[Output],
 ) -> tuple[dict[str, Any], list[str]]:
     """The sidecars of a plan, and what its user should know about them."""
     config = table.config(0)
@@ -39,8 +39,9 @@ def describe(
     inherited: Mapping[str, Any] = nested.sidecars if nested else {"config": [], "tokenizer": {"add": []}}
     edits = [*((list(path), value) for path, value in inherited["config"]), *edits]
     edits += dtype_edits(config, recipe.output.dtype)
-    if "quantization_config" in config:
-        edits.append((["quantization_config"], None))
+    kept, remarks = quantisation_edits(config, table, outputs)
+    edits += kept
+    notes += remarks
     tokens: list[Edit] = []
     tokenizer: dict[str, Any] = {"model": 0, "add": list(inherited["tokenizer"]["add"])}
     if vocabulary is not None:
@@ -129,6 +130,24 @@ def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
         if isinstance(section.get(key), str)
     ]
     return found or [(["torch_dtype"], dtype)]
+
+
+def quantisation_edits(
+    config: Mapping[str, Any], table: Table, outputs: Sequence[Output]
+) -> tuple[list[Edit], list[str]]:
+    """The config says how codes are read as long as the output has any: they are copied, never made."""
+    if "quantization_config" not in config:
+        return [], []
+    used = {source for output in outputs for source in output.inputs}
+    codes = {source.model for source in used if source.name in table.quantised(source.model)}
+    if not codes:
+        return [(["quantization_config"], None)], []
+    plain = sorted({source.model for source in used} - codes)
+    return [], [
+        f"the quantization_config of {table.models[0].label} is kept, and tensors of {table.models[i].label} are "
+        "copied as they are, which is not quantised"
+        for i in plain
+    ]
 
 
 def vocabulary_edits(config: Mapping[str, Any], rows: int, before: int | None = None) -> list[Edit]:

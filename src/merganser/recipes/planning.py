@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from merganser.checkpoints import open as open_checkpoint
+from merganser.checkpoints.adapter import Adapted
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.errors import RecipeError
 from merganser.methods.base import build
 from merganser.recipes.configs import describe
-from merganser.recipes.mismatches import Mismatches, is_buffer, is_quantised, tied_source
+from merganser.recipes.mismatches import Mismatches, is_buffer, tied_source
 from merganser.recipes.plan import Output, Plan, Source
 from merganser.recipes.resolve import override_for
 from merganser.recipes.roles import Roles, assign
@@ -89,7 +90,7 @@ class _Planner:
         known = {job.name for job in jobs}
         jobs += self._added(known)
         outputs = [output for job in jobs if (output := self._output(job)) is not None]
-        if not outputs and not self.mismatches.found:
+        if not outputs and not self.mismatches:
             why = "everything is excluded" if self.stacking.jobs else f"{self.table.models[0].label} holds none"
             raise RecipeError(f"the merge has no tensors: {why}")
         self.mismatches.extra(known, self.stacking)
@@ -131,13 +132,16 @@ class _Planner:
         roles = self._roles_of(job)
         sources = [self._source(job, entry) for entry in roles.inputs]
         base = self._source(job, roles.base) if roles.base else None
+        used = [*sources, *([base] if base else [])]
+        for source in used:
+            if source.name in self.table.quantised(source.model):
+                return self._codes(job, roles, sources, source)
         template = self._template(job, base or sources[0])
         spec = self.table.checkpoints[template.model].spec(template.name)
         if is_buffer(job.name, spec):
-            if is_quantised(job.name, spec):
-                self.mismatches.quantised(job.name, self.table.models[template.model].label, spec)
+            self.mismatches.copied(job.name, spec, template.model, len(used))
             return Output(job.name, spec, "passthrough", (template,))
-        if not self._fits(job, [*sources, *([base] if base else [])]):
+        if not self._fits(job, used):
             return None
         # Without a base, the first model gives the shape; the dtype is the template's unless the recipe says.
         shape = self.table.checkpoints[sources[0].model].spec(sources[0].name).shape
@@ -152,6 +156,18 @@ class _Planner:
             self._statistics(job, roles, sources, shape),
         )
         return self._without_complex_arithmetic(output)
+
+    def _codes(self, job: Job, roles: Roles, sources: list[Source], code: Source) -> Output | None:
+        """Quantised weights and their scales pass as they are, or not at all."""
+        checkpoint = self.table.checkpoints[code.model]
+        parameters = self._parameters(roles, job, [source.name for source in sources])
+        spec = checkpoint.spec(code.name)
+        output = Output(job.name, spec, roles.method.name, tuple(sources), None, parameters)
+        if output.copies and not isinstance(checkpoint, Adapted):
+            self.mismatches.copied_code(code.name, code.model)
+            return output
+        self.mismatches.quantised(code.name, code.model)
+        return None
 
     def _without_complex_arithmetic(self, output: Output) -> Output:
         """Rules are for real numbers: a complex tensor can only be copied, and keeps its dtype."""
@@ -181,20 +197,20 @@ class _Planner:
             if not all(having):
                 if any(having):
                     with_, without = (roles.inputs[having.index(has)].label for has in (True, False))
-                    self.mismatches.found.append(f"{job.name!r} has {kind} statistics of {with_}, not of {without}")
+                    self.mismatches.add(f"{job.name!r} has {kind} statistics of {with_}, not of {without}")
                 continue
             expected = roles.method.statistic_shape(kind, shape)
             for (_, side), source in zip(sides, sources, strict=True):
                 if (stored := side.spec(source.name)).shape != expected:
-                    self.mismatches.found.append(
+                    self.mismatches.add(
                         f"{kind} statistics of {source.name!r} are {stored} in {side.label}, expected {list(expected)}"
                     )
             found[kind] = tuple(Source(i, source.name) for (i, _), source in zip(sides, sources, strict=True))
         return found
 
     def _template(self, job: Job, default: Source) -> Source:
-        """Where dtype and buffers come from: the base, if it has the tensor."""
-        if job.offset is None and job.name in self.table.checkpoints[0]:
+        """Where dtype and buffers come from: the base, if it has the tensor as numbers."""
+        if job.offset is None and job.name in self.table.checkpoints[0] and job.name not in self.table.quantised(0):
             return Source(0, job.name)
         if default.name not in self.table.checkpoints[default.model]:
             raise self.table.checkpoints[default.model].missing(default.name)
@@ -207,7 +223,7 @@ class _Planner:
             return Source(model, name)
         key = (model, name)
         if key not in self._heads:
-            head = self._heads[key] = tied_source(name, checkpoint.names())
+            head = self._heads[key] = tied_source(name, checkpoint)
             if head is not None:
                 self.notes.append(f"{entry.label} has no {name!r}: its tied embedding {head!r} is taken")
         return Source(model, self._heads[key] or name)
@@ -222,14 +238,16 @@ class _Planner:
         return self._roles[key]
 
     def _fits(self, job: Job, sources: list[Source]) -> bool:
-        specs: dict[str, TensorSpec] = {}
+        specs: list[tuple[str, TensorSpec]] = []
         for source in sources:
             checkpoint = self.table.checkpoints[source.model]
             if source.name not in checkpoint:
                 self.mismatches.missing(job.name if job.offset is None else source.name, source.model)
                 return False
-            specs[self.table.models[source.model].label] = checkpoint.spec(source.name)
-        if len({spec.shape for spec in specs.values()}) > 1:
+            label = self.table.models[source.model].label
+            place = label if source.name == job.name else f"{source.name!r} of {label}"
+            specs.append((place, checkpoint.spec(source.name)))
+        if len({spec.shape for _, spec in specs}) > 1:
             self.mismatches.shapes(job.name, specs, inside=job.name in self.table.layout(0).places)
             return False
         return True

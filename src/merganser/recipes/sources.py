@@ -16,6 +16,7 @@ from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.errors import CheckpointError, did_you_mean
 from merganser.recipes.layers import Layout, layout
 from merganser.recipes.plan import Model, Plan
+from merganser.recipes.quantised import quantised
 from merganser.recipes.references import locate, places
 from merganser.recipes.schema import Entry, Recipe
 
@@ -56,6 +57,7 @@ class Table:
         self._index: dict[Any, int] = {}
         self._layouts: dict[int, Layout] = {}
         self._configs: dict[int, dict[str, Any]] = {}
+        self._quantised: dict[int, frozenset[str]] = {}
         self._root = recipe.root
         self._opener = opener
         self._sides: dict[str, tuple[Model, Checkpoint]] = {}
@@ -110,6 +112,12 @@ class Table:
             config, plan = read_config(self.checkpoints[index]), self.models[index].plan
             self._configs[index] = edited(config, plan.sidecars["config"]) if plan and config else config
         return self._configs[index]
+
+    def quantised(self, index: int) -> frozenset[str]:
+        """The tensors of a model that hold codes, or scales of codes."""
+        if index not in self._quantised:
+            self._quantised[index] = quantised(self.checkpoints[index], self.config(index))
+        return self._quantised[index]
 
     def tokens(self, index: int) -> Tokens | None:
         """The model's vocabulary, a nested merge's with the tokens it adds; None without one."""

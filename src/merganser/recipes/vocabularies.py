@@ -111,7 +111,7 @@ def _names(table: Table, model: int) -> dict[str, list[str]]:
         shape = checkpoint.spec(name).shape
         if name in inside or not shape or shape[0] != height or _POSITIONS.search(name):
             continue
-        found[name] = [name if name in c else tied_source(name, c.names()) or name for c in table.checkpoints]
+        found[name] = [name if name in c else tied_source(name, c) or name for c in table.checkpoints]
     return found
 
 

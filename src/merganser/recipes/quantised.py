@@ -1,0 +1,56 @@
+"""Weights stored as codes, whose values only the scales beside them give back.
+
+| scheme | the codes | what stands beside them |
+|---|---|---|
+| FP8 (DeepSeek, compressed-tensors) | `weight` in float8 | `weight_scale_inv`, `weight_scale`, `scale_weight` |
+| MXFP4 (gpt-oss) | `gate_up_proj_blocks`, uint8 | `gate_up_proj_scales` |
+| bitsandbytes | `weight`, int8 or packed uint8 | `SCB`; `weight.absmax`, `weight.quant_map` |
+| GPTQ, AWQ, packed compressed-tensors | `qweight`, `weight_packed`, int32 | `scales`, `qzeros`; `weight_scale` |
+
+Float8 tensors without scales, of a model whose config says nothing of quantisation, are ordinary weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+
+_FLOAT8 = {getattr(torch, name) for name in dir(torch) if name.startswith("float8_")}
+_PACKED = re.compile(r"_(packed|blocks|qdata)$")
+#: Names after a tensor's own, and names beside it in its module, by which its codes have scales.
+_AFTER = ("_scale", "_scale_inv", "_scales", ".absmax")
+_BESIDE = ("scales", "SCB", "scale_weight")
+_COMPANION = re.compile(r"(^|[._])(scales?|scale_inv|scale_weight|SCB|absmax|quant_map|zero_point|qzeros|g_idx)$")
+
+
+def quantised(checkpoint: Checkpoint, config: Mapping[str, Any]) -> frozenset[str]:
+    """The tensors of a checkpoint that are codes or belong to codes: to be copied together or not at all."""
+    codes = {
+        name
+        for name in checkpoint.names()
+        if _is_code(name, checkpoint.spec(name), checkpoint, "quantization_config" in config)
+    }
+    if not codes:
+        return frozenset()
+    owners = codes | {name.rpartition(".")[0] for name in codes}
+    beside = {n for n in checkpoint.names() if _COMPANION.search(n) and n.rpartition(".")[0] in owners}
+    return frozenset(codes | beside)
+
+
+def _is_code(name: str, spec: TensorSpec, checkpoint: Checkpoint, configured: bool) -> bool:
+    if spec.dtype in _FLOAT8:
+        return configured or _has_scales(name, checkpoint)
+    if not is_integer(spec.dtype) or len(spec.shape) < 2:
+        return False
+    return name.endswith(("weight", "weight_packed")) or _has_scales(name, checkpoint)
+
+
+def _has_scales(name: str, checkpoint: Checkpoint) -> bool:
+    stem, module = _PACKED.sub("", name), name.rpartition(".")[0]
+    beside = [f"{module}.{each}" if module else each for each in _BESIDE]
+    return any(each in checkpoint for each in (*(stem + end for end in _AFTER), *beside))
