@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from merganser import recipes
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.sidecars import edited
-from merganser.errors import CheckpointError
+from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.configs import layer_edits
 from merganser.recipes.layers import Stack
 from merganser.recipes.plan import Source
@@ -119,6 +119,16 @@ def test_a_tensor_lost_between_layers_is_an_error(header, make_llama):
     with pytest.raises(CheckpointError, match=r"b has 'model.layers.2.mlp.gate.weight', which a has not"):
         recipes.plan(recipes.load(text % (1, 3)), opener)
     assert recipes.plan(recipes.load(text % (0, 2)), opener).outputs
+
+
+def test_layers_of_one_model_are_compared_like_those_of_several(hub, header, make_llama):
+    text = "method: nuslerp\nslices: [{models: [{path: a, layers: [0, 2]}, {path: a, layers: [%d, %d]}]}]"
+    with pytest.raises(RecipeError, match=r"slices\[0\]: .* equally many layers, got 2 from a, 3 from a"):
+        recipes.plan(recipes.load(text % (1, 4)), hub())
+    wide = {"model.layers.3.mlp.up_proj.weight": TensorSpec((16, 8), torch.float32)}
+    with pytest.raises(CheckpointError) as error:
+        recipes.plan(recipes.load(text % (2, 4)), lambda reference: header(reference, make_llama() | wide))
+    assert "[8, 8] in a, [16, 8] in 'model.layers.3.mlp.up_proj.weight' of a" in str(error.value)
 
 
 def test_a_nested_stack_passes_its_config_on(directory, tmp_path):

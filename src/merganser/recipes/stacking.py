@@ -121,7 +121,7 @@ class Stacking:
 
     def _range(self, part: Part, each: Slice) -> tuple[int, int]:
         """First layer and number of layers of a slice, checked against every source."""
-        counts = {}
+        counts = []
         for entry in each.models:
             assert entry.layers is not None
             first, last = entry.layers
@@ -131,9 +131,10 @@ class Stacking:
                     f"{entry.where}: layers [{first}, {last}] of {entry.label}, "
                     f"which has {stack.layers} (0 to {stack.layers - 1}) under {stack.title!r}"
                 )
-            counts[entry.label] = last - first
-        if len(set(counts.values())) > 1:
-            given = ", ".join(f"{count} from {label}" for label, count in counts.items())
+            counts.append(last - first)
+        if len(set(counts)) > 1:
+            pairs = zip(counts, each.models, strict=True)
+            given = ", ".join(f"{count} from {entry.label}" for count, entry in pairs)
             raise RecipeError(f"{each.where}: its models must give equally many layers, got {given}")
         layers = each.models[0].layers
         assert layers is not None
