@@ -9,6 +9,7 @@ import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.errors import CheckpointError
+from merganser.recipes.prefixes import WRAPPERS, wrapped
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import Table
@@ -142,7 +143,7 @@ class Mismatches:
         for model, lines in self._names.items():
             # Codes have other names and shapes than weights: that they are codes says it all.
             if not {0, model} & self._quantised.keys():
-                found += lines
+                found += self._wrapped(model) or lines
         if not found:
             return
         if len(found) == 1:
@@ -151,3 +152,18 @@ class Mismatches:
         if len(found) > _SHOWN:
             shown.append(f"  … and {len(found) - _SHOWN} more")
         raise CheckpointError(f"the checkpoints do not fit: {len(found)} problems\n" + "\n".join(shown))
+
+    def _wrapped(self, model: int) -> list[str]:
+        first, other = ({*c.names(), *c.aliases()} for c in (self.table.checkpoints[0], self.table.checkpoints[model]))
+        found = wrapped(first, other)
+        if found is None:
+            return []
+        given, expected = found
+        label, have = self.table.models[model].label, self.table.models[0].label
+        prefix = given.removesuffix(expected) if len(given) > len(expected) else expected.removesuffix(given)
+        longer = label if len(given) > len(expected) else have
+        if longer == label or WRAPPERS.fullmatch(prefix):
+            change = f"take the prefix {prefix!r} off the names of {longer}"
+        else:
+            change = f"put the prefix {prefix!r} before the names of {label}"
+        return [f"{label} calls {given!r} what {have} calls {expected!r}, and so on; {change} and save it again"]

@@ -1,0 +1,49 @@
+"""Names behind a prefix: one line instead of one for each tensor."""
+
+from __future__ import annotations
+
+import pytest
+
+from merganser import recipes
+from merganser.errors import CheckpointError
+from merganser.recipes.prefixes import wrapped
+
+NAMES = {"model.embed.weight", "model.layers.0.w", "model.layers.1.w", "lm_head.weight"}
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_a_prefix_is_found_either_way(prefix):
+    given, expected = wrapped(NAMES, {prefix + name for name in NAMES})
+    assert given == prefix + expected
+    given, expected = wrapped({prefix + name for name in NAMES}, NAMES)
+    assert expected == prefix + given
+
+
+def test_a_body_without_its_head_is_recognised():
+    body = {name.removeprefix("model.") for name in NAMES if name.startswith("model.")}
+    assert wrapped(NAMES, body) == ("embed.weight", "model.embed.weight")
+    assert wrapped(NAMES, body | {"lm_head.weight"}) == ("embed.weight", "model.embed.weight")
+
+
+def test_other_differences_are_none_of_a_prefix():
+    assert wrapped(NAMES, NAMES) is None
+    assert wrapped(NAMES, NAMES - {"lm_head.weight"}) is None
+    assert wrapped(NAMES, {"a.model.layers.0.w", "b.model.layers.1.w"}) is None
+
+
+def test_a_plan_says_it_in_one_line(header, make_llama):
+    def opener(reference):
+        prefix = {"a": "", "b": "_orig_mod.", "c": "text."}[reference]
+        return header(reference, {prefix + name: spec for name, spec in make_llama().items()})
+
+    def message(models):
+        with pytest.raises(CheckpointError) as error:
+            recipes.plan(recipes.load({"method": "linear", "models": models}), opener)
+        return str(error.value)
+
+    first = message(["a", "b"])
+    assert first.count("\n") == 0
+    assert "b calls '_orig_mod.model.layers." in first
+    assert "take the prefix '_orig_mod.' off the names of b and save it again" in first
+    assert "take the prefix '_orig_mod.' off the names of b" in message(["b", "a"])
+    assert "put the prefix 'text.' before the names of a" in message(["c", "a"])
