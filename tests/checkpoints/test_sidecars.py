@@ -9,7 +9,8 @@ import torch
 import yaml
 
 from merganser.checkpoints.memory import StateDict
-from merganser.checkpoints.sidecars import edited, model_card, read_chat_template, write_sidecars
+from merganser.checkpoints.sidecars import edited, model_card, prepare_sidecars, read_chat_template
+from merganser.errors import CheckpointError
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -55,7 +56,7 @@ def base(tmp_path):
 
 def write(directory, sources, **sidecars):
     directory.mkdir()
-    write_sidecars(SimpleNamespace(sidecars=sidecars), sources, directory)
+    prepare_sidecars(SimpleNamespace(sidecars=sidecars), sources)(directory)
     return directory
 
 
@@ -125,6 +126,35 @@ def test_a_chat_template_replaces_the_one_there_was(tmp_path, base):
     out = write(tmp_path / "out", [base], chat_template="{{ new }}")
     assert not (out / "chat_template.jinja").exists()
     assert read_chat_template(out) == "{{ new }}"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sidecars", "message"),
+    [
+        ("config.json", "{", {"config": [[["vocab_size"], 9]]}, "not valid JSON"),
+        ("generation_config.json", "[]", {"generation": [[["eos_token_id"], 9]]}, "expected a JSON object"),
+        ("tokenizer_config.json", "{", {"chat_template": "x"}, "not valid JSON"),
+        ("tokenizer_config.json", "[]", {"chat_template": "x"}, "expected a JSON object"),
+        ("tokenizer.json", "[]", {"tokenizer": {"model": 0, "add": [{"id": 9}]}}, "expected a JSON object"),
+        (
+            "tokenizer_config.json",
+            '{"added_tokens_decoder": []}',
+            {"tokenizer": {"model": 0, "add": [{"id": 9}]}},
+            "added_tokens_decoder: expected a JSON object",
+        ),
+    ],
+)
+def test_broken_files_that_must_change_are_found_before_anything_is_written(base, file, text, sidecars, message):
+    (base.directory / file).write_text(text)
+    with pytest.raises(CheckpointError, match=f"{file}: {message}"):
+        prepare_sidecars(SimpleNamespace(sidecars=sidecars), [base])
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_broken_settings_have_no_template(tmp_path, text):
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match="tokenizer_config.json: "):
+        read_chat_template(tmp_path)
 
 
 def test_templates_by_name_and_absent_ones(tmp_path):

@@ -177,3 +177,12 @@ def test_resume_wants_the_very_files_it_was_begun_with(checkpoint: Callable[...,
     assert mg.run(recipe, out, overwrite=True) == out
     interrupted(recipe, tmp_path / "again")
     assert mg.run(recipe, tmp_path / "again", resume=True)
+
+
+def test_a_broken_sidecar_is_an_error_before_work(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    base = checkpoint("base", state(0.0))
+    (base / "tokenizer_config.json").write_text("{")
+    recipe = {"method": "passthrough", "models": [str(base)], "output": {"chat_template": "chatml"}}
+    with pytest.raises(InputError, match="base/tokenizer_config.json: not valid JSON"):
+        mg.run(recipe, tmp_path / "out")
+    assert not (tmp_path / "out.partial").exists()

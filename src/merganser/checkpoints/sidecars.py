@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,9 @@ import yaml
 
 from merganser import __version__
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.tokenizer import extended
+from merganser.errors import CheckpointError
 
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -35,10 +37,12 @@ _TOKENIZER_FILES = (
     "*.model",
     "*.tiktoken",
     "tekken.json",
-    "chat_template.*",
     "tokenization_*.py",
 )
+_TEMPLATES = "chat_template.*"
 _MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
     "*preprocessor_config.json",
     "processor_config.json",
     "configuration_*.py",
@@ -58,22 +62,33 @@ class Described(Protocol):
     def sidecars(self) -> Mapping[str, Any]: ...
 
 
-def write_sidecars(plan: Described, sources: Sequence[Checkpoint], directory: Path) -> None:
-    """Write everything but the weights into `directory`; `sources` are the plan's models, opened."""
+def prepare_sidecars(plan: Described, sources: Sequence[Checkpoint]) -> Callable[[Path], None]:
+    """What writes everything but the weights into a directory; `sources` are the plan's models, opened.
+
+    Files that change are read and rendered now, so that a broken one is found before the work.
+    """
     sidecars = plan.sidecars
     template = sources[sidecars.get("template", 0)].directory
-    if template is not None:
-        _write_edited(template / "config.json", directory, sidecars.get("config", ()))
-        _write_edited(template / "generation_config.json", directory, sidecars.get("generation", ()))
-        _copy(template, directory, _MODEL_FILES)
     tokenizer = sidecars.get("tokenizer") or {"model": sidecars.get("template", 0)}
     origin = sources[tokenizer["model"]].directory
+    chat_template = sidecars.get("chat_template")
+    made = {"README.md": model_card(sidecars)}
+    if template is not None:
+        for name, edits in (("config.json", "config"), ("generation_config.json", "generation")):
+            if sidecars.get(edits) and (template / name).is_file():
+                made[name] = _rendered(edited(read_object(template / name), sidecars[edits]))
     if origin is not None:
-        _copy(origin, directory, _TOKENIZER_FILES)
-        _append_tokens(directory, tokenizer.get("add") or ())
-        if sidecars.get("chat_template") is not None:
-            _set_chat_template(directory, sidecars["chat_template"])
-    (directory / "README.md").write_text(model_card(sidecars), encoding="utf-8", newline="\n")
+        made |= _changed_tokenizer(origin, tokenizer.get("add") or (), chat_template)
+
+    def write(directory: Path) -> None:
+        if template is not None:
+            _copy(template, directory, _MODEL_FILES)
+        if origin is not None:
+            _copy(origin, directory, _TOKENIZER_FILES if chat_template is not None else (*_TOKENIZER_FILES, _TEMPLATES))
+        for name, text in made.items():
+            (directory / name).write_text(text, encoding="utf-8", newline="\n")
+
+    return write
 
 
 def edited(config: dict[str, Any], edits: Sequence[tuple[Sequence[str], Any]]) -> dict[str, Any]:
@@ -90,17 +105,8 @@ def edited(config: dict[str, Any], edits: Sequence[tuple[Sequence[str], Any]]) -
     return result
 
 
-def _write_edited(file: Path, directory: Path, edits: Sequence[tuple[Sequence[str], Any]]) -> None:
-    if not file.is_file():
-        return
-    if not edits:
-        shutil.copyfile(file, directory / file.name)
-        return
-    _write_json(directory / file.name, edited(json.loads(file.read_text(encoding="utf-8")), edits))
-
-
-def _write_json(file: Path, data: Any) -> None:
-    file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+def _rendered(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def _copy(origin: Path, directory: Path, patterns: Sequence[str]) -> None:
@@ -112,27 +118,27 @@ def _copy(origin: Path, directory: Path, patterns: Sequence[str]) -> None:
                 shutil.copyfile(file, target)
 
 
-def _append_tokens(directory: Path, added: Sequence[Mapping[str, Any]]) -> None:
-    if not added:
-        return
-    file = directory / "tokenizer.json"
-    _write_json(file, extended(json.loads(file.read_text(encoding="utf-8")), added))
-    settings = directory / "tokenizer_config.json"
-    if settings.is_file():
-        data = json.loads(settings.read_text(encoding="utf-8"))
-        if "added_tokens_decoder" in data:
-            known = {str(r["id"]): {k: v for k, v in r.items() if k != "id"} for r in added}
-            data["added_tokens_decoder"] |= known
-            _write_json(settings, data)
+def _changed_tokenizer(origin: Path, added: Sequence[Mapping[str, Any]], template: str | None) -> dict[str, str]:
+    """The files of a tokenizer that tokens or a chat template are added to.
 
-
-def _set_chat_template(directory: Path, template: str) -> None:
-    """Where every version of transformers finds it: in tokenizer_config.json, and in no other place."""
-    for file in directory.glob("chat_template.*"):
-        file.unlink()
-    settings = directory / "tokenizer_config.json"
-    data = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    _write_json(settings, data | {"chat_template": template})
+    The template goes where every version of transformers finds it: into tokenizer_config.json, and to no other place.
+    """
+    made = {}
+    changes: dict[str, Any] = {}
+    file = origin / "tokenizer_config.json"
+    settings = read_object(file) if (added or template is not None) and file.is_file() else {}
+    if added:
+        made["tokenizer.json"] = _rendered(extended(read_object(origin / "tokenizer.json"), added))
+        if "added_tokens_decoder" in settings:
+            if not isinstance(known := settings["added_tokens_decoder"], dict):
+                raise CheckpointError(f"{file}: added_tokens_decoder: expected a JSON object")
+            records = {str(r["id"]): {k: v for k, v in r.items() if k != "id"} for r in added}
+            changes["added_tokens_decoder"] = known | records
+    if template is not None:
+        changes["chat_template"] = template
+    if changes:
+        made[file.name] = _rendered(settings | changes)
+    return made
 
 
 def read_chat_template(directory: Path | None) -> str | None:
@@ -144,9 +150,10 @@ def read_chat_template(directory: Path | None) -> str | None:
     file = directory / "tokenizer_config.json"
     if not file.is_file():
         return None
-    template = json.loads(file.read_text(encoding="utf-8")).get("chat_template")
+    template = read_object(file).get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = next((t.get("template") for t in template if t.get("name") == "default"), None)
+        named = [each for each in template if isinstance(each, dict)]
+        template = next((each.get("template") for each in named if each.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 

@@ -18,7 +18,7 @@ from merganser.checkpoints.dtypes import dtype_of, name_of
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.checkpoints.sidecars import write_sidecars
+from merganser.checkpoints.sidecars import prepare_sidecars
 from merganser.engine.compute import Settings
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.processes import execute_in_processes
@@ -102,6 +102,7 @@ def run(
     opened = functools.cache(open_checkpoint)  # planning and merging look at the same headers
     plan = recipes.plan(recipe if isinstance(recipe, Recipe) else recipes.load(recipe), opened)
     sources = open_sources(plan, opened)
+    write_sidecars = prepare_sidecars(plan, sources)
     if on_plan is not None:
         on_plan(plan, sources)
     settings = Settings(device, allow_nan)
@@ -118,7 +119,7 @@ def run(
         else:
             compute = execute_in_processes if processes else execute
             compute(plan, sources, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
-        return writer.publish(lambda directory: write_sidecars(plan, sources, directory))
+        return writer.publish(write_sidecars)
     except BaseException:
         writer.abandon()
         raise

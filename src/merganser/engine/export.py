@@ -11,7 +11,7 @@ import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec
 from merganser.checkpoints.dtypes import dtype_of
-from merganser.checkpoints.sidecars import write_sidecars
+from merganser.checkpoints.sidecars import prepare_sidecars
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.writer import CheckpointWriter
 from merganser.recipes.plan import Model, Output, Plan, Source
@@ -48,12 +48,13 @@ def write_checkpoint(
         aliases=source.aliases(),
         sidecars=sidecars or {},
     )
+    write_sidecars = prepare_sidecars(plan, [source])
     fingerprint = plan.fingerprint([source.fingerprint()])
     writer = CheckpointWriter(Path(out), plan, fingerprint, source.files(), resume=resume, overwrite=overwrite)
     try:
         if not writer.published:
             execute(plan, [source], writer, workers=workers, memory=memory, on_progress=on_progress)
-        return writer.publish(lambda directory: write_sidecars(plan, [source], directory))
+        return writer.publish(write_sidecars)
     except BaseException:
         writer.abandon()
         raise
