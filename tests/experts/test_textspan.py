@@ -109,6 +109,9 @@ def test_the_command(planted, tmp_path):
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     assert [text["text"] for text in json.loads(result.stdout)["texts"][:2]] == ["digit", "cat"]
+    shown = CliRunner().invoke(app, arguments[:-1], catch_exceptions=False).stdout.splitlines()
+    assert shown[0] == "e  blocks.1.up.weight"
+    assert [line.split("%")[1].strip() for line in shown[1:3]] == ["digit", "cat"]
     with pytest.raises(InputError, match="no such file"):
         CliRunner().invoke(app, [*arguments, "--texts", "absent"], catch_exceptions=False)
     with pytest.raises(InputError, match=r"'blocks.1.up.bias', float32\[32\], is no change of a matrix"):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from importlib import import_module
 from typing import Any
 
-from merganser.cli.output import delivered, say
+from merganser.cli.output import emit, say
 from merganser.errors import MerganserError
 
 #: Command (or group of commands) -> the module that defines it as `app` or `command`, or `module:function`.
@@ -51,7 +50,7 @@ def build() -> Any:
         if version:
             from merganser import __version__
 
-            typer.echo(__version__)
+            say(__version__)
             raise typer.Exit
 
     for name, path in COMMANDS.items():
@@ -79,9 +78,9 @@ def main() -> None:
 
 
 def fail(message: str, code: int) -> None:
-    with contextlib.suppress(MerganserError), delivered(sys.stdout):  # it may be what has failed
+    with contextlib.suppress(MerganserError):  # standard output may be what has failed
         if "--json" in sys.argv:
-            print(json.dumps({"event": "error", "message": message, "exit_code": code}))
+            emit({"event": "error", "message": message, "exit_code": code})
     with contextlib.suppress(MerganserError):
         say(f"error: {message}", sys.stderr)
     sys.exit(code)

@@ -11,6 +11,8 @@ import typer
 
 from merganser.cli.factories import build_network
 from merganser.cli.naming import name_checkpoints
+from merganser.cli.output import emit, say
+from merganser.plain import plain
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -173,21 +175,21 @@ def _write(
     save("merged", found.merged(), stored[0])
     found.save(directory / "permutations.safetensors")
     (directory / "symmetry.json").write_text(found.symmetry.to_json() + "\n", encoding="utf-8")
-    (directory / "alignment.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (directory / "alignment.json").write_text(json.dumps(plain(report), indent=1) + "\n", encoding="utf-8")
 
 
 def _show(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(report))
+        emit(report)
         return
     objective = report["objective"]
-    typer.echo(f"symmetry   {report['atoms']} free permutations on {report['tensors']} tensors")
+    say(f"symmetry   {report['atoms']} free permutations on {report['tensors']} tensors")
     rows: list[tuple[object, ...]] = [("objective", objective["before"], objective["after"])]
     for pair in report["pairs"]:
         both = " – ".join(pair["models"])
         rows.append((f"cosine {both}", pair["cosine"]["before"], pair["cosine"]["after"]))
         rows.append((f"distance {both}", pair["distance"]["before"], pair["distance"]["after"]))
-    typer.echo(Table(("", "before", "after"), rows).text())
-    typer.echo(f"wrote {report['out']}: aligned/, merged.safetensors, permutations.safetensors, symmetry.json")
+    say(Table(("", "before", "after"), rows).text())
+    say(f"wrote {report['out']}: aligned/, merged.safetensors, permutations.safetensors, symmetry.json")
     if report["running_statistics"]:
-        typer.echo("note: averaging shifts activations; recompute running statistics with merganser.align.repair")
+        say("note: averaging shifts activations; recompute running statistics with merganser.align.repair")

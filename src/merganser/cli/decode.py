@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+
+from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,11 +49,11 @@ def command(
             count=count,
         )
         if as_json:
-            typer.echo(json.dumps({"expert": expert, "tensor": tensor, "texts": [asdict(text) for text in found]}))
+            emit({"expert": expert, "tensor": tensor, "texts": found})
             continue
-        typer.echo(f"{expert}  {tensor}")
+        say(f"{expert}  {tensor}")
         for concept in found:
-            typer.echo(f"  {concept.share:6.1%}  {concept.text}")
+            say(f"  {concept.share:6.1%}  {concept.text}")
 
 
 def _texts(path: Path) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -40,9 +41,12 @@ def command(
         [Task.parse(text) for text in tasks or ()],
         limit=limit,
         device=device,
-        on_step=lambda step: typer.echo(step, err=True),
+        on_step=lambda step: say(step, sys.stderr),
     )
-    typer.echo(json.dumps(found.to_dict()) if as_json else _text(found))
+    if as_json:
+        emit(found.to_dict())
+    else:
+        say(_text(found))
     if found.verdict == "broken":
         raise typer.Exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from merganser.cli.output import emit, say
 from merganser.cli.units import show_time
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def export(
     if not out.resolve().parent.is_dir():
         raise InputError(f"{out}: no directory {out.resolve().parent}")
     out.write_text(documents.dump(recipe(opened, chosen)), encoding="utf-8")
-    typer.echo(f"wrote {out}")
+    say(f"wrote {out}")
 
 
 @app.command()
@@ -117,7 +117,7 @@ def report(
     check_place(out)
     page, _ = report(study)
     page.write(out)
-    typer.echo(f"wrote {out}")
+    say(f"wrote {out}")
 
 
 class _Listener:
@@ -130,9 +130,7 @@ class _Listener:
         left = event.forecast.seconds if event.forecast else None
         if self._json:
             trial = _trial_json(event.trial) if event.trial else None
-            print(
-                json.dumps({"event": event.phase, "done": event.done, "total": event.total, "trial": trial}), flush=True
-            )
+            emit({"event": event.phase, "done": event.done, "total": event.total, "trial": trial})
             return
         words = [f"{event.phase:<9} {event.done}/{event.total}"]
         if event.trial is not None:
@@ -140,7 +138,7 @@ class _Listener:
             words.append(_named(event.trial.objectives) or f"{event.trial.state}{failed}")
         if left is not None and left == left:
             words.append(f"about {show_time(left)} of evaluation left")
-        print("  ".join(words), file=sys.stderr, flush=True)
+        say("  ".join(words), sys.stderr)
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
@@ -179,13 +177,13 @@ def _describe(loaded: Any, as_json: bool) -> None:
         "workers": loaded.workers,
     }
     if as_json:
-        typer.echo(json.dumps(facts))
+        emit(facts)
         return
-    typer.echo(f"searches  {', '.join(facts['variables'])}")
-    typer.echo(f"trials    {facts['trials']} by {facts['algorithm']}, {facts['items_per_trial']} items each")
+    say(f"searches  {', '.join(facts['variables'])}")
+    say(f"trials    {facts['trials']} by {facts['algorithm']}, {facts['items_per_trial']} items each")
     for name, task in facts["tasks"].items():
-        typer.echo(f"task      {name}: {task['pool']} items for fitness and calibration, {task['test']} for the test")
-        typer.echo(f"          {task['asked']} asked ({task['extractor']}), score by {task['estimator']}")
+        say(f"task      {name}: {task['pool']} items for fitness and calibration, {task['test']} for the test")
+        say(f"          {task['asked']} asked ({task['extractor']}), score by {task['estimator']}")
 
 
 def _status(study: Study, as_json: bool) -> bool:
@@ -201,12 +199,12 @@ def _status(study: Study, as_json: bool) -> bool:
     facts["ended"] = study.ended
     facts["failure"] = study.failure
     if as_json:
-        print(json.dumps(facts), flush=True)
+        emit(facts)
     else:
         shown = _named(facts["best"]) or "nothing yet"
         left = "" if facts["seconds_left"] is None else f", about {show_time(facts['seconds_left'])} of evaluation left"
         state = ", ended" if study.ended else f", failed: {study.failure}" if study.failure else left
-        print(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{state}", flush=True)
+        say(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{state}")
     return study.ended or study.failure is not None
 
 
@@ -223,22 +221,22 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     if as_json:
         found = [_trial_json(trial) | {"test": study.test_scores(trial)} for trial in winners]
         facts = {"event": "best", "ended": study.ended, "winners": found, "endpoints": endpoints, "untested": untested}
-        typer.echo(json.dumps(facts))
+        emit(facts)
         return
     if not study.ended:
-        typer.echo(f"so far, after {len(study.trials())} of {study.design.trials} trials; resume the run for the rest")
+        say(f"so far, after {len(study.trials())} of {study.design.trials} trials; resume the run for the rest")
     for trial in winners:
-        typer.echo(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}")
+        say(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}")
         if scores := study.test_scores(trial):
-            typer.echo(f"  on unseen items: {_named(scores)}")
+            say(f"  on unseen items: {_named(scores)}")
         elif (error := study.test_error(trial)) is not None:
-            typer.echo(f"  on unseen items: failed: {error}")
+            say(f"  on unseen items: failed: {error}")
         for name, value in (trial.values or {}).items():
-            typer.echo(f"  {name} = {value}")
+            say(f"  {name} = {value}")
     for label, scores in endpoints.items():
-        typer.echo(f"{label} itself on unseen items: {_named(scores)}")
+        say(f"{label} itself on unseen items: {_named(scores)}")
     for label, error in untested.items():
-        typer.echo(f"{label} itself on unseen items: failed: {error}")
+        say(f"{label} itself on unseen items: failed: {error}")
 
 
 def _named(scores: Mapping[str, float]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from merganser.cli.output import emit, say, wrote
 from merganser.cli.units import parse_size, show_size
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def build(
         dtype=dtype,
         copy_base=copy_base,
         randomized=randomized,
-        on_step=lambda action, name: typer.echo(f"{action} {name}", err=True),
+        on_step=lambda action, name: say(f"{action} {name}", sys.stderr),
     )
     _show(built, as_json)
 
@@ -122,7 +123,7 @@ def extract(
         report = export_expert(opened.expert(name), out, rank=rank, dtype=dtype, overwrite=overwrite)
         show_report(report, as_json)
     elif form == "checkpoint":
-        _done(opened.extract(name, out, resume=resume, overwrite=overwrite), as_json)
+        wrote(opened.extract(name, out, resume=resume, overwrite=overwrite), as_json)
     else:
         raise InputError(f"--as {form}: choose checkpoint or lora")
 
@@ -144,7 +145,7 @@ def merge(
     if rank_fraction is not None:
         settings["rank_fraction"] = rank_fraction
     merged = _open(library, base).merge(experts or None, **settings)
-    _done(merged.save(out, resume=resume, overwrite=overwrite), as_json)
+    wrote(merged.save(out, resume=resume, overwrite=overwrite), as_json)
 
 
 @app.command()
@@ -152,10 +153,10 @@ def verify(library: LibraryPath, base: Base = None, as_json: Json = False) -> No
     """Read every file and compare it with what the library says; exit code 1 if something is wrong."""
     findings = _open(library, base).verify()
     if as_json:
-        typer.echo(json.dumps([{"part": f.part, "sound": f.sound, "message": f.message} for f in findings]))
+        emit(findings)
     else:
         for finding in findings:
-            typer.echo(f"{'ok ' if finding.sound else 'BAD'}  {finding.part}: {finding.message}")
+            say(f"{'ok ' if finding.sound else 'BAD'}  {finding.part}: {finding.message}")
     if not all(finding.sound for finding in findings):
         raise typer.Exit(1)
 
@@ -200,13 +201,9 @@ def _show(library: Library, as_json: bool) -> None:
                 for name, record in records.items()
             },
         }
-        typer.echo(json.dumps(content))
+        emit(content)
         return
-    typer.echo(f"base     {library.base.label}, {show_size(size.base)}")
+    say(f"base     {library.base.label}, {show_size(size.base)}")
     for name, record in records.items():
-        typer.echo(f"{name:<24} {show_size(record.nbytes):>12}   {record.energy:.1%} of its energy")
-    typer.echo(f"in all {show_size(size.total)}, {size.ratio:.2f}× the base")
-
-
-def _done(path: Path, as_json: bool) -> None:
-    typer.echo(json.dumps({"event": "done", "path": str(path)}) if as_json else f"wrote {path}")
+        say(f"{name:<24} {show_size(record.nbytes):>12}   {record.energy:.1%} of its energy")
+    say(f"in all {show_size(size.total)}, {size.ratio:.2f}× the base")

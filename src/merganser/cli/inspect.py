@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from merganser.cli.naming import name_checkpoints
-from merganser.cli.output import to_json
+from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ def command(
     library = _library(checkpoints, base)
     named = name_checkpoints(checkpoints)
     _check_html(html)
-    if library is not None or base is not None:
-        _interference(library or str(base), named, html, rank_fraction, tensors, as_json)
+    source = library if library is not None else base
+    if source is not None:
+        _interference(source, named, html, rank_fraction, tensors, as_json)
     else:
         _contents(named, html, tensors, check, as_json)
 
@@ -82,25 +83,25 @@ def _contents(named: Mapping[str, str], html: Path | None, tensors: bool, check:
         found: dict[str, Any] = {"checkpoints": [each.to_dict() for each in described]}
         if apart is not None:
             found["apart"] = [dict(zip(apart.columns, row, strict=True)) for row in apart.rows]
-        typer.echo(to_json(found))
+        emit(found)
         return
     for each in described:
         _show_contents(each, tensors)
     if apart is not None:
-        typer.echo(apart.text())
+        say(apart.text())
     if difference:
-        typer.echo(f"not compared: {difference}")
+        say(f"not compared: {difference}")
     if html is not None:
-        typer.echo(f"wrote {html}")
+        say(f"wrote {html}")
 
 
 def _show_contents(found: Contents, tensors: bool) -> None:
     from merganser.report.contents import blocks_table, facts, tensors_table
 
-    typer.echo(found.label)
+    say(found.label)
     for line in facts(found):
-        typer.echo(f"  {line}")
-    typer.echo(f"\n{(tensors_table if tensors else blocks_table)(found).text()}\n")
+        say(f"  {line}")
+    say(f"\n{(tensors_table if tensors else blocks_table)(found).text()}\n")
 
 
 def _apart(opened: Mapping[str, Checkpoint]) -> tuple[Table | None, str]:
@@ -136,24 +137,24 @@ def _interference(
     if html is not None:
         _write_page(source, experts, found, html)
     if as_json:
-        typer.echo(to_json(found.to_dict()))
+        emit(found.to_dict())
         return
     _show_interference(found, tensors)
     if html is not None:
-        typer.echo(f"\nwrote {html}")
+        say(f"\nwrote {html}")
 
 
 def _step(total: int) -> Callable[[str], None]:
     """Says which matrix is being looked at, on a terminal only."""
     count = itertools.count(1)
 
-    def say(name: str) -> None:
+    def show(name: str) -> None:
         if sys.stderr.isatty():
             position = next(count)
             end = "\n" if position == total else ""
-            typer.echo(f"\r\x1b[K{position}/{total} {name[-60:]}{end}", nl=False, err=True)
+            say(f"\r\x1b[K{position}/{total} {name[-60:]}", sys.stderr, end)
 
-    return say
+    return show
 
 
 def _matrices(source: Library | str) -> int:
@@ -195,11 +196,9 @@ def _show_interference(found: Interference, tensors: bool) -> None:
     if len(found.experts) > 1:
         shown = [block_table(found), cosine_table(found), *shown]
     for line in _left_out(found):
-        typer.echo(line)
+        say(line)
     if not found.matrices:
-        typer.echo("no matrix differs from the base: nothing can interfere")
+        say("no matrix differs from the base: nothing can interfere")
         return
-    typer.echo("\n\n".join(each.text() for each in shown))
-    for advice in found.advice:
-        typer.echo(f"\n{advice.kind}: {advice.text}", nl=False)
-    typer.echo()
+    say("\n\n".join(each.text() for each in shown))
+    say("\n".join(["", *(f"{advice.kind}: {advice.text}" for advice in found.advice)]))

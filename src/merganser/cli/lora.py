@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+
+from merganser.cli.output import emit, say, wrote
 
 if TYPE_CHECKING:
     from merganser.experts.lora import AdapterReport
@@ -62,14 +63,14 @@ def merge_command(
         dtype=dtype,
         overwrite=overwrite,
     )
-    typer.echo(json.dumps({"event": "done", "path": str(path)}) if as_json else f"wrote {path}")
+    wrote(path, as_json)
 
 
 def show_report(report: AdapterReport, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(report.to_dict()))
+        emit(report.to_dict())
         return
-    typer.echo(f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy")
+    say(f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy")
     if report.left_out:
         shown = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
-        typer.echo(f"not in it, since adapters change Linear layers only: {shown}")
+        say(f"not in it, since adapters change Linear layers only: {shown}")

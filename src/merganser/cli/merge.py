@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.output import say
+from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.cli.units import parse_size, show_size, show_time
 
@@ -79,17 +78,20 @@ def command(
         )
     seconds = time.monotonic() - began
     if as_json:
-        say(json.dumps({"event": "done", "path": str(path), "seconds": round(seconds, 3)}))
+        emit({"event": "done", "path": str(path), "seconds": round(seconds, 3)})
     else:
         say(f"wrote {path} in {show_time(seconds)}")
 
 
 def _summary(recipe: Path, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
     from merganser import recipes
+    from merganser.checkpoints.sidecars import prepare_sidecars
     from merganser.engine.view import open_sources
 
     plan = recipes.plan(recipes.load(recipe))
-    return _summary_of(plan, open_sources(plan), memory, workers, strict)
+    sources = open_sources(plan)
+    prepare_sidecars(plan, sources)  # for what may be wrong with them
+    return _summary_of(plan, sources, memory, workers, strict)
 
 
 def _summary_of(
@@ -123,7 +125,7 @@ def _summary_of(
 
 def _show(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        say(json.dumps(summary))
+        emit(summary)
         return
     methods = ", ".join(f"{name} × {count}" for name, count in sorted(summary["methods"].items()))
     for label, value in (

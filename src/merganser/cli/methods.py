@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -23,16 +22,19 @@ def command(
 
     if name is not None:
         row = describe(name)
-        typer.echo(json.dumps(asdict(row)) if as_json else _one(row))
+        if as_json:
+            emit(row)
+        else:
+            say(_one(row))
         return
     rows = catalogue()
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows]))
+        emit(rows)
         return
     for row in rows:
         settings = ", ".join(map(_setting, row.parameters))
-        typer.echo(f"{row.name:<20} {row.summary}" + (f" ({settings})" if settings else ""))
-    typer.echo(f"\n{len(rows)} methods; `merganser methods NAME` shows one with its formula.")
+        say(f"{row.name:<20} {row.summary}" + (f" ({settings})" if settings else ""))
+    say(f"\n{len(rows)} methods; `merganser methods NAME` shows one with its formula.")
 
 
 def _setting(parameter: ParameterRow) -> str:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from merganser.errors import MerganserError
-
-
-def to_json(content: Any) -> str:
-    """JSON on one line. NaN and infinity, which JSON does not know, become null."""
-    return json.dumps(_finite(content), allow_nan=False)
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+from merganser.plain import plain
 
 
 @contextmanager
@@ -39,8 +27,21 @@ def delivered(stream: TextIO) -> Iterator[None]:
             raise MerganserError(f"cannot write to {stream.name}: {error.strerror}") from None
 
 
-def say(line: str, stream: TextIO | None = None) -> None:
+def say(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """A line on standard output, or on another stream."""
     stream = stream or sys.stdout
     with delivered(stream):
-        print(line, file=stream)
+        print(line, file=stream, end=end)
+
+
+def wrote(path: Path, as_json: bool) -> None:
+    """The last line of a command that has made something."""
+    if as_json:
+        emit({"event": "done", "path": str(path)})
+    else:
+        say(f"wrote {path}")
+
+
+def emit(content: Any) -> None:
+    """Data as one line of JSON on standard output; NaN and infinity, which JSON does not know, are null."""
+    say(json.dumps(plain(content), allow_nan=False))

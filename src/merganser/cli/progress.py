@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from types import TracebackType
 from typing import Any
 
-from merganser.cli.output import say
+from merganser.cli.output import emit, say
 from merganser.cli.units import show_size, show_time
 
 LOG_SECONDS = 10.0
@@ -62,8 +61,7 @@ class ProgressReporter:
         rate = (done - self._first) / max(1e-9, now - self._began)
         left = (total - done) / rate if rate > 0 else 0.0
         if self._json:
-            event = {"event": "progress", "done": done, "total": total, "name": name, "bytes_per_second": round(rate)}
-            say(json.dumps(event))
+            emit({"event": "progress", "done": done, "total": total, "name": name, "bytes_per_second": round(rate)})
         elif self._bar is not None:
             if self._task is None:
                 self._task = self._bar.add_task("merge", total=total, completed=done, name="")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from merganser.cli.output import emit, say
 
 
 def command(
@@ -33,9 +34,9 @@ def command(
     page, found = report(directory, check=check)
     page.write(out)
     if as_json:
-        typer.echo(json.dumps({"event": "done", "path": str(out), "found": found}))
+        emit({"event": "done", "path": str(out), "found": found})
         return
     for each in found:
         failed = f": {each['error']}" if "error" in each else ""
-        typer.echo(f"{each['kind']:<11} {each['path']}{failed}")
-    typer.echo(f"wrote {out}")
+        say(f"{each['kind']:<11} {each['path']}{failed}")
+    say(f"wrote {out}")

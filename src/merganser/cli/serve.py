@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+
+from merganser.cli.output import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +73,7 @@ def command(
         redundancy=redundancy,
     )
     app = create_app(adaptive, encode=_function(encode, "--encode"), labels=_labels(labels), limits=limits)
-    typer.echo(f"serving {', '.join(adaptive.library.experts)} at http://{host}:{port}", err=True)
+    say(f"serving {', '.join(adaptive.library.experts)} at http://{host}:{port}", sys.stderr)
     uvicorn.run(
         app,
         host=host,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def command(
         _check_place(best, recipe)
 
     def on_score(variant: Variant, budget: int, value: float) -> None:
-        typer.echo(f"{value:10.4f}  {variant.label} (on {budget})", err=True)
+        say(f"{value:10.4f}  {variant.label} (on {budget})", sys.stderr)
 
     found = sweep(
         recipe,
@@ -62,7 +63,10 @@ def command(
         from merganser.recipes.documents import dump
 
         best.write_text(dump(found.recipe), encoding="utf-8")
-    typer.echo(json.dumps(found.to_dict()) if as_json else _text(found))
+    if as_json:
+        emit(found.to_dict())
+    else:
+        say(_text(found))
 
 
 def _check_place(best: Path, recipe: Path) -> None:

@@ -1,7 +1,6 @@
 """An adaptive model behind HTTP: /predict, /route, /healthz, /metrics."""
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from merganser.experts.batching import Answer, Batcher, Busy, Closed, Limits, Wo
 from merganser.experts.inputs import Inputs
 from merganser.experts.requests import Encode, Refused, first_line, parse
 from merganser.experts.routing import Routing
+from merganser.plain import plain
 
 
 class _Metrics:
@@ -83,7 +83,7 @@ def create_app(
             inputs = parse(await _body(request, bounds), model.module, encode, bounds)
             answers = await batcher.submit(work, inputs)
             metrics.experts.update(name for found in answers for name in found["experts"])
-            content = {key: _finite(list(answers))}
+            content = {key: plain(list(answers))}
         except Refused as refused:
             status, content = refused.status, {"error": refused.message}
         except InputError as error:
@@ -180,15 +180,6 @@ def _routed(routing: Routing, sample: int) -> Answer:
     weights = dict(zip(routing.tasks, routing.weights[sample].tolist(), strict=True))
     chosen = [task for task in routing.tasks if task in routing.sets[sample]]
     return {"experts": chosen, "weights": weights, "fallback": bool(routing.fallback[sample])}
-
-
-def _finite(content: Any) -> Any:
-    """JSON has no infinities: None in their place."""
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def _check_labels(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> None:

@@ -1,0 +1,36 @@
+"""What commands print: one way to speak, one way to print data."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import merganser.cli
+from merganser.cli import build
+from merganser.report import demonstration
+
+COMMANDS = sorted(Path(merganser.cli.__file__).parent.glob("*.py"))
+
+
+def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
+    demonstration.write(tmp_path, ["up"], [["base", math.nan, math.inf, 0.5]], [])
+    result = CliRunner().invoke(build(), ["report", str(tmp_path), "--json"])
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    assert result.exception is None
+    [found] = json.loads(result.stdout, parse_constant=refuse)["found"]
+    assert found["merging"] == [["base", None, None, 0.5]]
+
+
+@pytest.mark.parametrize("file", COMMANDS, ids=lambda file: file.stem)
+def test_commands_speak_through_one_module(file: Path) -> None:
+    """It flushes, survives readers that have gone away, and prints JSON that every reader takes."""
+    if file.stem != "output":
+        assert not re.search(r"\bprint\(|typer\.echo|Console\(highlight", file.read_text(encoding="utf-8"))
