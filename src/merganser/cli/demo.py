@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from merganser.cli.output import say
+from merganser.report.tables import Table
 
+if TYPE_CHECKING:
     from merganser.digits import Digits
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -29,35 +29,41 @@ BASELESS = ("linear", "karcher")
 
 def command(
     out: Annotated[Path, typer.Option(help="Directory for the checkpoints and the report.")] = Path("merganser-demo"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier demo left in OUT.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of data split and training.")] = 0,
 ) -> None:
     """Train small networks on handwritten digits, merge them several ways and show what each way keeps.
 
     A base is fine-tuned on four tasks (upright, flipped, turned and inverted digits); recipes merge the experts
-    through the same engine as any checkpoint. Then two networks trained apart from different seeds are averaged,
+    through the same engine as any checkpoint. Then three networks trained apart from different seeds are averaged,
     as they are and after alignment.
     """
-    from rich.console import Console
-
     from merganser.digits import Digits
+    from merganser.engine.directories import check_out, publish
     from merganser.errors import InputError
+    from merganser.report.demonstration import is_demo
 
-    console = Console(highlight=False)
-    if out.exists():
-        if not overwrite:
-            raise InputError(f"{out} exists already; choose another --out or use --overwrite")
-        shutil.rmtree(out)
-    out.mkdir(parents=True)
     digits = Digits(seed)
-    console.print("Training a base and four experts on 8×8 handwritten digits …")
-    rows = _merge_experts(digits, out, console)
-    aligned = _align_strangers(digits, console)
-    path = _report(out, digits, rows, aligned)
-    console.print(f"\nMerged checkpoints are in {out}/merged, the report is {path}")
+    check_out(out, overwrite)
+    if out.exists() and not is_demo(out):
+        raise InputError(f"{out} cannot be replaced: no demo has made it; choose another --out")
+    publish(out, lambda directory: _show(digits, directory))
+    say(f"\nMerged checkpoints are in {out}/merged, the report is {out}/report.html")
 
 
-def _merge_experts(digits: Digits, out: Path, console: Console) -> list[list[object]]:
+def _show(digits: Digits, out: Path) -> None:
+    from merganser.report import Page, demonstration
+
+    say("Training a base and four experts on 8×8 handwritten digits …\n")
+    merging = _merge_experts(digits, out)
+    alignment = _align_strangers(digits)
+    demonstration.write(out, list(digits.tasks), merging, alignment)
+    page = Page("Merging digit classifiers", "Four experts fine-tuned from one base, merged by recipe.")
+    demonstration.fill(page, out, check=False)
+    page.write(out / "report.html")
+
+
+def _merge_experts(digits: Digits, out: Path) -> list[list[object]]:
     from merganser.engine.api import run
 
     base = digits.train_base()
@@ -81,7 +87,7 @@ def _merge_experts(digits: Digits, out: Path, console: Console) -> list[list[obj
         file.write_text(json.dumps(recipe, indent=2))  # JSON is YAML
         merged = run(file, out / "merged" / method)
         rows.append(_row(method, digits, digits.load(merged), own))
-    _print_table(console, "Accuracy on each task", ["model", *digits.tasks, "mean", "normalised"], rows)
+    say(Table(["model", *digits.tasks, "mean", "normalised"], rows, "Accuracy on each task").text())
     return rows
 
 
@@ -91,7 +97,7 @@ def _row(label: str, digits: Digits, module: Any, own: list[float]) -> list[obje
     return [label, *scores, mean, sum(s / o for s, o in zip(scores, own, strict=True)) / len(own)]
 
 
-def _align_strangers(digits: Digits, console: Console) -> list[list[object]]:
+def _align_strangers(digits: Digits) -> list[list[object]]:
     from merganser import align
     from merganser.engine.api import merge
 
@@ -102,25 +108,5 @@ def _align_strangers(digits: Digits, console: Console) -> list[list[object]]:
     rows: list[list[object]] = [[f"trained with seed {i}", digits.accuracy(m, task)] for i, m in enumerate(models, 1)]
     rows.append(["plain average", digits.accuracy(digits.from_state(merge(models)), task)])
     rows.append(["average in the universe (C²M³)", digits.accuracy(digits.from_state(universe.merged()), task)])
-    _print_table(console, "Three networks trained apart", ["model", "accuracy"], rows)
+    say("\n" + Table(["model", "accuracy"], rows, "Three networks trained apart").text())
     return rows
-
-
-def _print_table(console: Console, title: str, columns: list[str], rows: list[list[object]]) -> None:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right")
-    for row in rows:
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row))
-    console.print(table)
-
-
-def _report(out: Path, digits: Digits, rows: list[list[object]], aligned: list[list[object]]) -> Path:
-    from merganser.report import Page, demonstration
-
-    demonstration.write(out, list(digits.tasks), rows, aligned)
-    page = Page("Merging digit classifiers", "Four experts fine-tuned from one base, merged by recipe.")
-    demonstration.fill(page, out, check=False)
-    return page.write(out / "report.html")
