@@ -112,6 +112,28 @@ def test_zscores_have_no_unit():
     assert not torch.allclose(normalized(-r, "softmax"), normalized(-1000 * r, "softmax"))
 
 
+@given(st.integers(0, 10_000), st.integers(2, 8), st.floats(1e-6, 0.3), st.floats(1e-3, 1e3))
+@settings(max_examples=60, deadline=None)
+def test_near_ties_stay_near_ties(seed, tasks, spread, unit):
+    r = torch.from_numpy(1 + spread * np.random.default_rng(seed).standard_normal((3, tasks))).abs()
+    weights = normalized(-r, "zscore")
+    torch.testing.assert_close(weights, normalized(-unit * r, "zscore"))
+    torch.testing.assert_close(weights.argsort(1, descending=True), r.argsort(1))
+    odds = (weights.amax(1) / weights.amin(1)).log()
+    assert bool((odds <= (r.amax(1) - r.amin(1)) / (0.02 * r.mean(1)) + 1e-9).all())
+
+
+def test_two_experts_are_weighed_by_the_evidence():
+    """Always .88 and .12 by z-scores alone: a tie was a decision, and two experts were never merged."""
+    apart = torch.tensor([0.0, 0.001, 0.01, 0.02, 0.1, 0.5], dtype=torch.float64)
+    weights = normalized(-torch.stack([torch.ones(6, dtype=torch.float64), 1 + apart], dim=1), "zscore")
+    best = weights[:, 0]
+    assert best[0] == 0.5
+    assert bool((best.diff()[:4] > 0.01).all())
+    torch.testing.assert_close(best[-2:], torch.full((2,), 2.0, dtype=torch.float64).sigmoid())
+    assert [len(chosen) for chosen in choose("ab", weights, 0.2, 2).sets] == [2, 2, 2, 2, 1, 1]
+
+
 @given(st.integers(0, 10_000), st.integers(1, 5), st.floats(0, 1), st.integers(1, 6))
 @settings(max_examples=60, deadline=None)
 def test_sets_are_the_best_above_the_threshold(seed, tasks, threshold, top):

