@@ -20,7 +20,6 @@ from merganser.experts.advice import Advice, advise
 from merganser.experts.building import check_complete, check_finite, is_change, task_matrix
 from merganser.experts.library import Library
 from merganser.experts.sti import Overlap, full_rank_procrustes, square_procrustes
-from merganser.experts.views import Expert
 from merganser.kernels.spectra import Factors, effective_rank, spectrum, top_svd
 from merganser.methods.matrices import FLOOR, rank_kept
 
