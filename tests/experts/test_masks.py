@@ -102,6 +102,20 @@ def test_rows_equal_the_whole_and_reopening_gives_the_same(world, tmp_path):
     assert (made.experts, len(made), "math" in made, "x" in made) == (NAMES, 3, True, False)
 
 
+def test_an_expert_is_opened_by_its_place_and_saved(world, tmp_path):
+    _, _, path, paths = world
+    made = MaskLibrary.build(path, paths, tmp_path / "m")
+    opened = mg.open(tmp_path / "m/experts/code")
+    assert opened.fingerprint() == made.expert("code").fingerprint()
+    assert torch.equal(opened.read("a.weight"), made.expert("code").read("a.weight"))
+    saved = made.expert("code").save(tmp_path / "out", dtype="bf16")
+    assert torch.equal(mg.open(saved).read("norm"), opened.read("norm").bfloat16())
+    with pytest.raises(CheckpointError, match="a library of masks; name one of math, code, chat as"):
+        mg.open(tmp_path / "m")
+    with pytest.raises(InputError, match="cannot be replaced"):
+        opened.save(path, overwrite=True)
+
+
 def test_storage_and_fidelity_beside_the_library(world, tmp_path):
     base, states, path, paths = world
     masks = MaskLibrary.build(path, paths, tmp_path / "m")

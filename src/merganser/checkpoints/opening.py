@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -16,16 +15,19 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.gguf_file import GGUFFile
 from merganser.checkpoints.memory import Module, StateDict
+from merganser.checkpoints.references import HUB_ID, parts
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.errors import CheckpointError, require
 
 Reference: TypeAlias = "str | os.PathLike[str] | Checkpoint | Mapping[str, Any] | nn.Module"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "pytorch_model*.bin"]
 
 #: Libraries of experts, which later packages define: the file that marks one -> what opens an expert of it.
-_LIBRARIES = {"library.json": "merganser.experts.library:open_expert"}
+_LIBRARIES = {
+    "library.json": "merganser.experts.library:open_expert",
+    "masks.json": "merganser.experts.masks:open_expert",
+}
 
 
 def open(reference: Reference) -> Checkpoint:
@@ -48,10 +50,11 @@ def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
     if not isinstance(reference, (str, os.PathLike)):
         raise CheckpointError(f"cannot open a {type(reference).__name__} as a checkpoint")
     text = os.fspath(reference)
-    if "+" in text and not Path(text).exists():
-        base, _, adapter = text.rpartition("+")
-        return Adapted(_open(base, over), AdapterFile(locate(adapter)))
-    return _open_path(locate(text), over)
+    first, *adapters = parts(text)
+    opened = _open_path(locate(first), over)
+    for adapter in adapters:
+        opened = Adapted(opened, AdapterFile(locate(adapter)))
+    return opened
 
 
 def locate(reference: str) -> Path:
@@ -59,7 +62,7 @@ def locate(reference: str) -> Path:
     path = Path(reference).expanduser()
     if path.exists():
         return path
-    if not _HUB_ID.fullmatch(reference):
+    if not HUB_ID.fullmatch(reference):
         raise CheckpointError(f"{reference}: no such file or directory")
     hub = require("huggingface_hub", "hf")
     repository, _, revision = reference.partition("@")
@@ -71,9 +74,9 @@ def locate(reference: str) -> Path:
 
 
 def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
-    root = path if path.is_dir() else path.parent.parent if path.parent.name == "experts" else None
+    root = path.parent.parent if path.parent.name == "experts" else path
     for mark, opener in _LIBRARIES.items():
-        if root and (root / mark).is_file():
+        if (root / mark).is_file():
             module, _, function = opener.partition(":")
             checkpoint: Checkpoint = getattr(import_module(module), function)(path)
             return checkpoint

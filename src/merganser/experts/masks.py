@@ -28,10 +28,11 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer
 from merganser.checkpoints.differences import Combination, Difference, Stored, Vector, in_blocks, wide
+from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.engine.directories import check_out, check_replaceable, paths_in, publish
+from merganser.engine.directories import check_out, check_replaceable, publish
 from merganser.engine.export import write_checkpoint
 from merganser.engine.geometry import Parts, over_blocks
 from merganser.engine.task_vector import Applied
@@ -146,8 +147,11 @@ class MaskLibrary:
         """An expert as a checkpoint, rebuilt as it is read."""
         if name not in self:
             raise InputError(f"{self.path}: has no expert {name!r}{did_you_mean(name, self.experts)}")
-        bits = open_checkpoint(self.path / "experts" / name)
-        return MaskedExpert(self.base, self.shared, bits, self._scales[name], name)
+        return MaskedExpert(self.base, self.shared, self._bits(name), self._scales[name], name)
+
+    def _bits(self, name: str) -> Checkpoint:
+        # `open` would give the expert itself.
+        return Directory(self.path / "experts" / name)
 
     def density(self, name: str) -> float:
         """The share of entries an expert's mask keeps."""
@@ -160,16 +164,14 @@ class MaskLibrary:
         return Applied(self.base, self.shared, scale)
 
     def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
-        """Rebuild an expert as an ordinary checkpoint directory, by streaming (options of `write_checkpoint`)."""
-        expert = self.expert(name)
-        check_replaceable(Path(out), [self.path / FILE, *paths_in(self.base.label)])
-        return write_checkpoint(expert, out, **options)
+        """Rebuild an expert as an ordinary checkpoint directory: its `save`."""
+        return self.expert(name).save(out, **options)
 
     def size(self) -> MaskSize:
         """Bytes of the base's weights, of the shared vector and of every expert's masks."""
         return MaskSize(
             base=sum(self.base.spec(name).nbytes for name in self.base.names()),
-            experts={name: _nbytes(open_checkpoint(self.path / "experts" / name)) for name in self.experts},
+            experts={name: _nbytes(self._bits(name)) for name in self.experts},
             shared=_nbytes(open_checkpoint(self.path / "shared")),
         )
 
@@ -233,6 +235,12 @@ class MaskedExpert(View):
 
     def files(self) -> Sequence[Path]:
         return [*self.source.files(), *self.shared.files(), *self.bits.files()]
+
+    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
+        """Write the rebuilt model to the directory `out`, by streaming, with the base's config and tokenizer (options
+        of `write_checkpoint`)."""
+        check_replaceable(Path(out), self.files())
+        return write_checkpoint(self, out, dtype=dtype, **options)
 
 
 class _Packed(Checkpoint):
@@ -337,3 +345,11 @@ def _check_finite(checkpoint: Checkpoint, where: str) -> None:
 
 def _nbytes(checkpoint: Checkpoint) -> int:
     return sum(checkpoint.spec(name).nbytes for name in checkpoint.names())
+
+
+def open_expert(path: Path) -> Checkpoint:
+    """The expert of a library of masks that a path names, for `merganser.open`."""
+    if (path / FILE).is_file():
+        known = ", ".join(MaskLibrary(path).experts)
+        raise CheckpointError(f"{path}: a library of masks; name one of {known} as {path}/experts/NAME")
+    return MaskLibrary(path.parent.parent).expert(path.name)
