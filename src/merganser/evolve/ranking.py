@@ -13,7 +13,7 @@ from merganser.evolve.store import Trial
 
 
 def nothing(trials: Iterable[Trial]) -> str:
-    """What is said of a search without a valid trial: that it has not begun, or the first line of the error that most of
+    """What is said of a search without a valid trial: that it has none yet, or the first line of the error that most of
     the failed ones have."""
     tried = list(trials)
     if not tried:

@@ -47,7 +47,7 @@ class Router(Protocol):
 
 
 def normalized(scores: Tensor, how: Normalize) -> Tensor:
-    """Weights from scores s over tasks: softmax(s), or softmax((s − mean s) / max(std s, TIE · mean |s|)) with `zscore`.
+    """Weights from scores s over tasks: softmax(s), or softmax((s − mean s)/max(std s, TIE · mean |s|)) with `zscore`.
 
     z-scores have no unit, so that the weights do not depend on that of the scores. Alone they would not say how far
     apart the scores are either (those of two numbers are always ±1): near ties stay near ties by the second term.
