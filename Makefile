@@ -1,12 +1,11 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-EXTRAS := hf,evolve,ray,plots,serve,demo,test,lint
+EXTRAS := all,bench,test,lint
 
-# Where benchmarks and tests find trained models and data (here or beside the checkout, if there is any); bin directories
-# (and a python) of programs to compare with.
+# Where benchmarks and tests find trained models and data; bin directories (and a python) of programs to compare with.
 ZOO ?= $(or $(MERGANSER_ZOO),$(HOME)/.cache/merganser/zoo)
-DATA ?= $(or $(MERGANSER_DATA),$(abspath $(wildcard ../shared/data)),$(HOME)/.cache/merganser/data)
+DATA ?= $(or $(MERGANSER_DATA),$(HOME)/.cache/merganser/data)
 MERGEKIT ?=
 FUSIONBENCH ?=
 PY_IRT ?=
@@ -15,7 +14,7 @@ QUICK := multi_task compression theory mergeability adaptive evolve single_task_
   lowrank alignment irt taskvectors merge_speed
 BENCH = MERGANSER_ZOO=$(ZOO) MERGANSER_DATA=$(DATA) $(BIN)/python -m
 
-.PHONY: demo test lint format results readme zoo bench bench-quick clean
+.PHONY: demo test lint format results zoo bench bench-quick clean
 
 demo: $(VENV)/.installed
 	$(BIN)/merganser demo --out demo-output --overwrite
@@ -35,8 +34,6 @@ format: $(VENV)/.installed
 results: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.readme
-
-readme: results
 
 # The models that benchmarks take, trained where they are missing (a night).
 zoo: $(VENV)/.installed

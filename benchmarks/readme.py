@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="fail if a file is out of date")
     stale = [file for file in PARTS if rewritten(file) != (ROOT / file).read_text()]
     if parser.parse_args().check and stale:
-        sys.exit(f"out of date: {', '.join(stale)}; run make readme")
+        sys.exit(f"out of date: {', '.join(stale)}; run make results")
     for file in stale:
         (ROOT / file).write_text(rewritten(file))
 

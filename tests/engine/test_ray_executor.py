@@ -54,8 +54,10 @@ def test_ray_survives_a_dead_worker_and_changes_no_bit(tmp_path: Path) -> None:
         command = [sys.executable, "-c", CLUSTER, recipe, str(out)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        if "timed out during startup" not in done.stderr:  # Ray gives its daemons 30 s; a busy machine may miss that
+        if "timed out during startup" not in done.stderr:
             break
+    else:
+        pytest.skip("Ray gives its daemons 30 seconds to start; this machine is too busy for that")
     assert done.returncode == 0, done.stderr[-3000:]
     local, cluster = (load_file(path / "model.safetensors") for path in (tmp_path / "local", out))
     assert local.keys() == cluster.keys()

@@ -81,8 +81,8 @@ def _segment_index(symmetry: Symmetry, segment: Segment, permutations: Permutati
     for i, factor in enumerate(segment.factors):
         moved = new[i]
         if factor.atom is not None:
-            rows = tuple(new[place[a]] for a in symmetry.ancestors(factor.atom))
-            moved = permutations[factor.atom][(*rows, new[i])]
+            entry = (*(new[place[a]] for a in symmetry.ancestors(factor.atom)), new[i])
+            moved = permutations[factor.atom][entry]
         old += moved * segment.strides[i]
     return old
 
