@@ -151,12 +151,29 @@ def test_geometry_against_numpy():
     assert math.hypot(*a.norms().values()) == pytest.approx(a.norm())
 
 
+def test_a_function_is_fingerprinted_by_what_it_keeps():
+    def large(threshold):
+        return vector(A).masked(lambda name, tensor: tensor.abs() > threshold)
+
+    assert large(0.1).fingerprint() == large(0.1).fingerprint()
+    assert large(0.1).fingerprint() != large(0.2).fingerprint()
+
+
+def test_numbers_that_labels_round_are_fingerprinted():
+    a = vector(A)
+    for made in (lambda x: x * a, lambda x: a.top(x), lambda x: a.low_rank(x)):
+        assert made(0.1234567).label == made(0.12345671).label
+        assert made(0.1234567).fingerprint() != made(0.12345671).fingerprint()
+
+
 def test_vectors_that_are_not_finite_have_no_angle():
     flat = torch.tensor([math.inf, -math.inf, 1.0])
     a = mg.TaskVector.load({"x": flat})
     b = mg.TaskVector.load({"x": torch.ones(3)})
-    assert math.isnan(a.cosine(b)) and math.isnan(a.cosine(a))
-    assert math.isnan(a.dot(b)) and a.norm() == math.inf
+    assert math.isnan(a.cosine(b))
+    assert math.isnan(a.cosine(a))
+    assert math.isnan(a.dot(b))
+    assert a.norm() == math.inf
 
 
 def test_geometry_does_not_depend_on_threads_or_the_order_of_tensors():

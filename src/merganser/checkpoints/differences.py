@@ -31,11 +31,17 @@ _KEPT = 4
 
 
 class Vector(Checkpoint):
-    """A node: the specs of its tensors, fixed when it is made, and a way to read rows of them."""
+    """A node: the specs of its tensors, fixed when it is made, and a way to read rows of them.
 
-    def __init__(self, specs: Mapping[str, TensorSpec], label: str, parts: Sequence[Checkpoint]) -> None:
+    `settings` are the numbers it is made with, which its label may round.
+    """
+
+    def __init__(
+        self, specs: Mapping[str, TensorSpec], label: str, parts: Sequence[Checkpoint], settings: Sequence[float] = ()
+    ) -> None:
         self.label = label
         self.parts = tuple(parts)
+        self.settings = tuple(settings)
         self._specs = dict(specs)
 
     def names(self) -> Sequence[str]:
@@ -57,7 +63,9 @@ class Vector(Checkpoint):
         """These rows, in the dtype of the spec; a fresh tensor."""
 
     def fingerprint(self) -> str:
-        text = " ".join([self.label, *(part.fingerprint() for part in self.parts), *self._specs])
+        text = " ".join(
+            [self.label, *map(repr, self.settings), *(part.fingerprint() for part in self.parts), *self._specs]
+        )
         return hashlib.sha256(text.encode()).hexdigest()
 
     def files(self) -> Sequence[Path]:
@@ -126,7 +134,7 @@ class Combination(Vector):
         if unsound := next((c for c, _ in self.terms if not math.isfinite(c)), None):
             raise InputError(f"a task vector cannot be multiplied by {unsound}")
         label = " + ".join(v.label if c == 1 else f"{c:g}·({v.label})" for c, v in self.terms) or "0"
-        super().__init__(specs, label, [v for _, v in self.terms])
+        super().__init__(specs, label, [v for _, v in self.terms], [c for c, _ in self.terms])
 
     def compute(self, name: str, rows: Rows | None) -> Tensor:
         spec = self._specs[name]
@@ -176,6 +184,15 @@ class Masked(Vector):
             raise InputError(f"the mask of {name!r} has shape {list(kept.shape)}, expected {list(tensor.shape)}")
         return tensor.masked_fill_(~kept.bool(), 0)
 
+    def fingerprint(self) -> str:
+        """Without `by` the condition may be any function, known only by what it keeps: that is computed."""
+        digest = hashlib.sha256(super().fingerprint().encode())
+        if self.by is self.vector:
+            for name, spec in self._specs.items():
+                for rows in row_blocks(spec) if spec.shape else [None]:
+                    digest.update(self.compute(name, rows).numpy().tobytes())
+        return digest.hexdigest()
+
 
 class Largest(Vector):
     """The entries of each tensor at which `by` (itself if none) is largest in magnitude.
@@ -192,7 +209,7 @@ class Largest(Vector):
             raise InputError(f"{by.label} has no {lacking!r} to choose entries by{did_you_mean(lacking, by.names())}")
         _unite({n: vector.spec(n) for n in vector.names()}, by)
         label = f"largest {density:g} of {vector.label} by {by.label}"
-        super().__init__({n: vector.spec(n) for n in vector.names()}, label, (vector, by))
+        super().__init__({n: vector.spec(n) for n in vector.names()}, label, (vector, by), [density])
         self.vector, self.by, self.density = vector, by, density
         self._cutoffs: Kept[Cutoff] = Kept(1 << 20)
 
@@ -220,7 +237,8 @@ class LowRank(Vector):
     def __init__(self, vector: Vector, rank: int | float) -> None:
         if isinstance(rank, bool) or rank <= 0 or (rank >= 1 and rank != int(rank)):
             raise InputError(f"a rank is a whole number, or a share between 0 and 1; got {rank}")
-        super().__init__({n: vector.spec(n) for n in vector.names()}, f"{vector.label} at rank {rank:g}", (vector,))
+        label = f"{vector.label} at rank {rank:g}"
+        super().__init__({n: vector.spec(n) for n in vector.names()}, label, (vector,), [rank])
         self.vector, self.rank = vector, rank
         self._factors: Kept[Factors] = Kept(_KEPT)
 
