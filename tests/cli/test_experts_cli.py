@@ -69,7 +69,7 @@ def test_budgets_are_sizes(models, tmp_path):
 
 
 def test_errors_reach_the_caller(models, tmp_path):
-    with pytest.raises(InputError, match="NAME=CHECKPOINT"):
+    with pytest.raises(InputError, match="NAME=CKPT"):
         call(experts.app, "build", tmp_path / "lib", "math", "--base", models["base"])
     with pytest.raises(InputError, match="two experts are called 'math'"):
         call(experts.app, "build", tmp_path / "lib", "math=x", "math=y", "--base", models["base"])
@@ -87,9 +87,9 @@ def test_adapters_from_the_command_line(models, tmp_path):
     for name in ("math", "code"):
         arguments = ("extract-lora", models[name], tmp_path / f"{name}-lora", "--base", models["base"], "--rank", 4)
         assert "rank 4" in call(LORA, *arguments).stdout
-    call(LORA, "merge-lora", tmp_path / "both", tmp_path / "math-lora", tmp_path / "code-lora", "--rank", 6)
+    call(LORA, "merge-lora", tmp_path / "math-lora", tmp_path / "code-lora", "--out", tmp_path / "both", "--rank", 6)
     assert json.loads((tmp_path / "both/adapter_config.json").read_text())["r"] == 6
-    done = call(LORA, "merge-lora", tmp_path / "again", tmp_path / "math-lora", "--json").stdout
+    done = call(LORA, "merge-lora", tmp_path / "math-lora", "--out", tmp_path / "again", "--json").stdout
     assert json.loads(done) == {"event": "done", "path": str(tmp_path / "again")}
     with pytest.raises(InputError, match="not a dtype"):
         call(LORA, "extract-lora", models["math"], tmp_path / "y", "--base", models["base"], "--dtype", "int8")

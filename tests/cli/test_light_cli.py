@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from merganser.cli import COMMANDS, build
@@ -28,3 +29,19 @@ def test_every_command_has_help():
         result = CliRunner().invoke(app, [name, "--help"])
         assert result.exit_code == 0, result.output
         assert "Usage" in result.output
+
+
+def commands(group):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((f"{group.name} {inner}", found) for inner, found in commands(command))
+        else:
+            yield name, command
+
+
+def test_arguments_are_called_in_usage_what_help_texts_call_them():
+    for name, command in commands(get_command(build())):
+        for parameter in command.params:
+            if parameter.param_type_name == "argument":
+                assert parameter.metavar, f"{name}: {parameter.name}"
+                assert parameter.metavar == parameter.metavar.upper()

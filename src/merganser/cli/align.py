@@ -24,7 +24,7 @@ METHODS = ("universe", "weights", "frank_wolfe", "merge_many")
 
 
 def command(
-    checkpoints: Annotated[list[str], typer.Argument(metavar="CKPT...", help="Two or more: paths, or NAME=PATH.")],
+    checkpoints: Annotated[list[str], typer.Argument(metavar="CKPT", help="Two or more: paths, or NAME=PATH.")],
     out: Annotated[Path, typer.Option("--out", help="Directory to be made.")],
     model: Annotated[
         str | None,

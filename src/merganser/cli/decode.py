@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    library: Annotated[Path, typer.Argument(help="Directory of the library.")],
-    expert: Annotated[str, typer.Argument(help="Expert to describe.")],
-    tensors: Annotated[list[str], typer.Argument(help="Matrices to describe.")],
+    library: Annotated[Path, typer.Argument(metavar="LIB", help="Directory of the library.")],
+    expert: Annotated[str, typer.Argument(metavar="NAME", help="Expert to describe.")],
+    tensors: Annotated[list[str], typer.Argument(metavar="TENSOR", help="Matrices to describe.")],
     texts: Annotated[Path, typer.Option(help="Candidate texts, one a line.")],
     embeddings: Annotated[Path, typer.Option(help="Their embeddings: .npy, or .safetensors with one tensor.")],
     projection: Annotated[

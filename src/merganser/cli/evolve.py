@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from merganser.cli import report
 from merganser.cli.output import emit, say
 from merganser.cli.units import show_time
 
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from merganser.evolve.study import Study
 
 app = typer.Typer(help="Search for a merge with few evaluations, and read what a search found.", no_args_is_help=True)
+app.command("report")(report.command)  # the page over a study is the page over anything
 
-StudyFile = Annotated[Path, typer.Argument(help="The study's file.")]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="The study's file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 Objective = Annotated[str | None, typer.Option(help="Best by this objective; needed when there are several.")]
 
@@ -82,7 +84,7 @@ def best(study: StudyFile, objective: Objective = None, as_json: AsJson = False)
 @app.command()
 def export(
     study: StudyFile,
-    out: Annotated[Path, typer.Argument(help="Recipe file to be made.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Recipe file to be made.")],
     objective: Objective = None,
     trial: Annotated[str | None, typer.Option(help="GENERATION:POSITION of another trial than the best.")] = None,
 ) -> None:
@@ -99,24 +101,6 @@ def export(
     if not out.resolve().parent.is_dir():
         raise InputError(f"{out}: no directory {out.resolve().parent}")
     out.write_text(documents.dump(recipe(opened, chosen)), encoding="utf-8")
-    say(f"wrote {out}")
-
-
-@app.command()
-def report(
-    study: StudyFile,
-    out: Annotated[Path, typer.Argument(help="HTML page to be made.")],
-) -> None:
-    """Write a page: winners, convergence, Pareto front, estimator error, transfer, what was saved."""
-    from merganser.errors import InputError
-    from merganser.report.directories import report
-    from merganser.report.page import check_place
-
-    if not study.is_file():
-        raise InputError(f"{study}: no such study")
-    check_place(out)
-    page, _ = report(study)
-    page.write(out)
     say(f"wrote {out}")
 
 

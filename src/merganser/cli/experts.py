@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Keep many experts of one base as low-rank factors.", no_args_is_help=True)
 
-LibraryPath = Annotated[Path, typer.Argument(help="Directory of the library.")]
+LibraryPath = Annotated[Path, typer.Argument(metavar="LIB", help="Directory of the library.")]
 Base = Annotated[str | None, typer.Option("--base", help="Where the base is now, if it was moved.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")]
@@ -30,7 +30,7 @@ Randomized = Annotated[bool, typer.Option("--randomized", help="Faster, approxim
 @app.command()
 def build(
     library: LibraryPath,
-    experts: Annotated[list[str], typer.Argument(help="NAME=CHECKPOINT, one for each expert.")],
+    experts: Annotated[list[str], typer.Argument(metavar="NAME=CKPT", help="The experts by name.")],
     base: Annotated[str, typer.Option("--base", help="The model the experts were fine-tuned from.")],
     rank_fraction: RankFraction = None,
     energy: Energy = None,
@@ -61,7 +61,7 @@ def build(
 @app.command()
 def add(
     library: LibraryPath,
-    expert: Annotated[str, typer.Argument(help="NAME=CHECKPOINT")],
+    expert: Annotated[str, typer.Argument(metavar="NAME=CKPT", help="The expert by name.")],
     rank_fraction: RankFraction = None,
     energy: Energy = None,
     budget: Budget = None,
@@ -85,7 +85,7 @@ def add(
 @app.command()
 def remove(
     library: LibraryPath,
-    name: Annotated[str, typer.Argument(help="Expert to remove.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Expert to remove.")],
     base: Base = None,
     as_json: Json = False,
 ) -> None:
@@ -102,8 +102,8 @@ def list_experts(library: LibraryPath, base: Base = None, as_json: Json = False)
 @app.command()
 def extract(
     library: LibraryPath,
-    name: Annotated[str, typer.Argument(help="Expert to rebuild.")],
-    out: Annotated[Path, typer.Argument(help="Directory to be made.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Expert to rebuild.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to be made.")],
     form: Annotated[str, typer.Option("--as", help="checkpoint, or lora for a PEFT adapter.")] = "checkpoint",
     rank: Annotated[int | None, typer.Option(min=1, help="Rank of the adapter; default: the stored one.")] = None,
     dtype: Annotated[str, typer.Option(help="Dtype of the adapter.")] = "bfloat16",
@@ -131,7 +131,7 @@ def extract(
 @app.command()
 def merge(
     library: LibraryPath,
-    out: Annotated[Path, typer.Argument(help="Directory to be made.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to be made.")],
     experts: Annotated[list[str] | None, typer.Option("--expert", "-e", help="Only these; default: all.")] = None,
     scale: Annotated[float, typer.Option(help="Factor of the merged task vector.")] = 1.0,
     rank_fraction: RankFraction = None,
@@ -172,7 +172,7 @@ def _named(text: str) -> tuple[str, str]:
 
     name, separator, path = text.partition("=")
     if not separator or not name or not path:
-        raise InputError(f"{text!r}: name the expert and its checkpoint as NAME=CHECKPOINT")
+        raise InputError(f"{text!r}: name the expert and its checkpoint as NAME=CKPT")
     return name, path
 
 

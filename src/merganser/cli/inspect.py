@@ -24,7 +24,7 @@ SHOWN = 10
 
 
 def command(
-    checkpoints: Annotated[list[str], typer.Argument(metavar="CKPT...", help="Paths or NAME=PATH, or one library.")],
+    checkpoints: Annotated[list[str], typer.Argument(metavar="CKPT", help="Paths or NAME=PATH, or one library.")],
     base: Annotated[str | None, typer.Option(help="The model they were fine-tuned from: shows interference.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write one page with plots, readable without network.")] = None,
     rank_fraction: Annotated[float | None, typer.Option(help="Share of components looked at; default 1/T.")] = None,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def command(
-    finetuned: Annotated[str, typer.Argument(help="The fine-tuned checkpoint.")],
-    out: Annotated[Path, typer.Argument(help="Directory of the adapter to be made.")],
+    finetuned: Annotated[str, typer.Argument(metavar="FINETUNED", help="The fine-tuned checkpoint.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the adapter to be made.")],
     base: Annotated[str, typer.Option("--base", help="The checkpoint it was fine-tuned from.")],
     rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 64,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
@@ -42,8 +42,8 @@ def command(
 
 
 def merge_command(
-    out: Annotated[Path, typer.Argument(help="Directory of the adapter to be made.")],
-    adapters: Annotated[list[str], typer.Argument(help="PEFT adapters of one base.")],
+    adapters: Annotated[list[str], typer.Argument(metavar="ADAPTER", help="PEFT adapters of one base.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory of the adapter to be made.")],
     space: Annotated[str, typer.Option(help="Shared basis: core_space or knots.")] = "core_space",
     method: Annotated[str, typer.Option(help="Rule applied in it, e.g. tsv, ties, iso_c.")] = "tsv",
     rank: Annotated[int | None, typer.Option(min=1, help="Cut the result to this rank.")] = None,

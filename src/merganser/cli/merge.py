@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML), native or mergekit's; - reads standard input.")],
-    out: Annotated[Path, typer.Argument(help="Directory to be made.")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML), native or mergekit's; - reads standard input.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to be made.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; reads headers only.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a merge that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, or an unfinished merge.")] = False,

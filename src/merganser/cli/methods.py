@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="One method, with its formula; default: all of them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One method, with its formula; default: all of them.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """List the merging methods, or show one with its formula and parameters."""

@@ -12,7 +12,7 @@ _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 
 
 def name_checkpoints(references: Sequence[str]) -> dict[str, str]:
-    """Name -> reference, in order: NAME=CHECKPOINT as given, else the last telling part of the path, numbered
+    """Name -> reference, in order: NAME=CKPT as given, else the last telling part of the path, numbered
     where two are the same."""
     named: dict[str, str] = {}
     for text in references:

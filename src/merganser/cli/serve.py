@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    library: Annotated[Path, typer.Argument(help="Directory of the library.")],
+    library: Annotated[Path, typer.Argument(metavar="LIB", help="Directory of the library.")],
     model: Annotated[str, typer.Option(help="pkg.module:factory, a function that returns the network.")],
     heads: Annotated[
         Path | None,

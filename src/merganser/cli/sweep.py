@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML).")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML).")],
     over: Annotated[list[str], typer.Option(help="parameter=value,value,… (or method=…, seed=…); may be repeated.")],
     tasks: Annotated[list[str] | None, typer.Option(help="[name=]kind:file, as in `merganser evaluate`.")] = None,
     score: Annotated[
