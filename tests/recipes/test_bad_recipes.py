@@ -218,10 +218,6 @@ MERGEKIT = {
         "merge_method: linear\nmodels: [{model: a}]\ntokenizer_source: base\ntokenizer: {source: union}",
         "tokenizer: tokenizer and tokenizer_source exclude each other",
     ),
-    "two adapters": (
-        "merge_method: linear\nmodels: [{model: a+b+c}]",
-        "'a+b+c' has more than one '+'; expected model+lora",
-    ),
     "circular stages": (
         "name: x\nmerge_method: linear\nmodels: [{model: y}]\n---\nname: y\nmerge_method: linear\nmodels: [{model: x}]",
         "the stages x, y need one another",

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from merganser.checkpoints.references import exists, parts
 from merganser.engine.disk import Disk
 from merganser.errors import InputError, MerganserError
 
@@ -15,10 +16,7 @@ from merganser.errors import InputError, MerganserError
 def paths_in(reference: object) -> Iterator[Path]:
     """The files and directories a reference such as `base+adapter` names, as far as they are here."""
     if isinstance(reference, (str, os.PathLike)):
-        text = os.fspath(reference)
-        for part in dict.fromkeys((text, *text.split("+"))):
-            if os.path.exists(path := os.path.expanduser(part)):
-                yield Path(path)
+        yield from (Path(part).expanduser() for part in parts(os.fspath(reference)) if exists(part))
 
 
 def check_replaceable(out: Path, inputs: Iterable[Path]) -> None:

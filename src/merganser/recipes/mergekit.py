@@ -254,8 +254,6 @@ def _reference(raw: Any, where: str) -> str:
     reference: str = expect(raw, str, where)
     if not reference.strip():
         raise RecipeError(f"{where}: an empty path")
-    if reference.count("+") > 1 and not Path(reference).exists():
-        raise RecipeError(f"{where}: {reference!r} has more than one '+'; expected model+lora")
     return reference
 
 

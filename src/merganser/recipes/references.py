@@ -5,14 +5,15 @@ from __future__ import annotations
 import os.path
 from pathlib import Path
 
+from merganser.checkpoints.references import exists, parts
+
 
 def locate(reference: str, root: Path | None) -> str:
     """The reference with each of its paths (`model`, `model+adapter`) made findable; hub ids stay as they are."""
     if root is None:
         return reference
-    if "+" in reference and not os.path.exists(_beside(reference, root)):
-        return "+".join(_one(part, root) for part in reference.split("+"))
-    return _one(reference, root)
+    found = parts(reference, lambda part: os.path.exists(_beside(part, root)) or exists(part))
+    return "+".join(_one(part, root) for part in found)
 
 
 def places(reference: str, root: Path | None) -> str:

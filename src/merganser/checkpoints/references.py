@@ -1,0 +1,33 @@
+"""`model+adapter`: which files, directories and hub ids a reference names."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Callable
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
+
+
+def exists(path: str) -> bool:
+    return os.path.exists(os.path.expanduser(path))
+
+
+def parts(reference: str, exists: Callable[[str], bool] = exists) -> list[str]:
+    """The model of a reference and the adapters over it.
+
+    A '+' may be part of a name, too. Of all ways to cut, the one that leaves the least to be found nowhere; then the
+    least to the hub; then that of the fewest parts.
+    """
+    words = reference.split("+")
+    best: list[tuple[tuple[int, int, int], list[str]]] = [((0, 0, 0), [])]
+    for stop in range(1, len(words) + 1):
+        ways = []
+        for start, ((missing, remote, count), before) in enumerate(best):
+            part = "+".join(words[start:stop])
+            here = part != "" and exists(part)
+            hub = not here and HUB_ID.fullmatch(part) is not None
+            lost = 0 if here or hub else stop - start
+            ways.append(((missing + lost, remote + hub, count + 1), [*before, part]))
+        best.append(min(ways))
+    return best[-1][1]
