@@ -106,7 +106,7 @@ def adaptive(models: Mapping[str, AdaptiveModel], scores: tuple[Score, ...] = SC
     def answers(x: Inputs, task: str) -> dict[str, Prediction]:
         routed = first.forward(x)
         return {
-            f"{name}heads by {way}": model.answer(x, routed, way) for name, model in models.items() for way in scores
+            f"{name}heads by {way}": model.answer(x, routed, score=way) for name, model in models.items() for way in scores
         }
 
     return answers

@@ -239,11 +239,27 @@ def test_a_router_has_to_fit_however_it_comes(built, x):
             model.with_router(router)
         with pytest.raises(InputError, match=message):
             AdaptiveModel(base, library, router=router)
-    assert len(model.with_router(NearestNeighbour.fit(LAYER, support)).route(x).sets) == len(x)
+    fitting = NearestNeighbour.fit(LAYER, support)
+    assert len(model.with_router(fitting).route(x).sets) == len(x)
+    for option in ({"layer": "nonsense"}, {"source": "fixed"}, {"normalize": "softmax"}):
+        with pytest.raises(InputError, match=f"{next(iter(option))} .*: the router given has its own"):
+            AdaptiveModel(base, library, router=fitting, **option)
     with pytest.raises(InputError, match="no expert 'e'"):
         model.with_accepted(["a", "e"])
     with pytest.raises(InputError, match="did you mean 'blocks.1.up'"):
         model.first_pass(Inputs((x,)), ["blocks.1.upp"])
+
+
+@pytest.mark.parametrize("options", [{}, {"per_batch": True}, {"score": "posterior"}])
+def test_a_task_that_is_told_answers_with_its_head(built, x, options):
+    model = model_of(built, **options)
+    free, told = model.predict(x), model.predict(x, "c")
+    assert set(told.tasks) == {"c"}
+    assert told.sets == free.sets
+    assert torch.equal(told.weights, free.weights)
+    assert torch.equal(told.classes, model.heads.logits("c", model.forward(x).output).argmax(1))
+    with pytest.raises(InputError, match="no expert 'cc' in the library"):
+        model.predict(x, "cc")
 
 
 def test_a_given_routing_has_to_fit_the_batch(built, x):
@@ -251,7 +267,7 @@ def test_a_given_routing_has_to_fit_the_batch(built, x):
         model_of(built).forward(x, only("a", 3))
     apart = model_of(built).route(x)
     with pytest.raises(InputError, match="routed apart"):
-        model_of(built, per_batch=True).predict(x, apart)
+        model_of(built, per_batch=True).predict(x, routing=apart)
 
 
 def test_a_batch_gets_one_set_from_a_few_probes(built, x):
@@ -359,7 +375,8 @@ def test_answers_from_a_pass_that_was_made(built, x):
     model = model_of(built)
     routed = model.forward(x)
     for score in ("logit", "probability", "posterior"):
-        again, direct = model.answer(x, routed, score), model.with_settings(score=score).predict(x, routed.routing)
+        again = model.answer(x, routed, score=score)
+        direct = model.with_settings(score=score).predict(x, routing=routed.routing)
         assert torch.equal(again.table, direct.table)
         assert again.tasks == direct.tasks
     shared = model.with_heads(dict.fromkeys(TASKS, heads_of("a")["a"]))

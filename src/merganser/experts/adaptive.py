@@ -61,9 +61,9 @@ class AdaptiveModel:
     `layer` names one or several linear modules; without it the first half of those that experts changed vote
     together (`experts.layers` scores single ones). `source` ("fixed" or "base") is the model of the first pass,
     `normalize` says how residuals become weights: softmax of their z-scores over the tasks, or of themselves as in the
-    thesis ("softmax"), which only a single layer with large inputs makes differ from task to task. `router` replaces
-    the projection router. `merge` are parameters of the method `tsv` for both steps (`{"orthogonalize": "none"}` is the
-    plain sum of the thesis' algorithm box).
+    thesis ("softmax"), which only a single layer with large inputs makes differ from task to task. `router` stands in
+    the place of all three. `merge` are parameters of the method `tsv` for both steps (`{"orthogonalize": "none"}` is
+    the plain sum of the thesis' algorithm box).
     Compositions of at most `cache_bytes` are kept for the next time (default: twice the module).
     """
 
@@ -75,8 +75,8 @@ class AdaptiveModel:
         *,
         layer: str | Sequence[str] | None = None,
         router: Router | None = None,
-        source: Source = "fixed",
-        normalize: Normalize = DEFAULT,
+        source: Source | None = None,
+        normalize: Normalize | None = None,
         threshold: float = 0.2,
         top: int = 3,
         per_batch: bool = False,
@@ -89,9 +89,14 @@ class AdaptiveModel:
         cache_bytes: int | None = None,
         load_base: bool = False,
     ) -> None:
-        one_of("source", source, Source)
-        one_of("normalize", normalize, Normalize)
+        first_pass: Source = "fixed" if source is None else source
+        weighing: Normalize = DEFAULT if normalize is None else normalize
+        one_of("source", first_pass, Source)
+        one_of("normalize", weighing, Normalize)
         one_of("pooling", pooling, Pooling)
+        for name, given in (("layer", layer), ("source", source), ("normalize", normalize)):
+            if router is not None and given is not None:
+                raise InputError(f"{name} {given!r}: the router given has its own; leave one of the two out")
         self.module = module
         self.library = library
         self.pooling: Pooling = pooling
@@ -99,7 +104,9 @@ class AdaptiveModel:
         self.settings = _checked(Settings(threshold, top, per_batch, probes, score))
         self.heads = Heads(heads, library.experts) if heads is not None else None
         self.composer = Composer(module, library, merge or {}, load_base)
-        self.router = self._fitting(router or ProjectionRouter.of(library, self._layers(layer), source, normalize))
+        if router is None:
+            router = ProjectionRouter.of(library, self._layers(layer), first_pass, weighing)
+        self.router = self._fitting(router)
         self.accepted = distinct_experts(library, redundancy)
         self.cache = CompositionCache(2 * _nbytes(module) if cache_bytes is None else cache_bytes)
         self._fixed: Composition | None = None
@@ -187,23 +194,26 @@ class AdaptiveModel:
         return self._run(tasks, part, rows)
 
     @torch.no_grad()
-    def predict(self, batch: Any, routing: Routing | None = None) -> Prediction:
-        """The best (task, class) of every sample."""
+    def predict(self, batch: Any, task: str | None = None, *, routing: Routing | None = None) -> Prediction:
+        """The best (task, class) of every sample, or the best class of `task` if it is given; `routing` if it is known
+        already."""
+        self._asked(task)
         inputs = Inputs.of(batch)
-        self._asked()
-        return self.answer(inputs, self.forward(inputs, routing))
+        return self.answer(inputs, self.forward(inputs, routing), task)
 
     @torch.no_grad()
-    def answer(self, batch: Any, routed: Routed, score: Score | None = None) -> Prediction:
+    def answer(self, batch: Any, routed: Routed, task: str | None = None, *, score: Score | None = None) -> Prediction:
         """The same from what `forward` gave; `score` instead of the settings'."""
+        heads = self._asked(task)
         features = self.features(routed.output, Inputs.of(batch))
         weights = self._library_order(routed.routing)
         sets, together = routed.routing.sets, self.settings.per_batch
-        return self._asked().predict(features, sets, weights, score or self.settings.score, together=together)
+        return heads.predict(features, sets, weights, score or self.settings.score, task=task, together=together)
 
-    def _asked(self) -> Heads:
+    def _asked(self, task: str | None) -> Heads:
         if self.heads is None:
             raise InputError("predictions need heads; without them call `forward`")
+        self.heads.check(task)
         return self.heads
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -60,17 +60,30 @@ class Heads:
             raise InputError(f"the head of {task!r} gives {list(logits.shape)} for {len(features)} samples")
         return logits
 
+    def check(self, task: str | None) -> None:
+        """Refuse a task that has no head."""
+        if task is not None and task not in self.tasks:
+            raise InputError(f"no expert {task!r} in the library{did_you_mean(task, self.tasks)}")
+
     def predict(
         self,
         features: Tensor,
         sets: Sequence[frozenset[str]],
         weights: Tensor,
         score: Score = "logit",
+        *,
+        task: str | None = None,
         together: bool = False,
     ) -> Prediction:
         """(i*, c*) = arg max over i ∈ Ω, c of z_i[c]; `weights` (samples × tasks) break ties between tasks that share
-        a head. `together`: all samples are of one task, i* = arg max over i of the sum over samples of max_c z_i[c]."""
+        a head. `together`: all samples are of one task, i* = arg max over i of the sum over samples of max_c z_i[c].
+        `task`: i* is known, whatever was merged."""
         one_of("score", score, Score)
+        self.check(task)
+        if task is not None:
+            sure = torch.tensor([[float(name == task) for name in self.tasks]]).expand(len(sets), -1)
+            found = self.predict(features, (frozenset([task]),) * len(sets), sure, score)
+            return replace(found, sets=tuple(sets), weights=weights)
         if together and len(set(sets)) > 1:
             raise InputError("samples that share one head need one set of experts; these were routed apart")
         asked = {task for chosen in sets for task in chosen}

@@ -85,7 +85,7 @@ def _accuracies(
         for (x, labels), routing in zip(batches, routings[task], strict=True):
             routed = model.forward(x, routing)
             for place, way in enumerate(ways):
-                right = len(labels) * accuracy(model.answer(x, routed, way), task, labels, correct)
+                right = len(labels) * accuracy(model.answer(x, routed, score=way), task, labels, correct)
                 found[place] += right / total / len(data)
     return tuple(found.tolist())
 
