@@ -53,6 +53,53 @@ def test_multiple_choice_picks_the_likeliest_option(llamas, model):
     assert 0 < sum(quiz(model, list(range(60)))["score"]) < 60
 
 
+def test_long_prompts_lose_their_beginning_not_their_question(llamas, model):
+    """64 tokens fit the model: the options stay whole, and are asked after the end of the prompt."""
+    tokenizer = examiners.tokenizer_at(str(llamas / "base"))
+    records = [r | {"context": "w1 w2 w3 w4 w5 " * 40} for r in read_records(llamas / "quiz.jsonl")[:8]]
+    expected = []
+    for record in records:
+        prompt = f"{record['context']}\nQuestion: {record['question']}\nAnswer:"
+        scores = []
+        for option in record["options"]:
+            logs = log_likelihood(model, tokenizer(f"{prompt} {option}")["input_ids"][-64:])
+            scores.append(sum(logs[-len(option.split()) :]) / len(option))
+        expected.append(float(scores.index(max(scores)) == record["answer"]))
+    quiz = MultipleChoice(records, str(llamas / "base"))
+    with torch.inference_mode():
+        assert quiz(model, range(8))["score"] == expected
+    assert len({record["answer"] for record in records}) == 3
+    asked = []
+    sums = Generation([r | {"answer": "1"} for r in records], str(llamas / "base"), max_new_tokens=4)
+
+    class Listener(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.weight = model.config, torch.nn.Parameter(torch.zeros(1))
+
+        def generate(self, input_ids, **options):
+            asked.extend(input_ids.tolist())
+            return input_ids
+
+    sums(Listener(), range(8))
+    prompts = [f"{r['context']}\nQuestion: {r['question']}\nAnswer:" for r in records]
+    assert asked == [tokenizer(prompt)["input_ids"][-60:] for prompt in prompts]
+
+
+def test_what_does_not_fit_a_sequence_is_refused(llamas, model):
+    records = read_records(llamas / "quiz.jsonl")[:2]
+    records[1]["options"] = ["w1", "w2 " * 70]
+    quiz = MultipleChoice(records, str(llamas / "base"))
+    with torch.inference_mode():
+        assert len(quiz(model, [0])["score"]) == 1
+        with pytest.raises(InputError, match=r"record 1: an option has 70 tokens .* the 64 of a sequence"):
+            quiz(model, [0, 1])
+        with pytest.raises(InputError, match="leaves no room for a prompt in 64 tokens"):
+            Generation(str(llamas / "sums.jsonl"), str(llamas / "base"), max_new_tokens=64)(model, [0])
+    assert MultipleChoice(records, str(llamas / "base"), max_length=9).limit(model) == 9
+    assert quiz.limit(torch.nn.Linear(1, 1)) == examiners.LONGEST
+
+
 def test_perplexity_is_the_mean_over_tokens(llamas, model):
     texts = Perplexity(str(llamas / "texts.tsv"), str(llamas / "base"), batch=3)
     tokenizer = examiners.tokenizer_at(str(llamas / "base"))

@@ -26,6 +26,8 @@ Records = Sequence[Mapping[str, Any]]
 Measures = dict[str, list[float]]
 #: The measure that is a task's own.
 SCORE = "score"
+#: Tokens of a sequence where neither the caller nor the model asks for fewer.
+LONGEST = 2048
 
 
 class Examiner(Protocol):
@@ -115,12 +117,16 @@ class Function:
 
 @dataclass(frozen=True)
 class Asked:
-    """Questions from a file (or given), a tokenizer, and batches."""
+    """Questions from a file (or given), a tokenizer, and batches.
+
+    A sequence has at most `max_length` tokens: by default as many as model and tokenizer say they read, and no more
+    than `LONGEST`. Texts lose their end beyond it; prompts lose their beginning, so that the question stays.
+    """
 
     source: str | Records
     tokenizer: str
     batch: int = 16
-    max_length: int = 512
+    max_length: int | None = None
 
     fields: ClassVar[tuple[str, ...]] = ("text",)
 
@@ -149,10 +155,21 @@ class Asked:
         for start in range(0, len(items), self.batch):
             yield [self.records[i] for i in items[start : start + self.batch]]
 
-    def encoded(self, texts: Sequence[str], model: nn.Module, side: str = "right") -> Any:
+    def limit(self, model: nn.Module) -> int:
+        """Tokens that a sequence may have."""
+        if self.max_length is not None:
+            return self.max_length
+        positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+        return min(int(positions or LONGEST), int(tokenizer_at(self.tokenizer).model_max_length), LONGEST)
+
+    def encoded(
+        self, texts: Sequence[str], model: nn.Module, *, pad: str = "right", cut: str = "right", reserved: int = 0
+    ) -> Any:
+        """The texts as one batch, padded on the side `pad`, cut on the side `cut`; `reserved` tokens are left free."""
         tokenizer = tokenizer_at(self.tokenizer)
-        tokenizer.padding_side = side
-        batch = tokenizer(list(texts), padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
+        tokenizer.padding_side, tokenizer.truncation_side = pad, cut
+        length = self.limit(model) - reserved
+        batch = tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
         batch.pop("token_type_ids", None)
         return batch.to(next(model.parameters()).device)
 
@@ -190,33 +207,43 @@ class MultipleChoice(Asked):
             prompt = _filled(self.prompt, record)
             found: list[float] = []
             for start in range(0, len(options), self.batch):
-                found += self._likelihoods(model, prompt, options[start : start + self.batch])
+                found += self._likelihoods(model, item, prompt, options[start : start + self.batch])
             if self.normalize:
                 found = [value / max(len(option), 1) for value, option in zip(found, options, strict=True)]
             scores.append(float(max(range(len(found)), key=found.__getitem__) == int(record["answer"])))
         return {SCORE: scores}
 
-    def _likelihoods(self, model: nn.Module, prompt: str, options: Sequence[str]) -> list[float]:
-        tokenizer = tokenizer_at(self.tokenizer)
-        start = tokenizer(prompt)["input_ids"]
-        batch = self.encoded([f"{prompt} {option}" for option in options], model)
-        ids, mask = batch["input_ids"], batch["attention_mask"].bool()
-        logs = _token_logs(model(**batch).logits, ids)
-        totals = []
-        for row in range(len(options)):
-            tokens = ids[row][mask[row]].tolist()
+    def _likelihoods(self, model: nn.Module, item: int, prompt: str, options: Sequence[str]) -> list[float]:
+        texts = [f"{prompt} {option}" for option in options]
+        sizes = self._sizes(prompt, texts)
+        # The logits of one token say the next: an option needs one before it.
+        if (longest := max(sizes)) >= (limit := self.limit(model)):
+            raise InputError(
+                f"record {item}: an option has {longest} tokens and needs one of the prompt before it, which is more "
+                f"than the {limit} of a sequence; raise max_length if the model reads more"
+            )
+        batch = self.encoded(texts, model, cut="left")
+        logs = _token_logs(model(**batch).logits, batch["input_ids"]).detach()
+        ends = (batch["attention_mask"].sum(1) - 1).tolist()
+        return [float(row[max(end - size, 0) : end].sum()) for row, end, size in zip(logs, ends, sizes, strict=True)]
+
+    def _sizes(self, prompt: str, texts: Sequence[str]) -> list[int]:
+        """Tokens of each option after the prompt."""
+        start, *wholes = tokenizer_at(self.tokenizer)([prompt, *texts], verbose=False)["input_ids"]
+        sizes = []
+        for tokens in wholes:
             # A tokenizer may join the prompt's end with the option; what is common belongs to the prompt.
             common = next((i for i, (a, b) in enumerate(zip(start, tokens, strict=False)) if a != b), len(start))
-            totals.append(float(logs[row, max(common - 1, 0) : len(tokens) - 1].detach().sum()))
-        return totals
+            sizes.append(len(tokens) - common)
+        return sizes
 
 
 @dataclass(frozen=True)
 class Generation(Asked):
     """`question` and `answer`: right when what `pattern` finds last in the reply is what it finds last in the answer.
 
-    Also measures `length`, the reply's tokens, and with `script` (a prefix of Unicode names such as "HIRAGANA|CJK")
-    `language`, the share of the reply's letters in it.
+    Prompt and reply share the `max_length`. Also measures `length`, the reply's tokens, and with `script` (a prefix of
+    Unicode names such as "HIRAGANA|CJK") `language`, the share of the reply's letters in it.
     """
 
     prompt: str = "{context}Question: {question}\nAnswer:"
@@ -236,8 +263,11 @@ class Generation(Asked):
             measures["language"] = []
         tokenizer = tokenizer_at(self.tokenizer)
         generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
+        if (limit := self.limit(model)) <= self.max_new_tokens:
+            raise InputError(f"max_new_tokens {self.max_new_tokens} leaves no room for a prompt in {limit} tokens")
         for records in self.chosen(items):
-            batch = self.encoded([_filled(self.prompt, r) for r in records], model, side="left")
+            prompts = [_filled(self.prompt, record) for record in records]
+            batch = self.encoded(prompts, model, pad="left", cut="left", reserved=self.max_new_tokens)
             ids = generate(
                 **batch, max_new_tokens=self.max_new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
             )
