@@ -50,6 +50,18 @@ def test_json_says_the_same():
     assert density["per_model"]
 
 
+def test_methods_made_in_memory_are_shown_as_such():
+    assert call().endswith("these too: adamerging, greedy_soup.\n")
+    shown = call("adamerging")
+    assert "in memory, by mg.merge" in shown
+    assert "differences | tsv" in shown
+    row = json.loads(call("adamerging", "--json"))
+    assert {p["name"]: p["default"] for p in row["parameters"]}["steps"] == "500"
+    assert json.loads(call("greedy_soup", "--json"))["parameters"] == []
+
+
 def test_an_unknown_method_gets_a_suggestion():
+    with pytest.raises(RecipeError, match="did you mean 'greedy_soup'"):
+        call("greedy_sop")
     with pytest.raises(RecipeError, match="did you mean 'ties'"):
         call("tise")

@@ -135,8 +135,17 @@ def test_adamerging_on_tsv(world):
     learned = mg.merge(models, "adamerging", base, data=data, steps=20, learning_rate=0.05, heads=heads, **options)
     assert not torch.equal(learned["0.weight"], still["0.weight"])
     assert found[1].entropy_after < found[1].entropy_before == found[0].entropy_after
-    with pytest.raises(InputError, match="parts: unknown 'tvs'; did you mean 'tsv'"):
+    with pytest.raises(InputError, match="unknown parts 'tvs'; did you mean 'tsv'"):
         mg.merge(models, "adamerging", base, data=data, parts="tvs")
+    with pytest.raises(InputError, match="adamerging takes no 'inputs'; .* takes wise, init, .*parts"):
+        mg.merge(models, "adamerging", base, data=data, inputs=data)
+
+
+def test_a_misspelt_method_made_in_memory_gets_a_suggestion(world):
+    base, models, data = world
+    for method, meant in (("greedy_sop", "greedy_soup"), ("ada_merging", "adamerging"), ("tise", "ties")):
+        with pytest.raises(RecipeError, match=f"unknown method {method!r}; did you mean {meant!r}"):
+            mg.merge(models, method, base, data=data)
 
 
 @pytest.fixture

@@ -20,10 +20,12 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """List the merging methods, or show one with its formula and parameters."""
+    from merganser.methods.base import lookup
     from merganser.methods.catalogue import catalogue, describe
+    from merganser.tuning.in_memory import IN_MEMORY
 
     if name is not None:
-        row = describe(name)
+        row = IN_MEMORY.get(name) or describe(lookup(name, others=IN_MEMORY))
         if as_json:
             emit(row)
         else:
@@ -37,6 +39,7 @@ def command(
         settings = ", ".join(map(_setting, row.parameters))
         say(f"{row.name:<20} {row.summary}" + (f" ({settings})" if settings else ""))
     say(f"\n{len(rows)} methods; `merganser methods NAME` shows one with its formula.")
+    say(f"With data, mg.merge has these too: {', '.join(IN_MEMORY)}.")
 
 
 def _setting(parameter: ParameterRow) -> str:

@@ -273,11 +273,11 @@ def registry() -> Mapping[str, type[Method]]:
     return {name: method for name, method in sorted(_REGISTRY.items()) if name == method.name}
 
 
-def lookup(name: str, where: str = "method") -> type[Method]:
-    """The method of that name, its own or another tool's."""
+def lookup(name: str, where: str = "method", others: Iterable[str] = ()) -> type[Method]:
+    """The method of that name, its own or another tool's; an error may suggest `others`, which are no rules."""
     methods = registry()
     if name not in _REGISTRY:
-        raise RecipeError(f"{where}: unknown method {name!r}{did_you_mean(name, methods)}")
+        raise RecipeError(f"{where}: unknown method {name!r}{did_you_mean(name, (*methods, *others))}")
     return _REGISTRY[name]
 
 

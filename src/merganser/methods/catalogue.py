@@ -81,7 +81,7 @@ def _row(parameter: Parameter, names: tuple[str, ...]) -> ParameterRow:
         bounds = ""
     return ParameterRow(
         name=parameter.name,
-        default="required" if parameter.required else _text(parameter.default),
+        default="required" if parameter.required else show_value(parameter.default),
         help=parameter.help,
         per_model=parameter.per_model,
         bounds=bounds,
@@ -89,7 +89,8 @@ def _row(parameter: Parameter, names: tuple[str, ...]) -> ParameterRow:
     )
 
 
-def _text(value: Any) -> str:
+def show_value(value: Any) -> str:
+    """A default as recipes and tables write it."""
     if value is None:
         return "none"
     if isinstance(value, bool):

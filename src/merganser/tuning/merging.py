@@ -21,7 +21,7 @@ from merganser.tuning.adamerging import adamerge
 from merganser.tuning.fisher import diagonal_fisher
 from merganser.tuning.functional import Batch, Inputs, Weights
 from merganser.tuning.gram import linear_grams
-from merganser.tuning.parts import tsv_parts
+from merganser.tuning.in_memory import IN_MEMORY, PARTS
 from merganser.tuning.result import Result
 from merganser.tuning.search import Search, scale_search
 from merganser.tuning.soups import greedy_soup
@@ -33,13 +33,6 @@ Data: TypeAlias = Sequence[Batches] | Mapping[str, Batches]
 Models: TypeAlias = Sequence[Reference] | Mapping[str, Reference]
 Options: TypeAlias = dict[str, Any]
 
-IN_MEMORY = ("adamerging", "greedy_soup")
-"""What is no rule for tensors, but made here of whole models and data."""
-PARTS: Mapping[str, Callable[[Mapping[str, Weights]], Mapping[str, Weights]]] = {
-    "differences": lambda vectors: vectors,
-    "tsv": tsv_parts,
-}
-"""What AdaMerging's coefficients scale."""
 COMPUTED: Mapping[str, Callable[[nn.Module, Sequence[Any]], Statistics]] = {
     "fisher": lambda module, batches: diagonal_fisher(module, batches),
     "gram": lambda module, batches: linear_grams(module, batches),
@@ -99,6 +92,8 @@ def merge(
     >>> merged = mg.merge([one, two], method="tsv", base=base, data=labelled, alphas=[0.5, 1.0, 1.5])
     """
     api.check_several(models)
+    if method not in IN_MEMORY:
+        lookup(method, others=IN_MEMORY)
     options = parameters | _given(
         seed=seed,
         dtype=dtype,
@@ -171,7 +166,7 @@ def _adamerged(
     on_result: Callable[[Result], None],
     options: Options,
 ) -> dict[str, Tensor]:
-    known = inspect.signature(adamerge).parameters
+    known = [parameter.name for parameter in IN_MEMORY["adamerging"].parameters]
     one_of("parts", parts := options.pop("parts", "differences"), PARTS)
     if unknown := next((name for name in options if name not in known), None):
         raise InputError(f"adamerging takes no {unknown!r}; it is learned in memory and takes {', '.join(known)}")
