@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from merganser import recipes
 from merganser.errors import RecipeError
+from merganser.recipes.schema import OutputOptions, TokenizerOptions, TokenRow
 
 LINEAR = """
 models:
@@ -149,30 +150,46 @@ def test_every_documented_method_plans_with_its_documented_parameters(method, hu
 
 
 @pytest.mark.parametrize(
-    "tokenizer",
+    ("option", "meant"),
     [
-        {"tokenizer_source": "union"},
-        {"tokenizer_source": "base"},
-        {"tokenizer": {"source": "union", "pad_to_multiple_of": None}},
-        {
-            "tokenizer": {
-                "source": "union",
-                "tokens": {
-                    "<|im_start|>": {"source": "a"},
-                    "<|special|>": {"source": "a", "force": True},
-                    "<|renamed_token|>": {"source": {"kind": "model_token", "model": "a", "token": "<|original|>"}},
-                    "<|by_id|>": {"source": {"kind": "model_token", "model": "a", "token_id": 12}},
-                    "<|unused|>": {"source": {"kind": "zero"}},
-                },
-            }
-        },
-        {"chat_template": "auto"},
-        {"chat_template": "chatml"},
-        {"out_dtype": "bfloat16", "dtype": "float32"},
+        ({"tokenizer_source": "union"}, OutputOptions(tokenizer=TokenizerOptions("union"))),
+        ({"tokenizer_source": "base"}, OutputOptions(tokenizer=TokenizerOptions("base"))),
+        (
+            {"tokenizer": {"source": "union", "pad_to_multiple_of": 64}},
+            OutputOptions(tokenizer=TokenizerOptions("union", pad_to_multiple_of=64)),
+        ),
+        ({"chat_template": "auto"}, OutputOptions(chat_template="auto")),
+        ({"chat_template": "chatml"}, OutputOptions(chat_template="chatml")),
+        ({"out_dtype": "bfloat16", "dtype": "float32"}, OutputOptions(dtype="bfloat16")),
     ],
 )
-def test_documented_options_validate(tokenizer):
-    recipes.load({"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}], **tokenizer})
+def test_documented_options_mean_what_they_say(option, meant):
+    recipe = recipes.load({"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}], **option})
+    assert recipe.output == meant
+
+
+def test_every_way_to_say_where_a_token_comes_from():
+    tokens = {
+        "<|im_start|>": {"source": "a"},
+        "<|special|>": {"source": "a", "force": True},
+        "<|renamed_token|>": {"source": {"kind": "model_token", "model": "a", "token": "<|original|>"}},
+        "<|by_id|>": {"source": {"kind": "model_token", "model": "a", "token_id": 12}},
+        "<|unused|>": {"source": {"kind": "zero"}},
+    }
+    tokenizer = {"source": "union", "tokens": tokens, "pad_to_multiple_of": None}
+    recipe = recipes.load(
+        {"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}], "tokenizer": tokenizer}
+    )
+    assert recipe.output.tokenizer == TokenizerOptions(
+        "union",
+        {
+            "<|im_start|>": TokenRow("a"),
+            "<|special|>": TokenRow("a", force=True),
+            "<|renamed_token|>": TokenRow("a", "<|original|>"),
+            "<|by_id|>": TokenRow("a", 12),
+            "<|unused|>": TokenRow(zero=True),
+        },
+    )
 
 
 def test_gradients_and_filters_as_in_the_ties_example(hub):
