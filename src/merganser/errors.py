@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any, ClassVar, get_args
@@ -46,6 +46,12 @@ def one_of(what: str, value: object, known: Any) -> None:
     names = get_args(known) or tuple(known)
     if value not in names:
         raise InputError(f"unknown {what} {value!r}{did_you_mean(str(value), names)}")
+
+
+def by_name(what: str, given: object) -> None:
+    """Refuse a list, or a single thing, in place of a mapping from names to things."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"{what}: expected a mapping from names, as in {{'math': …}}, got a {type(given).__name__}")
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -39,6 +39,9 @@ def test_paths_are_opened(tmp_path: Path) -> None:
         save_file(state, tmp_path / f"{name}.safetensors")
     paths = [tmp_path / "a.safetensors", str(tmp_path / "b.safetensors")]
     assert universe(paths, KNOWN).objective == universe([first, second], KNOWN).objective
+    turned = scramble(first, KNOWN, seed=3)
+    for path in (paths[0], str(paths[0])):
+        assert all(torch.equal(tensor, turned[name]) for name, tensor in scramble(path, KNOWN, seed=3).items())
     moved = match(*paths, KNOWN).apply(paths[1])
     assert all(torch.equal(moved[name], t) for name, t in match(first, second, KNOWN).apply(second).items())
 

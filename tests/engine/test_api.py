@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -41,9 +42,13 @@ def test_statistics_are_not_taken_for_a_model() -> None:
 def test_a_base_among_the_models_is_not_counted_twice(checkpoint: Callable[..., Path]) -> None:
     base, model = state(0.0), state(1.0)
     path = checkpoint("base", base)
+    link = path.with_name("link")
+    link.symlink_to(path)
     for models, same in (
         ([base, model], base),
         ([str(path), model], path),
+        ([str(path), model], link),
+        ([path / "model.safetensors", model], f"{path}/../base/model.safetensors"),
         ({"base": path, "x": model}, str(path)),
     ):
         merged = mg.merge(models, "task_arithmetic", base=same, normalize=True)  # type: ignore[arg-type]
@@ -93,6 +98,11 @@ def test_the_same_path_twice_is_refused(checkpoint: Callable[..., Path]) -> None
 def test_wrong_arguments_are_said_clearly(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         mg.merge(**{"models": [state(1.0)], **options})
+
+
+@pytest.mark.parametrize("weights", [np.array([0.25, 0.75]), torch.tensor([0.25, 0.75]), (0.25, np.float32(0.75))])
+def test_parameters_may_be_arrays(weights: Any) -> None:
+    torch.testing.assert_close(mg.merge([state(1.0), state(2.0)], weight=weights), state(1.75))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about its absence")

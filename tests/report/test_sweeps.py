@@ -30,7 +30,9 @@ def test_labels_of_older_journals(tmp_path, label, shown):
 
 
 def test_values_of_the_journal_itself(tmp_path):
-    page, _ = report(journal(tmp_path / "a.sweep.jsonl", ["x", "y"], values={"weight": [0.25, 0.75]}))
+    file = journal(tmp_path / "a.sweep.jsonl", ["x", "y"], values={"weight": [0.25, 0.75]})
+    page, _ = report(str(file))
+    assert page.write(str(tmp_path / "page.html")).is_file()
     assert "<th>weight</th>" in page.render()
     assert "[0.25, 0.75]" in page.render()
 

@@ -14,11 +14,11 @@ from typing import TypeVar, overload
 import numpy as np
 import torch
 
+from merganser.align.state import Model, State, Weights, state_of
 from merganser.align.symmetries import Axis, Indices, Segment, Symmetry
 from merganser.errors import InputError, did_you_mean
 
 Permutations = dict[str, Indices]
-State = Mapping[str, torch.Tensor]
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 
@@ -87,7 +87,7 @@ def _segment_index(symmetry: Symmetry, segment: Segment, permutations: Permutati
     return old
 
 
-def apply(symmetry: Symmetry, permutations: Permutations, state: State) -> dict[str, torch.Tensor]:
+def apply(symmetry: Symmetry, permutations: Permutations, state: Mapping[str, torch.Tensor]) -> State:
     """`state` with every axis gathered by its permutation: a new dict, any dtype, inputs untouched."""
     check(symmetry, permutations)
     cache: dict[Axis, torch.Tensor] = {}
@@ -133,14 +133,12 @@ def check(symmetry: Symmetry, permutations: Permutations) -> None:
 @overload
 def scramble(model: Module, symmetry: Symmetry, seed: int = 0) -> Module: ...
 @overload
-def scramble(model: State, symmetry: Symmetry, seed: int = 0) -> dict[str, torch.Tensor]: ...
-def scramble(
-    model: torch.nn.Module | State, symmetry: Symmetry, seed: int = 0
-) -> torch.nn.Module | dict[str, torch.Tensor]:
-    """A random functionally equal copy of a module or a state dict; the original is untouched."""
-    permutations = random(symmetry, seed)
+def scramble(model: Weights, symmetry: Symmetry, seed: int = 0) -> State: ...
+def scramble(model: Model, symmetry: Symmetry, seed: int = 0) -> torch.nn.Module | State:
+    """A random functionally equal copy: a module of a module, else a state dict; the original is untouched."""
+    moved = apply(symmetry, random(symmetry, seed), state_of(model))
     if not isinstance(model, torch.nn.Module):
-        return apply(symmetry, permutations, model)
+        return moved
     copy = deepcopy(model)
-    copy.load_state_dict(apply(symmetry, permutations, model.state_dict()))
+    copy.load_state_dict(moved)
     return copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from os import PathLike
@@ -15,8 +16,9 @@ from merganser.checkpoints import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.tuning.functional import combine
 
-#: A module, a checkpoint or the path of one, or a mapping from names to tensors.
-Model = nn.Module | Checkpoint | Mapping[str, Tensor] | str | PathLike[str]
+#: A checkpoint or the path of one, or a mapping from names to tensors.
+Weights = Checkpoint | Mapping[str, Tensor] | str | PathLike[str]
+Model = nn.Module | Weights
 State = dict[str, Tensor]
 
 
@@ -74,6 +76,16 @@ def _complete(state: State, symmetry: Symmetry) -> State:
             if missing not in state and present in state:
                 state[missing] = state[present]
     return state
+
+
+def fingerprint(state: State, symmetry: Symmetry) -> str:
+    """A digest of every weight, tied ones once: which model it is, wherever it was read from."""
+    digest = hashlib.sha256()
+    for name in sorted(state.keys() - symmetry.aliases.keys()):
+        tensor = state[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def shares_of(count: int, weights: Sequence[float] | None) -> list[float]:

@@ -28,7 +28,7 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.geometry import inner_products, sign_agreement
 from merganser.engine.task_vector import TaskVector
-from merganser.errors import InputError
+from merganser.errors import InputError, by_name
 from merganser.experts.sti import Overlap
 from merganser.kernels.spectra import top_svd
 from merganser.tuning.result import Result
@@ -82,6 +82,7 @@ def mergeability(
     At most `matrices` matrices, spread over the depth, are decomposed, to `rank` components each; everything else is
     one streamed pass. `runs` are checkpoints [base, epoch 1, …] of the fine-tunings, where they were kept.
     """
+    by_name("experts", experts)
     if len(experts) < 2:
         raise InputError(f"mergeability is about pairs: expected two experts or more, got {len(experts)}")
     if runs is not None and set(runs) != set(experts):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from merganser.analysis.inner_products import STATISTICS, distances, inner_products
 from merganser.checkpoints.opening import Reference
 from merganser.engine.geometry import cosines
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, by_name, did_you_mean
 from merganser.tuning.functional import Inputs, Weights, check_state, evaluation_copy, run
 from merganser.tuning.result import Result
 
@@ -51,6 +51,7 @@ class BeforeAfter(Result):
 
 def weight_similarity(models: Mapping[str, Reference], *, exclude: Sequence[str] = STATISTICS) -> WeightSimilarity:
     """Compare checkpoints (state dicts, modules, paths) weight by weight, streamed."""
+    by_name("models", models)
     given = list(models.values())
     cosine = cosines(inner_products(given, exclude=exclude))
     return WeightSimilarity(tuple(models), _matrix(cosine), _matrix(distances(given, exclude=exclude)))

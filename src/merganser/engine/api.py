@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,6 +51,7 @@ def merge(
 ) -> dict[str, Tensor]:
     """`mg.merge` by a rule for tensors: what `tuning.merging.merge`, which explains it all, comes to in the end."""
     check_means(workers, device)
+    parameters = {name: _plain(value) for name, value in parameters.items()}
     labelled = _labelled(models)
     opened = {label: _open(reference, label) for label, reference in labelled.items()}
     entries = _entries(method, list(opened), parameters)
@@ -167,7 +169,11 @@ def _name(reference: Reference) -> str | None:
 
 
 def _same(one: Reference, other: Reference) -> bool:
-    return one is other or (_path(one) is not None and _path(one) == _path(other))
+    """Whether two references are one object, or one place however it is spelt or linked to."""
+    a, b = _path(one), _path(other)
+    if a is None or b is None:
+        return one is other
+    return a == b or (os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b))
 
 
 def _free(label: str, role: str, taken: Collection[str]) -> str:
@@ -199,6 +205,13 @@ def _sides(
         for sides, side in zip(found, each, strict=True):
             sides[kind] = side
     return found
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numbers of numpy and torch as Python's own."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value
 
 
 def _spread(method: str, name: str, value: Any) -> bool:

@@ -16,7 +16,7 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.directories import check_writable
 from merganser.engine.export import write_checkpoint
-from merganser.errors import CheckpointError, InputError, did_you_mean
+from merganser.errors import CheckpointError, InputError, by_name, did_you_mean
 from merganser.experts.bases import main_dtype, open_base, place_of
 from merganser.experts.building import Compressor, Step, check_complete
 from merganser.experts.manifest import FILE, LOCK, ExpertRecord, Manifest, check_name, locked
@@ -91,6 +91,7 @@ class Library:
         matrix, or from a `budget` in bytes for all expert files. `dtype` is that of the factors (float32, bfloat16,
         float16, int8 with a scale per column), by default the base's own. A base that is only in memory is copied.
         """
+        by_name("experts", experts)
         if not experts:
             raise InputError("a library needs at least one expert")
         for name in experts:

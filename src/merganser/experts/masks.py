@@ -36,7 +36,7 @@ from merganser.engine.directories import check_out, check_replaceable, publish
 from merganser.engine.export import write_checkpoint
 from merganser.engine.geometry import Parts, over_blocks
 from merganser.engine.task_vector import Applied
-from merganser.errors import CheckpointError, InputError, did_you_mean, one_of
+from merganser.errors import CheckpointError, InputError, by_name, did_you_mean, one_of
 from merganser.experts.bases import main_dtype, open_base, place_of
 from merganser.experts.building import check_finite
 from merganser.experts.library import Size
@@ -95,6 +95,7 @@ class MaskLibrary:
         """
         directory = Path(path)
         one_of("kind of masks", kind, Kind)
+        by_name("experts", experts)
         if not experts:
             raise InputError("masks need at least one expert")
         for name in experts:

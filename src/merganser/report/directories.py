@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +44,12 @@ FILES = (
 )
 
 
-def report(path: Path, *, check: bool = False) -> tuple[Page, list[dict[str, Any]]]:
+def report(path: str | os.PathLike[str], *, check: bool = False) -> tuple[Page, list[dict[str, Any]]]:
     """The page of a directory (or of one study or journal), and what was found in it as plain values.
 
     In a directory that is nothing by itself, every directory in it is looked at too. `check` reads every weight.
     """
+    path = Path(path)
     if not path.exists():
         partial = path.with_name(f"{path.name}.partial")
         unfinished = f"; {partial} is an unfinished merge: --resume continues it" if partial.is_dir() else ""

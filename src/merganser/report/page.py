@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -182,10 +183,11 @@ class Page:
             f"{''.join(self._parts)}<script>{_SORT}</script></body></html>\n"
         )
 
-    def write(self, path: Path) -> Path:
-        check_place(path)
-        path.write_text(self.render(), encoding="utf-8")
-        return path
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        file = Path(path)
+        check_place(file)
+        file.write_text(self.render(), encoding="utf-8")
+        return file
 
 
 def check_place(file: Path, option: str = "") -> None:

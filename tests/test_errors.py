@@ -1,4 +1,4 @@
-"""Settings with a few possible values: a misspelt one is refused before anything else is looked at."""
+"""What is no choice, or has no names, is refused before anything else is looked at."""
 
 from __future__ import annotations
 
@@ -49,6 +49,20 @@ CHOICES = {
 def test_a_misspelt_choice_is_refused(setting: str) -> None:
     with pytest.raises(InputError, match=f"unknown {setting.split(' of a ')[0]} 'nonsense'; known: "):
         CHOICES[setting]("nonsense")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda models: experts.Library.build(LINEAR, models, "library"),
+        lambda models: experts.MaskLibrary.build(LINEAR, models, "masks"),
+        lambda models: analysis.mergeability.mergeability(LINEAR, models),
+        lambda models: analysis.similarity.weight_similarity(models),
+    ],
+)
+def test_models_that_need_names_are_no_list(call: Any) -> None:
+    with pytest.raises(InputError, match=r"(experts|models): expected a mapping from names, .* got a list"):
+        call([LINEAR, LINEAR])
 
 
 def test_a_near_miss_is_named() -> None:
