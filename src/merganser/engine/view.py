@@ -26,8 +26,11 @@ def open_sources(plan: Plan, open: Open = open_checkpoint) -> list[Checkpoint]:
         Merged(model.plan, open_sources(model.plan, open), model.label) if model.plan else open(str(model.path))
         for model in plan.models
     ]
+    # Side checkpoints stand after the models and have no vocabulary.
+    sizes = {len(names) for model in plan.models if model.remap for names in model.remap["tensors"].values()}
+    models = plain[: max(sizes, default=0)]
     return [
-        Remapped(source, model.remap, plain) if model.remap else source
+        Remapped(source, model.remap, models) if model.remap else source
         for source, model in zip(plain, plan.models, strict=True)
     ]
 
@@ -39,7 +42,7 @@ class Merged(Checkpoint):
         self.plan = plan
         self.sources = sources
         self.label = label
-        self.directory = next((s.directory for s in sources if s.directory), None)
+        self.directory = sources[plan.sidecars.get("template", 0)].directory
         self._outputs = {output.name: output for output in plan.outputs}
         self._bound = BoundPlan(plan, sources, Settings(allow_nan=True))  # whoever reads the result looks for NaN
         self._lock = threading.RLock()

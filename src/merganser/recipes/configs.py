@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.chat_templates import TEMPLATES
-from merganser.checkpoints.sidecars import read_chat_template
 from merganser.errors import RecipeError, did_you_mean
 from merganser.recipes.plan import Output
 from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
-from merganser.recipes.sources import Table
+from merganser.recipes.sources import Table, Tokenizer
 from merganser.recipes.stacking import Restacked
 from merganser.recipes.vocabularies import Unified, resized
 
@@ -36,17 +35,15 @@ def describe(
     config = table.config(0)
     edits, notes = layer_edits(config, restacked)
     nested = table.models[0].plan
-    inherited: Mapping[str, Any] = nested.sidecars if nested else {"config": [], "tokenizer": {"add": []}}
+    inherited: Mapping[str, list[Any]] = nested.sidecars if nested else {"config": [], "generation": []}
     edits = [*((list(path), value) for path, value in inherited["config"]), *edits]
     edits += dtype_edits(config, recipe.output.dtype)
     kept, remarks = quantisation_edits(config, table, outputs)
     edits += kept
     notes += remarks
     tokens: list[Edit] = []
-    tokenizer: dict[str, Any] = {"model": 0, "add": list(inherited["tokenizer"]["add"])}
+    tokenizer = table.tokenizer(vocabulary.model if vocabulary is not None else 0)
     if vocabulary is not None:
-        kept = tokenizer["add"] if vocabulary.model == 0 else []
-        tokenizer = {"model": vocabulary.model, "add": [*kept, *vocabulary.added]}
         edits += vocabulary_edits(config, vocabulary.rows)
         if vocabulary.model != 0:
             tokens = [([k], v) for k, v in table.config(vocabulary.model).items() if k.endswith("_token_id")]
@@ -59,9 +56,12 @@ def describe(
     sidecars = {
         "template": 0,
         "config": [list(edit) for edit in edits + tokens],
-        "generation": [list(edit) for edit in tokens],
-        "tokenizer": tokenizer,
-        "chat_template": chat_template(recipe, table),
+        "generation": [*inherited["generation"], *(list(edit) for edit in tokens)],
+        "tokenizer": {
+            "model": tokenizer.model,
+            "add": [*tokenizer.added, *(vocabulary.added if vocabulary is not None else ())],
+        },
+        "chat_template": chat_template(recipe, table, tokenizer),
         "card": {
             "base": recipe.base.label if recipe.base else None,
             "models": list(dict.fromkeys(e.label for part in recipe.parts for s in part.slices for e in s.models)),
@@ -156,13 +156,13 @@ def vocabulary_edits(config: Mapping[str, Any], rows: int, before: int | None = 
     return [([*path, "vocab_size"], rows) for path, size in sizes if size != rows and before in (None, size)]
 
 
-def chat_template(recipe: Recipe, table: Table) -> str | None:
+def chat_template(recipe: Recipe, table: Table, tokenizer: Tokenizer) -> str | None:
     """The text of the template asked for: by name, the most common one of the models, a file, or itself."""
     asked = recipe.output.chat_template
     if asked is None:
-        return None
+        return tokenizer.template
     if asked == "auto":
-        found = [t for c in table.checkpoints if (t := read_chat_template(c.directory)) is not None]
+        found = [t for i in range(len(table)) if (t := table.tokenizer(i).chat_template) is not None]
         return Counter(found).most_common(1)[0][0] if found else None
     if asked in TEMPLATES:
         return TEMPLATES[asked]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
 from merganser.checkpoints.json_file import read_object
-from merganser.checkpoints.sidecars import edited
+from merganser.checkpoints.sidecars import edited, read_chat_template
 from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.errors import CheckpointError, did_you_mean
 from merganser.recipes.layers import Layout, layout
@@ -46,6 +46,20 @@ class Planned(Checkpoint):
 
     def aliases(self) -> Mapping[str, str]:
         return self._aliases
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The `model` of a plan whose tokenizer files are taken, where they are, and what a nested merge changes there."""
+
+    model: int
+    directory: Path | None
+    added: tuple[Mapping[str, Any], ...] = ()
+    template: str | None = None
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.template if self.template is not None else read_chat_template(self.directory)
 
 
 class Table:
@@ -119,12 +133,28 @@ class Table:
             self._quantised[index] = quantised(self.checkpoints[index], self.config(index))
         return self._quantised[index]
 
+    def tokenizer(self, index: int) -> Tokenizer:
+        """Where a model's tokenizer is: with itself, or where its plan takes it from."""
+        plan = self.models[index].plan
+        if plan is None:
+            return Tokenizer(index, self.checkpoints[index].directory)
+        inner = plan.sidecars["tokenizer"]
+        path = str(plan.models[inner["model"]].path)
+        model = self._index.get(path)
+        if model is None:
+            label = f"tokenizer of {self.models[index].label}"
+            self._sides.setdefault(path, (Model(label, path), self._opener(path)))
+            model = len(self.models) + list(self._sides).index(path)
+        checkpoint = [*self.checkpoints, *(opened for _, opened in self._sides.values())][model]
+        return Tokenizer(model, checkpoint.directory, tuple(inner["add"]), plan.sidecars["chat_template"])
+
     def tokens(self, index: int) -> Tokens | None:
-        """The model's vocabulary, a nested merge's with the tokens it adds; None without one."""
-        found, plan = read_tokens(self.checkpoints[index].directory), self.models[index].plan
-        if found is None or plan is None:
+        """The model's vocabulary, with the tokens a nested merge adds; None without one."""
+        tokenizer = self.tokenizer(index)
+        found = read_tokens(tokenizer.directory)
+        if found is None or not tokenizer.added:
             return found
-        added = {record["content"]: record for record in plan.sidecars["tokenizer"]["add"]}
+        added = {record["content"]: record for record in tokenizer.added}
         ids = {**found.ids, **{token: record["id"] for token, record in added.items()}}
         return Tokens(ids, {**found.added, **added}, found.extensible)
 

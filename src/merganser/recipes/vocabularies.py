@@ -137,10 +137,10 @@ def _tokens(table: Table, heights: Sequence[int], where: str, notes: list[str]) 
 
 def _same_file(table: Table, model: int) -> bool:
     """Whether a model's tokenizer.json is the base's, byte by byte: then it need not be read."""
-    base, own = table.checkpoints[0].directory, table.checkpoints[model].directory
-    if base is None or own is None or table.models[0].plan or table.models[model].plan:
+    base, own = table.tokenizer(0), table.tokenizer(model)
+    if base.directory is None or own.directory is None or base.added or own.added:
         return False
-    files = base / "tokenizer.json", own / "tokenizer.json"
+    files = base.directory / "tokenizer.json", own.directory / "tokenizer.json"
     return files[0].is_file() and files[1].is_file() and filecmp.cmp(files[0], files[1], shallow=False)
 
 
