@@ -242,6 +242,21 @@ def test_the_base_listed_again_is_not_counted(hub):
     assert any("not counted among the models" in note for note in plan.notes)
 
 
+def test_the_base_is_known_by_its_place(directory, tmp_path, monkeypatch, hub):
+    for name in ("base", "a"):
+        directory(name)
+    (tmp_path / "link").symlink_to(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    for again in ("./base", str(tmp_path / "base"), "link", "a/../base"):
+        text = f"method: ties\nbase: base\nmodels: [{again}, a]\noverrides: [{{match: '*norm*', model: {again}}}]"
+        plan = recipes.plan(recipes.load(text))
+        assert [model.label for model in plan.models] == ["base", "a"]
+        assert len(plan.outputs[0].inputs) == 1
+    # Names of weights that are elsewhere are no places.
+    plan = recipes.plan(recipes.load("method: ties\nbase: base\nmodels: [link, a]"), hub())
+    assert [model.label for model in plan.models] == ["base", "link", "a"]
+
+
 def test_a_base_makes_up_the_two_models_of_a_method_without_base(hub):
     plan = recipes.plan(recipes.load("method: slerp\nbase: base\nmodels: [a]\nparameters: {t: 0.1}"), hub())
     assert plan.outputs[0].base == Source(0, plan.outputs[0].name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +77,7 @@ class Table:
         self._opener = opener
         self._sides: dict[str, tuple[Model, Checkpoint]] = {}
         self._located: dict[str, str] = {}
+        places: dict[str, int] = {}
         for entry in recipe.entries():
             key = self._key(entry)
             if key in self._index:
@@ -85,9 +87,13 @@ class Table:
                 plan, directory = nested(entry.recipe)
                 self.models.append(Model(entry.label, plan=plan))
                 self.checkpoints.append(Planned(plan, entry.label, directory))
-            else:
+                continue
+            opened = self._open(entry, key, opener)
+            if (place := _place(key, opened)) is not None:
+                self._index[key] = places.setdefault(place, len(self.models))
+            if self._index[key] == len(self.models):
                 self.models.append(Model(entry.label, key))
-                self.checkpoints.append(self._open(entry, key, opener))
+                self.checkpoints.append(opened)
 
     def __len__(self) -> int:
         return len(self.models)
@@ -110,8 +116,10 @@ class Table:
     def named(self, label: str, where: str) -> int:
         """The model a recipe calls by its path or label."""
         for i, model in enumerate(self.models):
-            if label in (model.label, model.path) or locate(label, self._root) == model.path:
+            if label in (model.label, model.path):
                 return i
+        if (key := locate(label, self._root)) in self._index:
+            return self._index[key]
         known = [model.label for model in self.models]
         raise CheckpointError(f"{where}: {label!r} is not a model of this merge{did_you_mean(label, known)}")
 
@@ -174,6 +182,18 @@ class Table:
         except OSError as error:
             shown = path if len(path) <= 80 else f"{path[:80]}…"
             raise CheckpointError(f"{entry.where}: {shown}: cannot be opened: {error.strerror}") from error
+
+
+def _place(reference: str, checkpoint: Checkpoint) -> str | None:
+    """The real path of a reference that is one: two spellings of it, or a link to it, are one model.
+
+    A name that merely looks like a path, of weights that are elsewhere, is none.
+    """
+    directory = checkpoint.directory
+    if directory is None or not os.path.exists(reference):
+        return None
+    place, around = os.path.realpath(reference), os.path.realpath(os.path.dirname(os.path.abspath(reference)))
+    return place if os.path.realpath(directory) in (place, around) else None
 
 
 def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
