@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from merganser.cli import main
 from merganser.engine import processes
@@ -187,6 +187,49 @@ def test_a_full_disk_says_so_and_resumes(run: Run, recipe: Path, tmp_path: Path)
     assert "--resume" in err
     assert run("merge", recipe, tmp_path / "out", "--resume")[0] == 0
     assert digest(tmp_path / "out") == digest(tmp_path / "reference")
+
+
+def test_a_broken_sidecar_is_said_by_a_dry_run(run: Run, recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "base" / "tokenizer_config.json").write_text("[]")
+    recipe.write_text(recipe.read_text() + "output: {chat_template: chatml}\n")
+    code, _, err = run("merge", recipe, tmp_path / "out", "--dry-run")
+    assert code == 2
+    assert "base/tokenizer_config.json: expected a JSON object" in err
+
+
+def with_open_files(soft: int, hard: int, *args: object) -> tuple[int, str]:
+    """Exit code and standard error of `merganser ARGS` where so many files may be open."""
+    done = subprocess.run(
+        [sys.executable, "-m", "merganser", *map(str, args)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stderr
+
+
+def test_more_files_to_write_than_may_be_open(recipe: Path, tmp_path: Path, checkpoint: Any) -> None:
+    for name in ("a", "b"):
+        checkpoint(name, {f"w{i}": torch.ones(8) for i in range(80)})
+    recipe.write_text("method: linear\nmodels: [./a, ./b]\noutput: {shard_size: 32}\n")
+    code, err = with_open_files(64, 64, "merge", recipe, tmp_path / "out", "--workers", 1)
+    assert code == 1
+    assert "too many open files; raise their number (ulimit -n) and run the same command with --resume" in err
+    code, err = with_open_files(64, 1000, "merge", recipe, tmp_path / "out", "--workers", 1, "--resume")
+    assert code == 0, err
+
+
+def test_more_files_to_read_than_may_be_open(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    names = {f"w{i}": f"part-{i}.safetensors" for i in range(80)}
+    for name, file in names.items():
+        save_file({name: torch.ones(8)}, tmp_path / "a" / file)
+    (tmp_path / "a" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    code, err = with_open_files(64, 64, "inspect", tmp_path / "a")
+    assert code == 2
+    assert "too many open files; raise their number (ulimit -n)" in err
+    code, err = with_open_files(64, 1000, "inspect", tmp_path / "a")
+    assert code == 0, err
 
 
 def test_resume_with_another_recipe_is_refused(run: Run, recipe: Path, tmp_path: Path, checkpoint: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -133,11 +134,16 @@ class SafetensorsFile(Checkpoint):
         self.path = Path(path)
         self.label = str(path)
         self.directory = self.path.parent
-        self.entries, self.metadata = read_header(self.path)
+        try:
+            self.entries, self.metadata = read_header(self.path)
+            with self.path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            raise CheckpointError(f"{path}: too many open files; raise their number (ulimit -n)") from None
         self._names = list(self.entries)
         self._aliases = {k: v for k, v in self.metadata.items() if v in self.entries and k not in self.entries}
-        with self.path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)

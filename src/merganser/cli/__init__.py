@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from merganser.cli.limits import raise_open_files
 from merganser.cli.output import emit, say
 from merganser.errors import MerganserError
 
@@ -65,6 +66,7 @@ def build() -> Any:
 
 def main() -> None:
     """Entry point: errors become one message on stderr and an exit code, never a traceback."""
+    raise_open_files()
     try:
         build()(standalone_mode=True)
     except MerganserError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +51,7 @@ def command(
     merged.safetensors, permutations.safetensors, symmetry.json and alignment.json (what is printed); `merganser report
     OUT` makes a page of them.
     """
-    from merganser.engine.directories import check_out
+    from merganser.engine.directories import check_out, paths_in
     from merganser.errors import InputError, did_you_mean
 
     named = name_checkpoints(checkpoints)
@@ -61,13 +61,9 @@ def command(
         raise InputError(f"--method {method}: unknown{did_you_mean(method, METHODS)}")
     if model is None and permutations is None:
         raise InputError("--model pkg.module:factory is needed to derive the symmetries (or --permutations of a run)")
-    check_out(out, overwrite, [*_paths(named.values()), *([permutations] if permutations else [])])
+    inputs = [path for reference in named.values() for path in paths_in(reference)]
+    check_out(out, overwrite, [*inputs, *([permutations] if permutations else [])])
     _align(named, out, model, shape, method, permutations, seed, allow_unused, as_json)
-
-
-def _paths(references: Iterable[str]) -> list[Path]:
-    """Where checkpoints lie, an adapter (`base+adapter`) in both of its places."""
-    return [Path(part) for text in references for part in ([text] if Path(text).exists() else text.split("+"))]
 
 
 def _align(

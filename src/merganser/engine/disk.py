@@ -89,4 +89,9 @@ def explain(error: OSError, staging: Path) -> MerganserError:
             f"no room left on the disk of {staging}: finished tensors are kept there; "
             "free some space and run the same command with --resume"
         )
+    if error.errno == errno.EMFILE:
+        return MerganserError(
+            f"writing {staging} failed: too many open files; raise their number (ulimit -n) and run the same command "
+            "with --resume"
+        )
     return MerganserError(f"writing {staging} failed: {error}; run the same command with --resume to go on")
