@@ -175,6 +175,39 @@ def test_the_config_of_the_right_tower_is_changed():
     assert edited(config, edits)["text_config"]["num_hidden_layers"] == 6
 
 
+BART = {"encoder_layers": 4, "decoder_layers": 4, "num_hidden_layers": 4, "is_encoder_decoder": True}
+T5 = {"num_layers": 4, "num_decoder_layers": 4, "is_encoder_decoder": True}
+T5_SHORT = {"num_layers": 4, "is_encoder_decoder": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "prefix", "changed"),
+    [
+        (BART, "model.encoder.layers", {"encoder_layers": 6, "num_hidden_layers": 6}),
+        (BART, "model.decoder.layers", {"decoder_layers": 6}),
+        (T5, "encoder.block", {"num_layers": 6}),
+        (T5, "decoder.block", {"num_decoder_layers": 6}),
+        (T5_SHORT, "encoder.block", {"num_layers": 6, "num_decoder_layers": 4}),
+        (T5_SHORT, "decoder.block", {"num_decoder_layers": 6}),
+        ({"num_hidden_layers": 4}, "model.decoder.layers", {"num_hidden_layers": 6}),
+        ({"num_hidden_layers": 4}, "bert.encoder.layer", {"num_hidden_layers": 6}),
+    ],
+)
+def test_the_other_half_of_an_encoder_decoder_stays(config, prefix, changed):
+    edits, notes = layer_edits(config, restacked(prefix))
+    assert edited(config, edits) == config | changed
+    assert not notes
+
+
+def test_both_halves_may_change_and_one_without_a_count_is_noted():
+    for order in (("encoder.block", "decoder.block"), ("decoder.block", "encoder.block")):
+        edits, _ = layer_edits(T5_SHORT, [*restacked(order[0]), *restacked(order[1])])
+        assert edited(T5_SHORT, edits) == T5 | {"num_layers": 6, "num_decoder_layers": 6}
+    edits, notes = layer_edits({"encoder_layers": 4, "is_encoder_decoder": True}, restacked("decoder.layers"))
+    assert not edits
+    assert "set the number of layers to 6 there by hand" in notes[0]
+
+
 def test_a_count_nobody_says_is_a_note_and_no_change_none():
     edits, notes = layer_edits({"hidden_size": 8}, restacked())
     assert not edits

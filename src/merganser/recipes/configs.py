@@ -11,6 +11,7 @@ from typing import Any
 
 from merganser.checkpoints.chat_templates import TEMPLATES
 from merganser.errors import RecipeError, did_you_mean
+from merganser.recipes.layers import Stack
 from merganser.recipes.plan import Output
 from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
@@ -86,7 +87,8 @@ def layer_edits(config: Mapping[str, Any], restacked: Sequence[Restacked]) -> tu
     """The number of layers, and lists with an entry for each layer taken along.
 
     The count is whichever key equals the old one; of several configs, the one that shares a word with the stack's
-    name (vision_config for vision_tower.…) or the outermost.
+    name (vision_config for vision_tower.…) or the outermost. In an encoder-decoder, keys that name neither are the
+    encoder's: num_layers of T5, num_hidden_layers of BART.
     """
     edits: list[Edit] = []
     notes: list[str] = []
@@ -97,23 +99,45 @@ def layer_edits(config: Mapping[str, Any], restacked: Sequence[Restacked]) -> tu
         if each.order == tuple(range(old)):
             continue
         found = []
-        for path, section in _sections(config):
-            keys = [k for k, v in section.items() if type(v) is int and v == old and _is_count(k)]
+        for path, given in _sections(config):
+            section = _spelt_out(given)
+            own = _of_stack(section, each.stack)
+            keys = [k for k in own if type(section[k]) is int and section[k] == old and _is_count(k)]
             if keys:
                 words = {word for key in path for word in key.split("_") if word != "config"}
-                found.append((any(word in each.stack.prefix for word in words), path, section, keys))
+                found.append((any(word in each.stack.prefix for word in words), path, section, keys, given))
         if not found:
             notes.append(
                 f"config.json says nowhere that there were {old} layers under {each.stack.title!r}; "
                 f"set the number of layers to {new} there by hand"
             )
             continue
-        _, path, section, keys = max(found, key=lambda hit: hit[0])
+        _, path, section, keys, given = max(found, key=lambda hit: hit[0])
+        edits = [*(([*path, key], section[key]) for key in section if given.get(key) != section[key]), *edits]
         edits += [([*path, key], new) for key in keys]
-        for key, value in section.items():
+        for key in _of_stack(section, each.stack):
+            value = section[key]
             if isinstance(value, list) and len(value) == old and re.search("layer|block", key):
                 edits.append(([*path, key], [value[i] for i in each.order]))
     return edits, notes
+
+
+def _spelt_out(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """T5's decoder is as deep as its encoder unless the config says otherwise: said before one of them changes."""
+    unsaid = section.get("is_encoder_decoder") and section.get("num_decoder_layers") is None
+    return {**section, "num_decoder_layers": section["num_layers"]} if unsaid and "num_layers" in section else section
+
+
+def _of_stack(section: Mapping[str, Any], stack: Stack) -> list[str]:
+    """The keys that are not about the other half of an encoder-decoder."""
+    own = next((part for part in stack.prefix.split(".") if part in ("encoder", "decoder")), None)
+    if own is None:
+        return list(section)
+    other = "decoder" if own == "encoder" else "encoder"
+    halves = section.get("is_encoder_decoder") or any(other in key and _is_count(key) for key in section)
+    if own == "decoder" and halves:
+        return [key for key in section if own in key and other not in key]
+    return [key for key in section if other not in key]
 
 
 def _is_count(key: str) -> bool:
