@@ -92,13 +92,50 @@ class Shared(Called):
 
 
 class Sometimes(Called):
-    """A layer that only some inputs reach."""
+    """A layer that only some passes reach."""
+
+    reached = False
 
     def inner(self, x):
-        return self.middle(x) if float(x.detach().sum()) > 1e9 else x
+        return self.branch(x).tanh() if self.reached else x
+
+    def branch(self, x):
+        return self.middle(x)
 
 
-WAYS = [Called, Transformer, Padded, Functional, ByKeyword, Subclass, Patched, Shared, Sometimes]
+class SometimesRead(Sometimes):
+    def branch(self, x):
+        return F.linear(x, self.middle.weight, self.middle.bias)
+
+
+class ThereAndBack(Called):
+    """A weight that is read after its layer was called."""
+
+    def inner(self, x):
+        return (self.middle(x).tanh() @ self.middle.weight).tanh()
+
+
+class Looks(Called):
+    """A look at a weight before the call, as in T5."""
+
+    def inner(self, x):
+        return self.middle(x.to(self.middle.weight.dtype)).tanh()
+
+
+WAYS = [
+    Called,
+    Transformer,
+    Padded,
+    Functional,
+    ByKeyword,
+    Subclass,
+    Patched,
+    Shared,
+    Sometimes,
+    SometimesRead,
+    ThereAndBack,
+    Looks,
+]
 
 
 def build(path, way):
@@ -160,6 +197,31 @@ def test_layers_that_are_called_keep_low_rank_updates(tmp_path):
     assert set(model.composer.compose(one).low_rank) == {"first.weight", "middle.weight", "last.weight"}
     model.forward(sample(), Routing(TASKS, torch.ones(1, 2), (one,), torch.tensor([False])).repeated(6))
     assert set(model.composer.compose(one).low_rank) == {"first.weight", "last.weight"}
+
+
+@pytest.mark.parametrize("way", [Sometimes, SometimesRead])
+@torch.no_grad()
+def test_a_layer_that_a_pass_does_not_use_stays_as_it_was(way, tmp_path):
+    base, library = build(tmp_path, way)
+    x, heads, kept = sample(), heads_of(TASKS), {"first", "last"} | ({"middle"} if way is Sometimes else set())
+    one = Routing(TASKS, torch.tensor([[0.0, 1.0]]), (frozenset("b"),), torch.tensor([False])).repeated(6)
+    model = AdaptiveModel(base, library, layer="first")
+    smile, wemoe = Smile(base, library, heads, top=2), WeMoE(base, library, heads, layers=[*linear_layers(base)])
+    assert set(smile.stacks) == set(wemoe.stacks) == {"first", "middle", "last"}
+    for asked in (lambda: model.forward(x, one), lambda: smile(x), lambda: wemoe(x)):
+        asked()
+    assert "middle.weight" in model.composer.compose(frozenset("b")).low_rank
+    assert set(smile.stacks) == set(wemoe.stacks) == {"first", "middle", "last"}
+    base.reached = True
+    expert = loaded(base, library.expert("b").state_dict())
+    expert.reached = True
+    for _ in range(2):
+        close(model.forward(x, one).output, expert(x))
+    smile(x)
+    wemoe(x)
+    assert set(smile.stacks) == set(wemoe.stacks) == kept
+    assert {f"{layer}.weight" for layer in kept} == set(model.composer.compose(frozenset("b")).low_rank)
+    assert not any(type(part._parameters) is not dict for part in base.modules())
 
 
 @pytest.mark.parametrize(

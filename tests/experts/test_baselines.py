@@ -51,6 +51,8 @@ def test_static_merges(built, x):
     free, told = arithmetic.predict(x), arithmetic.predict(x, "b")
     assert set(free.sets) == {frozenset(TASKS)}
     assert set(told.tasks) == {"b"}
+    assert told.sets == free.sets
+    assert torch.equal(arithmetic(x).table, free.table)
     logits = run(summed, x) @ heads["b"]["weight"].T + heads["b"]["bias"]
     assert torch.equal(told.classes, logits.argmax(1))
     with pytest.raises(InputError, match="known: task_arithmetic, tsv"):
@@ -62,7 +64,9 @@ def test_the_oracle_is_the_expert(built, x):
     oracle = Oracle(*built)
     for task in TASKS:
         logits = run(library.expert(task).state_dict(), x) @ heads[task]["weight"].T + heads[task]["bias"]
-        assert torch.equal(oracle.predict(x, task).classes, logits.argmax(1))
+        found = oracle.predict(x, task)
+        assert torch.equal(found.classes, logits.argmax(1))
+        assert set(found.sets) == {frozenset([task])}
     with pytest.raises(InputError, match="told the task"):
         oracle.predict(x)
 
@@ -153,7 +157,9 @@ def test_twin_merging_with_a_sure_router_is_the_truncated_expert(built, x):
         (lambda built, x: Static(*built).predict(x, "bb"), "no expert 'bb'"),
         (lambda built, x: Oracle(*built).predict(x, "bb"), "no expert 'bb'"),
         (lambda built, x: Static(*built, score="logits"), "did you mean 'logit'"),
-        (lambda built, x: Static(*built, pooling="max"), "pooling 'max'; known: first, last, mean"),
+        (lambda built, x: WeMoE(*built, pooling="max"), "pooling 'max'; known: first, last, mean"),
+        (lambda built, x: WeMoE(*built).fit({"bb": [x]}), "no expert 'bb'"),
+        (lambda built, x: WeMoE(*built).fit({"b": []}), "no batch of 'b'"),
         (lambda built, x: Smile(*built, top=0), "top 0"),
         (lambda built, x: Smile(*built, gate_rank=-1), "gate_rank -1"),
         (lambda built, x: WeMoE(*built, layers=["blocks.0.up", "blocks.0.upp"]), "did you mean 'blocks.0.up'"),

@@ -183,13 +183,13 @@ class AdaptiveModel:
             return Routed(gather(parts, inputs.size), decided)
 
     def _run(self, tasks: frozenset[str], part: Inputs, rows: int) -> Any:
-        """The output of a set. Layers that turn out not to be called get whole matrices from then on."""
+        """The output of a set. Weights that turn out to be read without a call are whole matrices from then on."""
         composition, _ = self.composition(tasks, rows)
-        with applied(self.module, composition) as uncalled:
+        with applied(self.module, composition) as read:
             output = part.run(self.module)
-        if not uncalled:
+        if not read:
             return output
-        self.composer.called -= uncalled
+        self.composer.called -= read
         self.cache.clear()
         return self._run(tasks, part, rows)
 

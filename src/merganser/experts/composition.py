@@ -4,7 +4,7 @@ elsewhere."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from merganser.align.moments import evaluating
 from merganser.checkpoints.base import is_integer
 from merganser.errors import InputError, did_you_mean
-from merganser.experts.activations import fused_layers, input_of, linear_layers
+from merganser.experts.activations import fused_layers, linear_layers
 from merganser.experts.cores import core_cost, core_of
 from merganser.experts.library import Library
+from merganser.experts.uses import beside
 from merganser.experts.views import Expert, MergedExperts
 from merganser.kernels.spectra import FLOAT32_LIMIT
 
@@ -234,29 +235,19 @@ _IN_USE: WeakSet[nn.Module] = WeakSet()
 @contextmanager
 def applied(module: nn.Module, composition: Composition) -> Iterator[set[str]]:
     """A composition in force in the module, which is in evaluation mode; as it was before, afterwards. Not for several
-    threads at once.
-
-    Gives the tensors with a low-rank update whose layer has not been called yet. After a forward pass there should be
-    none: where a weight is read without calling its layer, an update beside the layer does nothing.
-    """
+    threads at once. Gives the tensors with a low-rank update that were read without a call of their layer."""
     if module in _IN_USE:
         raise InputError("the module runs with another set of experts at the moment; leave that one first")
     linears = linear_layers(module)
-    uncalled = set(composition.low_rank)
-    undo: list[Callable[[], None]] = [lambda: _IN_USE.discard(module)]
-    _IN_USE.add(module)
-    try:
+    layers = {name: linears[name.removesuffix(".weight")] for name in composition.low_rank}
+    with ExitStack() as undo:
+        _IN_USE.add(module)
+        undo.callback(_IN_USE.discard, module)
         for name, whole in composition.whole.items():
-            undo.append(_swap(module, name, whole))
-        for name, part in composition.low_rank.items():
-            beside = _beside(name, part, uncalled)
-            handle = linears[name.removesuffix(".weight")].register_forward_hook(beside, with_kwargs=True)
-            undo.append(handle.remove)
-        with evaluating(module):
-            yield uncalled
-    finally:
-        for step in reversed(undo):  # a tensor under two names is swapped twice
-            step()
+            undo.callback(_swap(module, name, whole))
+        read = undo.enter_context(beside(layers, lambda name, x: composition.low_rank[name].applied_to(x)))
+        undo.enter_context(evaluating(module))
+        yield read
 
 
 def _swap(module: nn.Module, name: str, tensor: Tensor) -> Callable[[], None]:
@@ -266,13 +257,3 @@ def _swap(module: nn.Module, name: str, tensor: Tensor) -> Callable[[], None]:
     original = table[key]
     table[key] = nn.Parameter(tensor, requires_grad=False) if isinstance(original, nn.Parameter) else tensor
     return lambda: table.__setitem__(key, original)
-
-
-def _beside(
-    name: str, part: LowRank, uncalled: set[str]
-) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Tensor], Tensor]:
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        uncalled.discard(name)
-        return output + part.applied_to(input_of(args, kwargs))
-
-    return hook

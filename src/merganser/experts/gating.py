@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from merganser.experts.activations import input_of, linear_layers, unpacked
+from merganser.experts.activations import linear_layers, unpacked
 from merganser.experts.library import Library
+from merganser.experts.uses import beside
 from merganser.kernels.spectra import Factors
 
 #: From a layer's name and its input to gates: one row per input row, or one per sample.
@@ -66,24 +66,11 @@ def bias_updates(library: Library, name: str, like: Tensor) -> Tensor | None:
 
 @contextmanager
 def gated(module: nn.Module, experts: Mapping[str, Stack], gate: Gate) -> Iterator[set[str]]:
-    """The experts beside the module's layers while in force; gives the layers that have not been called yet."""
-    uncalled = set(experts)
-
-    def beside(layer: str, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Tensor], Tensor]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-            uncalled.discard(layer)
-            x = input_of(args, kwargs)
-            return output + stack.mixed(x, gate(layer, x))
-
-        return hook
-
+    """The experts beside the module's layers while in force; gives the layers whose weight was read without a call."""
     linears = linear_layers(module)
-    handles = [
-        linears[layer].register_forward_hook(beside(layer, stack), with_kwargs=True) for layer, stack in experts.items()
-    ]
-    try:
-        with unpacked(module):
-            yield uncalled
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def update(layer: str, x: Tensor) -> Tensor:
+        return experts[layer].mixed(x, gate(layer, x))
+
+    with unpacked(module), beside({layer: linears[layer] for layer in experts}, update) as read:
+        yield read
