@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from support import guide_adaptive
-
+ROOT = Path(__file__).parents[2]
 GUIDES = {
     page.stem: page.read_text(encoding="utf-8")
     for name in ("merging", "task_vectors", "alignment", "experts", "adaptive", "evolution", "reports")
-    for page in [Path(__file__).parents[2] / "docs" / f"{name}.md"]
+    for page in [ROOT / "docs" / f"{name}.md"]
 }
 #: What a page needs beyond the core.
-NEEDS = {"experts": "fastapi", "adaptive": "fastapi", "evolution": "pymoo"}
-#: The names a page takes for granted.
-PROLOGUES = {"adaptive": guide_adaptive.prologue}
+NEEDS = {"adaptive": "fastapi", "evolution": "pymoo"}
 
 
 def blocks(guide: str, language: str) -> list[tuple[int, str]]:
     """The fenced blocks of a language, each with the line it begins at."""
-    text = GUIDES[guide]
+    return fenced(GUIDES[guide], language)
+
+
+def fenced(text: str, language: str) -> list[tuple[int, str]]:
     found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
 
@@ -64,9 +66,24 @@ def test_python_runs(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as for a program started there
     namespace: dict[str, Any] = {"__name__": "guide"}
-    namespace |= PROLOGUES.get(guide, dict)()
     for line, block in blocks(guide, "python"):
         exec(compile("\n" * line + block, f"docs/{guide}.md", "exec"), namespace)
+
+
+def test_a_method_in_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of CONTRIBUTING.md, as docs/merging.md says it may be used."""
+    import merganser as mg
+    from merganser.methods import base
+
+    base.registry()  # all of them, before the copy that forgets the new one
+    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    monkeypatch.syspath_prepend(tmp_path)
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (tmp_path / "guide_median.py").write_text(fenced(text, "python")[0][1], encoding="utf-8")
+    importlib.import_module("guide_median")
+    models = [{"a": torch.tensor([0.0, value])} for value in (1.0, 2.0, 9.0)]
+    assert mg.merge(models, "median")["a"].tolist() == [0.0, 2.0]
+    assert mg.merge(models, "median", shrink=1.0)["a"].tolist() == [0.0, 4.0]
 
 
 @pytest.mark.parametrize("guide", GUIDES)
