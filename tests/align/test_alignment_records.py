@@ -21,10 +21,11 @@ from merganser.errors import CheckpointError
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     _, known = mlp(5, 8, 3)
-    record = Record(known, (random(known, 1), random(known, 2)), 3.5, (Step("start", 1.0), Step("polish", 3.5)))
+    pair = (random(known, 1), random(known, 2))
+    record = Record(known, ("one", "two"), pair, 3.5, (Step("start", 1.0), Step("polish", 3.5)))
     record.save(tmp_path / "p.safetensors")
     again = Record.load(tmp_path / "p.safetensors")
-    assert (again.symmetry, again.objective, again.trace) == (known, 3.5, record.trace)
+    assert (again.symmetry, again.models, again.objective, again.trace) == (known, ("one", "two"), 3.5, record.trace)
     for ours, theirs in zip(record.permutations, again.permutations, strict=True):
         assert all(np.array_equal(ours[name], theirs[name]) and theirs[name].dtype == np.int64 for name in ours)
 
@@ -42,15 +43,16 @@ def test_bad_files(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=f"cannot read permutations from .*{name}"):
             Record.load(tmp_path / name)
     with pytest.raises(CheckpointError, match="cannot write permutations to .*absent"):
-        Record(known, (random(known, 1),), 1.0).save(tmp_path / "absent/p.safetensors")
+        Record(known, ("one",), (random(known, 1),), 1.0).save(tmp_path / "absent/p.safetensors")
     save_file({"a": np.zeros(2)}, tmp_path / "weights")
     with pytest.raises(CheckpointError, match="no symmetry in its header"):
         Record.load(tmp_path / "weights")
-    good = {"symmetry": known.to_json(), "universe": json.dumps({"models": 1, "objective": 1.0, "trace": []})}
+    good = {"symmetry": known.to_json(), "universe": json.dumps({"models": ["one"], "objective": 1.0, "trace": []})}
     for arrays, header, message in (
         ({}, good | {"symmetry": "{}"}, "not the JSON of a symmetry"),
         ({}, good | {"universe": "[]"}, "not the permutations"),
         ({}, good | {"universe": "{}"}, "not the permutations"),
+        ({}, good | {"universe": '{"models": 1, "objective": 1.0, "trace": []}'}, "not the permutations"),
         ({}, good, "no permutation for atom"),
         ({"7/0": np.arange(8)}, good, "model 7, of 1 models"),
         ({"0": np.arange(8)}, good, "not the permutations"),

@@ -107,8 +107,16 @@ def test_saved_universe_is_read_back_whole(tmp_path):
     found.save(tmp_path / "u.safetensors")
     again = Universe.load(tmp_path / "u.safetensors", models)
     assert again.trace == found.trace
-    assert again.objective == found.objective
+    assert again.objective == pytest.approx(found.objective)
     assert again.iterations == found.iterations > 0
+    swapped = Universe.load(tmp_path / "u.safetensors", [models[2], models[0], models[1]])
+    assert swapped.objective == pytest.approx(found.objective)
+    for name, tensor in found.to_universe(0).items():
+        assert torch.equal(swapped.to_universe(1)[name], tensor)
+    other = {name: tensor + 1 for name, tensor in models[1].items()}
+    for wrong in (other, models[0]):
+        with pytest.raises(InputError, match=r"model 1 .* is none of those that .*u\.safetensors was found for"):
+            Universe.load(tmp_path / "u.safetensors", [models[0], wrong, models[2]])
     with pytest.raises(InputError, match="3 models, got 2"):
         Universe.load(tmp_path / "u.safetensors", models[:2])
     (tmp_path / "bad").write_bytes(b"not a universe")

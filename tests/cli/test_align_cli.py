@@ -100,6 +100,15 @@ def test_permutations_serve_again_without_the_network(user, tmp_path):
     call("a.safetensors", "b.safetensors", "--permutations", "one/permutations.safetensors", "--out", "two")
     first, second = (load_file(tmp_path / run / "merged.safetensors") for run in ("one", "two"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+    given = ("--permutations", "one/permutations.safetensors", "--json")
+    swapped = json.loads(call("b.safetensors", "a.safetensors", *given, "--out", "three"))
+    assert swapped["pairs"][0]["cosine"]["after"] > 0.999999
+    for run, name in (("one", "x"), ("two", "a")):
+        aligned = load_file(tmp_path / run / "aligned" / f"{name}.safetensors")
+        again = load_file(tmp_path / "three/aligned/a.safetensors")
+        assert all(torch.equal(aligned[key], again[key]) for key in aligned)
+    with pytest.raises(InputError, match=r"model 1 .* none of those that one/permutations.safetensors was found for"):
+        call("a.safetensors", "c.safetensors", *given, "--out", "four")
 
 
 def test_tied_weights_that_a_file_holds_once(user, tmp_path):

@@ -19,9 +19,11 @@ from merganser.errors import CheckpointError, InputError
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of a universe without its weights. Array `i/atom` of the file is the permutation of model i."""
+    """What is kept of a universe without its weights: permutations mean something for the models of these fingerprints
+    only. Array `i/atom` of the file is the permutation of model i."""
 
     symmetry: Symmetry
+    models: tuple[str, ...]
     permutations: tuple[Permutations, ...]
     objective: float
     trace: tuple[Step, ...] = ()
@@ -33,7 +35,7 @@ class Record:
             for name, index in permutations.items()
         }
         found = {
-            "models": len(self.permutations),
+            "models": self.models,
             "objective": self.objective,
             "trace": [asdict(step) for step in self.trace],
         }
@@ -55,10 +57,12 @@ class Record:
             raise CheckpointError(f"{path}: no symmetry in its header; was it written by an alignment?")
         try:
             symmetry, found = Symmetry.from_json(metadata["symmetry"]), json.loads(metadata["universe"])
-            permutations = _by_model(arrays, found["models"])
+            models = tuple(found["models"])
+            permutations = _by_model(arrays, len(models))
             for own in permutations:
                 check(symmetry, own)
-            return cls(symmetry, permutations, float(found["objective"]), tuple(Step(**s) for s in found["trace"]))
+            trace = tuple(Step(**step) for step in found["trace"])
+            return cls(symmetry, models, permutations, float(found["objective"]), trace)
         except (InputError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: not the permutations of an alignment: {error}") from error
 

@@ -17,7 +17,7 @@ from merganser.align.permutations import Permutations, apply, compose, identity,
 from merganser.align.records import Record
 from merganser.align.solver import layout_and_weights, objective_of, solve
 from merganser.align.starts import Start
-from merganser.align.state import Model, State, average, states_of
+from merganser.align.state import Model, State, average, fingerprint, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError
 
@@ -79,16 +79,30 @@ class Universe:
 
     def save(self, path: str | PathLike[str]) -> None:
         """The permutations, the symmetry and the trace as one safetensors file (not the weights)."""
-        Record(self.symmetry, self.permutations, self.objective, self.trace).save(path)
+        models = tuple(fingerprint(state, self.symmetry) for state in self.models)
+        Record(self.symmetry, models, self.permutations, self.objective, self.trace).save(path)
 
     @classmethod
     def load(cls, path: str | PathLike[str], models: Sequence[Model]) -> Universe:
-        """What `save` wrote, for the models it was found for, in their order."""
+        """What `save` wrote, for the models it was found for, which are known by their weights, in any order."""
         record = Record.load(path)
-        if len(record.permutations) != len(models):
-            raise InputError(f"{path} is a universe of {len(record.permutations)} models, got {len(models)}")
+        if len(record.models) != len(models):
+            raise InputError(f"{path} is a universe of {len(record.models)} models, got {len(models)}")
         states = tuple(states_of(models, record.symmetry))
-        return cls(record.symmetry, states, record.permutations, record.objective, record.trace)
+        left = list(range(len(record.models)))
+        permutations = []
+        for position, state in enumerate(states):
+            own = fingerprint(state, record.symmetry)
+            found = next((i for i in left if record.models[i] == own), None)
+            if found is None:
+                raise InputError(
+                    f"model {position} (they count from 0) is none of those that {path} was found for: permutations fit "
+                    "the units of one model only; match these models anew"
+                )
+            left.remove(found)
+            permutations.append(record.permutations[found])
+        objective = objective_of(states, permutations, record.symmetry)
+        return cls(record.symmetry, states, tuple(permutations), objective, record.trace)
 
     def _check_members(self, members: Sequence[int]) -> None:
         if not members:
