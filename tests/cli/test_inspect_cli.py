@@ -128,6 +128,13 @@ def test_a_library_stands_for_its_base_and_experts(models, tmp_path):
     assert "their spectra end where it cut them" in (tmp_path / "page.html").read_text()
 
 
+def test_a_library_without_experts_is_named(models, tmp_path):
+    library = Library.build(models["base"], {"math": models["math"]}, tmp_path / "lib")
+    library.remove("math")
+    with pytest.raises(InputError, match="at least one expert is needed"):
+        call(tmp_path / "lib")
+
+
 def test_a_base_compared_with_itself(models):
     assert "nothing can interfere" in call(models["base"], "--base", models["base"])
 
