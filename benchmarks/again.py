@@ -45,9 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"nothing is stored for {', '.join(unknown)}")
     peers = {option: getattr(options, option[2:].replace("-", "_")) for option in PEERS}
     for name in options.names or known:
-        record = stored(name)
-        assert record is not None
-        for command in commands(record["command"], options.out / f"{name}.json", peers):
+        for command in commands(stored(name)["command"], options.out / f"{name}.json", peers):
             print(shlex.join(command), flush=True)
             subprocess.run(command, check=True)
 

@@ -255,12 +255,9 @@ def store(path: Path | None, params: str, found: dict[str, Any], added: bool) ->
     record(path, {"params": params} | before | found | {"methods": methods}, [0], added)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def begin(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[Path]]:
+    """The options, with those of every comparison with a plain copy, and the models they ask for."""
     parser.add_argument("--params", default="1.1B", help="size of the models, e.g. 1.1B or 200M")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--mergekit", type=Path, help="bin directory of an environment with mergekit")
-    parser.add_argument("--mergekit-methods", nargs="+", default=None, help="only these with mergekit")
     parser.add_argument("--workdir", type=Path, default=Path(tempfile.gettempdir()) / "merganser-speed")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="200M parameters, one repetition")
@@ -270,7 +267,15 @@ def main() -> None:
         options.params, options.repeat = "200M", 1
     factor = {"M": 1e6, "B": 1e9}[options.params[-1].upper()]
     options.workdir.mkdir(parents=True, exist_ok=True)
-    paths = make_checkpoints(options.workdir, float(options.params[:-1]) * factor)
+    return options, make_checkpoints(options.workdir, float(options.params[:-1]) * factor)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--mergekit", type=Path, help="bin directory of an environment with mergekit")
+    parser.add_argument("--mergekit-methods", nargs="+", default=None, help="only these with mergekit")
+    options, paths = begin(parser)
     out = options.workdir / "out"
     added = set(options.methods) != set(METHODS)
     start = statistics.median(startup() for _ in range(3))

@@ -55,7 +55,7 @@ def record(path: Path | None, results: Any, seeds: Iterable[int], added: bool = 
     draft.replace(path)
 
 
-def stored(name: str) -> dict[str, Any] | None:
-    """The record `benchmarks/results/NAME.json`, or None where nothing was measured yet."""
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+def stored(name: str) -> dict[str, Any]:
+    """The record `benchmarks/results/NAME.json`."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found

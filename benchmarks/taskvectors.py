@@ -15,12 +15,10 @@ import json
 import shutil
 import statistics
 import sys
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 
 from benchmarks.machine import describe
-from benchmarks.merge_speed import Run, limit, make_checkpoints, measure, median, startup, warm
+from benchmarks.merge_speed import Run, begin, limit, measure, median, startup, warm
 from benchmarks.records import record
 
 PYTHON = """
@@ -50,17 +48,7 @@ for path in sys.argv[2:]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--params", default="1.1B", help="size of the models, e.g. 1.1B or 200M")
-    parser.add_argument("--workdir", type=Path, default=Path(tempfile.gettempdir()) / "merganser-speed")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="200M parameters, one repetition")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    if options.quick:
-        options.params, options.repeat = "200M", 1
-    factor = {"M": 1e6, "B": 1e9}[options.params[-1].upper()]
-    options.workdir.mkdir(parents=True, exist_ok=True)
-    paths = make_checkpoints(options.workdir, float(options.params[:-1]) * factor)
+    options, paths = begin(parser)
     out = options.workdir / "out"
     recipe = options.workdir / "expression.json"
     models = dict(zip(("base", "a", "b", "c"), map(str, paths), strict=True))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.single_task import loaded, unmoved
 from benchmarks.zoo.images import Split
 from merganser import align
-
-Predict = Callable[[Tensor], Tensor]
 
 
 def table(found: align.Universe, module: nn.Module, test: Split, samples: int = 5) -> dict[str, dict[str, float]]:

@@ -14,8 +14,6 @@ import torch
 from benchmarks.machine import describe
 from merganser.errors import InputError
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 @dataclass(frozen=True)
 class Card:

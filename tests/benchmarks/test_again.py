@@ -23,14 +23,13 @@ def test_placeholders_are_replaced_or_left_out() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.json")))
 def test_every_stored_command_names_a_program_and_its_options(name: str) -> None:
-    record = stored(name)
-    assert record
-    for command in again.commands(record["command"], Path("x.json"), dict.fromkeys(PEERS, Path("peer"))):
+    for command in again.commands(stored(name)["command"], Path("x.json"), dict.fromkeys(PEERS, Path("peer"))):
         module = util.find_spec(command[2])
         assert module
         assert module.origin
         source = Path(module.origin).read_text()
-        shared = (Path(again.__file__).parent / "zoo" / "cards.py").read_text()
+        folder = Path(again.__file__).parent
+        shared = (folder / "zoo" / "cards.py").read_text() + (folder / "merge_speed.py").read_text()
         for option in (word for word in command[3:] if word.startswith("--")):
             assert f'"{option}"' in source + shared, f"{command[2]} takes no {option}"
 

@@ -24,7 +24,6 @@ from merganser.checkpoints.safetensors_file import CODES, SafetensorsFile
 from merganser.errors import CheckpointError
 from merganser.kernels.spectra import Factors
 
-FactorDtype = Literal["float32", "bfloat16", "float16", "int8"]
 FACTOR_DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
