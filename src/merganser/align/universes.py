@@ -96,8 +96,8 @@ class Universe:
             found = next((i for i in left if record.models[i] == own), None)
             if found is None:
                 raise InputError(
-                    f"model {position} (they count from 0) is none of those that {path} was found for: permutations fit "
-                    "the units of one model only; match these models anew"
+                    f"model {position} (they count from 0) is none of those that {path} was found for: permutations "
+                    "fit the units of one model only; match these models anew"
                 )
             left.remove(found)
             permutations.append(record.permutations[found])
