@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from merganser.report import Page
 from merganser.report.directories import report
 
 
@@ -37,7 +38,12 @@ def test_values_of_the_journal_itself(tmp_path):
     assert "[0.25, 0.75]" in page.render()
 
 
-def test_variants_without_a_score_are_drawn_beside_others_of_the_same_value(tmp_path):
+def test_variants_without_a_score_are_drawn_beside_others_of_the_same_value(tmp_path, monkeypatch):
+    pytest.importorskip("plotly")
     file = journal(tmp_path / "a.sweep.jsonl", ["a=1 b=1", "a=1 b=2", "a=2 b=1"])
     file.write_text(file.read_text().replace('"score": 0.0', '"score": null'))
+    drawn = []
+    monkeypatch.setattr(Page, "draw", lambda page, make: drawn.append(make()))
     report(file)
+    points = [(figure.layout.xaxis.title.text, figure.data[0].x, figure.data[0].y) for figure in drawn]
+    assert points == [("a", (1, 1, 2), (None, 1.0, 2.0)), ("b", (1, 1, 2), (None, 2.0, 1.0))]
