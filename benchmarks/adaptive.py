@@ -130,7 +130,8 @@ def redundancy_rows(model: AdaptiveModel, data: Data) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     known: dict[tuple[str, ...], float] = {}
     own = model.settings
-    for kept in sweep_redundancy(model, data.tuning, (0.02, 0.05, 0.1, 0.3)):
+    batches = {task: [x for x, _ in parts] for task, parts in data.tuning.items()}
+    for kept in sweep_redundancy(model, batches, (0.02, 0.05, 0.1, 0.3)):
         if kept.accepted not in known:
             other = model.with_accepted(kept.accepted)
             (choice,) = sweep_choice(other, data.tuning, (own.threshold,), (own.top,), correct=same_label)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from merganser.experts.baselines import Baseline
 from merganser.experts.heads import Prediction, Score
 from merganser.experts.inputs import Inputs
 from merganser.experts.routing import task_accuracy
-from merganser.experts.sensitivity import Labelled, accuracy, same_pair
+from merganser.experts.sensitivity import accuracy, same_pair
 
 POLARITY = frozenset({"mr", "sst2", "cr", "mpqa"})
 SCORES: tuple[Score, ...] = ("logit", "probability", "posterior")
@@ -21,6 +21,7 @@ TOLD = "told"
 #: From sentences and their task to answers under several names; `TOLD` is the one with the true task's head.
 Answers = Callable[[Inputs, str], Mapping[str, Prediction]]
 Head = Mapping[str, Tensor]
+Labelled = Sequence[tuple[Inputs, Tensor]]
 
 
 def same_label(task: str, label: int, true_task: str, true_label: int) -> bool:
@@ -106,7 +107,9 @@ def adaptive(models: Mapping[str, AdaptiveModel], scores: tuple[Score, ...] = SC
     def answers(x: Inputs, task: str) -> dict[str, Prediction]:
         routed = first.forward(x)
         return {
-            f"{name}heads by {way}": model.answer(x, routed, score=way) for name, model in models.items() for way in scores
+            f"{name}heads by {way}": model.answer(x, routed, score=way)
+            for name, model in models.items()
+            for way in scores
         }
 
     return answers

@@ -5,8 +5,6 @@ import torch
 
 from merganser.experts.accounting import Cost, measure, multiply_adds, stored
 from merganser.experts.adaptive import AdaptiveModel
-from merganser.experts.inputs import Inputs
-from merganser.experts.sensitivity import accuracy, sweep_choice, sweep_redundancy
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
 
 TASKS = ("a", "b", "c")
@@ -67,30 +65,3 @@ def test_many_rows_are_cheaper_materialised(model):
     assert many.second_pass == many.forward
     assert many.switch == 6 * 2 * LINEAR
     assert multiply_adds(lambda: x @ torch.ones(WIDTH, 3))[1] == 200 * WIDTH * 3
-
-
-def test_sweeps(model):
-    x = torch.randn(6, 5, WIDTH)
-    data = {task: [(Inputs((x + index,)), torch.zeros(6, dtype=torch.long))] for index, task in enumerate(TASKS)}
-    rows = sweep_choice(model, data, thresholds=(0.0, 1.0), tops=(1, 3))
-    assert [(row.threshold, row.top) for row in rows] == [(0.0, 1), (0.0, 3), (1.0, 1), (1.0, 3)]
-    assert [row.set_size for row in rows] == [1, 3, 1, 1]
-    assert rows[0].accuracy == rows[2].accuracy == rows[3].accuracy
-    both = sweep_choice(model, data, (0.0,), (2,), scores=("logit", "posterior"))
-    assert [row.score for row in both] == ["logit", "posterior"]
-    for row in both:
-        direct = model.with_settings(threshold=0.0, top=2, score=row.score)
-        hits = [accuracy(direct.predict(parts[0][0]), task, parts[0][1]) for task, parts in data.items()]
-        assert row.accuracy == pytest.approx(sum(hits) / len(hits))
-    everything = sweep_choice(model, data, (0.0,), (1,), correct=lambda *_: True)
-    assert everything[0].accuracy == 1
-    together = model.with_settings(per_batch=True, probes=2)
-    (row,) = sweep_choice(together, data, (0.1,), (2,))
-    direct = together.with_settings(threshold=0.1, top=2)
-    hits = [accuracy(direct.predict(parts[0][0]), task, parts[0][1]) for task, parts in data.items()]
-    assert row.accuracy == pytest.approx(sum(hits) / len(hits))
-    assert sweep_redundancy(together, data, (1.0,)) == sweep_redundancy(model, data, (1.0,))
-    kept = sweep_redundancy(model, data, (-1.0, 1.0))
-    assert kept[0].accepted == ("a",)
-    assert kept[1].accepted == TASKS
-    assert all(0 <= row.accuracy <= row.accuracy_among_top <= 1 for row in kept)

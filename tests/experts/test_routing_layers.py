@@ -93,7 +93,8 @@ def test_layers_are_scored_with_and_without_data(tmp_path):
     assert all(0 <= score.separability <= 1 for score in scores)
     model = AdaptiveModel(base, library)
     assert model.router.layers == ("blocks.0.up", "blocks.0.down")
-    swept = sweep_layers(model, {"a": [Inputs((x[:6],))], "b": [Inputs((x[6:],))]})
+    swept = sweep_layers(model, {"a": [x[:6]], "b": [{"x": x[6:9]}, (x[9:],)]})
+    assert swept == sweep_layers(model, {"a": [Inputs((x[:6],))], "b": [Inputs((x[6:],))]})
     assert [score.layer for score in swept] == [score.layer for score in scores]
     assert all(0 <= score.accuracy <= score.accuracy_among_top <= 1 for score in swept)
 

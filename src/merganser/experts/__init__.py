@@ -17,6 +17,7 @@ __getattr__, __dir__, __all__ = exports(
         "lora": ("extract_lora", "merge_adapters"),
         "masks": ("MaskLibrary",),
         "routing": ("MlpRouter", "NearestNeighbour", "ProjectionRouter"),
+        "sensitivity": ("sweep_choice", "sweep_redundancy"),
         "serving": ("create_app",),
         "survey": ("Interference", "interference"),
         "textspan": ("decode",),
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from merganser.experts.routing import MlpRouter as MlpRouter
     from merganser.experts.routing import NearestNeighbour as NearestNeighbour
     from merganser.experts.routing import ProjectionRouter as ProjectionRouter
+    from merganser.experts.sensitivity import sweep_choice as sweep_choice
+    from merganser.experts.sensitivity import sweep_redundancy as sweep_redundancy
     from merganser.experts.serving import create_app as create_app
     from merganser.experts.survey import Interference as Interference
     from merganser.experts.survey import interference as interference

@@ -234,8 +234,9 @@ class AdaptiveModel:
                 raise InputError(f"no expert {task!r} in the library{did_you_mean(task, self.library.experts)}")
         return names
 
-    def first_pass(self, inputs: Inputs, layers: Sequence[str] | None = None, stop: bool = True) -> Activations:
+    def first_pass(self, batch: Any, layers: Sequence[str] | None = None, stop: bool = True) -> Activations:
         """The pooled inputs of the router's layers (or of `layers`), of the probes if the batch is routed as one."""
+        inputs = Inputs.of(batch)
         probed = self._probed(inputs.size)
         part = inputs if probed == inputs.size else inputs.select(torch.arange(probed))
         wanted = self.router.layers if layers is None else layers

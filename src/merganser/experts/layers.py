@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
 from merganser.experts.activations import linear_layers, output_layers
-from merganser.experts.inputs import Inputs
 from merganser.experts.library import Library
 from merganser.experts.routing import ProjectionRouter, task_accuracy
+from merganser.experts.samples import batches_by_task
 from merganser.experts.sti import Overlap
 from merganser.kernels.spectra import Factors
 
@@ -141,18 +141,19 @@ def leading_layers(library: Library, module: nn.Module, share: float = 0.5) -> l
     return inner[: max(1, round(share * len(inner)))]
 
 
-def sweep_layers(model: AdaptiveModel, batches: Mapping[str, Sequence[Inputs]], top: int = 3) -> list[LayerScore]:
-    """Every layer with its scores and the task accuracy of the projection router there, on batches whose task is
-    known. One pass through the model's first-pass weights sees all layers."""
+def sweep_layers(model: AdaptiveModel, batches: Mapping[str, Iterable[Any]], top: int = 3) -> list[LayerScore]:
+    """Every layer with its scores and the task accuracy of the projection router there, on `batches` of each task.
+    One pass through the model's first-pass weights sees all layers."""
+    known = batches_by_task(batches, model.library.experts)
     scores = score_layers(model.library, model.module)
     layers = [score.layer for score in scores]
     whole = model.with_settings(per_batch=False, probes=None)
     seen: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     truth: list[str] = []
-    for task, parts in batches.items():
-        for batch in parts:
-            activations = whole.first_pass(batch, layers)
-            truth += [task] * batch.size
+    for task, parts in known.items():
+        for inputs in parts:
+            activations = whole.first_pass(inputs, layers)
+            truth += [task] * inputs.size
             for layer, z in activations.inputs.items():
                 seen[layer].append(z)
     results = []

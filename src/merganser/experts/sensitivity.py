@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from merganser.errors import InputError, one_of
 from merganser.experts.adaptive import AdaptiveModel
 from merganser.experts.heads import Prediction, Score
 from merganser.experts.inputs import Inputs
 from merganser.experts.layers import accepted, task_cosines
 from merganser.experts.routing import Routing, task_accuracy
+from merganser.experts.samples import Labelled, batches_by_task, labelled_by_task
 
-#: Samples of one task: inputs and labels.
-Labelled = Sequence[tuple[Inputs, Tensor]]
 #: Whether an answer (task, class) is right for a sample of a task with a label; by default both must agree.
 Correct = Callable[[str, int, str, int], bool]
 
@@ -50,30 +51,36 @@ def sweep_choice(
     scores: Sequence[Score] = (),
     correct: Correct = same_pair,
 ) -> list[Choice]:
-    """η × K, and ways to compare heads (by default the model's own). The first pass is done once, the second once for
-    all pairs that choose the same sets."""
+    """η × K, and ways to compare heads (by default the model's own), on batches of each task with labels. The first
+    pass is done once, the second once for all pairs that choose the same sets."""
+    if model.heads is None:
+        raise InputError("answers are counted: the model needs heads")
     ways = tuple(scores) or (model.settings.score,)
-    weights = {task: [model.router.weights(model.first_pass(x).inputs) for x, _ in data[task]] for task in data}
+    for way in ways:
+        one_of("score", way, Score)
+    settings = [model.with_settings(threshold=threshold, top=top) for threshold in thresholds for top in tops]
+    samples = labelled_by_task(data, model.library.experts)
+    weights = {
+        task: [model.router.weights(model.first_pass(x).inputs) for x, _ in parts] for task, parts in samples.items()
+    }
     known: dict[tuple[frozenset[str], ...], tuple[float, ...]] = {}
     rows = []
-    for threshold in thresholds:
-        for top in tops:
-            setting = model.with_settings(threshold=threshold, top=top)
-            routings = {
-                task: [setting.decide(w, x.size) for w, (x, _) in zip(parts, data[task], strict=True)]
-                for task, parts in weights.items()
-            }
-            sets = tuple(chosen for parts in routings.values() for part in parts for chosen in part.sets)
-            if sets not in known:
-                known[sets] = _accuracies(setting, data, routings, ways, correct)
-            size = sum(map(len, sets)) / len(sets)
-            rows += [Choice(threshold, top, way, found, size) for way, found in zip(ways, known[sets], strict=True)]
+    for setting in settings:
+        routings = {
+            task: [setting.decide(w, x.size) for w, (x, _) in zip(parts, samples[task], strict=True)]
+            for task, parts in weights.items()
+        }
+        sets = tuple(chosen for parts in routings.values() for part in parts for chosen in part.sets)
+        if sets not in known:
+            known[sets] = _accuracies(setting, samples, routings, ways, correct)
+        threshold, top, size = setting.settings.threshold, setting.settings.top, sum(map(len, sets)) / len(sets)
+        rows += [Choice(threshold, top, way, found, size) for way, found in zip(ways, known[sets], strict=True)]
     return rows
 
 
 def _accuracies(
     model: AdaptiveModel,
-    data: Mapping[str, Labelled],
+    data: Mapping[str, Sequence[tuple[Inputs, Tensor]]],
     routings: Mapping[str, Sequence[Routing]],
     ways: Sequence[Score],
     correct: Correct,
@@ -102,23 +109,24 @@ class Redundancy:
 
 def sweep_redundancy(
     model: AdaptiveModel,
-    data: Mapping[str, Labelled],
+    batches: Mapping[str, Iterable[Any]],
     thresholds: Sequence[float] = (0.1, 0.2, 0.3, 0.5, 1.0),
 ) -> list[Redundancy]:
-    """ε. Thresholds that accept the same experts share one first pass. Samples are routed one by one."""
+    """ε, on `batches` of each task, samples routed one by one. Thresholds that accept the same experts share one first
+    pass."""
+    samples = batches_by_task(batches, model.library.experts)
+    truth = [task for task, parts in samples.items() for inputs in parts for _ in range(inputs.size)]
     model = model.with_settings(per_batch=False, probes=None)
     cosines = task_cosines(model.library)
-    truth = [task for task, batches in data.items() for _, labels in batches for _ in labels]
     known: dict[tuple[str, ...], tuple[float, float]] = {}
     rows = []
     for threshold in thresholds:
         names = accepted(model.library.experts, cosines, threshold)
         if names not in known:
             other = model.with_accepted(names)
-            weights = [
-                other.router.weights(other.first_pass(x).inputs) for batches in data.values() for x, _ in batches
-            ]
-            found = task_accuracy(other.router.tasks, torch.cat(weights), truth, model.settings.top)
+            seen = [other.first_pass(inputs).inputs for parts in samples.values() for inputs in parts]
+            weights = torch.cat([other.router.weights(part) for part in seen])
+            found = task_accuracy(other.router.tasks, weights, truth, model.settings.top)
             known[names] = (found.first, found.among)
         rows.append(Redundancy(threshold, names, *known[names]))
     return rows
