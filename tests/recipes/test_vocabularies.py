@@ -95,6 +95,52 @@ def test_without_the_option_unequal_rows_are_an_error_that_suggests_it(family, t
         recipes.plan(recipes.load(tmp_path / "recipe.yml"))
 
 
+def test_equally_many_rows_of_other_tokens_are_noted(directory, tmp_path):
+    words = {"base": "uxyz", "a": "uxyz", "b": "uzyx", "c": "uxyw"}
+    for name, tokens in words.items():
+        padding = {"padding": {"length": 3}} if name == "a" else {}
+        directory(name, specs(6), {}, 0, {"tokenizer.json": tokenizer_json(list(tokens)) | padding})
+    directory("odd", specs(6), {}, 0, {"tokenizer.json": "{}"})
+
+    def notes(dialect):
+        (tmp_path / "recipe.yml").write_text(dialect)
+        return recipes.plan(recipes.load(tmp_path / "recipe.yml")).notes
+
+    assert notes("method: task_arithmetic\nbase: base\nmodels: [a, b, c, odd]") == (
+        "2 tokens have other numbers in b than in base, and rows are merged by number; set output.tokenizer to merge "
+        "them by token",
+        "1 tokens have other numbers in c than in base, and rows are merged by number; set output.tokenizer to merge "
+        "them by token",
+    )
+    assert not notes("method: task_arithmetic\nbase: base\nmodels: [b]\noutput: {tokenizer: base}")
+    mergekit = (
+        "merge_method: linear\nmodels: [{model: a, parameters: {weight: 1}}, {model: b, parameters: {weight: 1}}]"
+    )
+    assert "set tokenizer_source to merge them by token" in notes(mergekit)[0]
+
+
+def test_only_vocabulary_tensors_are_remapped_where_widths_are_equal(directory, tmp_path):
+    """As many tokens as the network is wide: norms, dense layers and their biases have as many rows, too."""
+    extra = {
+        "model.norm.bias": (6,),
+        "lm_head.bias": (6,),
+        "lm_head.dense.weight": (6, 6),
+        "lm_head.dense.bias": (6,),
+        "predictions.bias": (6,),
+    }
+    shapes = specs(6, 6) | {name: TensorSpec(shape, torch.float32) for name, shape in extra.items()}
+    words = {"base": "uvwxyz", "a": "uvwxyz", "b": "zyxwvu"}
+    for name, tokens in words.items():
+        directory(name, shapes, {}, 0, {"tokenizer.json": tokenizer_json(list(tokens))})
+    plan = plan_for(tmp_path, "base")
+    assert sorted(plan.models[2].remap["tensors"]) == [
+        "lm_head.bias",
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+        "predictions.bias",
+    ]
+
+
 def test_base_keeps_its_rows_padding_included(family, tmp_path):
     family()
     plan = plan_for(tmp_path, "base")

@@ -43,7 +43,8 @@ def describe(
     edits += kept
     notes += remarks
     tokens: list[Edit] = []
-    tokenizer = table.tokenizer(vocabulary.model if vocabulary is not None else 0)
+    speaker = vocabulary.model if vocabulary is not None else 0
+    tokenizer = table.tokenizer(speaker)
     if vocabulary is not None:
         edits += vocabulary_edits(config, vocabulary.rows)
         if vocabulary.model != 0:
@@ -59,7 +60,7 @@ def describe(
         "config": [list(edit) for edit in edits + tokens],
         "generation": [*inherited["generation"], *(list(edit) for edit in tokens)],
         "tokenizer": {
-            "model": tokenizer.model,
+            "model": table.tokenizer_model(speaker),
             "add": [*tokenizer.added, *(vocabulary.added if vocabulary is not None else ())],
         },
         "chat_template": chat_template(recipe, table, tokenizer),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +22,10 @@ from merganser.recipes.resolve import override_for
 from merganser.recipes.roles import Roles, assign
 from merganser.recipes.schema import Entry, Recipe
 from merganser.recipes.settings import matches
-from merganser.recipes.sources import Open, Table
+from merganser.recipes.sources import Nested, Open, Table
 from merganser.recipes.stacking import Job, Stacking
 from merganser.recipes.unmatched import notes as unmatched_notes
-from merganser.recipes.vocabularies import unify
+from merganser.recipes.vocabularies import renumbered, unify
 
 
 def plan(recipe: Recipe, open: Open = open_checkpoint) -> Plan:
@@ -37,7 +36,7 @@ def plan(recipe: Recipe, open: Open = open_checkpoint) -> Plan:
     return _plan(recipe, open)[0]
 
 
-def _plan(recipe: Recipe, opener: Open) -> tuple[Plan, Path | None]:
+def _plan(recipe: Recipe, opener: Open) -> Nested:
     table = Table(recipe, opener, lambda inner: _plan(inner, opener))
     vocabulary = unify(recipe, table)
     if vocabulary is not None:
@@ -51,7 +50,8 @@ def _plan(recipe: Recipe, opener: Open) -> tuple[Plan, Path | None]:
     sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs)
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
     unmatched = unmatched_notes(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
-    notes = [*nested, *recipe.notes, *planner.notes, *unmatched, *(vocabulary.notes if vocabulary else ()), *remarks]
+    rows = vocabulary.notes if vocabulary is not None else renumbered(recipe, table)
+    notes = [*nested, *recipe.notes, *planner.notes, *unmatched, *rows, *remarks]
     result = Plan(
         models=(*table.models, *table.sides),
         outputs=tuple(outputs),
@@ -61,7 +61,8 @@ def _plan(recipe: Recipe, opener: Open) -> tuple[Plan, Path | None]:
         sidecars=sidecars,
         notes=tuple(dict.fromkeys([*notes, *_unused(table, outputs)])),
     )
-    return result, table.checkpoints[0].directory
+    tokenizer = table.tokenizer(vocabulary.model if vocabulary is not None else 0)
+    return result, table.checkpoints[0].directory, tokenizer.directory
 
 
 def _unused(table: Table, outputs: Iterable[Output]) -> list[str]:

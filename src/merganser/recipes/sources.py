@@ -22,6 +22,8 @@ from merganser.recipes.references import locate, places
 from merganser.recipes.schema import Entry, Recipe
 
 Open = Callable[[str], Checkpoint]
+#: The plan of a recipe inside another, and where its config and its tokenizer are.
+Nested = tuple[Plan, Path | None, Path | None]
 
 
 class Planned(Checkpoint):
@@ -51,9 +53,8 @@ class Planned(Checkpoint):
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The `model` of a plan whose tokenizer files are taken, where they are, and what a nested merge changes there."""
+    """Where the tokenizer files of a model are, and what a nested merge changes in them."""
 
-    model: int
     directory: Path | None
     added: tuple[Mapping[str, Any], ...] = ()
     template: str | None = None
@@ -66,7 +67,7 @@ class Tokenizer:
 class Table:
     """Every model of a recipe with its index in the plan: the base first, then in order of appearance."""
 
-    def __init__(self, recipe: Recipe, opener: Open, nested: Callable[[Recipe], tuple[Plan, Path | None]]) -> None:
+    def __init__(self, recipe: Recipe, opener: Open, nested: Callable[[Recipe], Nested]) -> None:
         self.models: list[Model] = []
         self.checkpoints: list[Checkpoint] = []
         self._index: dict[Any, int] = {}
@@ -77,6 +78,7 @@ class Table:
         self._opener = opener
         self._sides: dict[str, tuple[Model, Checkpoint]] = {}
         self._located: dict[str, str] = {}
+        self._homes: dict[int, Path | None] = {}
         places: dict[str, int] = {}
         for entry in recipe.entries():
             key = self._key(entry)
@@ -84,7 +86,7 @@ class Table:
                 continue
             self._index[key] = len(self.models)
             if entry.recipe is not None:
-                plan, directory = nested(entry.recipe)
+                plan, directory, self._homes[len(self.models)] = nested(entry.recipe)
                 self.models.append(Model(entry.label, plan=plan))
                 self.checkpoints.append(Planned(plan, entry.label, directory))
                 continue
@@ -142,19 +144,24 @@ class Table:
         return self._quantised[index]
 
     def tokenizer(self, index: int) -> Tokenizer:
-        """Where a model's tokenizer is: with itself, or where its plan takes it from."""
+        """A model's tokenizer: its own, or the one its plan takes."""
         plan = self.models[index].plan
         if plan is None:
-            return Tokenizer(index, self.checkpoints[index].directory)
-        inner = plan.sidecars["tokenizer"]
-        path = str(plan.models[inner["model"]].path)
-        model = self._index.get(path)
-        if model is None:
-            label = f"tokenizer of {self.models[index].label}"
-            self._sides.setdefault(path, (Model(label, path), self._opener(path)))
-            model = len(self.models) + list(self._sides).index(path)
-        checkpoint = [*self.checkpoints, *(opened for _, opened in self._sides.values())][model]
-        return Tokenizer(model, checkpoint.directory, tuple(inner["add"]), plan.sidecars["chat_template"])
+            return Tokenizer(self.checkpoints[index].directory)
+        add, template = plan.sidecars["tokenizer"]["add"], plan.sidecars["chat_template"]
+        return Tokenizer(self._homes[index], tuple(add), template)
+
+    def tokenizer_model(self, index: int) -> int:
+        """The model of the plan that has the tokenizer files of a model; those of a nested one are beside it."""
+        plan = self.models[index].plan
+        if plan is None:
+            return index
+        path = str(plan.models[plan.sidecars["tokenizer"]["model"]].path)
+        if path in self._index:
+            return self._index[path]
+        if path not in self._sides:
+            self._sides[path] = (Model(f"tokenizer of {self.models[index].label}", path), self._opener(path))
+        return len(self.models) + list(self._sides).index(path)
 
     def tokens(self, index: int) -> Tokens | None:
         """The model's vocabulary, with the tokens a nested merge adds; None without one."""

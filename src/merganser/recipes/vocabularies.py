@@ -12,6 +12,7 @@ import filecmp
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.adapter import Adapted
@@ -24,6 +25,7 @@ from merganser.recipes.sources import Table
 _EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|shared|tok_embeddings|embedding|embeddings)(\.weight)?$"
 )
+_SQUARE_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_projection|decoder|output)\.weight$")
 _POSITIONS = re.compile(r"pos|wpe|token_type")
 Sources = tuple[tuple[int, int], ...]
 
@@ -104,15 +106,55 @@ def _embedding(table: Table, model: int) -> str | None:
 
 
 def _names(table: Table, model: int) -> dict[str, list[str]]:
-    """The vocabulary tensors of a model, each with its name in every model."""
+    """The vocabulary tensors of a model, each with its name in every model: matrices as high as its embedding, and
+    biases of them. A square matrix is one only by its name."""
     checkpoint, inside, height = table.checkpoints[model], table.layout(model).places, _height(table, model)
-    found = {}
-    for name in checkpoint.names():
-        shape = checkpoint.spec(name).shape
-        if name in inside or not shape or shape[0] != height or _POSITIONS.search(name):
-            continue
-        found[name] = [name if name in c else tied_source(name, c) or name for c in table.checkpoints]
-    return found
+    shapes = {name: checkpoint.spec(name).shape for name in checkpoint.names() if name not in inside}
+    high = {n: s for n, s in shapes.items() if s and s[0] == height and not _POSITIONS.search(n)}
+    matrices = {
+        n for n, s in high.items() if len(s) == 2 and (s[0] != s[1] or _EMBEDDING.search(n) or _SQUARE_HEAD.search(n))
+    }
+
+    def is_bias(name: str) -> bool:
+        module, _, last = name.rpartition(".")
+        weight = f"{module}.weight"
+        # A head whose matrix is the tied embedding may store its bias alone.
+        return last == "bias" and (weight in matrices or weight not in shapes)
+
+    found = [n for n, s in high.items() if n in matrices or (len(s) == 1 and is_bias(n))]
+    return {n: [n if n in c else tied_source(n, c) or n for c in table.checkpoints] for n in found}
+
+
+def renumbered(recipe: Recipe, table: Table) -> list[str]:
+    """What to know of rows that are merged by number although they stand for other tokens."""
+    if recipe.output.tokenizer is not None:
+        return []
+    notes = []
+    key = "tokenizer_source" if recipe.dialect == "mergekit" else "output.tokenizer"
+    height = _height(table, 0)
+    differing = [
+        i
+        for i in range(1, len(table))
+        if height is not None and _height(table, i) == height and all(_files(table, i)) and not _same_file(table, i)
+    ]
+    first = _by_row(table, 0) if differing else {}
+    for i in differing:
+        other = sum(first.get(row, token) != token for row, token in _by_row(table, i).items())
+        if other:
+            notes.append(
+                f"{other} tokens have other numbers in {table.models[i].label} than in {table.models[0].label}, and "
+                f"rows are merged by number; set {key} to merge them by token"
+            )
+    return notes
+
+
+def _by_row(table: Table, model: int) -> dict[int, str]:
+    """Row -> token; empty for a tokenizer that cannot be read, which nothing else asks for."""
+    try:
+        tokens = table.tokens(model)
+    except CheckpointError:
+        return {}
+    return {row: token for token, row in tokens.ids.items()} if tokens else {}
 
 
 def _tokens(table: Table, heights: Sequence[int], where: str, notes: list[str]) -> list[Tokens]:
@@ -135,13 +177,18 @@ def _tokens(table: Table, heights: Sequence[int], where: str, notes: list[str]) 
     return found
 
 
+def _files(table: Table, model: int) -> list[Path | None]:
+    """The tokenizer.json of the base and of a model, each None if there is none."""
+    places = [table.tokenizer(i).directory for i in (0, model)]
+    return [p / "tokenizer.json" if p is not None and (p / "tokenizer.json").is_file() else None for p in places]
+
+
 def _same_file(table: Table, model: int) -> bool:
     """Whether a model's tokenizer.json is the base's, byte by byte: then it need not be read."""
-    base, own = table.tokenizer(0), table.tokenizer(model)
-    if base.directory is None or own.directory is None or base.added or own.added:
+    base, own = _files(table, model)
+    if base is None or own is None or table.tokenizer(0).added or table.tokenizer(model).added:
         return False
-    files = base.directory / "tokenizer.json", own.directory / "tokenizer.json"
-    return files[0].is_file() and files[1].is_file() and filecmp.cmp(files[0], files[1], shallow=False)
+    return filecmp.cmp(base, own, shallow=False)
 
 
 def _output_ids(
