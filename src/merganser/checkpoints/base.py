@@ -78,6 +78,10 @@ class Checkpoint(ABC):
         """The files its weights are read from; none for weights in memory."""
         return ()
 
+    def overhead(self, name: str, entries: int) -> int:
+        """Bytes that reading so many entries of a tensor takes besides those entries."""
+        return 0
+
     def prefetch(self, name: str, rows: Rows | None = None) -> None:  # noqa: B027
         """A hint that these rows will be read soon; rows that a source does not have are ignored."""
 
@@ -124,6 +128,9 @@ class View(Checkpoint):
 
     def files(self) -> Sequence[Path]:
         return self.source.files()
+
+    def overhead(self, name: str, entries: int) -> int:
+        return self.source.overhead(name, entries) if name in self.source else 0
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         if name in self.source:

@@ -108,11 +108,12 @@ class Computation:
         self.shape = output.spec.shape
         rule = bound.rule(output)
         self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
+        self.whole = not self.copies and self.method.reach == "whole"
         self._held: list[tuple[Piece, Group]] | None = None
 
     @cached_property
     def spans(self) -> list[list[Piece]]:
-        if self.copies or self.method.reach != "whole":
+        if not self.whole:
             return spans(self.shape)
         numel = self.output.spec.numel
         return [[Piece(0, self.shape[0] if self.shape else 1, 0, numel)]]

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import torch
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.engine.blocks import BLOCK, SPAN, Piece
+from merganser.engine.blocks import SPAN, Piece
 from merganser.engine.compute import BoundPlan, Computation, Settings
+from merganser.engine.footprint import footprint
 from merganser.engine.sinks import Sink
 from merganser.recipes.plan import Output, Plan
 
@@ -71,18 +72,6 @@ def pending(bound: BoundPlan, sink: Sink) -> list[Computation]:
     """The outputs of a plan that `sink` does not have."""
     have = sink.done()
     return [bound.computation(output) for output in bound.plan.outputs if output.name not in have]
-
-
-def footprint(computation: Computation) -> int:
-    """Bytes of working memory one task of this computation may hold."""
-    output = computation.output
-    inputs = len(output.inputs) + (output.base is not None) + sum(map(len, output.statistics.values()))
-    spec = computation.output.spec
-    if computation.copies:
-        return min(spec.nbytes, SPAN * spec.dtype.itemsize)
-    if computation.method.reach == "whole":
-        return 4 * spec.numel * (inputs + 1) + computation.method.scratch(spec, len(computation.output.inputs))
-    return 4 * (min(spec.numel, SPAN) * inputs + min(spec.numel, BLOCK) * (2 * inputs + 2))
 
 
 def memory_bound(plan: Plan, sources: Sequence[Checkpoint], workers: int, memory: int) -> int:

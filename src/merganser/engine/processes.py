@@ -23,13 +23,13 @@ from merganser.engine.execute import (
     Counter,
     Progress,
     batches,
-    footprint,
     one_torch_thread,
     pending,
     run_batch,
     run_in_threads,
     work,
 )
+from merganser.engine.footprint import footprint
 from merganser.engine.sinks import SharedSink, Sink
 from merganser.errors import MerganserError
 from merganser.recipes.plan import Output, Plan
@@ -71,7 +71,7 @@ def worthwhile(cut: Sequence[Batch], workers: int) -> bool:
     computations = [computation for batch in cut for computation in batch]
     if workers < 2 or not sys.platform.startswith("linux") or not computations:
         return False
-    if any(c.settings.device != "cpu" or (c.method.reach == "whole" and not c.copies) for c in computations):
+    if any(c.settings.device != "cpu" or c.whole for c in computations):
         return False
     sizes = [sum(map(work, batch)) for batch in cut]
     return sum(sizes) >= max(_WORTH, workers * max(sizes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.engine.blocks import BLOCK, cut
 from merganser.engine.compute import BoundPlan, Computation, Settings
+from merganser.engine.footprint import footprint
 from merganser.recipes.plan import Plan
 from merganser.recipes.sources import Open
 
@@ -68,12 +70,26 @@ class Merged(Checkpoint):
     def files(self) -> Sequence[Path]:
         return [path for source in self.sources for path in source.files()]
 
+    def overhead(self, name: str, entries: int) -> int:
+        """The merge itself and, where it is made of pieces, these beside the tensor and the last decomposition."""
+        computation = Computation(self._bound, self._outputs[self.plan.aliases.get(name, name)])
+        if computation.whole:
+            return footprint(computation)
+        pieces = min(computation.output.spec.numel, entries) * computation.dtype.itemsize
+        return footprint(computation, entries) + pieces + self._largest_whole
+
+    @cached_property
+    def _largest_whole(self) -> int:
+        """Bytes of the largest tensor that may be kept."""
+        made = (Computation(self._bound, output) for output in self.plan.outputs)
+        return max((c.output.spec.numel * c.dtype.itemsize for c in made if c.whole), default=0)
+
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         name = self.plan.aliases.get(name, name)
         if name not in self._outputs:
             raise self.missing(name)
         computation = self._bound.computation(self._outputs[name])
-        if not computation.copies and computation.method.reach == "whole":
+        if computation.whole:
             return select_rows(self._read_whole(computation), rows)
         first, last = rows if rows and computation.shape else (0, computation.shape[0] if computation.shape else 1)
         state = self._state(computation)
@@ -93,6 +109,7 @@ class Merged(Checkpoint):
         name = computation.output.name
         with self._lock:
             if self._whole is None or self._whole[0] != name:
+                self._whole = None  # room for the next
                 ((_, tensor),) = computation.merge(computation.spans[0], None)
                 self._whole = (name, tensor)
             return self._whole[1]

@@ -154,8 +154,8 @@ class Method(ABC):
         return False
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
-        """Bytes a `whole` rule holds beyond its inputs, for the memory bound of the plan."""
-        return 4 * spec.numel * (models + 2)
+        """Bytes a `whole` rule holds beyond its inputs, for the memory bound; `spec` is of the arithmetic's dtype."""
+        return spec.nbytes * (models + 2)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class TSV(MatrixRule):
         d, m = matrix_shape(spec.shape)
         n = min(d, m)
         columns = models * (rank_kept(n, models, self.rank_fraction) if self.low_rank else n)
-        held = 4 * spec.numel * 2 + 8 * min(spec.numel, HELD)
+        held = 2 * spec.nbytes + 8 * min(spec.numel, HELD)
         return held + 8 * 3 * (d + m) * columns + 8 * 4 * min(max(d, m), max(n, columns)) ** 2
 
 
