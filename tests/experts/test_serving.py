@@ -25,6 +25,7 @@ from merganser.experts.adaptive import AdaptiveModel
 from merganser.experts.batching import Batcher, Busy, Closed, Limits
 from merganser.experts.inputs import Inputs
 from merganser.experts.requests import fitted
+from merganser.experts.routing import ProjectionRouter
 from merganser.experts.serving import create_app
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
 
@@ -321,7 +322,8 @@ def test_names_of_the_command_are_checked(model):
 
 
 def test_the_command_has_the_defaults_of_the_model():
-    ours, theirs = (inspect.signature(of).parameters for of in (command, AdaptiveModel))
+    ours, model, router = (inspect.signature(of).parameters for of in (command, AdaptiveModel, ProjectionRouter))
+    theirs = {**model, **router}  # None in the model stands for what the router has
     shared = [name for name in ours if name in theirs and name not in ("library", "heads", "features", "layer")]
     assert set(shared) >= {"source", "normalize", "score", "threshold", "top", "redundancy"}
     assert {name: ours[name].default for name in shared} == {name: theirs[name].default for name in shared}
