@@ -1,5 +1,6 @@
 """An adaptive model behind HTTP: /predict, /route, /healthz, /metrics."""
 
+# Annotations are not put off to strings here: FastAPI reads those of its routes, where `Request` is a local name.
 import asyncio
 import time
 from collections import Counter
@@ -24,6 +25,10 @@ class _Metrics:
         self.seconds: dict[str, float] = {}
         self.experts: Counter[str] = Counter()
 
+    def count(self, path: str, status: int, seconds: float) -> None:
+        self.requests[path, status] += 1
+        self.seconds[path] = self.seconds.get(path, 0.0) + seconds
+
     def text(self, model: AdaptiveModel, batcher: Batcher) -> str:
         gauges = {
             "merganser_batches_total": batcher.batches,
@@ -43,6 +48,55 @@ class _Metrics:
         return "\n".join(lines) + "\n"
 
 
+class _Server:
+    """A model, the queue in front of it, and what it has done."""
+
+    def __init__(
+        self, model: AdaptiveModel, encode: Encode | None, labels: Mapping[str, Sequence[str]], limits: Limits
+    ) -> None:
+        _check_labels(model, labels)
+        self.model, self.encode, self.limits = model, encode, limits
+        self.metrics = _Metrics()
+        works: dict[str, Work] = {"predict": _predicting(model, labels), "route": _routing(model)}
+        # A model that routes a batch as one would give the requests of strangers one set and one head.
+        self.batcher = Batcher(works, limits, together=not model.settings.per_batch)
+
+    @asynccontextmanager
+    async def lifespan(self, _: Any) -> AsyncIterator[None]:
+        self.model.prepare()
+        self.batcher.start()
+        yield
+        await self.batcher.stop()
+
+    async def answer(self, request: Any, work: str, key: str) -> tuple[int, Answer]:
+        """The status and the content of an answer: what `work` found under `key`, or what is wrong."""
+        began = time.perf_counter()
+        try:
+            inputs = parse(await _body(request, self.limits), self.model.module, self.encode, self.limits)
+            answers = await self.batcher.submit(work, inputs)
+            self.metrics.experts.update(name for found in answers for name in found["experts"])
+            status, content = 200, {key: plain(list(answers))}
+        except Refused as refused:
+            status, content = refused.status, {"error": refused.message}
+        except InputError as error:
+            status, content = 422, {"error": str(error)}
+        except (Busy, Closed) as error:
+            status, content = 503, {"error": str(error)}
+        except (TimeoutError, asyncio.TimeoutError):
+            status, content = 504, {"error": f"no answer within {self.limits.timeout:g} seconds"}
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            # What a module raises for arrays of a shape, type or vocabulary it does not know.
+            status, content = 422, {"error": f"the model cannot take these inputs: {first_line(error)}"}
+        self.metrics.count(f"/{work}", status, time.perf_counter() - began)
+        return status, content
+
+    def health(self) -> tuple[int, Answer]:
+        """The same of the server itself."""
+        stopping = self.batcher.closed
+        experts = list(self.model.library.experts)
+        return (503 if stopping else 200), {"status": "stopping" if stopping else "ok", "experts": experts}
+
+
 def create_app(
     model: AdaptiveModel,
     *,
@@ -59,62 +113,26 @@ def create_app(
     fastapi = require("fastapi", "serve")
     responses = require("fastapi.responses", "serve")
     Request = fastapi.Request
-    bounds = limits or Limits()
-    metrics = _Metrics()
-    _check_labels(model, labels or {})
-    works: dict[str, Work] = {"predict": _predicting(model, labels or {}), "route": _routing(model)}
-    # A model that routes a batch as one would give the requests of strangers one set and one head.
-    batcher = Batcher(works, bounds, together=not model.settings.per_batch)
+    server = _Server(model, encode, labels or {}, limits or Limits())
+    app = fastapi.FastAPI(title="merganser", lifespan=server.lifespan)
 
-    @asynccontextmanager
-    async def lifespan(_: Any) -> AsyncIterator[None]:
-        model.prepare()
-        batcher.start()
-        yield
-        await batcher.stop()
-
-    app = fastapi.FastAPI(title="merganser", lifespan=lifespan)
-
-    async def answer(request: Any, work: str, key: str) -> Any:
-        path, began = f"/{work}", time.perf_counter()
-        status = 200
-        content: dict[str, Any] = {}
-        try:
-            inputs = parse(await _body(request, bounds), model.module, encode, bounds)
-            answers = await batcher.submit(work, inputs)
-            metrics.experts.update(name for found in answers for name in found["experts"])
-            content = {key: plain(list(answers))}
-        except Refused as refused:
-            status, content = refused.status, {"error": refused.message}
-        except InputError as error:
-            status, content = 422, {"error": str(error)}
-        except (Busy, Closed) as error:
-            status, content = 503, {"error": str(error)}
-        except (TimeoutError, asyncio.TimeoutError):
-            status, content = 504, {"error": f"no answer within {bounds.timeout:g} seconds"}
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            # What a module raises for arrays of a shape, type or vocabulary it does not know.
-            status, content = 422, {"error": f"the model cannot take these inputs: {first_line(error)}"}
-        metrics.requests[path, status] += 1
-        metrics.seconds[path] = metrics.seconds.get(path, 0.0) + time.perf_counter() - began
-        headers = {"Retry-After": "1"} if status == 503 else None
-        return responses.JSONResponse(content, status, headers)
+    def json(status: int, content: Answer) -> Any:
+        return responses.JSONResponse(content, status, {"Retry-After": "1"} if status == 503 else None)
 
     async def predict(request: Request) -> Any:  # type: ignore[valid-type]
         """Task, class and score of every sample."""
-        return await answer(request, "predict", "predictions")
+        return json(*await server.answer(request, "predict", "predictions"))
 
     async def route(request: Request) -> Any:  # type: ignore[valid-type]
         """The experts of every sample, without the second pass."""
-        return await answer(request, "route", "routes")
+        return json(*await server.answer(request, "route", "routes"))
 
     async def healthz() -> Any:
-        status = "stopping" if batcher.closed else "ok"
-        content = {"status": status, "experts": list(model.library.experts)}
-        return responses.JSONResponse(content, 503 if batcher.closed else 200)
+        return json(*server.health())
 
     async def exposition() -> Any:
-        return responses.PlainTextResponse(metrics.text(model, batcher), media_type="text/plain; version=0.0.4")
+        text = server.metrics.text(model, server.batcher)
+        return responses.PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def refused(_: Any, error: Any) -> Any:
         return responses.JSONResponse({"error": error.detail}, error.status_code, error.headers)
