@@ -1,9 +1,13 @@
+import math
+
 import numpy as np
 import pytest
 import torch
 from method_driver import run
 
+import merganser as mg
 from merganser.errors import RecipeError
+from merganser.methods.averages import between
 
 rng = np.random.default_rng(0)
 BASE = rng.standard_normal((9, 5)).astype(np.float32)
@@ -31,6 +35,33 @@ def test_linear_with_negative_weights_and_without_normalisation():
 def test_equal_models_come_back_bit_by_bit():
     merged = run("linear", [MODELS[0]] * 3, parameters={"weight": [0.1, 0.7, 0.3]})
     assert torch.equal(merged, torch.from_numpy(MODELS[0]))
+
+
+INFINITE = [[-math.inf, -math.inf, 3.0, math.inf, math.nan, 1.0], [-math.inf, 3.0, -math.inf, -math.inf, 1.0, 2.0]]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.2, 0.5, 0.8, 1.0])
+def test_infinite_entries_are_averaged_as_numbers_are(weight):
+    start, end = map(torch.tensor, INFINITE)
+    found = between(start, end, weight, finite=False)
+    shares = [(tensor, share) for tensor, share in ((start, 1 - weight), (end, weight)) if share]
+    expected = sum(tensor * share for tensor, share in shares)
+    assert torch.allclose(found, expected, equal_nan=True)
+    assert torch.equal(found[5:], between(start[5:], end[5:], weight))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("linear", {"weight": [0.1, 0.7, 0.3]}), ("ema", {}), ("wise_ft", {}), ("fisher", {})]
+)
+def test_masks_of_infinity_come_back_bit_by_bit(method, options):
+    mask = torch.full((4, 4), -math.inf).triu(1)
+    count = 1 if method == "wise_ft" else 3
+    if method == "wise_ft":
+        options = {"base": {"mask": mask}}
+    if method == "fisher":
+        options = {"statistics": {"fisher": [{"other": mask}] * count}}
+    merged = mg.merge([{"mask": mask}] * count, method, allow_nan=True, **options)
+    assert torch.equal(merged["mask"], mask)
 
 
 def test_weights_that_cancel_are_refused_before_any_work():

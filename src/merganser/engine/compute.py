@@ -197,6 +197,7 @@ class Computation:
                         for kind, each in sides.items()
                     },
                     prepared=self.prepared,
+                    finite=not self.settings.allow_nan,
                 ),
             )
 

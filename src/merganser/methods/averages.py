@@ -20,7 +20,17 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total
 
 
-def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def between(start: Tensor, end: Tensor, weight: float, finite: bool = True) -> Tensor:
+    """(1 − w) a + w b, where equal entries give themselves: infinite ones too, unless all are known to be `finite`."""
+    mixed = torch.lerp(start, end, weight)
+    if finite or not (lost := mixed.isnan()).any():
+        return mixed
+    # lerp takes a difference, which infinities of one sign do not have
+    terms = [tensor * share for tensor, share in ((start, 1 - weight), (end, weight)) if share]
+    return torch.where(lost, torch.where(start == end, start, sum(terms[1:], terms[0])), mixed)
+
+
+def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float], finite: bool = True) -> Tensor:
     """Σ w θ / Σ w, as a running mean where no weight is negative: equal tensors then give themselves, bit by bit."""
     if min(weights) < 0:
         total = sum(weights)
@@ -29,7 +39,7 @@ def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor
     for tensor, weight in zip(tensors, weights, strict=True):
         total += weight
         if weight > 0:
-            mean = tensor if mean is None else torch.lerp(mean, tensor, weight / total)
+            mean = tensor if mean is None else between(mean, tensor, weight / total, finite)
     assert mean is not None, "the weights do not sum to zero"
     return mean
 
@@ -57,7 +67,9 @@ class Linear(Method):
             raise RecipeError("linear.weight: the weights sum to zero; change one, or set normalize to false")
 
     def merge(self, group: Group, state: State = None) -> Tensor:
-        return (weighted_mean if self.normalize else weighted_sum)(group.models, self.weight)
+        if not self.normalize:
+            return weighted_sum(group.models, self.weight)
+        return weighted_mean(group.models, self.weight, group.finite)
 
 
 @register
@@ -75,7 +87,7 @@ class WiseFT(Method):
     alpha: float = param(0.5, "0 is the base, 1 the fine-tuned model")
 
     def merge(self, group: Group, state: State = None) -> Tensor:
-        return torch.lerp(group.anchor, group.models[0], self.alpha)
+        return between(group.anchor, group.models[0], self.alpha, group.finite)
 
 
 @register
@@ -93,7 +105,7 @@ class Ema(Method):
     def merge(self, group: Group, state: State = None) -> Tensor:
         mean = group.models[0]
         for model in group.models[1:]:
-            mean = torch.lerp(mean, model, 1 - self.decay)
+            mean = between(mean, model, 1 - self.decay, group.finite)
         return mean
 
 

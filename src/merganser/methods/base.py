@@ -41,6 +41,8 @@ class Group:
     seed: int = 0
     statistics: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
     prepared: State = None
+    #: Whether infinite entries and NaN have been ruled out.
+    finite: bool = True
 
     @property
     def anchor(self) -> Tensor:

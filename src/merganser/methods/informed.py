@@ -27,7 +27,8 @@ class Fisher(Method):
     weight: tuple[float, ...] = per_model(1.0, "factor of each model's information", low=0)
 
     def merge(self, group: Group, state: State = None) -> Tensor:
-        mean = weighted_mean(group.models, self.weight if sum(self.weight) > 0 else [1.0] * len(group.models))
+        weights = self.weight if sum(self.weight) > 0 else [1.0] * len(group.models)
+        mean = weighted_mean(group.models, weights, group.finite)
         information = group.statistics.get("fisher")
         if not information:
             return mean
@@ -57,7 +58,8 @@ class RegMean(Method):
     alpha: float = param(0.9, "factor of the off-diagonal entries of the Gram matrices", low=0, high=1)
 
     def merge(self, group: Group, state: State = None) -> Tensor:
-        mean = weighted_mean(group.models, self.weight if sum(self.weight) > 0 else [1.0] * len(group.models))
+        weights = self.weight if sum(self.weight) > 0 else [1.0] * len(group.models)
+        mean = weighted_mean(group.models, weights, group.finite)
         grams = group.statistics.get("gram")
         if not grams or mean.dim() != 2:
             return mean
