@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from merganser import recipes
 from merganser.errors import RecipeError
+from merganser.recipes.plan import Source
 from merganser.recipes.schema import OutputOptions, TokenizerOptions, TokenRow
 
 LINEAR = """
@@ -154,6 +155,8 @@ def test_every_documented_method_plans_with_its_documented_parameters(method, hu
     [
         ({"tokenizer_source": "union"}, OutputOptions(tokenizer=TokenizerOptions("union"))),
         ({"tokenizer_source": "base"}, OutputOptions(tokenizer=TokenizerOptions("base"))),
+        ({"tokenizer_source": "b"}, OutputOptions(tokenizer=TokenizerOptions("b"))),
+        ({"tokenizer_source": "model:b"}, OutputOptions(tokenizer=TokenizerOptions("b"))),
         (
             {"tokenizer": {"source": "union", "pad_to_multiple_of": 64}},
             OutputOptions(tokenizer=TokenizerOptions("union", pad_to_multiple_of=64)),
@@ -426,3 +429,42 @@ def test_files_of_other_tools_are_refused_by_name(text, message):
     with pytest.raises(RecipeError, match="not a merge") as error:
         recipes.load(text)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "note"),
+    [
+        ("task_arithmetic", {"weight": 1}, "slices[0]: base is not among its models and gives layers [1, 3) like a"),
+        ("linear", {"weight": 1}, "base is only the template: 'linear' knows no base"),
+        ("passthrough", {}, None),
+    ],
+)
+def test_what_a_base_outside_its_slices_does_is_noted(method, parameters, note, hub):
+    names = ["a"] if method == "passthrough" else ["a", "b"]
+    sources = [{"model": model, "layer_range": [1 + i, 3 + i]} for i, model in enumerate(names)]
+    document = {
+        "merge_method": method,
+        "base_model": "base",
+        "slices": [{"sources": sources, "parameters": parameters}],
+    }
+    plan = recipes.plan(recipes.load(document), hub())
+    assert plan.notes == ((note,) if note else ())
+    if method == "task_arithmetic":
+        base = outputs(plan)["model.layers.0.mlp.up_proj.weight"].base
+        assert base == Source(0, "model.layers.1.mlp.up_proj.weight")
+        sources.append({"model": "base", "layer_range": [0, 2]})
+        assert not recipes.plan(recipes.load(document), hub()).notes
+
+
+def test_an_unlisted_base_takes_part_unless_only_the_models_have_weights(hub):
+    def made(shared, own):
+        models = [{"model": model, "parameters": own} for model in ("a", "b")]
+        document = {"merge_method": "linear", "base_model": "base", "models": models, "parameters": shared}
+        return recipes.plan(recipes.load(document), hub())
+
+    alone = made({}, {"weight": 1})
+    assert len(alone.outputs[0].inputs) == 2
+    assert "base is only the template: 'linear' knows no base" in alone.notes
+    joined = made({"weight": 1}, {})
+    assert len(joined.outputs[0].inputs) == 3
+    assert "base is the base and counts as one of the models: 'linear' knows no base" in joined.notes

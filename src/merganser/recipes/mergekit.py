@@ -232,7 +232,8 @@ class _Reader:
             options["tokenizer"] = fields.tokenizer(data["tokenizer"], "tokenizer", self.problems, "union")
         elif data.get("tokenizer_source") is not None:
             with self.problems.collect():
-                source = _reference(data["tokenizer_source"], "tokenizer_source")
+                # mergekit's older spelling of a model.
+                source = _reference(data["tokenizer_source"], "tokenizer_source").removeprefix("model:")
                 options["tokenizer"] = fields.tokenizer(source, "tokenizer_source", self.problems, "union")
         with self.problems.collect():
             options["exclude"] = fields.globs(data.get("exclude"), "exclude")

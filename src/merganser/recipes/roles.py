@@ -49,6 +49,9 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
         if base is not None and not others:
             # A slice of the base alone: nothing to merge into it.
             method, entries, base = lookup("passthrough"), (base,), None
+        elif base is not None and base.layers is None and (layers := each.models[0].layers) is not None:
+            like = f"layers [{layers[0]}, {layers[1]}) like {each.models[0].label}"
+            notes.append(f"{each.where}: {base.label} is not among its models and gives {like}")
     elif base is not None:
         listed = len(others) < len(entries)
         if listed and recipe.dialect == "mergekit":
@@ -56,7 +59,7 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
         elif not listed and _joins(recipe, part, each, method, base, override):
             entries = (base, *entries)
             notes.append(f"{base.label} is the base and counts as one of the models: {method.name!r} knows no base")
-        elif not listed and not part.sliced:
+        elif not listed and not (part.sliced and method.name == "passthrough"):
             notes.append(f"{base.label} is only the template: {method.name!r} knows no base")
         base = None
     method.check_inputs(len(entries), base is not None, f"{where}: method {method.name!r}")
