@@ -126,6 +126,45 @@ def test_a_branch_that_was_not_taken_is_refused_unless_allowed_or_shown() -> Non
         assert difference(net, x, task, found=found) < 1e-12
 
 
+@pytest.mark.parametrize("way", ["flattened", "beside others"])
+def test_a_branch_that_reads_units_in_a_wider_axis_is_refused(way: str) -> None:
+    """Twelve channels in 48 features, or twelve units beside three inputs: no axis is twelve long."""
+
+    class Image(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.one, self.two = nn.Conv2d(3, 12, 1), nn.Conv2d(12, 2, 1), nn.Linear(48, 2)
+
+        def forward(self, x: Tensor, task: str = "one") -> Tensor:
+            hidden = F.relu(self.trunk(x))
+            return self.one(hidden) if task == "one" else self.two(hidden.flatten(1))
+
+    class Beside(Heads):
+        def __init__(self) -> None:
+            super().__init__()
+            self.two = nn.Linear(17, 2)
+
+        def forward(self, x: Tensor, task: str = "one") -> Tensor:
+            hidden = F.relu(self.trunk(x))
+            return self.one(hidden) if task == "one" else self.two(torch.cat([hidden, x], 1))
+
+    net, x = (Image(), torch.randn(4, 3, 2, 2)) if way == "flattened" else (Beside(), torch.randn(4, 5))
+    net, x = net.double().eval(), x.double()
+    with pytest.raises(InputError, match=r"leave out weights .* 'two\.weight'; give more_examples"):
+        symmetry(net, x)
+    blind = symmetry(net, x, allow_unused=True)
+    assert difference(net, x, "two", found=blind) > 1e-3
+    shown = symmetry(net, x, more_examples=[(x, "two")])
+    assert freedom(shown) == {"trunk": (12,)}
+    assert difference(net, x, "two", found=shown) < 1e-12
+
+
+def test_narrow_weights_that_no_example_uses_are_no_branch() -> None:
+    net = Heads()
+    net.register_buffer("class_weights", torch.ones(3))
+    assert freedom(symmetry(net, torch.randn(4, 5), more_examples=[(torch.randn(4, 5), "two")])) == {"trunk": (12,)}
+
+
 def test_what_is_found_holds_for_all_examples() -> None:
     class Either(Heads):
         def forward(self, x: Tensor, task: str = "one") -> Tensor:

@@ -44,9 +44,9 @@ def symmetry(
     without a rule touches, are pinned: the result may be smaller than the full group of symmetries, never larger.
 
     A branch that the example does not take is not seen. `more_examples` are traced too, and what is found holds for all
-    of them. Weights that none of them uses are never moved; where one has an axis as long as one that moves it may
-    belong to such a branch (a second head, one for training only), which would break, and is refused. With
-    `allow_unused` you say that it does not, or that you do not need it.
+    of them. Weights that none of them uses are never moved. One with an axis at least as long as the shortest that
+    moves may belong to such a branch (a second head, one for training only) and read moving units there, flattened or
+    beside others, and is refused. With `allow_unused` you say that it does not, or that you do not need it.
 
     With `self_test`, random weights are permuted at random and must compute the same function in float64; a
     derivation that fails raises `MerganserError`. Models of transformers are traced without their key-value cache.
@@ -197,12 +197,16 @@ def _walk(
 
 def _refuse_unused(found: Symmetry, unused: Mapping[str, torch.Tensor]) -> None:
     moved = {found.tensor_shape(name)[dim] for places in found.occurrences.values() for name, dim in places}
-    suspects = [name for name, tensor in unused.items() if tensor.is_floating_point() and moved & {*tensor.shape}]
+    # A flattened axis is a multiple of its units, a concatenated one a sum with others: no shorter than the units.
+    least = min(moved, default=None)
+    if least is None:
+        return
+    suspects = [n for n, t in unused.items() if t.is_floating_point() and max(t.shape, default=0) >= least]
     if suspects:
         shown = ", ".join(repr(name) for name in suspects[:3]) + (", …" if len(suspects) > 3 else "")
         raise InputError(
-            f"the example inputs leave out weights that are as wide as units that move: {shown}; give more_examples "
-            "that use them, or allow_unused=True (--allow-unused) if you do not need what they are for"
+            f"the example inputs leave out weights that are wide enough to read units that move: {shown}; give "
+            "more_examples that use them, or allow_unused=True (--allow-unused) if you do not need what they are for"
         )
 
 

@@ -39,7 +39,7 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option(help="For weights and merge_many, which go through layers at random.")] = 0,
     allow_unused: Annotated[
-        bool, typer.Option("--allow-unused", help="Go on where the example leaves out weights as wide as moving units.")
+        bool, typer.Option("--allow-unused", help="Go on where the example leaves out weights that may matter.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
