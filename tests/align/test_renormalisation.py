@@ -17,7 +17,7 @@ from merganser.errors import InputError
 
 def batches_of(shape, count=3):
     generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(shape, generator=generator).double(), None) for _ in range(count)]
+    return [torch.randn(shape, generator=generator).double() for _ in range(count)]
 
 
 def merged_and_endpoints(make, models=3):
@@ -36,7 +36,7 @@ def statistics(module, name, batches):
     layer = module.get_submodule(name)
     handle = layer.register_forward_hook(lambda _m, _i, output: outputs.append(output.detach()))
     with torch.no_grad():
-        for inputs, _ in batches:
+        for inputs in batches:
             module(inputs)
     handle.remove()
     rows = torch.cat([o.movedim(1, -1) if isinstance(layer, nn.Conv2d) else o for o in outputs])
@@ -130,7 +130,7 @@ def test_batch_norm_networks_get_recomputed_statistics():
     before = copy.deepcopy(merged.state_dict())
     repaired = repair(merged, endpoints, batches)
     # The first BatchNorm sees the stem's output, which nothing before it changes.
-    outputs = [merged.stem(x).detach() for x, _ in batches]
+    outputs = [merged.stem(x).detach() for x in batches]
     mean = torch.stack([o.mean((0, 2, 3)) for o in outputs]).mean(0)
     torch.testing.assert_close(repaired.n0.running_mean, mean)
     assert not torch.equal(repaired.n2.running_var, merged.n2.running_var)
@@ -178,9 +178,31 @@ def test_a_layer_norm_with_channels_in_front(sequential):
 
     def channels(model):
         with torch.no_grad():
-            rows = model[:2](batches[0][0]).movedim(1, -1).reshape(-1, 8)
+            rows = model[:2](batches[0]).movedim(1, -1).reshape(-1, 8)
         return rows.mean(0), rows.std(0, unbiased=False)
 
     wanted = [torch.stack(each).mean(0) for each in zip(*map(channels, models), strict=True)]
     for found, goal in zip(channels(repaired), wanted, strict=True):
         torch.testing.assert_close(found, goal, rtol=1e-9, atol=1e-9)
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x, gate):
+        return self.inner(x * gate)
+
+
+def test_a_tuple_is_the_arguments_of_the_model_and_holds_no_targets():
+    torch.manual_seed(0)
+    ends = [Gated().double() for _ in range(2)]
+    x, gate = torch.randn(16, 4).double(), torch.rand(16, 4).double()
+    by_position, by_name = (repair(ends[0], ends, [batch]) for batch in ((x, gate), {"x": x, "gate": gate}))
+    plain = repair(ends[0].inner, [end.inner for end in ends], [x * gate])
+    for found in (by_position, by_name):
+        torch.testing.assert_close(found.inner.state_dict(), plain.state_dict())
+    for call in (repair, lambda model, ends, batches: reset_batch_norm(model, batches)):
+        with pytest.raises(InputError, match="targets have no place"):
+            call(plain, [plain], [(x, torch.zeros(16))])

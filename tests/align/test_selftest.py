@@ -33,18 +33,18 @@ def pinned_at(found: Symmetry, name: str, dim: int) -> Symmetry:
 
 def test_every_forgotten_axis_is_found(net: nn.Module) -> None:
     found = symmetry(net, X)
-    assert self_test(net, found, (X,)) < 1e-12
+    assert self_test(net, found, X) < 1e-12
     places = [place for atom in found.atoms for place in found.occurrences[atom]]
     assert len(places) == 7 + 3
     for name, dim in places:
         with pytest.raises(MerganserError, match="failed its self-test"):
-            self_test(net, pinned_at(found, name, dim), (X,))
+            self_test(net, pinned_at(found, name, dim), X)
 
 
 def test_the_guilty_atom_is_named(net: nn.Module) -> None:
     wrong = pinned_at(symmetry(net, X), "1.running_var", 0)
     with pytest.raises(MerganserError, match=r"when permuting 0;"):
-        self_test(net, wrong, (X,))
+        self_test(net, wrong, X)
 
 
 def test_no_unit_stays_in_place() -> None:
@@ -60,7 +60,7 @@ def test_permuting_outputs_is_wrong(net: nn.Module) -> None:
         {name: tuple(product(Factor(None, n)) for n in tensor.shape) for name, tensor in net.state_dict().items()},
     ).extend(axes={"5.bias": [product(Factor("out", 2))]})
     with pytest.raises(MerganserError, match="when permuting out"):
-        self_test(net, wrong, (X,))
+        self_test(net, wrong, X)
 
 
 def test_parts_computed_in_float32_do_not_blur_the_test() -> None:
@@ -69,7 +69,7 @@ def test_parts_computed_in_float32_do_not_blur_the_test() -> None:
             return torch.sinh(x.float()).to(x.dtype)
 
     net = nn.Sequential(nn.Linear(3, 64), Narrow(), nn.Linear(64, 2)).eval()
-    assert self_test(net, symmetry(net, X), (X,)) < 1e-12
+    assert self_test(net, symmetry(net, X), X) < 1e-12
 
 
 def test_inconclusive_and_impossible_tests_say_so() -> None:

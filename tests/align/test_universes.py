@@ -21,7 +21,7 @@ NETWORKS = {
     "resnet-batchnorm": (lambda: resnet(8, "batch"), (2, 3, 8, 8)),
     "resnet-layernorm": (lambda: resnet(8, "layer"), (2, 3, 8, 8)),
     "vgg": (lambda: vgg(8), (2, 3, 8, 8)),
-    "attention": (lambda: attention(24, 4), (2, 5, 6)),
+    "attention": (lambda: attention(16, 4), (2, 5, 6)),
 }
 
 

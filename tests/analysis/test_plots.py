@@ -52,5 +52,5 @@ def test_figures(setting, tmp_path):
     assert np.shape(figures[9].data[0].z) == (3, 2)
     figures[2].write_html(tmp_path / "plane.html", include_plotlyjs="cdn")
     assert (tmp_path / "plane.html").stat().st_size > 0
-    with pytest.raises(InputError, match="it has cosine, distance"):
+    with pytest.raises(InputError, match="known: cosine, distance"):
         plots.similarity(weights, "cka")

@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 TASKS = ("mr", "subj", "trec", "cr")
 CLASSES = (2, 2, 6, 2)
+SENTENCES = 3
 
 
 def sentences(task: int, count: int, seed: int):
@@ -30,7 +31,7 @@ def sentences(task: int, count: int, seed: int):
 def setting(tmp_path_factory):
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
     )
     encoder = transformers.BertModel(config, add_pooling_layer=False).eval()
     base = {name: tensor.detach().clone() for name, tensor in encoder.named_parameters()}
@@ -47,8 +48,8 @@ def setting(tmp_path_factory):
         task: {"weight": torch.randn(classes, 16), "bias": torch.randn(classes)}
         for task, classes in zip(TASKS, CLASSES, strict=True)
     }
-    test, tuning = ({task: [sentences(i, 6, seed)] for i, task in enumerate(TASKS)} for seed in (0, 1))
-    support = {task: [sentences(i, 6, 2)[0]] for i, task in enumerate(TASKS)}
+    test, tuning = ({task: [sentences(i, SENTENCES, seed)] for i, task in enumerate(TASKS)} for seed in (0, 1))
+    support = {task: [sentences(i, SENTENCES, 2)[0]] for i, task in enumerate(TASKS)}
     return Setting(library, heads, encoder, Data(test, tuning, support), dict.fromkeys(TASKS, 0.5))
 
 
@@ -116,12 +117,12 @@ def test_batches_sets_and_answers_are_stored(report):
 
 
 def test_the_results_page_can_show_it(report):
-    assert list(section.parts(report | {"samples": 6}))
+    assert list(section.parts(report | {"samples": SENTENCES}))
 
 
 def test_single_sentences_are_all_of_them_without_padding(setting):
     found = list(single_sentences(setting))
-    assert len(found) == 6 * len(TASKS)
+    assert len(found) == SENTENCES * len(TASKS)
     assert {x.kwargs["input_ids"].shape[1] for x in found} == {3, 5}
     assert all(bool(x.mask.all()) for x in found)
 

@@ -212,7 +212,7 @@ def test_without_settings_the_threshold_and_the_number_of_tasks_have_an_effect(b
     [
         (torch.zeros(0, 5, WIDTH), "a batch of 0 samples"),
         (torch.zeros(WIDTH), "not samples × width: a batch of one sample"),
-        ((torch.zeros(2, 5, WIDTH), torch.zeros(2)), "cannot take these inputs .* without targets"),
+        ((torch.zeros(2, 5, WIDTH), torch.zeros(2)), "cannot take these inputs .* targets have no place"),
         ({"y": torch.zeros(2, 5, WIDTH)}, "cannot take these inputs"),
     ],
 )

@@ -260,7 +260,7 @@ def test_refusals(world, checkpoint, tmp_path):
         mg.merge(models, method="linear", data=data)
     with pytest.raises(InputError, match="expected batches for each"):
         mg.merge(models, method="fisher", data=data[:1])
-    with pytest.raises(InputError, match=r"takes \(input\), not this batch .* targets have no place"):
+    with pytest.raises(InputError, match=r"takes \(input\) and cannot take these inputs .* targets have no place"):
         mg.merge(models, method="regmean", data=[[(x, x.argmax(1)) for x in batches] for batches in data])
     with pytest.raises(InputError, match="nothing asks for them"):
         mg.merge(models, method="fisher", data=data, heads=[lambda x: x] * 2)

@@ -21,11 +21,9 @@ from merganser.align.matches import Match
 from merganser.align.moments import (
     CHANNELS_LAST,
     CHANNELS_SECOND,
-    Batch,
     Moments,
     channel_rows,
     evaluating,
-    forward,
     hooked,
 )
 from merganser.align.pairwise import FIRST
@@ -33,6 +31,7 @@ from merganser.align.permutations import identity
 from merganser.align.solver import hard_placement, layout_and_weights
 from merganser.align.state import Model, states_of
 from merganser.align.symmetries import Factor, Symmetry, product
+from merganser.batches import Inputs, forward
 from merganser.errors import InputError
 from merganser.kernels.assignment import Path, Profit, assign_all
 
@@ -45,11 +44,13 @@ def activation_matching(
     b: Model,
     symmetry: Symmetry,
     *,
-    batches: Iterable[Batch],
-    standardise: bool = False,
+    batches: Iterable[Inputs],
+    standardize: bool = False,
     workers: int | None = None,
 ) -> Match:
-    """Match by cross-moments of layer outputs; `standardise` takes correlations (a second pass over the batches).
+    """Match by cross-moments of layer outputs on batches of inputs (without targets).
+
+    `standardize` takes correlations, in a second pass over the batches.
 
     Trees that no layer shows (queries and keys inside a fused attention, say) are matched by weights, with the others
     in place.
@@ -59,7 +60,7 @@ def activation_matching(
     layout, weights = layout_and_weights(symmetry, states_of([a, b], symmetry))
     layers = _watched(a, symmetry)
     with evaluating(a, b), torch.no_grad():
-        moments = _moments(a, b, layers, batches) if standardise else None
+        moments = _moments(a, b, layers, batches) if standardize else None
         profits = _profits(a, b, layers, batches, symmetry, moments)
     seen = sorted({path[0] for path in profits})
     problems = [(layout.trees[root], {p: v for p, v in profits.items() if p[0] == root}) for root in seen]
@@ -86,7 +87,7 @@ def _watched(model: nn.Module, symmetry: Symmetry) -> list[str]:
     return layers
 
 
-def _outputs(model: nn.Module, layers: Iterable[str], batch: Batch) -> Activations:
+def _outputs(model: nn.Module, layers: Iterable[str], batch: Inputs) -> Activations:
     modules = dict(model.named_modules())
     found: Activations = {}
 
@@ -100,7 +101,7 @@ def _outputs(model: nn.Module, layers: Iterable[str], batch: Batch) -> Activatio
 
 
 def _moments(
-    a: nn.Module, b: nn.Module, layers: list[str], batches: Iterable[Batch]
+    a: nn.Module, b: nn.Module, layers: list[str], batches: Iterable[Inputs]
 ) -> tuple[dict[str, Moments], dict[str, Moments]]:
     both: tuple[dict[str, Moments], dict[str, Moments]] = ({}, {})
     for batch in batches:
@@ -114,7 +115,7 @@ def _profits(
     a: nn.Module,
     b: nn.Module,
     layers: list[str],
-    batches: Iterable[Batch],
+    batches: Iterable[Inputs],
     symmetry: Symmetry,
     moments: tuple[dict[str, Moments], dict[str, Moments]] | None,
 ) -> dict[Path, Profit]:
@@ -124,7 +125,7 @@ def _profits(
         seen = True
         pair = [_outputs(model, layers, batch) for model in (a, b)]
         if moments is not None:
-            pair = [_standardised(outputs, own) for outputs, own in zip(pair, moments, strict=True)]
+            pair = [_standardized(outputs, own) for outputs, own in zip(pair, moments, strict=True)]
         for path, profit in _cross_moments(pair[0], pair[1], symmetry).items():
             total[path] = total.get(path, np.zeros(profit.shape)) + profit
     if not seen:
@@ -132,7 +133,7 @@ def _profits(
     return total
 
 
-def _standardised(outputs: Activations, moments: Mapping[str, Moments]) -> Activations:
+def _standardized(outputs: Activations, moments: Mapping[str, Moments]) -> Activations:
     scaled = {}
     for layer, rows in outputs.items():
         mean, std = moments[layer].values

@@ -22,9 +22,8 @@ from merganser.align.tracing.dims import ONE, Axes, Dim, fresh, pin
 from merganser.align.tracing.emission import emit
 from merganser.align.tracing.graph import Trace, tensors
 from merganser.align.tracing.storage import identity, overlapping
+from merganser.batches import Arguments, Inputs, arguments
 from merganser.errors import InputError
-
-Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 def symmetry(
@@ -55,34 +54,21 @@ def symmetry(
         raise InputError(f"symmetries are derived from an nn.Module, got {type(module).__name__}")
     if isinstance(more_examples, torch.Tensor | Mapping):
         raise InputError("more_examples is a sequence of example inputs: write more_examples=[…]")
-    examples = [arguments(module, inputs, kwargs or {}) for inputs in (example_inputs, *more_examples)]
+    examples = [_example(module, inputs, kwargs or {}) for inputs in (example_inputs, *more_examples)]
     with traceable(module):
         found, unused = _derive(module, [_export(module, args, named) for args, named in examples])
         if not allow_unused:
             _refuse_unused(found, unused)
         if self_test:
             for args, named in examples:
-                run_self_test(module, found, args, named, seed=seed)
+                run_self_test(module, found, args, kwargs=named, seed=seed)
     return found
 
 
-def arguments(
-    module: torch.nn.Module, example_inputs: Inputs, kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(module: torch.nn.Module, inputs: Inputs, kwargs: Mapping[str, Any]) -> Arguments:
     """Positional and keyword arguments of the forward pass."""
-    named = dict(kwargs)
-    args: tuple[Any, ...] = ()
-    if isinstance(example_inputs, torch.Tensor):
-        args = (example_inputs,)
-    elif isinstance(example_inputs, Mapping):
-        named = {**example_inputs, **named}
-    elif isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
-        args = tuple(example_inputs)
-    else:
-        raise InputError(
-            "example inputs are a tensor, a sequence of positional arguments or a mapping of keyword arguments, "
-            f"got {type(example_inputs).__name__}"
-        )
+    args, own = arguments(inputs)
+    named = {**own, **kwargs}
     for tensor in tree_leaves((args, named)):
         if isinstance(tensor, torch.Tensor) and tensor.numel() == 0:
             raise InputError(f"an example input is empty, of shape {tuple(tensor.shape)}: nothing flows through it")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from merganser.batches import Inputs, forward
 from merganser.errors import InputError
 
-#: Inputs alone, or (inputs, targets, …) as data loaders give them, or keyword arguments.
-Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 Hook = Callable[[Tensor], Tensor | None]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -101,19 +100,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def inputs_of(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a batch gives to a model: a tensor, the first of a tuple (labels come after it), or keyword arguments."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (batch if isinstance(batch, Tensor) else batch[0],), {}
-
-
-def forward(model: nn.Module, batch: Batch) -> Any:
-    args, kwargs = inputs_of(batch)
-    return model(*args, **kwargs)
-
-
-def run(model: nn.Module, batches: Iterable[Batch]) -> None:
+def run(model: nn.Module, batches: Iterable[Inputs]) -> None:
     """Forward passes for their hooks' sake."""
     seen = False
     with torch.no_grad():

@@ -18,8 +18,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from merganser.align.moments import CONVOLUTIONS, Batch, Moments, channel_rows, channels_second, evaluating, hooked, run
+from merganser.align.moments import CONVOLUTIONS, Moments, channel_rows, channels_second, evaluating, hooked, run
 from merganser.align.state import Model, State, average, shares_of, state_of
+from merganser.batches import Inputs
 from merganser.errors import InputError
 
 REPAIRABLE = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.GroupNorm)
@@ -30,13 +31,13 @@ Statistics = dict[str, tuple[Tensor, Tensor]]
 def repair(
     merged: nn.Module,
     endpoints: Sequence[Model],
-    batches: Iterable[Batch],
+    batches: Iterable[Inputs],
     *,
     weights: Sequence[float] | None = None,
     skip: Sequence[str] = (),
     sequential: bool = True,
 ) -> nn.Module:
-    """A repaired copy of `merged`.
+    """A repaired copy of `merged`, by its activations on batches of inputs (without targets).
 
     Give the endpoints in the space of the merge (`Universe.to_universe(i)`), as modules or states of the same
     architecture, and the `weights` of the merge if it was not the plain mean. Layers named in `skip` are left alone;
@@ -67,7 +68,7 @@ def repair(
     return repaired
 
 
-def reset_batch_norm(model: nn.Module, batches: Iterable[Batch]) -> nn.Module:
+def reset_batch_norm(model: nn.Module, batches: Iterable[Inputs]) -> nn.Module:
     """A copy whose BatchNorm statistics are the plain means over the batches, each layer behind normalised ones."""
     fresh = deepcopy(model)
     with evaluating(fresh):
@@ -127,7 +128,7 @@ def _endpoint(merged: nn.Module, position: int, endpoint: Model) -> State:
 def _goals(
     model: nn.Module,
     endpoints: Sequence[State],
-    batches: Iterable[Batch],
+    batches: Iterable[Inputs],
     layers: Sequence[str],
     shares: Sequence[float],
 ) -> Statistics:
@@ -143,7 +144,7 @@ def _goals(
     return {name: (means[name], stds[name]) for name in means}
 
 
-def _statistics(model: nn.Module, batches: Iterable[Batch], layers: Sequence[str]) -> Statistics:
+def _statistics(model: nn.Module, batches: Iterable[Inputs], layers: Sequence[str]) -> Statistics:
     """Mean and standard deviation of every channel of the layers that ran, in the order they first did."""
     moments: dict[str, Moments] = {}
 
@@ -176,7 +177,7 @@ def _fold(layer: nn.Module, goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tens
             bias.copy_((flat * scale.to(flat) + shift.to(flat)).reshape(bias.shape))
 
 
-def _in_one_pass(model: nn.Module, batches: Iterable[Batch], goals: Mapping[str, tuple[Tensor, Tensor]]) -> nn.Module:
+def _in_one_pass(model: nn.Module, batches: Iterable[Inputs], goals: Mapping[str, tuple[Tensor, Tensor]]) -> nn.Module:
     """Every layer corrected on every batch by that batch's statistics, whose whole is folded in the end."""
     moments = {name: Moments() for name in goals}
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from merganser.align.permutations import Permutations, apply, identity, random
 from merganser.align.symmetries import Symmetry
+from merganser.batches import Inputs, arguments
 from merganser.errors import InputError, MerganserError
 
 RTOL = 1e-9
@@ -34,21 +35,23 @@ class _Double(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def self_test(
     module: torch.nn.Module,
     symmetry: Symmetry,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
+    example_inputs: Inputs,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     rtol: float = RTOL,
 ) -> float:
     """The largest relative difference of outputs under a random cycle of every atom; raises above `rtol`.
 
     Every weight is perturbed first: zero biases, unit gains and fresh BatchNorm statistics hide mistakes.
-    The module should be in evaluation mode; it is not changed.
+    Inputs are as for `symmetry`. The module should be in evaluation mode; it is not changed.
     """
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise InputError("weights on the meta device cannot be self-tested: derive with self_test=False")
+    args, own = arguments(example_inputs)
+    named = {**own, **(kwargs or {})}
     state, rest = random_weights(module, seed)
-    expected = _outputs(module, {**state, **rest}, args, kwargs or {})
+    expected = _outputs(module, {**state, **rest}, args, named)
     if not any(value.numel() for value in expected):
         raise InputError("the self-test is inconclusive: the example inputs give no outputs to compare")
     if not all(torch.isfinite(value).all() for value in expected):
@@ -56,7 +59,7 @@ def self_test(
 
     def difference(permutations: Permutations) -> float:
         moved = apply(symmetry, permutations, state)
-        outputs = _outputs(module, {**moved, **rest}, args, kwargs or {})
+        outputs = _outputs(module, {**moved, **rest}, args, named)
         return max(_relative(a, b) for a, b in zip(expected, outputs, strict=True))
 
     everything = cycles(symmetry, seed)

@@ -19,15 +19,15 @@ from torch.func import functional_call
 
 from merganser.align.ascent import Step
 from merganser.align.matches import Match
-from merganser.align.moments import Batch, inputs_of
 from merganser.align.pairwise import weight_matching
 from merganser.align.permutations import Permutations, identity
 from merganser.align.solver import objective_of
 from merganser.align.state import Model, State, average, states_of
 from merganser.align.symmetries import Symmetry
+from merganser.batches import Batch, fitting
 from merganser.errors import InputError
 
-#: From the outputs of the model and the batch to a scalar.
+#: From the outputs of the model and the targets to a scalar.
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -46,8 +46,9 @@ def straight_through(
 ) -> Match:
     """Match b to a for the lowest mean loss of the midpoint over an epoch of batches.
 
-    `loss(outputs, batch)` is differentiated. One of the models must be a module: it lends its architecture, never its
-    tensors. BatchNorm layers use the statistics of each batch, since those of two models do not average.
+    Batches are (inputs, targets); `loss(outputs, targets)` is differentiated. One of the models must be a module: it
+    lends its architecture, never its tensors. BatchNorm layers use the statistics of each batch, since those of two
+    models do not average.
     """
     module = next((model for model in (a, b) if isinstance(model, nn.Module)), None)
     if module is None:
@@ -87,8 +88,8 @@ def _straight_through(midpoint: State, latent: State, symmetry: Symmetry) -> Sta
 
 
 def _loss(network: nn.Module, state: State, batch: Batch, loss: Loss) -> Tensor:
-    args, kwargs = inputs_of(batch)
-    return loss(functional_call(network, state, args, kwargs), batch)
+    inputs, targets = batch
+    return loss(functional_call(network, state, *fitting(network, inputs)), targets)
 
 
 def _mean_loss(network: nn.Module, state: State, batches: Iterable[Batch], loss: Loss) -> float:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from merganser.analysis.inner_products import finite_products
+from merganser.batches import Batch
 from merganser.errors import InputError
-from merganser.tuning.functional import Batch, Prepare, Weights, check_state, combine, evaluation_copy, prepared, run
+from merganser.tuning.functional import Prepare, Weights, check_state, combine, evaluation_copy, prepared, run
 from merganser.tuning.result import Result
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from merganser.batches import arguments, check_arguments
 from merganser.errors import InputError
 
 
@@ -17,8 +17,8 @@ from merganser.errors import InputError
 class Inputs:
     """The arguments of a forward pass; samples lie along the first axis of its tensors.
 
-    A batch is a tensor, a tuple (or list) of the module's positional arguments, or a mapping of its keyword arguments.
-    It holds no targets: of the (x, y) that a data loader gives, x is the batch.
+    A batch is a tensor, a tuple (or list) of the module's positional arguments, or a mapping of its keyword arguments
+    (see `merganser.batches`).
     """
 
     args: tuple[Any, ...] = ()
@@ -27,11 +27,7 @@ class Inputs:
     @classmethod
     def of(cls, batch: Any) -> Inputs:
         """A batch as it was given."""
-        if isinstance(batch, Inputs):
-            return batch
-        if isinstance(batch, Mapping):
-            return cls((), dict(batch))
-        return cls(tuple(batch) if isinstance(batch, (tuple, list)) else (batch,))
+        return batch if isinstance(batch, Inputs) else cls(*arguments(batch))
 
     @property
     def size(self) -> int:
@@ -64,18 +60,8 @@ class Inputs:
         try:
             return module(*self.args, **self.kwargs)
         except TypeError:
-            self._check(module)
+            check_arguments(module, self.args, self.kwargs)
             raise
-
-    def _check(self, module: nn.Module) -> None:
-        """Refuse arguments that the module's forward pass does not have."""
-        try:
-            inspect.signature(module.forward).bind(*self.args, **self.kwargs)
-        except TypeError as error:
-            raise InputError(
-                f"the module cannot take these inputs ({type(module).__name__}.forward: {error}); a batch is a tensor, "
-                "a tuple of positional arguments or a mapping of keyword arguments, without targets"
-            ) from None
 
 
 def concatenate(batches: Sequence[Inputs]) -> Inputs:

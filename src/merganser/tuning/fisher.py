@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
+from merganser.batches import Batch, Inputs, first_tensor
 from merganser.errors import InputError, one_of
-from merganser.tuning.functional import Batch, Inputs, Weights, call, check_state, evaluation_copy, first_tensor
+from merganser.tuning.functional import Weights, call, check_state, evaluation_copy
 from merganser.tuning.statistics import Statistics
 
 Labels: TypeAlias = Literal["expected", "sampled", "given"]

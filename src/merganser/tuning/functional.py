@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,13 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from merganser.batches import Inputs, fitting, forward
 from merganser.errors import InputError, did_you_mean
 
 Weights: TypeAlias = Mapping[str, Tensor]
-Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
-"""What a module is called with: `module(x)`, `module(*xs)` or `module(**xs)`."""
-Batch: TypeAlias = tuple[Inputs, Tensor]
-"""Inputs and targets."""
 Prepare: TypeAlias = Callable[[nn.Module], nn.Module]
 """From merged weights to the model that is evaluated: REPAIR, or fresh statistics of BatchNorm. The model it was given,
 or a copy."""
@@ -47,7 +43,7 @@ def plain_attention() -> AbstractContextManager[None]:
 
 def call(module: nn.Module, weights: Weights, inputs: Inputs) -> Tensor:
     """f(inputs; weights), its `.logits` if structured; what `weights` does not name comes from `module`."""
-    args, kwargs = arguments(module, inputs)
+    args, kwargs = fitting(module, inputs)
     return tensor_output(functional_call(module, untied(module, weights), args, kwargs))
 
 
@@ -65,8 +61,7 @@ def untied(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
 
 def run(module: nn.Module, inputs: Inputs) -> Tensor:
     """`module` on `inputs` with its own weights, as one tensor."""
-    args, kwargs = arguments(module, inputs)
-    return tensor_output(module(*args, **kwargs))
+    return tensor_output(forward(module, inputs))
 
 
 def tensor_output(output: Any) -> Tensor:
@@ -80,17 +75,6 @@ def tensor_output(output: Any) -> Tensor:
         f"the module returned {type(output).__name__}: expected a tensor or an object with a tensor `logits`; "
         "wrap the module so that it returns what the loss needs"
     )
-
-
-def first_tensor(inputs: Inputs) -> Tensor:
-    """The first tensor among the inputs; its leading axis is the batch."""
-    if isinstance(inputs, Tensor):
-        return inputs
-    candidates: Iterable[Any] = inputs.values() if isinstance(inputs, Mapping) else inputs
-    for candidate in candidates:
-        if isinstance(candidate, Tensor):
-            return candidate
-    raise InputError("a batch holds no tensor: expected a tensor, a sequence or a mapping with one")
 
 
 def check_weights(module: nn.Module, weights: Weights, label: str = "weights") -> None:
@@ -162,22 +146,3 @@ class FlatWeights:
         """Views of `vector` under the parameters' names."""
         parts = torch.split(vector, [shape.numel() for shape in self.shapes])
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
-
-
-def arguments(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How `module` is called with `inputs`; a batch it cannot take is an error before the call."""
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(inputs, Mapping):
-        kwargs = dict(inputs)
-    else:
-        args = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-    signature = inspect.signature(module.forward)
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise InputError(
-            f"{type(module).__name__} takes {signature}, not this batch ({error}): a sequence is its arguments, a "
-            "mapping its named arguments; targets have no place where inputs alone are asked for"
-        ) from error
-    return args, kwargs

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from merganser.batches import Batch, Inputs
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine import api
@@ -19,7 +20,7 @@ from merganser.methods.base import lookup
 from merganser.methods.base import parameters as method_parameters
 from merganser.tuning.adamerging import adamerge
 from merganser.tuning.fisher import diagonal_fisher
-from merganser.tuning.functional import Batch, Inputs, Weights
+from merganser.tuning.functional import Weights
 from merganser.tuning.gram import linear_grams
 from merganser.tuning.in_memory import IN_MEMORY, PARTS
 from merganser.tuning.result import Result

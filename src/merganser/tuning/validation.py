@@ -9,8 +9,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from merganser.batches import Batch
 from merganser.errors import InputError
-from merganser.tuning.functional import Batch, Weights, call, evaluation_copy
+from merganser.tuning.functional import Weights, call, evaluation_copy
 
 Head: TypeAlias = Callable[[Tensor], Tensor]
 IGNORED = -100

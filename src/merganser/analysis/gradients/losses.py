@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vjp
 
+from merganser.batches import Batch
 from merganser.errors import InputError, did_you_mean, one_of
-from merganser.tuning.functional import Batch, FlatWeights, call, check_state, evaluation_copy, plain_attention
+from merganser.tuning.functional import FlatWeights, call, check_state, evaluation_copy, plain_attention
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`loss(outputs, targets)`: the mean over the samples of a batch."""
