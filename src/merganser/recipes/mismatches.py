@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.errors import CheckpointError
 from merganser.recipes.prefixes import WRAPPERS, wrapped
+from merganser.recipes.quantised import is_scale
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import Table
@@ -46,11 +47,13 @@ class Mismatches:
         self._found: list[str] = []
         #: Missing and surplus names by model: one line says it if all of them have one reason.
         self._names: dict[int, list[str]] = {}
+        #: A quantised tensor of each model that has any where it must not.
         self._quantised: dict[int, str] = {}
+        self._unlike: dict[int, str] = {}
         self._copied: dict[int, list[str]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._found or self._names or self._quantised)
+        return bool(self._found or self._names or self._quantised or self._unlike)
 
     def add(self, line: str) -> None:
         self._found.append(line)
@@ -71,25 +74,15 @@ class Mismatches:
         self.add(f"{name!r} has unequal shapes: {listed}{hint}")
 
     def quantised(self, name: str, model: int) -> None:
-        """A merge that would combine codes, or lose them: said once for each model."""
-        label, spec = self.table.models[model].label, self.table.checkpoints[model].spec(name)
-        count = len(self.table.quantised(model))
-        self._quantised.setdefault(
-            model,
-            f"{name!r} of {label} is {spec}, one of {count} tensors of codes and scales: a quantised weight cannot be "
-            "merged; dequantise the model first, and name the result here",
-        )
+        """A merge that would combine codes, or lose them: said once for each model, of codes rather than scales."""
+        if model not in self._quantised or (is_scale(self._quantised[model]) and not is_scale(name)):
+            self._quantised[model] = name
 
     def copied_code(self, name: str, model: int) -> None:
         """Codes in the output are read as its config says, which is the template's."""
         key = "quantization_config"
         if self.table.config(model).get(key) != self.table.config(0).get(key):
-            label, have = self.table.models[model].label, self.table.models[0].label
-            self._quantised.setdefault(
-                model,
-                f"{name!r} of {label} is quantised in a way that the config of {have}, which the output gets, does not "
-                "say; dequantise the model first, and name the result here",
-            )
+            self._unlike.setdefault(model, name)
 
     def copied(self, name: str, spec: TensorSpec, model: int, models: int) -> None:
         """An integer tensor taken from one of several models; a table of numbers may be something learned."""
@@ -139,7 +132,7 @@ class Mismatches:
         for model, names in self._copied.items():
             label = self.table.models[model].label
             self.notes.append(f"{len(names)} integer tensor(s) are copied from {label} alone, such as {names[0]!r}")
-        found = [*self._found, *self._quantised.values()]
+        found = [*self._found, *self._codes()]
         for model, lines in self._names.items():
             # Codes have other names and shapes than weights: that they are codes says it all.
             if not {0, model} & self._quantised.keys():
@@ -152,6 +145,22 @@ class Mismatches:
         if len(found) > _SHOWN:
             shown.append(f"  … and {len(found) - _SHOWN} more")
         raise CheckpointError(f"the checkpoints do not fit: {len(found)} problems\n" + "\n".join(shown))
+
+    def _codes(self) -> Iterator[str]:
+        advice = "dequantise the model first, and name the result here"
+        for model, name in self._quantised.items():
+            label, spec = self.table.models[model].label, self.table.checkpoints[model].spec(name)
+            count = len(self.table.quantised(model))
+            yield (
+                f"{name!r} of {label} is {spec}, one of {count} tensors of codes and scales: a quantised weight cannot "
+                f"be merged; {advice}"
+            )
+        for model, name in self._unlike.items():
+            label, have = self.table.models[model].label, self.table.models[0].label
+            yield (
+                f"{name!r} of {label} is quantised in a way that the config of {have}, which the output gets, does not "
+                f"say; {advice}"
+            )
 
     def _wrapped(self, model: int) -> list[str]:
         first, other = ({*c.names(), *c.aliases()} for c in (self.table.checkpoints[0], self.table.checkpoints[model]))

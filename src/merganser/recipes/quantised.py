@@ -38,8 +38,13 @@ def quantised(checkpoint: Checkpoint, config: Mapping[str, Any]) -> frozenset[st
     if not codes:
         return frozenset()
     owners = codes | {name.rpartition(".")[0] for name in codes}
-    beside = {n for n in checkpoint.names() if _COMPANION.search(n) and n.rpartition(".")[0] in owners}
+    beside = {n for n in checkpoint.names() if is_scale(n) and n.rpartition(".")[0] in owners}
     return frozenset(codes | beside)
+
+
+def is_scale(name: str) -> bool:
+    """Whether a tensor is called like one that belongs to codes."""
+    return _COMPANION.search(name) is not None
 
 
 def _is_code(name: str, spec: TensorSpec, checkpoint: Checkpoint, configured: bool) -> bool:
