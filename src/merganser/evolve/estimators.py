@@ -6,8 +6,8 @@
     mp-IRT     (n/N) mean_S y + (1 − n/N) mean_U p(Σ_j ξ̂_j γ_j),   ξ̂ the mixture of endpoint abilities fitted on S
     gmp-IRT    c · naive + (1 − c) · mp-IRT
 
-The weights w stand for the items not in S; where those are predicted one by one, each answer counts once. mergenetic, the
-library of the thesis, weighs the answers in mp-IRT too; on random items, where w = 1/n, both are the same.
+The weights w stand for the items not in S; where those are predicted one by one, each answer counts once. mergenetic,
+the library of the thesis, weighs the answers in mp-IRT too; on random items, where w = 1/n, both are the same.
 
 A merge of M endpoints is taken to inherit a linear mixture of their abilities: mp-IRT has M unknowns where p-IRT has D.
 Published with ξ̂ by maximum likelihood, which explodes on small subsets; the default here is the posterior mode under
