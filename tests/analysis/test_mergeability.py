@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merganser.analysis.mergeability import _pair, mergeability, rank_correlation, sample
+from merganser.analysis.mergeability import mergeability, pair, rank_correlation, sample
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError
 
@@ -56,7 +56,7 @@ def test_identical_experts_are_easy_and_opposed_ones_hard():
     assert apart.difficulty < opposed.difficulty
 
 
-def test_the_pair_to_blame_is_named():
+def test_thepair_to_blame_is_named():
     start = base()
     a, b = moved(start, 1, 0.05), moved(start, 2, 0.05)
     found = mergeability(start, {"a": a, "b": b, "anti b": mirrored(start, b)})
@@ -87,7 +87,7 @@ unit = st.floats(0, 1)
 @given(unit, st.floats(-1, 1), st.floats(0.01, 2), st.floats(0.01, 2), unit, st.floats(0, 0.5))
 def test_difficulty_is_bounded_and_rises_with_every_signal(overlap, cosine, x, y, bend, more):
     def difficulty(overlap=overlap, cosine=cosine, norms=(x, y), bend=bend):
-        return _pair("a", "b", overlap, cosine, 0.5, norms, 10.0, bend).difficulty
+        return pair("a", "b", overlap, cosine, 0.5, norms, 10.0, bend).difficulty
 
     at = difficulty()
     assert 0 <= at <= 1

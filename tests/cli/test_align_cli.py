@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from merganser.align import Symmetry, scramble, symmetry
 from merganser.cli import build
-from merganser.cli.align import _once
+from merganser.cli.align import once
 from merganser.cli.factories import build_network
 from merganser.errors import InputError
 
@@ -111,7 +111,7 @@ def test_permutations_serve_again_without_the_network(user, tmp_path):
         call("a.safetensors", "c.safetensors", *given, "--out", "four")
 
 
-def test_tied_weights_that_a_file_holds_once(user, tmp_path):
+def test_tied_weights_that_a_file_holdsonce(user, tmp_path):
     module, _ = user
     (tmp_path / f"{module}.py").write_text(
         "import torch\nfrom torch import nn\n"
@@ -145,8 +145,8 @@ def test_tied_weights_that_a_file_holds_once(user, tmp_path):
 
 def test_a_tied_weight_is_kept_under_the_name_it_came_with():
     tied = Symmetry({}, {}, aliases={"b": "a", "c": "a"})
-    assert _once({"a", "b", "x"}, tied) == {"a", "x"}
-    assert _once({"b", "c", "x"}, tied) == {"b", "x"}
+    assert once({"a", "b", "x"}, tied) == {"a", "x"}
+    assert once({"b", "c", "x"}, tied) == {"b", "x"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from merganser.checkpoints.differences import Stored
 from merganser.checkpoints.memory import StateDict
 from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.experts.library import Library
-from merganser.experts.masks import MaskLibrary, _flat, _Packed, _unpack
+from merganser.experts.mask_bits import Packed, flat, unpack
+from merganser.experts.masks import MaskLibrary
 
 SHAPES = {"a.weight": (48, 33), "cube": (3, 5, 7), "norm": (33,), "one": (), "none": (0, 4)}
 NAMES = ("math", "code", "chat")
@@ -80,13 +81,13 @@ def test_bits_come_back(shape, seed):
     shape = tuple(shape)
     delta = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     vector = Stored(StateDict({"w": delta}))
-    packed = _Packed(vector, Stored(StateDict({"w": torch.ones(shape)})), "emr", 0.0, StateDict({}), [])
+    packed = Packed(vector, Stored(StateDict({"w": torch.ones(shape)})), "emr", 0.0, StateDict({}), [])
     assert packed.read("w").shape == packed.spec("w").shape
     stored = StateDict({"w": packed.read("w")})
-    assert torch.equal(_unpack(stored, "w", shape, None), delta > 0)
+    assert torch.equal(unpack(stored, "w", shape, None), delta > 0)
     if len(shape) > 1:
-        assert torch.equal(_unpack(stored, "w", shape, (1, shape[0])), delta[1:] > 0)
-        assert packed.spec("w").numel == _flat(shape)[0] * -(-_flat(shape)[1] // 8)
+        assert torch.equal(unpack(stored, "w", shape, (1, shape[0])), delta[1:] > 0)
+        assert packed.spec("w").numel == flat(shape)[0] * -(-flat(shape)[1] // 8)
 
 
 def test_rows_equal_the_whole_and_reopening_gives_the_same(world, tmp_path):

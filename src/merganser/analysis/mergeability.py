@@ -99,7 +99,7 @@ def mergeability(
     overlaps = _overlaps(vectors, sampled, rank)
     bends = {n: 1 - c for n, c in linear_regime(runs, exclude=exclude).final_cosines.items()} if runs else None
     pairs = tuple(
-        _pair(
+        pair(
             names[i],
             names[j],
             overlaps[i, j],
@@ -163,7 +163,7 @@ def _signs(a: TaskVector, b: TaskVector, names: Sequence[str]) -> float:
     return 0.5 if math.isnan(share) else share
 
 
-def _pair(
+def pair(
     a: str,
     b: str,
     overlap: float,

@@ -88,7 +88,7 @@ def _align(
     else:
         assert model is not None
         found = _match(states, _symmetry(model, shape, allow_unused), method, seed)
-    stored = [_once({*checkpoint.names(), *checkpoint.aliases()}, found.symmetry) for checkpoint in opened]
+    stored = [once({*checkpoint.names(), *checkpoint.aliases()}, found.symmetry) for checkpoint in opened]
     report = {"method": "given" if permutations else method, **_report(list(named), found)}
     publish(out, lambda directory: _write(found, list(named), stored, report, directory))
     _show({**report, "out": str(out)}, as_json)
@@ -118,7 +118,7 @@ def _match(states: Sequence[dict[str, Tensor]], symmetry: Symmetry, method: str,
     return align.match_to_reference(states, symmetry, method=method, **options)
 
 
-def _once(names: set[str], symmetry: Symmetry) -> set[str]:
+def once(names: set[str], symmetry: Symmetry) -> set[str]:
     """The stored names without those tied to another of them."""
     first: dict[str, str] = {}
     for name in sorted(names, key=lambda name: (name in symmetry.aliases, name)):

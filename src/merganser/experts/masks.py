@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,11 +41,10 @@ from merganser.experts.bases import main_dtype, open_base, place_of
 from merganser.experts.building import check_finite
 from merganser.experts.library import Size
 from merganser.experts.manifest import check_name, read_json, write_json
+from merganser.experts.mask_bits import FULL, Kind, Packed, unpack
 
-Kind = Literal["tall", "emr"]
 FILE = "masks.json"
 FORMAT, VERSION = "merganser-masks", 1
-_FULL = "::full"
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class MaskLibrary:
             (made / "experts").mkdir()
             for name, delta in deltas.items():
                 on_step("masking", name)
-                packed = _Packed(delta, shared, kind, thresholds[name], opened[name], own[name])
+                packed = Packed(delta, shared, kind, thresholds[name], opened[name], own[name])
                 write_checkpoint(packed, made / "experts" / name, sidecars=card)
                 records[name] = {"scale": _rescaler(delta, shared) if kind == "emr" else 1.0}
             content = {"kind": kind, "base": place, "fingerprint": kept.fingerprint(), "experts": records}
@@ -203,18 +202,18 @@ class MaskedExpert(View):
     def __init__(self, base: Checkpoint, shared: Vector, bits: Checkpoint, scale: float, name: str) -> None:
         super().__init__(base, f"{name} over {base.label}")
         self.name, self.shared, self.bits, self.scale = name, shared, bits, scale
-        self._own = {stored.removesuffix(_FULL) for stored in bits.names() if stored.endswith(_FULL)}
+        self._own = {stored.removesuffix(FULL) for stored in bits.names() if stored.endswith(FULL)}
 
     def names(self) -> Sequence[str]:
         return [*self.source.names(), *sorted(self._own - set(self.source.names()))]
 
     def spec(self, name: str) -> TensorSpec:
-        return self.bits.spec(name + _FULL) if name in self._own else self.source.spec(name)
+        return self.bits.spec(name + FULL) if name in self._own else self.source.spec(name)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         name = self.source.aliases().get(name, name)
         if name in self._own:
-            return self.bits.read(name + _FULL, rows)
+            return self.bits.read(name + FULL, rows)
         if name not in self.shared:
             return self.source.read(name, rows)
         spec = wide(self.source.spec(name))
@@ -224,7 +223,7 @@ class MaskedExpert(View):
 
     def mask(self, name: str, rows: Rows | None = None) -> Tensor:
         """m of one tensor, or of its rows, as booleans."""
-        return _unpack(self.bits, name, self.source.spec(name).shape, rows)
+        return unpack(self.bits, name, self.source.spec(name).shape, rows)
 
     def _compute(self, name: str, rows: Rows | None) -> Tensor:
         moved = self.shared.compute(name, rows).masked_fill_(~self.mask(name, rows), 0)
@@ -242,64 +241,6 @@ class MaskedExpert(View):
         of `write_checkpoint`)."""
         check_replaceable(Path(out), self.files())
         return write_checkpoint(self, out, dtype=dtype, **options)
-
-
-class _Packed(Checkpoint):
-    """The masks of an expert, eight entries a byte, each row of the first axis on its own so that rows can be read
-    alone; a vector or a number is one row."""
-
-    def __init__(
-        self, delta: Vector, shared: Vector, kind: Kind, threshold: float, expert: Checkpoint, own: Sequence[str]
-    ) -> None:
-        self.label = f"{kind} masks of {expert.label}"
-        self._delta, self._shared, self._kind, self._threshold = delta, shared, kind, threshold
-        self._expert, self._own = expert, own
-
-    def names(self) -> Sequence[str]:
-        return [*self._delta.names(), *(name + _FULL for name in self._own)]
-
-    def spec(self, name: str) -> TensorSpec:
-        if name.endswith(_FULL):
-            return self._expert.spec(name.removesuffix(_FULL))
-        height, width = _flat(self._delta.spec(name).shape)
-        return TensorSpec((height, -(-width // 8)), torch.uint8)
-
-    def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        if name.endswith(_FULL):
-            return self._expert.read(name.removesuffix(_FULL), rows)
-        shape = self._delta.spec(name).shape
-        if len(shape) < 2:
-            return self._pack(name, None)
-        return in_blocks(self.spec(name), rows, lambda part: self._pack(name, part))
-
-    def _pack(self, name: str, rows: Rows | None) -> Tensor:
-        delta, shared = self._delta.compute(name, rows), self._shared.compute(name, rows)
-        stands_out = delta.abs() > self._threshold * (shared - delta).abs()
-        kept = stands_out if self._kind == "tall" else delta * shared > 0
-        height = kept.shape[0] if kept.dim() > 1 else 1
-        return torch.from_numpy(np.packbits(kept.reshape(height, -1).numpy(), axis=1, bitorder="little"))
-
-    def fingerprint(self) -> str:
-        parts = f"{self.label} {self._threshold} {self._delta.fingerprint()} {self._shared.fingerprint()}"
-        return hashlib.sha256(parts.encode()).hexdigest()
-
-    def files(self) -> Sequence[Path]:
-        return [*self._delta.files(), *self._shared.files(), *self._expert.files()]
-
-
-def _unpack(bits: Checkpoint, name: str, shape: tuple[int, ...], rows: Rows | None) -> Tensor:
-    _, width = _flat(shape)
-    packed = bits.read(name, rows if len(shape) > 1 else None)
-    plain = np.unpackbits(packed.numpy(), axis=1, count=width, bitorder="little").astype(bool)
-    mask = torch.from_numpy(plain)
-    if len(shape) < 2:
-        mask = mask.view(shape)
-        return mask if rows is None or not shape else mask[rows[0] : rows[1]]
-    return mask.view(mask.shape[0], *shape[1:])
-
-
-def _flat(shape: tuple[int, ...]) -> tuple[int, int]:
-    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
 def _rescaler(delta: Vector, shared: Vector) -> float:

@@ -1,0 +1,80 @@
+"""Masks as bits: a checkpoint of packed bytes, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
+from merganser.checkpoints.differences import Vector, in_blocks
+
+Kind = Literal["tall", "emr"]
+#: At the end of the name of a tensor that is kept whole.
+FULL = "::full"
+
+
+class Packed(Checkpoint):
+    """The masks of an expert, eight entries a byte, each row of the first axis on its own so that rows can be read
+    alone; a vector or a number is one row."""
+
+    def __init__(
+        self, delta: Vector, shared: Vector, kind: Kind, threshold: float, expert: Checkpoint, own: Sequence[str]
+    ) -> None:
+        self.label = f"{kind} masks of {expert.label}"
+        self._delta, self._shared, self._kind, self._threshold = delta, shared, kind, threshold
+        self._expert, self._own = expert, own
+
+    def names(self) -> Sequence[str]:
+        return [*self._delta.names(), *(name + FULL for name in self._own)]
+
+    def spec(self, name: str) -> TensorSpec:
+        if name.endswith(FULL):
+            return self._expert.spec(name.removesuffix(FULL))
+        height, width = flat(self._delta.spec(name).shape)
+        return TensorSpec((height, -(-width // 8)), torch.uint8)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        if name.endswith(FULL):
+            return self._expert.read(name.removesuffix(FULL), rows)
+        shape = self._delta.spec(name).shape
+        if len(shape) < 2:
+            return self._pack(name, None)
+        return in_blocks(self.spec(name), rows, lambda part: self._pack(name, part))
+
+    def _pack(self, name: str, rows: Rows | None) -> Tensor:
+        delta, shared = self._delta.compute(name, rows), self._shared.compute(name, rows)
+        stands_out = delta.abs() > self._threshold * (shared - delta).abs()
+        kept = stands_out if self._kind == "tall" else delta * shared > 0
+        height = kept.shape[0] if kept.dim() > 1 else 1
+        return torch.from_numpy(np.packbits(kept.reshape(height, -1).numpy(), axis=1, bitorder="little"))
+
+    def fingerprint(self) -> str:
+        parts = f"{self.label} {self._threshold} {self._delta.fingerprint()} {self._shared.fingerprint()}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [*self._delta.files(), *self._shared.files(), *self._expert.files()]
+
+
+def unpack(bits: Checkpoint, name: str, shape: tuple[int, ...], rows: Rows | None) -> Tensor:
+    """The mask of a tensor of this shape, or some of its rows."""
+    _, width = flat(shape)
+    packed = bits.read(name, rows if len(shape) > 1 else None)
+    plain = np.unpackbits(packed.numpy(), axis=1, count=width, bitorder="little").astype(bool)
+    mask = torch.from_numpy(plain)
+    if len(shape) < 2:
+        mask = mask.view(shape)
+        return mask if rows is None or not shape else mask[rows[0] : rows[1]]
+    return mask.view(mask.shape[0], *shape[1:])
+
+
+def flat(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and entries in each, as masks are packed."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
