@@ -90,6 +90,8 @@ def test_adapters_from_the_command_line(models, tmp_path):
     call(LORA, "merge-lora", tmp_path / "math-lora", tmp_path / "code-lora", "--out", tmp_path / "both", "--rank", 6)
     assert json.loads((tmp_path / "both/adapter_config.json").read_text())["r"] == 6
     done = call(LORA, "merge-lora", tmp_path / "math-lora", "--out", tmp_path / "again", "--json").stdout
-    assert json.loads(done) == {"event": "done", "path": str(tmp_path / "again")}
+    found = json.loads(done)
+    assert (found["event"], found["path"], found["rank"]) == ("done", str(tmp_path / "again"), 4)
+    assert found["energy"] == 1.0
     with pytest.raises(InputError, match="not a dtype"):
         call(LORA, "extract-lora", models["math"], tmp_path / "y", "--base", models["base"], "--dtype", "int8")

@@ -117,14 +117,17 @@ def test_adapters_merge_to_an_adapter(models, tmp_path, space):
     extract_lora(other, base, tmp_path / "b", rank=2, dtype="float32")
     adapters = [tmp_path / "a", tmp_path / "b"]
     settings = {"low_rank": False, "orthogonalize": "none"}
-    merge_adapters(adapters, tmp_path / "sum", space=space, dtype="float32", **settings)
+    whole = merge_adapters(adapters, tmp_path / "sum", space=space, dtype="float32", **settings)
+    assert (whole.path, whole.rank, whole.energy) == (tmp_path / "sum", 5, pytest.approx(1.0))
     origin = open_checkpoint(base)
     wanted = [open_checkpoint(f"{base}+{path}") for path in adapters]
     found = open_checkpoint(f"{base}+{tmp_path / 'sum'}")
     for name in ("layers.0.q.weight", "layers.0.up.weight"):
         total = sum(model.read(name) for model in wanted) - origin.read(name)
         np.testing.assert_allclose(found.read(name), total, atol=1e-4)
-    merge_adapters(adapters, tmp_path / "tsv", space=space, rank=2)
+    cut = merge_adapters(adapters, tmp_path / "tsv", space=space, rank=2)
+    assert cut.rank == 2
+    assert 0 < cut.energy < 1
     assert json.loads((tmp_path / "tsv/adapter_config.json").read_text())["r"] == 2
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from merganser.cli.output import emit, say, wrote
+from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
     from merganser.experts.lora import AdapterReport
@@ -54,7 +54,7 @@ def merge_command(
     """Merge LoRA adapters into one adapter; no base is read."""
     from merganser.experts.lora import merge_adapters
 
-    path = merge_adapters(
+    report = merge_adapters(
         adapters,
         out,
         space=cast("Space", space),
@@ -63,12 +63,12 @@ def merge_command(
         dtype=dtype,
         overwrite=overwrite,
     )
-    wrote(path, as_json)
+    show_report(report, as_json)
 
 
 def show_report(report: AdapterReport, as_json: bool) -> None:
     if as_json:
-        emit(report.to_dict())
+        emit({"event": "done", **report.to_dict()})
         return
     say(f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy")
     if report.left_out:

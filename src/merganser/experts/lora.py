@@ -99,7 +99,7 @@ def export_expert(
     """An expert of a library as an adapter, at its own rank (that of its largest matrix) or less."""
     _check_rank(rank)
     stored = _dtype(dtype)
-    check_out(Path(out), overwrite, expert.inputs())
+    check_out(Path(out), overwrite, expert.files())
     file = expert.file
     ranks = [file.rank(name) for name, kind in file.kinds.items() if kind == "factors"]
     limit = max(ranks, default=1) if rank is None else rank
@@ -116,10 +116,11 @@ def merge_adapters(
     dtype: str | torch.dtype = "bfloat16",
     overwrite: bool = False,
     **parameters: Any,
-) -> Path:
+) -> AdapterReport:
     """Merge LoRA adapters of one base into one adapter, by `method` in a shared basis (see `methods.adapters`).
 
-    The result has at most the sum of their ranks; `rank` cuts it down. No base is read.
+    The result has at most the sum of their ranks; `rank` cuts it down, and the report says how much energy that leaves.
+    No base is read.
     """
     if not adapters:
         raise InputError("nothing to merge")
@@ -137,12 +138,24 @@ def merge_adapters(
             raise CheckpointError(f"{file.path} and {files[0].path} change different weights, such as {odd!r}")
     rule = build(lookup(method), parameters, [str(file.path) for file in files])
     pairs: dict[str, Pair] = {}
+    seen = kept = 0.0
     for name in names:
         scaled = [(file.updates[name].scale * b, a) for file in files for b, a in [file.factors(name)]]
         merged = merge_pairs(scaled, space, rule)
         pairs[name] = truncate_pair(merged, merged[0].shape[1] if rank is None else rank)
+        seen, kept = seen + _energy(merged), kept + _energy(pairs[name])
     config = {key: files[0].config.get(key) for key in ("base_model_name_or_path", "task_type", "fan_in_fan_out")}
-    return _save(Path(out), pairs, config, stored)
+    return _save(Path(out), pairs, config, stored, _share(kept, seen))
+
+
+def _energy(pair: Pair) -> float:
+    """‖BA‖² without the product."""
+    b, a = (side.double() for side in pair)
+    return float(((b.T @ b) * (a @ a.T)).sum())
+
+
+def _share(kept: float, seen: float) -> float:
+    return min(1.0, kept / seen) if seen else 1.0
 
 
 def _check_rank(rank: int | None) -> None:
@@ -205,12 +218,17 @@ def _write(
     if not pairs:
         raise InputError(f"no weight of a Linear layer differs from {base.label}: there is nothing to adapt")
     config = {"base_model_name_or_path": base.label, "fan_in_fan_out": fan_in_fan_out}
-    _save(out, pairs, config, dtype)
-    width = max(b.shape[1] for b, _ in pairs.values())
-    return AdapterReport(out, width, len(pairs), min(1.0, kept / seen) if seen else 1.0, tuple(left_out))
+    return _save(out, pairs, config, dtype, _share(kept, seen), left_out)
 
 
-def _save(out: Path, pairs: Mapping[str, Pair], config: Mapping[str, Any], dtype: torch.dtype) -> Path:
+def _save(
+    out: Path,
+    pairs: Mapping[str, Pair],
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    energy: float,
+    left_out: Sequence[str] = (),
+) -> AdapterReport:
     """One rank for all modules, filled up with zeros: some servers know no other."""
     rank = max(1, *(b.shape[1] for b, _ in pairs.values()))
     turned = bool(config.get("fan_in_fan_out"))
@@ -232,13 +250,14 @@ def _save(out: Path, pairs: Mapping[str, Pair], config: Mapping[str, Any], dtype
         "fan_in_fan_out": False,
     }
     settings |= {key: value for key, value in config.items() if value is not None}
-    return publish(
+    publish(
         out,
         lambda directory: (
             save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"}),
             (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n"),
         ),
     )
+    return AdapterReport(out, rank, len(pairs), energy, tuple(left_out))
 
 
 def _filled(columns: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
