@@ -66,7 +66,7 @@ def measure_overhead(
     with tempfile.TemporaryDirectory() as folder:
         study = Study.open(Path(folder, "study.sqlite"))
         calibration = {NAME: Calibration(answers=pool.calibration(setting))}
-        study.run(design, timed, calibration=calibration, listen=timed.listen)
+        study.run(design, timed, calibration=calibration, on_event=timed.listen)
         evaluated = sum(t.state == "done" and t.cached_from is None for t in study.trials())
         trials = len(study.trials())
         study.close()

@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     {
         "checkpoints": ("open",),
-        "engine.api": ("run",),
+        "engine.api": ("run", "save"),
         "engine.task_vector": ("TaskVector",),
         "errors": ("MerganserError",),
         "tuning.merging": ("merge",),
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from merganser import tuning as tuning
     from merganser.checkpoints import open as open
     from merganser.engine.api import run as run
+    from merganser.engine.api import save as save
     from merganser.engine.task_vector import TaskVector as TaskVector
     from merganser.errors import MerganserError as MerganserError
     from merganser.tuning.merging import merge as merge

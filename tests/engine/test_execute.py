@@ -117,7 +117,7 @@ def test_infinity_is_refused_and_large_values_are_not(models: list[dict[str, Ten
 def test_what_does_not_fit_the_output_dtype() -> None:
     models = [{"w": torch.full((4,), 1e6)} for _ in range(3)]
     plan, sources = make_plan(models, "linear")
-    narrow = Plan.from_json({**plan.to_json(), "outputs": [{**plan.to_json()["outputs"][0], "dtype": "float16"}]})
+    narrow = Plan.from_dict({**plan.to_dict(), "outputs": [{**plan.to_dict()["outputs"][0], "dtype": "float16"}]})
     with pytest.raises(MerganserError, match="4 values do not fit float16"):
         merged(narrow, sources)
 

@@ -146,11 +146,11 @@ def test_an_interrupted_study_says_so(run_file):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        start(path, file, listen=stop)
+        start(path, file, on_event=stop)
     assert "so far, after 6 of 10 trials" in call("best", file)
     assert not json.loads(call("watch", file, "--once", "--json"))["ended"]
     events = []
-    study = start(path, file, resume=True, listen=events.append)
+    study = start(path, file, resume=True, on_event=events.append)
     assert [e.done for e in events if e.phase == "search"] == [6, 7, 8, 9, 10]
     assert study.ended
     assert "ended" in call("watch", file)

@@ -15,7 +15,7 @@ from scipy.special import expit
 from merganser.errors import InputError
 from merganser.evolve import irt as irt_module
 from merganser.evolve.irt import fit
-from merganser.evolve.irt.fitting import _checked, _sweep, log_loss
+from merganser.evolve.irt.fitting import checked, log_loss, sweep
 from merganser.evolve.irt.logistic import regress
 from merganser.evolve.irt.tinybenchmarks import load as load_tiny
 from merganser.evolve.irt.tinybenchmarks import read_data
@@ -84,7 +84,7 @@ def test_the_bound_never_falls(models, items, dimensions, seed):
     answers = rng.integers(0, 2, (models, items)).astype(float)
     known = rng.random(answers.shape) < 0.8
     known[0, 0] = True
-    bounds = _sweep(*_checked(answers, known, dimensions, "cpu"), dimensions, 30, -np.inf).bounds
+    bounds = sweep(*checked(answers, known, dimensions, "cpu"), dimensions, 30, -np.inf).bounds
     assert (np.diff(bounds) > -1e-8 * np.abs(bounds[1:])).all()
 
 
@@ -142,7 +142,7 @@ def test_save_and_load(tmp_path):
     answers, *_ = planted(20, 30, 2, 8)
     model = fit(answers)
     model.save(tmp_path / "model.safetensors")
-    again = irt_module.load(tmp_path / "model.safetensors")
+    again = irt_module.IRT.load(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(model.probabilities(), again.probabilities())
     assert dict(again.validation) == dict(model.validation)
     np.testing.assert_array_equal(again.intervals()[0], model.intervals()[0])
@@ -156,7 +156,7 @@ def test_save_and_load(tmp_path):
         (lambda: fit([[0.0, 1.0]], dimensions=16), "between 1 and 15"),
         (lambda: fit([[0.0, 1.0]], mask=[[1]]), "mask has shape"),
         (lambda: fit([[np.nan]]), "missing"),
-        (lambda: irt_module.load("absent.safetensors"), "not a file"),
+        (lambda: irt_module.IRT.load("absent.safetensors"), "not a file"),
     ],
 )
 def test_bad_input_is_refused(call, message):

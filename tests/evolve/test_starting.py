@@ -23,7 +23,7 @@ def interrupted(toy, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        start(toy(), tmp_path / "s.sqlite", listen=stop)
+        start(toy(), tmp_path / "s.sqlite", on_event=stop)
     return toy, tmp_path / "s.sqlite"
 
 

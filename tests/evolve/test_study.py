@@ -258,7 +258,7 @@ def test_an_irt_of_the_items_replaces_the_fit(tmp_path, finished):
 def test_forecast_comes_before_the_search_and_shrinks(tmp_path):
     events = []
     study = Study.open(tmp_path / "s.sqlite")
-    study.run(design(), World(slow=0.002), listen=events.append)
+    study.run(design(), World(slow=0.002), on_event=events.append)
     forecasts = [e.forecast for e in events if e.forecast]
     assert forecasts[0].trials == 32
     assert forecasts[0].evaluations == 32 * 20
@@ -276,8 +276,8 @@ def test_a_design_survives_the_store():
         )
     )
     original = two_objectives(space=space, algorithm="rnsga2", reference_points=((0.5, 0.5),))
-    assert Design.from_json(original.to_json()) == original
-    assert Design.from_json(json.loads(json.dumps(original.to_json()))) == original
+    assert Design.from_dict(original.to_dict()) == original
+    assert Design.from_dict(json.loads(json.dumps(original.to_dict()))) == original
 
 
 def test_running_twice_and_running_nothing(tmp_path):

@@ -11,7 +11,7 @@ from synthetic_world import ITEMS, World
 
 from merganser.evolve.design import Objective, Task
 from merganser.evolve.study import Study
-from merganser.evolve.summary import negative_transfer, summarize, to_json
+from merganser.evolve.summary import negative_transfer, summarize
 
 pytest.importorskip("pymoo")
 
@@ -80,7 +80,7 @@ def test_the_estimator_is_judged_by_merges_that_were_fully_evaluated(study):
 def test_json_is_plain(study):
     import json
 
-    assert json.loads(json.dumps(to_json(summarize(study))))["states"]["done"] == 32
+    assert json.loads(json.dumps(summarize(study).to_dict()))["states"]["done"] == 32
 
 
 class Tables:

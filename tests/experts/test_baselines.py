@@ -116,7 +116,7 @@ def test_wemoe_starts_as_task_arithmetic_and_lowers_entropy(built, x):
             return float(-(logits.exp() * logits).sum(1).mean())
 
     before = entropy()
-    wemoe.fit({"c": [x]}, steps=10, rate=1e-2)
+    wemoe.fit({"c": [x]}, steps=10, learning_rate=1e-2)
     assert entropy() < before
     assert wemoe.predict(x).sets == (frozenset(TASKS),) * 6
     with pytest.raises(InputError, match="no layer for WeMoE"):

@@ -88,7 +88,7 @@ def test_layers_are_scored_with_and_without_data(tmp_path):
     base = encoder()
     library = library_of(tmp_path, base, {task: expert_of(base, seed, rank=4) for seed, task in enumerate("ab")})
     x = torch.randn(12, 5, WIDTH)
-    scores = score_layers(library, base)
+    scores = score_layers(base, library)
     assert [score.layer for score in scores] == [f"blocks.{i}.{part}" for i in range(3) for part in ("up", "down")]
     assert all(0 <= score.separability <= 1 for score in scores)
     model = AdaptiveModel(base, library)
@@ -110,7 +110,7 @@ def test_orthogonal_subspaces_separate_and_equal_ones_do_not(tmp_path):
         state["0.weight"] += torch.randn(8, 2) @ basis[:, 2 * index : 2 * index + 2].T
         state["1.weight"] += torch.randn(8, 2) @ basis[:, :2].T
         experts[task] = state
-    first, second = score_layers(library_of(tmp_path, base, experts, rank_fraction=0.25), base)
+    first, second = score_layers(base, library_of(tmp_path, base, experts, rank_fraction=0.25))
     assert first.separability == pytest.approx(1, abs=1e-5)
     assert second.separability == pytest.approx(0, abs=1e-5)
     assert first.chance == second.chance == 0.75

@@ -133,7 +133,7 @@ def outputs(plan):
 def test_examples_validate_and_plan(name, hub):
     plan = recipes.plan(recipes.load(EXAMPLES[name]), hub(layers=40))
     assert plan.outputs
-    assert recipes.Plan.from_json(plan.to_json()) == plan
+    assert recipes.Plan.from_dict(plan.to_dict()) == plan
 
 
 @pytest.mark.parametrize("method", GUIDE)

@@ -73,26 +73,26 @@ def test_resumes_to_the_same_bits(tmp_path):
     base = module.state_dict()
     whole = atm(base, steps(module, data), budget=5)
     calls = []
-    atm(base, steps(module, data), budget=2, folder=tmp_path)
+    atm(base, steps(module, data), budget=2, path=tmp_path)
 
     def breaks(weights, epochs):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        atm(base, {**steps(module, data), "c": breaks}, budget=5, folder=tmp_path)
-    resumed = atm(base, steps(module, data, calls=calls), budget=5, folder=tmp_path)
+        atm(base, {**steps(module, data), "c": breaks}, budget=5, path=tmp_path)
+    resumed = atm(base, steps(module, data, calls=calls), budget=5, path=tmp_path)
     assert len(calls) == 3 * 3
     assert resumed.history == whole.history
     assert all(torch.equal(resumed.weights[n], whole.weights[n]) for n in base)
-    finished = atm(base, steps(module, data, calls=calls), budget=5, folder=tmp_path)
+    finished = atm(base, steps(module, data, calls=calls), budget=5, path=tmp_path)
     assert len(calls) == 3 * 3
     assert finished.history == whole.history
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
     assert json.loads((tmp_path / "history.json").read_text())["rounds"][0]["number"] == 1
-    with pytest.raises(InputError, match="begun with alpha 1.0, now asked for 0.2; use another folder"):
-        atm(base, steps(module, data), budget=9, alpha=0.2, folder=tmp_path)
+    with pytest.raises(InputError, match="begun with alpha 1.0, now asked for 0.2; use another directory"):
+        atm(base, steps(module, data), budget=9, alpha=0.2, path=tmp_path)
     with pytest.raises(InputError, match="begun with base"):
-        atm({n: v + 1 for n, v in base.items()}, steps(module, data), budget=9, folder=tmp_path)
+        atm({n: v + 1 for n, v in base.items()}, steps(module, data), budget=9, path=tmp_path)
 
 
 def test_a_step_that_trains_in_place_does_no_harm():

@@ -48,7 +48,7 @@ def run(
         _describe(runfile.load(run_file), as_json)
         return
     path = study or run_file.parent / f"{run_file.stem}.sqlite"
-    opened = start(run_file, path, resume=resume, workers=workers, ray=ray, listen=_Listener(as_json))
+    opened = start(run_file, path, resume=resume, workers=workers, ray=ray, on_event=_Listener(as_json))
     _show_best(opened, None, as_json)
 
 

@@ -166,13 +166,13 @@ def _matrices(source: Library | str) -> int:
 
 def _write_page(source: Library | str, experts: Mapping[str, str] | None, found: Interference, html: Path) -> None:
     from merganser.experts.survey import similarity
-    from merganser.report.interference import Overlap, fill, heat_map_rank, loudest
+    from merganser.report.interference import HeatMap, fill, heat_map_rank, loudest
     from merganser.report.page import Page
 
     overlap = None
     if (matrix := loudest(found)) is not None:
         rank = heat_map_rank(found, matrix)
-        overlap = Overlap(matrix.name, rank, similarity(source, experts, matrix.name, rank)[0])
+        overlap = HeatMap(matrix.name, rank, similarity(source, experts, matrix.name, rank)[0])
     label = source if isinstance(source, str) else source.path
     intro = [f"{', '.join(found.experts)}; base {label}", *_left_out(found)]
     page = Page("Interference between experts", ". ".join(intro) + ".")

@@ -22,6 +22,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.sidecars import prepare_sidecars
 from merganser.engine.compute import Settings
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
+from merganser.engine.export import write_checkpoint
 from merganser.engine.processes import execute_in_processes
 from merganser.engine.sinks import DictSink
 from merganser.engine.view import open_sources
@@ -125,6 +126,22 @@ def run(
     except BaseException:
         writer.abandon()
         raise
+
+
+def save(
+    checkpoint: Reference,
+    out: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Write whatever `merganser.open` opens as a checkpoint directory `out`, tensor by tensor.
+
+    An adapter becomes part of its base (`base+adapter`), codes of a GGUF file become numbers, torch files safetensors;
+    config and tokenizer are copied beside the weights. Floating tensors are cast to `dtype` if one is given.
+    """
+    return write_checkpoint(open_checkpoint(checkpoint), out, dtype=dtype, resume=resume, overwrite=overwrite)
 
 
 def check_means(workers: int | None, device: str) -> None:

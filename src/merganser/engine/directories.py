@@ -33,21 +33,27 @@ def check_replaceable(out: Path, inputs: Iterable[Path]) -> None:
             raise InputError(f"{out} cannot be replaced: the {kind} {used} is in it; choose another name")
 
 
-def check_writable(out: Path, directory: Path) -> None:
-    """That OUT can be written in a directory, or in one that can be made there."""
+def check_writable(out: Path, directory: Path) -> Path:
+    """That OUT can be written in a directory, or in one that can be made there: the nearest directory there is."""
     place = next(path for path in (directory, *directory.absolute().parents) if os.path.exists(path))
     if not place.is_dir():
         raise InputError(f"{out} cannot be made: {place} is not a directory")
     if not os.access(place, os.W_OK | os.X_OK):
         raise InputError(f"{out} cannot be made: {place} is not writable")
+    return place
+
+
+def check_absent(out: Path, overwrite: bool) -> None:
+    """That nothing stands at OUT, or may be overwritten."""
+    if os.path.lexists(out) and not overwrite:
+        what = "exists already" if out.exists() else "is a broken link"
+        raise InputError(f"{out} {what}; choose another name or overwrite it (--overwrite, overwrite=True)")
 
 
 def check_out(out: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
     """Whatever speaks against making the directory OUT, said before any work. Missing parents are made later."""
     check_replaceable(out, inputs)
-    if os.path.lexists(out) and not overwrite:
-        what = "exists already" if out.exists() else "is a broken link"
-        raise InputError(f"{out} {what}; choose another name or overwrite it")
+    check_absent(out, overwrite)
     check_writable(out, out.absolute().parent)
 
 

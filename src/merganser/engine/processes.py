@@ -154,7 +154,7 @@ class _Child:
             if code == -signal.SIGKILL:
                 how += " (out of memory?)"
             raise MerganserError(
-                f"a worker was ended by {how}: finished tensors are kept; run the same command with --resume to go on, "
+                f"a worker was ended by {how}: finished tensors are kept; the same with --resume (resume=True) goes on, "
                 "with fewer --workers if memory is short"
             ) from None
 
@@ -176,7 +176,9 @@ def _children(order: Sequence[Batch], sink: SharedSink, count: int) -> Iterator[
                     process.start()
             except OSError as error:
                 if not children:
-                    raise MerganserError(f"no worker could be started: {error}; try --workers 1") from error
+                    raise MerganserError(
+                        f"no worker could be started: {error}; try one worker (--workers 1, workers=1)"
+                    ) from error
                 ours.close()
                 break
             finally:

@@ -39,7 +39,7 @@ def execute_on_ray(
         todo = pending(bound, writer)
         counter = Counter(todo, plan, on_progress)
         outputs = {output.name: output for output in plan.outputs}
-        shared = ray.put(json.dumps(plan.to_json()))
+        shared = ray.put(json.dumps(plan.to_dict()))
         task = ray.remote(max_retries=-1)(_compute)
         directory = str(writer.directory.absolute())
         running = [
@@ -54,7 +54,9 @@ def execute_on_ray(
                 cause = error.cause
                 raise cause if isinstance(cause, MerganserError) else MerganserError(str(cause)) from None
             except ray.exceptions.RayError as error:
-                raise MerganserError(f"the Ray cluster failed: {error}; --resume goes on from what is done") from error
+                raise MerganserError(
+                    f"the Ray cluster failed: {error}; --resume (resume=True) goes on from what is done"
+                ) from error
             for name in names:
                 writer.finished(outputs[name])
                 counter.add(outputs[name])
@@ -93,7 +95,7 @@ class _RemoteSink(WorkerSink):
 
 @functools.lru_cache(maxsize=2)
 def _open(text: str) -> tuple[Plan, list[Any]]:
-    plan = Plan.from_json(json.loads(text))
+    plan = Plan.from_dict(json.loads(text))
     return plan, open_sources(plan)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from merganser.engine.blocks import Piece
-from merganser.engine.directories import check_replaceable, paths_in
+from merganser.engine.directories import check_absent, check_replaceable, check_writable, paths_in
 from merganser.engine.disk import Disk, explain
 from merganser.engine.journal import Journal
 from merganser.engine.layout import Shard, index_json, lay_out
@@ -144,18 +144,17 @@ class CheckpointWriter:
                 raise InputError(f"{self.staging} is in the way and not ours: it holds {sorted(strange)[0]!r}")
             if not resume and not overwrite:
                 raise InputError(
-                    f"{self.staging} holds an unfinished merge; --resume continues it, --overwrite starts again"
+                    f"{self.staging} holds an unfinished merge; --resume (resume=True) continues it, --overwrite "
+                    "(overwrite=True) starts again"
                 )
             if not resume:
                 Journal(self.staging / "journal", self._disk).close()  # refuses while another process writes
                 self._disk.remove(self.staging)
-        elif os.path.lexists(self.out) and not overwrite:
-            what = "exists already" if self.out.exists() else "is a broken link"
-            raise InputError(f"{self.out} {what}; choose another name or use --overwrite")
-        if not self.out.absolute().parent.is_dir():
-            raise InputError(f"{self.out.parent}: no such directory to write into")
+        else:
+            check_absent(self.out, overwrite)
+        place = check_writable(self.out, self.out.absolute().parent)
         held = sum(f.stat().st_blocks * 512 for f in self.directory.iterdir()) if self.directory.is_dir() else 0
-        free = shutil.disk_usage(self.out.absolute().parent).free
+        free = shutil.disk_usage(place).free
         if free + held < self._plan.bytes_out:
             raise InputError(f"{self.out.parent}: the result needs {self._plan.bytes_out:,} bytes, {free:,} are free")
 
@@ -167,15 +166,17 @@ class CheckpointWriter:
         elif records[0].get("plan") != fingerprint:
             raise InputError(
                 f"{self.staging} was begun with another recipe, other sources or another version; "
-                "--overwrite starts again"
+                "overwrite it to start again (--overwrite, overwrite=True)"
             )
         elif changed := sorted(files ^ {(path, size, time) for path, size, time in records[0]["files"]}):
             raise InputError(
                 f"{changed[0][0]} is not the file that {self.staging} was begun with: it was written since, or "
-                "replaced by a copy; --overwrite starts again"
+                "replaced by a copy; overwrite it to start again (--overwrite, overwrite=True)"
             )
         elif os.path.lexists(self.out) and self.directory.exists() and not (records[0]["overwrite"] or overwrite):
-            raise InputError(f"{self.out} has appeared since {self.staging} was begun; use --overwrite to replace it")
+            raise InputError(
+                f"{self.out} has appeared since {self.staging} was begun; overwrite it (--overwrite, overwrite=True)"
+            )
         self._done = {name for record in records for name in record.get("done", ())}
         self.published = not self.directory.exists() and records[-1].get("publishing", False)
         if self.published:
@@ -184,7 +185,7 @@ class CheckpointWriter:
         for shard in self._shards:
             path = self.directory / shard.file
             if not self._done.isdisjoint(shard.offsets) and (not path.exists() or path.stat().st_size != shard.size):
-                raise InputError(f"{path} was changed since it was written; --overwrite starts again")
+                raise InputError(f"{path} was changed since it was written; start again (--overwrite, overwrite=True)")
         self._files = ShardFiles(self.directory, self._shards, self._disk)
 
     def done(self) -> Collection[str]:

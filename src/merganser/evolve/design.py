@@ -177,11 +177,11 @@ class Design:
             raise InputError(f"reference points have one finite number for each of the {len(signs)} objectives")
         return np.array(rows, dtype=np.float64) * signs
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Design:
+    def from_dict(cls, data: Mapping[str, Any]) -> Design:
         points = data["reference_points"]
         return cls(
             space=Space(tuple(map(_parameter, data["space"]["parameters"])), tuple(data["space"]["constraints"])),

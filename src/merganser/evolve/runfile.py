@@ -52,7 +52,7 @@ UNINFORMED = ("random", "naive", 0.5)
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadedRun:
     """A run file, checked and resolved: what `Study.run` takes."""
 
     design: Design
@@ -64,7 +64,7 @@ class Run:
     root: str
 
 
-def load(source: str | os.PathLike[str]) -> Run:
+def load(source: str | os.PathLike[str]) -> LoadedRun:
     """Read and check the run file at `source`."""
     path = Path(source)
     if not path.is_file():
@@ -78,7 +78,7 @@ def load(source: str | os.PathLike[str]) -> Run:
     return parse(text, path.parent, str(path))
 
 
-def parse(text: str, root: str | Path = ".", source: str = "run file") -> Run:
+def parse(text: str, root: str | Path = ".", source: str = "run file") -> LoadedRun:
     """A run file from its text; relative paths in it start at `root`."""
     return _Resolver(read(text, root, source), source, text, str(root)).resolve()
 
@@ -140,7 +140,7 @@ class _Resolver:
         self.run, self.source, self.text, self.root = run, source, text, root
         self.problems: list[str] = []
 
-    def resolve(self) -> Run:
+    def resolve(self) -> LoadedRun:
         run = self.run
         if not run.models:
             self.problems.append("models: name at least one")
@@ -182,7 +182,7 @@ class _Resolver:
         self.finish()
         assert design is not None
         evaluate = MergedModels(self.loader(), document, tuple(run.models), space, examiners)
-        return Run(design, evaluate, calibration, run.workers, run, self.text, self.root)
+        return LoadedRun(design, evaluate, calibration, run.workers, run, self.text, self.root)
 
     def attempt(self, where: str, build: Callable[..., T], *args: Any) -> T | None:
         """What `build` returns; an error it raises becomes a problem."""

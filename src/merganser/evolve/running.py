@@ -23,7 +23,7 @@ from merganser.evolve.workers import Candidate, Evaluate, Job, Outcome, Workers,
 Listener = Callable[[Event], None]
 
 
-class Run:
+class StudyRun:
     """One process's work on a study."""
 
     def __init__(
@@ -34,12 +34,12 @@ class Run:
         calibration: Mapping[str, Calibration],
         count: int,
         ray: str | None,
-        listen: Listener,
+        on_event: Listener,
     ) -> None:
         self.store = store
         self.design = design
         self.calibration = calibration
-        self.listen = listen
+        self.on_event = on_event
         for name in calibration:
             if name not in (names := [task.name for task in design.tasks]):
                 raise InputError(f"calibration of {name!r}, which is no task{did_you_mean(name, names)}")
@@ -64,7 +64,7 @@ class Run:
                 self.store.keep(f"prepared/{task.name}", to_bytes(prepared))
         self.tasks = stored(self.store, design)
         done = len(self.store.trials("candidate"))
-        self.listen(Event("search", done, design.trials, forecast=forecast(self.store, self.design)))
+        self.on_event(Event("search", done, design.trials, forecast=forecast(self.store, self.design)))
 
     def _endpoint_answers(self) -> dict[str, dict[str, Array]]:
         """Answers of every endpoint to the pools of the tasks that need an IRT: {task: {endpoint: answers}}."""
@@ -143,7 +143,7 @@ class Run:
                 )
         for trial in self._evaluated(fresh):
             replayed[trial.generation, trial.position] = trial
-            self.listen(Event("search", len(replayed), self.design.trials, trial, forecast(self.store, self.design)))
+            self.on_event(Event("search", len(replayed), self.design.trials, trial, forecast(self.store, self.design)))
         return [replayed[generation, position] for position in range(len(genomes))]
 
     def _evaluated(self, trials: Sequence[Trial]) -> Iterable[Trial]:
@@ -218,7 +218,7 @@ class Run:
             pool = {name: prepared.split.pool.tolist() for name, prepared in self.tasks.items()}
             self._evaluate("full", [t.values or {} for t in self._spread(valid)], pool, "stability")
         self.store.set(ended=True)
-        self.listen(Event("done", self.design.trials, self.design.trials))
+        self.on_event(Event("done", self.design.trials, self.design.trials))
 
     def _spread(self, valid: Sequence[Trial]) -> list[Trial]:
         """Candidates evenly over the ranking by the first objective, the best one first."""
@@ -239,7 +239,7 @@ class Run:
             label, candidate = waiting[outcome.job.number]
             blank = Trial(kind, label, "done", values=None if isinstance(candidate, str) else candidate)
             trial = self._ended(blank, outcome, lambda a: ({m: float(x.values.mean()) for m, x in a.items()}, {}))
-            self.listen(Event(phase, done, len(jobs), trial))
+            self.on_event(Event(phase, done, len(jobs), trial))
 
     def _done(self, kind: str, label: str) -> Trial | None:
         return next((t for t in self.store.trials(kind, label) if t.state == "done"), None)

@@ -16,7 +16,7 @@ from merganser.errors import InputError
 from merganser.evaluate.examiners import Asked, embeddings
 from merganser.evolve import runfile
 from merganser.evolve.preparation import Calibration
-from merganser.evolve.runfile import Run
+from merganser.evolve.runfile import LoadedRun
 from merganser.evolve.running import Listener
 from merganser.evolve.runschema import RunFile
 from merganser.evolve.store import Trial
@@ -30,7 +30,7 @@ def start(
     resume: bool = False,
     workers: int | None = None,
     ray: str | None = None,
-    listen: Listener | None = None,
+    on_event: Listener | None = None,
 ) -> Study:
     """Run the study a run file describes, in the file `study`; with `resume`, go on with the one that is there.
 
@@ -48,7 +48,7 @@ def start(
             "calibration": _with_embeddings(loaded, opened),
             "workers": loaded.workers if workers is None else workers,
             "ray": ray,
-            "listen": listen,
+            "on_event": on_event,
         }
         if known:
             opened.resume(loaded.evaluate, **settings)
@@ -71,7 +71,7 @@ def recipe(study: Study, trial: Trial) -> dict[str, Any]:
     return study.design.space.recipe(template, study.design.endpoints, trial.values)
 
 
-def _check_the_same(loaded: Run, study: Study, run: str | PathLike[str], resume: bool) -> None:
+def _check_the_same(loaded: LoadedRun, study: Study, run: str | PathLike[str], resume: bool) -> None:
     """A file that holds a study is gone on with on demand only, and only as the study it is."""
     place = study.store.path
     stored = study.store.get("run")
@@ -86,7 +86,7 @@ def _check_the_same(loaded: Run, study: Study, run: str | PathLike[str], resume:
         raise InputError(f"{changed[0]}: has changed since {place} was started; start another study")
 
 
-def _origin(run: Run) -> dict[str, Any]:
+def _origin(run: LoadedRun) -> dict[str, Any]:
     """What a study is known by when it is resumed, and what its recipes are made from."""
     return {"text": run.text, "root": str(Path(run.root).resolve()), "files": _fingerprints(run.file)}
 
@@ -102,7 +102,7 @@ def _fingerprints(run: RunFile) -> dict[str, str]:
     return found
 
 
-def _with_embeddings(run: Run, study: Study) -> Mapping[str, Calibration]:
+def _with_embeddings(run: LoadedRun, study: Study) -> Mapping[str, Calibration]:
     """Calibrations with the endpoints' embeddings for the tasks that cluster by them and are not prepared yet."""
     known = dict(run.calibration)
     for task in run.design.tasks:

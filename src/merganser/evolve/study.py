@@ -17,7 +17,7 @@ from merganser.evolve import ranking
 from merganser.evolve.design import Design
 from merganser.evolve.preparation import Calibration, Prepared
 from merganser.evolve.progress import Forecast, forecast
-from merganser.evolve.running import Listener, Run, stored
+from merganser.evolve.running import Listener, StudyRun, stored
 from merganser.evolve.store import Store, Trial
 from merganser.evolve.workers import Evaluate
 
@@ -41,7 +41,7 @@ class Study:
         data = self.store.get("design")
         if data is None:
             raise InputError(f"{self.store.path}: an empty study; run a design first")
-        return Design.from_json(data)
+        return Design.from_dict(data)
 
     def run(
         self,
@@ -51,7 +51,7 @@ class Study:
         calibration: Mapping[str, Calibration] | None = None,
         workers: int = 1,
         ray: str | None = None,
-        listen: Listener | None = None,
+        on_event: Listener | None = None,
         origin: Mapping[str, Any] | None = None,
     ) -> Trial | None:
         """Run a new study to its end; returns the winner, or None when there are several objectives.
@@ -60,9 +60,9 @@ class Study:
         """
         if self.store.get("design") is not None:
             raise InputError(f"{self.store.path}: holds a study already; resume it, or choose another file")
-        run = _run(self.store, design, evaluate, calibration, workers, ray, listen)
+        run = _run(self.store, design, evaluate, calibration, workers, ray, on_event)
         # Whatever cannot be run has been refused by now, and left the file as it was.
-        self.store.set(design=design.to_json(), **({} if origin is None else {"run": dict(origin)}))
+        self.store.set(design=design.to_dict(), **({} if origin is None else {"run": dict(origin)}))
         return self._completed(run)
 
     def resume(
@@ -72,12 +72,12 @@ class Study:
         calibration: Mapping[str, Calibration] | None = None,
         workers: int = 1,
         ray: str | None = None,
-        listen: Listener | None = None,
+        on_event: Listener | None = None,
     ) -> Trial | None:
         """Go on from what the file holds; finished trials are replayed, not evaluated."""
-        return self._completed(_run(self.store, self.design, evaluate, calibration, workers, ray, listen))
+        return self._completed(_run(self.store, self.design, evaluate, calibration, workers, ray, on_event))
 
-    def _completed(self, run: Run) -> Trial | None:
+    def _completed(self, run: StudyRun) -> Trial | None:
         if self.failure is not None:
             self.store.set(failure=None)
         try:
@@ -141,7 +141,7 @@ def _run(
     calibration: Mapping[str, Calibration] | None,
     workers: int,
     ray: str | None,
-    listen: Listener | None,
-) -> Run:
+    on_event: Listener | None,
+) -> StudyRun:
     silent: Listener = lambda event: None  # noqa: E731
-    return Run(store, design, evaluate, calibration or {}, workers, ray, listen or silent)
+    return StudyRun(store, design, evaluate, calibration or {}, workers, ray, on_event or silent)

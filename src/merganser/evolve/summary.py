@@ -31,6 +31,14 @@ class Tested:
     objective_errors: Mapping[str, float]
     items: Mapping[str, int]
 
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "test": dict(self.test),
+            "standard_error": dict(self.errors),
+            "objectives": dict(self.objectives),
+            "objective_standard_error": dict(self.objective_errors),
+        }
+
 
 @dataclass(frozen=True)
 class Winner(Tested):
@@ -38,6 +46,16 @@ class Winner(Tested):
 
     trial: Trial
     negative_transfer: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "values": dict(self.trial.values or {}),
+            "generation": self.trial.generation,
+            "position": self.trial.position,
+            "estimated": dict(self.trial.objectives),
+            **super().to_dict(),
+            "negative_transfer": dict(self.negative_transfer),
+        }
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,18 @@ class Summary:
     states: Mapping[str, int]
     untested: Mapping[str, str]
     """Endpoints whose test failed, and why."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "winners": [winner.to_dict() for winner in self.winners],
+            "endpoints": {label: tested.to_dict() for label, tested in self.endpoints.items()},
+            "convergence": {name: list(values) for name, values in self.convergence.items()},
+            "agreement": [{**each.__dict__, "epsilon": dict(each.epsilon)} for each in self.agreement],
+            "cost": {**self.cost.__dict__, "saved": self.cost.saved},
+            "states": dict(self.states),
+            "untested": dict(self.untested),
+        }
 
 
 def summarize(study: Study) -> Summary:
@@ -223,35 +253,3 @@ def compared(objective: Objective, summary: Summary) -> str:
         f"By {name} on unseen items the winner, {winner.objectives[name]:.3f} ± {winner.objective_errors[name]:.3f}, "
         f"is {verdict} the best endpoint, {label}, {best.objectives[name]:.3f} ± {best.objective_errors[name]:.3f}."
     )
-
-
-def to_json(summary: Summary) -> dict[str, Any]:
-    """Plain values, for --json and the report."""
-    return {
-        "winners": [
-            {
-                "values": dict(w.trial.values or {}),
-                "generation": w.trial.generation,
-                "position": w.trial.position,
-                "estimated": dict(w.trial.objectives),
-                **_scores_to_json(w),
-                "negative_transfer": dict(w.negative_transfer),
-            }
-            for w in summary.winners
-        ],
-        "endpoints": {label: _scores_to_json(tested) for label, tested in summary.endpoints.items()},
-        "convergence": {k: list(v) for k, v in summary.convergence.items()},
-        "agreement": [{**a.__dict__, "epsilon": dict(a.epsilon)} for a in summary.agreement],
-        "cost": {**summary.cost.__dict__, "saved": summary.cost.saved},
-        "states": dict(summary.states),
-        "untested": dict(summary.untested),
-    }
-
-
-def _scores_to_json(tested: Tested) -> dict[str, Any]:
-    return {
-        "test": dict(tested.test),
-        "standard_error": dict(tested.errors),
-        "objectives": dict(tested.objectives),
-        "objective_standard_error": dict(tested.objective_errors),
-    }

@@ -82,7 +82,7 @@ class LayerScore:
     accuracy_among_top: float | None = None
 
 
-def score_layers(library: Library, module: nn.Module) -> list[LayerScore]:
+def score_layers(module: nn.Module, library: Library) -> list[LayerScore]:
     """Every linear layer that all experts changed, in the module's order. Needs no data."""
     factors = {}
     for layer in linear_layers(module):
@@ -145,7 +145,7 @@ def sweep_layers(model: AdaptiveModel, batches: Mapping[str, Iterable[Any]], top
     """Every layer with its scores and the task accuracy of the projection router there, on `batches` of each task.
     One pass through the model's first-pass weights sees all layers."""
     known = batches_by_task(batches, model.library.experts)
-    scores = score_layers(model.library, model.module)
+    scores = score_layers(model.module, model.library)
     layers = [score.layer for score in scores]
     whole = model.with_settings(per_batch=False, probes=None)
     seen: dict[str, list[Tensor]] = {layer: [] for layer in layers}

@@ -111,7 +111,7 @@ class Library:
             base_fingerprint=opened.fingerprint(),
             source_fingerprint=opened.fingerprint(),
             dtype=factors,
-            policy=policy.to_json(),
+            policy=policy.to_dict(),
             pending={name: {"fingerprint": ckpt.fingerprint()} for name, ckpt in checkpoints.items()},
         )
         if _interrupted(directory, wanted) is None:  # ranks are planned before anything is written

@@ -47,7 +47,7 @@ class RankPolicy:
     def needs_spectra(self) -> bool:
         return self.kind != "fraction"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "value": self.value}
 
 

@@ -198,7 +198,7 @@ class MlpRouter:
         hidden: int = 1024,
         dropout: float = 0.5,
         steps: int = 200,
-        rate: float = 1e-3,
+        learning_rate: float = 1e-3,
         seed: int = 0,
     ) -> MlpRouter:
         """Cross-entropy by AdamW on whole batches of standardised inputs."""
@@ -214,7 +214,7 @@ class MlpRouter:
                 nn.Dropout(dropout),
                 nn.Linear(hidden, len(support)),
             )
-            optimiser = torch.optim.AdamW(network.parameters(), rate)
+            optimiser = torch.optim.AdamW(network.parameters(), learning_rate)
             with torch.enable_grad():
                 for _ in range(steps):
                     optimiser.zero_grad()

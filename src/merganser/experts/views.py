@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer, select_rows
-from merganser.engine.directories import check_replaceable, paths_in
+from merganser.engine.directories import check_replaceable
 from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError
 from merganser.experts.building import task_matrix
@@ -67,12 +67,8 @@ class Expert(View):
     def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
         """Write the rebuilt model to the directory `out`, by streaming, with the base's config and tokenizer (options
         of `write_checkpoint`)."""
-        check_replaceable(Path(out), self.inputs())
+        check_replaceable(Path(out), self.files())
         return write_checkpoint(self, out, dtype=dtype, **options)
-
-    def inputs(self) -> list[Path]:
-        """The files it is read from, which no output may replace."""
-        return [self.file.path, *paths_in(self.source.label)]
 
     def factors(self, name: str, k: int | None = None) -> Factors | None:
         """The task matrix of a tensor as float64 factors: none if it did not change, decomposed if kept whole."""
@@ -127,7 +123,7 @@ class MergedExperts(View):
     def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
         """Write the merged model to the directory `out`, by streaming, with the base's config and tokenizer (options of
         `write_checkpoint`)."""
-        check_replaceable(Path(out), [path for expert in self.experts for path in expert.inputs()])
+        check_replaceable(Path(out), [path for expert in self.experts for path in expert.files()])
         names = [expert.name for expert in self.experts]
         card = {"card": {"base": self.source.label, "models": names, "methods": [self.rule.name]}}
         return write_checkpoint(self, out, dtype=dtype, sidecars=card, **options)

@@ -74,13 +74,13 @@ class Plan:
     def bytes_out(self) -> int:
         return sum(output.spec.nbytes for output in self.outputs)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "models": [
                 {
                     "label": m.label,
                     "path": m.path,
-                    "plan": m.plan.to_json() if m.plan else None,
+                    "plan": m.plan.to_dict() if m.plan else None,
                     "remap": dict(m.remap) if m.remap else None,
                 }
                 for m in self.models
@@ -106,10 +106,10 @@ class Plan:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         return cls(
             models=tuple(
-                Model(m["label"], m["path"], cls.from_json(m["plan"]) if m["plan"] else None, m["remap"])
+                Model(m["label"], m["path"], cls.from_dict(m["plan"]) if m["plan"] else None, m["remap"])
                 for m in data["models"]
             ),
             outputs=tuple(
@@ -133,5 +133,5 @@ class Plan:
 
     def fingerprint(self, sources: Sequence[str] = ()) -> str:
         """Identifies the result: the plan with the fingerprints of its sources."""
-        text = json.dumps([replace(self, notes=()).to_json(), list(sources)], sort_keys=True)
+        text = json.dumps([replace(self, notes=()).to_dict(), list(sources)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -18,7 +18,7 @@ HEAT_MAP_VECTORS = 96
 
 
 @dataclass(frozen=True)
-class Overlap:
+class HeatMap:
     """|UᵀU| of the top singular vectors of one matrix, `rank` for each expert."""
 
     matrix: str
@@ -103,7 +103,7 @@ def energy_curve(found: Interference, expert: int) -> list[float]:
     return [_mean([m.energy_curve[expert][i] for m in found.matrices]) for i in range(len(FRACTIONS))]
 
 
-def fill(page: Page, found: Interference, overlap: Overlap | None = None) -> None:
+def fill(page: Page, found: Interference, overlap: HeatMap | None = None) -> None:
     """Advice, interference by layer, similarity, spectra: each picture with the table it was drawn from."""
     if found.advice:
         page.heading("Advice")
@@ -169,7 +169,7 @@ def cosine_figure(found: Interference) -> Any:
     return figure
 
 
-def overlap_figure(found: Interference, overlap: Overlap) -> Any:
+def overlap_figure(found: Interference, overlap: HeatMap) -> Any:
     figure = empty()
     figure.add_heatmap(z=overlap.left.tolist(), zmin=0, zmax=1, colorscale="Viridis")
     sizes = len(overlap.left) // len(found.experts)

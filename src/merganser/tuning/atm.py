@@ -54,15 +54,15 @@ def atm(
     alpha: float = 1.0,
     average: bool = True,
     score: Score | None = None,
-    folder: str | os.PathLike[str] | None = None,
+    path: str | os.PathLike[str] | None = None,
 ) -> ATM:
     """θ⁽ᵏ⁺¹⁾ = θ⁽ᵏ⁾ + (α/T) Σ_t τ_t⁽ᵏ⁾ (with `average=False` α Σ_t τ_t⁽ᵏ⁾), τ_t⁽ᵏ⁾ tuned from θ⁽ᵏ⁾.
 
     Each task gets `budget` epochs in rounds of `epochs_per_round`; a remainder makes a shorter last round. Whether this
     is ATM or PA-ATM is in the data of the step functions (a task's training data, or held-out data its owner shares
     instead); the update with `average` is the thesis' for PA-ATM. With one gradient-descent step a round it is joint
-    training on the mean loss with step αη. With `folder`, every round is saved there and a later call goes on after the
-    last finished one, also with a larger budget.
+    training on the mean loss with step αη. With `path`, every round is saved in that directory and a later call goes on
+    after the last finished one, also with a larger budget.
     """
     if not steps:
         raise InputError("no tasks: ATM needs a step function for each")
@@ -77,7 +77,7 @@ def atm(
     }
     current = {name: value.detach().clone() for name, value in base.items()}
     history: list[Round] = []
-    store = None if folder is None else _Store(Path(folder), settings)
+    store = None if path is None else _Store(Path(path), settings)
     if store is not None and (saved := store.load()):
         weights, history = saved
         # In the base's order and own memory: sums then give the same bits as in a run without interruption.
@@ -132,20 +132,21 @@ def _round(number: int, spent: int, vectors: Mapping[str, Weights], update: Weig
 class _Store:
     """`round-0003.safetensors` and `history.json`, each replaced whole; the history names the round it belongs to."""
 
-    def __init__(self, folder: Path, settings: dict[str, object]) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, settings: dict[str, object]) -> None:
+        self.directory = directory
         self.settings = settings
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> tuple[dict[str, Tensor], list[Round]] | None:
-        index = self.folder / "history.json"
+        index = self.directory / "history.json"
         if not index.exists():
             return None
         record = json.loads(index.read_text())
         begun = record["settings"]
         if other := next((name for name in self.settings if begun[name] != self.settings[name]), None):
             raise InputError(
-                f"{index}: begun with {other} {begun[other]}, now asked for {self.settings[other]}; use another folder"
+                f"{index}: begun with {other} {begun[other]}, now asked for {self.settings[other]}; "
+                "use another directory"
             )
         history = [Round(**entry) for entry in record["rounds"]]
         return load_file(self._weights(history[-1].number)), history
@@ -155,12 +156,12 @@ class _Store:
         _replace(self._weights(number), lambda path: save_file(_unshared(weights), path))
         rounds = [{k: v for k, v in entry.to_dict().items() if k != "kind"} for entry in history]
         text = json.dumps({"settings": self.settings, "rounds": rounds}, indent=1)
-        _replace(self.folder / "history.json", lambda path: path.write_text(text))
+        _replace(self.directory / "history.json", lambda path: path.write_text(text))
         if number > 1:
             self._weights(number - 1).unlink(missing_ok=True)
 
     def _weights(self, number: int) -> Path:
-        return self.folder / f"round-{number:04d}.safetensors"
+        return self.directory / f"round-{number:04d}.safetensors"
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

@@ -83,21 +83,21 @@ def fit(
     `dimensions` (at most 15) is chosen by the log-loss on a held-out tenth of the answers unless given: the fewest that
     come within one standard error of the best. `seed` picks that tenth and nothing else.
     """
-    observed, known = _checked(answers, mask, dimensions, device)
+    observed, known = checked(answers, mask, dimensions, device)
     losses: dict[int, float] = {}
     if dimensions is None:
         dimensions, losses = _choose(observed, known, seed, sweeps, tolerance)
-    return _oriented(_sweep(observed, known, dimensions, sweeps, tolerance), known, losses)
+    return _oriented(sweep(observed, known, dimensions, sweeps, tolerance), known, losses)
 
 
 def log_loss(irt: IRT, answers: ArrayLike, mask: ArrayLike | None = None) -> float:
     """Mean of −log p(answer) over the entries that are neither NaN nor 0 in `mask`."""
-    targets, known = _checked(answers, mask, None, "cpu")
+    targets, known = checked(answers, mask, None, "cpu")
     logits = torch.from_numpy(irt.abilities @ irt.items.discrimination.T - irt.items.difficulty)
     return float((known * (softplus(logits) - targets * logits)).sum() / known.sum())
 
 
-def _checked(
+def checked(
     answers: ArrayLike | Tensor, mask: ArrayLike | Tensor | None, dimensions: int | None, device: str
 ) -> tuple[Tensor, Tensor]:
     try:
@@ -129,7 +129,7 @@ def _choose(answers: Tensor, known: Tensor, seed: int, sweeps: int, tolerance: f
         return 1, {}
     losses: dict[int, Tensor] = {}
     for count in (c for c in CANDIDATES if c < max(3, len(answers))):
-        solution = _sweep(answers, known - held, count, sweeps, tolerance)
+        solution = sweep(answers, known - held, count, sweeps, tolerance)
         logits = _extended(solution.abilities.mean) @ solution.items.mean.T
         losses[count] = (softplus(logits) - answers * logits)[held > 0]
         tried = list(losses)
@@ -150,7 +150,7 @@ def _extended(abilities: Tensor) -> Tensor:
     return torch.cat([abilities, -torch.ones_like(abilities[:, :1])], 1)
 
 
-def _sweep(answers: Tensor, known: Tensor, dimensions: int, sweeps: int, tolerance: float) -> _Solution:
+def sweep(answers: Tensor, known: Tensor, dimensions: int, sweeps: int, tolerance: float) -> _Solution:
     """Coordinate ascent on the bound until a sweep gains less than `tolerance` per answer."""
     signs = (answers - 0.5) * known
     abilities, items = _start(answers, known, dimensions)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from scipy.special import expit
 from scipy.stats import norm
 
-from merganser.errors import InputError
+from merganser.errors import CheckpointError, InputError
 from merganser.evolve.arrays import Array
 from merganser.evolve.irt.logistic import Posterior, regress
 
@@ -119,25 +119,27 @@ class IRT:
         metadata = {"format": FORMAT, "validation": json.dumps({str(d): v for d, v in self.validation.items()})}
         save_file({k: np.ascontiguousarray(v) for k, v in arrays.items() if v is not None}, Path(path), metadata)
 
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> IRT:
+        """Read what `save` wrote."""
+        from safetensors import SafetensorError, safe_open
 
-def load(path: str | PathLike[str]) -> IRT:
-    """Read what `IRT.save` wrote."""
-    from safetensors import SafetensorError, safe_open
-
-    if not Path(path).is_file():
-        raise InputError(f"{path} is not a file; an IRT file is what IRT.save wrote")
-    try:
-        with safe_open(Path(path), "numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except SafetensorError as error:
-        raise InputError(f"{path} is not an IRT file: {error}") from error
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"{path} is not an IRT file: its format is {metadata.get('format')!r}, not {FORMAT!r}")
-    return IRT(
-        arrays["abilities"],
-        Items(arrays["discrimination"], arrays["difficulty"], arrays.get("errors")),
-        Normal(arrays["prior.mean"], arrays["prior.precision"]),
-        arrays.get("covariances"),
-        {int(d): v for d, v in json.loads(metadata["validation"]).items()},
-    )
+        if not Path(path).is_file():
+            raise CheckpointError(f"{path} is not a file; an IRT file is what IRT.save wrote")
+        try:
+            with safe_open(Path(path), "numpy") as file:
+                metadata = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path} is not an IRT file: {error}") from error
+        if metadata.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{path} is not an IRT file: its format is {metadata.get('format')!r}, not {FORMAT!r}"
+            )
+        return cls(
+            arrays["abilities"],
+            Items(arrays["discrimination"], arrays["difficulty"], arrays.get("errors")),
+            Normal(arrays["prior.mean"], arrays["prior.precision"]),
+            arrays.get("covariances"),
+            {int(d): v for d, v in json.loads(metadata["validation"]).items()},
+        )

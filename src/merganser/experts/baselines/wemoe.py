@@ -69,13 +69,13 @@ class WeMoE(GatedBaseline):
     def open_gates(self, inputs: Inputs) -> Gates:
         return _BlockGates(self.blocks, self.gates, self.pooling, inputs.mask)
 
-    def fit(self, batches: Mapping[str, Sequence[Any]], steps: int = 50, rate: float = 1e-3) -> WeMoE:
+    def fit(self, batches: Mapping[str, Sequence[Any]], steps: int = 50, learning_rate: float = 1e-3) -> WeMoE:
         """One batch of every task a step, taken in turn."""
         for task, parts in batches.items():
             self.heads.check(task)
             if not len(parts):
                 raise InputError(f"no batch of {task!r} to fit the gates to")
-        optimiser = torch.optim.Adam([p for gate in self.gates.values() for p in gate.parameters()], rate)
+        optimiser = torch.optim.Adam([p for gate in self.gates.values() for p in gate.parameters()], learning_rate)
         with torch.enable_grad():
             for step in range(steps):
                 optimiser.zero_grad()
