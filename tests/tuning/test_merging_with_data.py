@@ -212,6 +212,17 @@ def test_greedy_soup_through_merge(world, labelled, checkpoint):
     assert all(torch.equal(by_data[name], direct[name]) for name in direct)
 
 
+def test_what_asks_for_nothing_is_no_option(world, labelled):
+    _, models, _ = world
+    plain, asked = (
+        mg.merge(models, "greedy_soup", data=labelled, **options)
+        for options in ({}, {"overrides": [], "output": {}, "statistics": {}, "seed": 0})
+    )
+    torch.testing.assert_close(asked, plain)
+    with pytest.raises(InputError, match="greedy_soup takes no 'overrides'"):
+        mg.merge(models, "greedy_soup", data=labelled, overrides=[{"match": "*"}])
+
+
 def test_refusals_of_choices(world, labelled):
     base, models, data = world
     for options, message in (

@@ -6,6 +6,7 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,39 +35,51 @@ from merganser.recipes.plan import Plan
 from merganser.recipes.schema import Recipe
 
 
+@dataclass(frozen=True)
+class Means:
+    """What `mg.merge` is told of a merge beside models, method and its parameters: how to compute it, and into what."""
+
+    seed: int = 0
+    dtype: str | torch.dtype | None = None
+    overrides: Sequence[Mapping[str, Any]] = ()
+    output: Mapping[str, Any] | None = None
+    statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None
+    workers: int | None = None
+    memory: int = DEFAULT_MEMORY
+    device: str = "cpu"
+    allow_nan: bool = False
+
+    def given(self) -> list[str]:
+        """The names of those that ask for something: neither as by default nor empty."""
+        return [field.name for field in fields(self) if (getattr(self, field.name) or None) != (field.default or None)]
+
+
 def merge(
     models: Sequence[Reference] | Mapping[str, Reference],
-    method: str = "linear",
-    base: Reference | None = None,
-    *,
-    seed: int = 0,
-    dtype: str | torch.dtype | None = None,
-    overrides: Sequence[Mapping[str, Any]] = (),
-    output: Mapping[str, Any] | None = None,
-    statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
-    workers: int | None = None,
-    memory: int = DEFAULT_MEMORY,
-    device: str = "cpu",
-    allow_nan: bool = False,
+    method: str,
+    base: Reference | None,
+    means: Means,
+    /,
     **parameters: Any,
 ) -> dict[str, Tensor]:
     """`mg.merge` by a rule for tensors: what `tuning.merging.merge`, which explains it all, comes to in the end."""
-    check_means(workers, device)
+    check_means(means.workers, means.device)
     parameters = {name: _plain(value) for name, value in parameters.items()}
     labelled = _labelled(models)
     opened = {label: _open(reference, label) for label, reference in labelled.items()}
     entries = _entries(method, list(opened), parameters)
-    for entry, sides in zip(entries, _sides(statistics or {}, list(opened)), strict=True):
+    for entry, sides in zip(entries, _sides(means.statistics or {}, list(opened)), strict=True):
         for kind, side in sides.items():
             entry[kind] = _free(f"{kind} of {entry['path']}", "statistics", opened)
             opened[entry[kind]] = _open(getattr(side, "tensors", side), entry[kind])
+    dtype = means.dtype
     document: dict[str, Any] = {
         "method": method,
         "models": entries,
         "parameters": {name: value for name, value in parameters.items() if not _spread(method, name, value)},
-        "overrides": overrides,
-        "output": output if dtype is None else {**(output or {}), "dtype": name_of(dtype_of(dtype))},
-        "seed": seed,
+        "overrides": means.overrides,
+        "output": means.output if dtype is None else {**(means.output or {}), "dtype": name_of(dtype_of(dtype))},
+        "seed": means.seed,
     }
     if base is not None:
         among = next((label for label, model in labelled.items() if _same(model, base)), None)
@@ -76,7 +89,8 @@ def merge(
     plan = recipes.plan(recipes.load(document), open=opened.__getitem__)
     sources = open_sources(plan, opened.__getitem__)
     sink = DictSink(plan)
-    execute(plan, sources, sink, workers=workers, memory=memory, settings=Settings(device, allow_nan))
+    settings = Settings(means.device, means.allow_nan)
+    execute(plan, sources, sink, workers=means.workers, memory=means.memory, settings=settings)
     return sink.result()
 
 

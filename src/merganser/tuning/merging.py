@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -95,7 +95,7 @@ def merge(
     api.check_several(models)
     if method not in IN_MEMORY:
         lookup(method, others=IN_MEMORY)
-    options = parameters | _given(
+    means = api.Means(
         seed=seed,
         dtype=dtype,
         overrides=overrides,
@@ -112,15 +112,15 @@ def merge(
         raise InputError("heads are for accuracy on data and for adamerging: nothing asks for them here")
     if alphas is not None:
         search = _Search(alphas, budgets, 0.5 if keep is None else keep, _score(models, base, data, score, heads))
-        return _scaled(models, method, base, search, on_result, options)
+        return _scaled(models, method, base, search, on_result, means, parameters)
     if method == "greedy_soup":
-        return _soup(models, _score(models, base, data, score, heads), on_result, options)
+        return _soup(models, _score(models, base, data, score, heads), on_result, [*parameters, *means.given()])
     if score is not None:
         raise InputError(f"score: method {method!r} chooses nothing by it; greedy_soup does, and others with alphas")
     if method == "adamerging":
-        return _adamerged(models, base, data, heads, on_result, options)
+        return _adamerged(models, base, data, heads, on_result, means, parameters)
     if data is None:
-        return api.merge(models, method, base, **options)
+        return api.merge(models, method, base, means, **parameters)
     kinds = lookup(method).statistics
     if not kinds:
         raise InputError(
@@ -129,13 +129,13 @@ def merge(
         )
     modules = [_module(model, f"models[{label!r}]") for label, model in _labelled(models).items()]
     batches = list(_matched(data, models).values())
-    given = options.pop("statistics", None) or {}
+    given = statistics or {}
     computed = {
         kind: [COMPUTED[kind](module, each) for module, each in zip(modules, batches, strict=True)]
         for kind in kinds
         if kind not in given
     }
-    return api.merge(models, method, base, statistics={**given, **computed}, **options)
+    return api.merge(models, method, base, replace(means, statistics={**given, **computed}), **parameters)
 
 
 class _Search(NamedTuple):
@@ -153,23 +153,18 @@ class _Search(NamedTuple):
         return scale_search(base, vector, score, budgets=budgets, alphas=self.alphas, keep=self.keep)
 
 
-def _given(**means: Any) -> Options:
-    """What differs from the engine's defaults: methods made in memory have no use for it."""
-    known = inspect.signature(api.merge).parameters
-    return {name: value for name, value in means.items() if value != known[name].default}
-
-
 def _adamerged(
     models: Models,
     base: Reference | None,
     data: Data | None,
     heads: Mapping[Any, Head] | Sequence[Head] | None,
     on_result: Callable[[Result], None],
+    means: api.Means,
     options: Options,
 ) -> dict[str, Tensor]:
     known = [parameter.name for parameter in IN_MEMORY["adamerging"].parameters]
     one_of("parts", parts := options.pop("parts", "differences"), PARTS)
-    if unknown := next((name for name in options if name not in known), None):
+    if unknown := next((name for name in (*options, *means.given()) if name not in known), None):
         raise InputError(f"adamerging takes no {unknown!r}; it is learned in memory and takes {', '.join(known)}")
     if data is None:
         raise InputError("adamerging learns from data: give batches of unlabelled inputs for each model")
@@ -184,10 +179,10 @@ def _adamerged(
 
 
 def _soup(
-    models: Models, score: Callable[..., float], on_result: Callable[[Result], None], options: Options
+    models: Models, score: Callable[..., float], on_result: Callable[[Result], None], given: Sequence[str]
 ) -> dict[str, Tensor]:
-    if options:
-        raise InputError(f"greedy_soup takes no {next(iter(options))!r}: it is a mean, scored in memory")
+    if given:
+        raise InputError(f"greedy_soup takes no {given[0]!r}: it is a mean, scored in memory")
     states = {str(label): open_checkpoint(model).state_dict() for label, model in _labelled(models).items()}
     soup, report = greedy_soup(states, score)
     on_result(report)
@@ -200,6 +195,7 @@ def _scaled(
     base: Reference | None,
     search: _Search,
     on_result: Callable[[Result], None],
+    means: api.Means,
     options: Options,
 ) -> dict[str, Tensor]:
     """The merge at the best α; candidates scale one task vector, the result is what the method gives at that scale."""
@@ -210,10 +206,10 @@ def _scaled(
     if "scale" in options:
         raise InputError("alphas: the scale is either given or chosen, not both")
     start = open_checkpoint(base)
-    merged = api.merge(models, method, base, **{**options, "dtype": "float32"})
+    merged = api.merge(models, method, base, replace(means, dtype="float32"), **options)
     found = search.best(start.state_dict(), TaskVector(merged, start).state_dict())
     on_result(found)
-    return api.merge(models, method, base, scale=float(found.best), **options)
+    return api.merge(models, method, base, means, scale=float(found.best), **options)
 
 
 def _score(
