@@ -151,6 +151,25 @@ overrides: [{match: "head.*", method: passthrough, model: a}]
     assert outputs(planned(keep, models, header))["w"].inputs == (Source(0, "w"),)
 
 
+@pytest.mark.parametrize(
+    ("override", "scale"),
+    [({"method": "passthrough"}, None), ({"model": "a"}, None), ({"method": "passthrough", "scale": 2}, [2])],
+)
+def test_the_scale_of_task_vectors_does_not_scale_copies(header, override, scale):
+    recipe = {
+        "method": "task_arithmetic",
+        "base": "base",
+        "models": ["a"],
+        "parameters": {"scale": 0.3},
+        "overrides": [{"match": "b", **override}],
+    }
+    models = dict.fromkeys(("base", "a"), ({"w": spec(2), "b": spec(2)},))
+    made = outputs(planned(recipe, models, header))
+    assert made["w"].parameters["scale"] == 0.3
+    assert made["b"].method == "passthrough"
+    assert made["b"].parameters.get("scale") in (scale, [scale])
+
+
 def test_integer_buffers_are_copied_from_the_base(header):
     integer = spec(4, dtype=torch.int64)
     models = {

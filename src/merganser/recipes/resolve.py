@@ -35,7 +35,11 @@ def override_for(recipe: Recipe, name: str) -> Override | None:
 
 
 def method_for(recipe: Recipe, override: Override | None) -> type[Method]:
-    return lookup(override.method if override and override.method else recipe.method)
+    """The override's method or else the recipe's; one that only names a model copies its tensors."""
+    if override is None:
+        return lookup(recipe.method)
+    copied = override.model is not None and not override.parameters
+    return lookup(override.method or ("passthrough" if copied else recipe.method))
 
 
 def scopes(
@@ -82,8 +86,12 @@ class Resolver:
         method: type[Method],
         entries: Sequence[Entry],
     ) -> Resolver:
+        # The scale of a copy is its own: that of the recipe's rule scales task vectors.
+        alone = override is not None and method.name == "passthrough" != recipe.method
+
         def chain(key: str, entry: Entry | None) -> tuple[Setting, ...]:
-            return tuple(scope[key] for scope in scopes(recipe, part, each, override, entry) if key in scope)
+            found = scopes(recipe, part, each, override, entry)
+            return tuple(scope[key] for scope in (found[:1] if alone else found) if key in scope)
 
         known = declared(method)
         return cls(
