@@ -63,7 +63,7 @@ def test_equal_their_definitions(seed, size):
         irt,
         y,
         subset,
-        y.mean(),
+        mean,
         lambda x, i: a[i] @ (x @ gammas) - beta[i],
         np.full(3, 1 / 3),
         lambda x: ((x - 1 / 3) ** 2).sum() / (2 * 0.5**2),
@@ -74,15 +74,6 @@ def test_equal_their_definitions(seed, size):
     assert blended == pytest.approx(0.3 * mean + 0.7 * mixed, abs=1e-5)
     blended = estimators.Estimator("gp-irt", irt, c=0.3, fit="map")(y, subset).value
     assert blended == pytest.approx(0.3 * mean + 0.7 * ability, abs=1e-5)
-
-
-def test_answers_that_are_known_count_once_each():
-    """Weights stand for items that were not asked: when all were, the score is the mean of the answers."""
-    irt, answers, _ = world(5)
-    everything = subsets.Subset(np.arange(60), np.linspace(1, 2, 60) / 90)
-    assert estimators.naive(answers[0], everything).value != pytest.approx(answers[0].mean())
-    assert estimators.p_irt(answers[0], everything, irt).value == pytest.approx(answers[0].mean())
-    assert estimators.mp_irt(answers[0], everything, irt, irt.abilities).value == pytest.approx(answers[0].mean())
 
 
 def test_maximum_likelihood_equals_a_general_optimiser():

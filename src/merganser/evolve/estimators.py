@@ -3,11 +3,8 @@
     naive      Σ_S w y
     p-IRT      (n/N) mean_S y + (1 − n/N) mean_U p(γ̂),             γ̂ the ability fitted on S
     gp-IRT     c · naive + (1 − c) · p-IRT
-    mp-IRT     (n/N) mean_S y + (1 − n/N) mean_U p(Σ_j ξ̂_j γ_j),   ξ̂ the mixture of endpoint abilities fitted on S
+    mp-IRT     (n/N) Σ_S w y + (1 − n/N) mean_U p(Σ_j ξ̂_j γ_j),    ξ̂ the mixture of endpoint abilities fitted on S
     gmp-IRT    c · naive + (1 − c) · mp-IRT
-
-The weights w stand for the items not in S; where those are predicted one by one, each answer counts once. mergenetic,
-the library of the thesis, weighs the answers in mp-IRT too; on random items, where w = 1/n, both are the same.
 
 A merge of M endpoints is taken to inherit a linear mixture of their abilities: mp-IRT has M unknowns where p-IRT has D.
 Published with ξ̂ by maximum likelihood, which explodes on small subsets; the default here is the posterior mode under
@@ -73,7 +70,7 @@ def mp_irt(answers: ArrayLike, subset: Subset, irt: IRT, endpoints: ArrayLike, *
     """As p-IRT, with the ability a fitted mixture of the endpoints' abilities."""
     gammas = np.atleast_2d(np.asarray(endpoints, dtype=np.float64))
     xi = mixture(answers, subset, irt, gammas, fit=fit)
-    known = float(_answers(answers, subset).mean())
+    known = float(subset.weights @ _answers(answers, subset))
     covariance = gammas.T @ xi.covariance @ gammas
     return _completed(known, subset, irt, xi.mean @ gammas, covariance, xi.mean)
 
