@@ -134,6 +134,26 @@ def test_what_is_no_name_of_a_directory(
     assert os.listdir() == ["a"]
 
 
+def test_missing_parents_of_the_output_are_made(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    model = checkpoint("a", state(1.0))
+    out = mg.run({"method": "linear", "models": [str(model)]}, tmp_path / "new" / "deep" / "out")
+    assert torch.equal(mg.open(out).read("b"), state(1.0)["b"])
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be made: .*file is not a directory"):
+        mg.run({"method": "linear", "models": [str(model)]}, tmp_path / "file" / "out")
+
+
+def test_save_writes_whatever_can_be_opened(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    tensors = {"w": torch.randn(3, 2), "steps": torch.tensor([7])}
+    torch.save(tensors, tmp_path / "model.pt")
+    written = mg.open(mg.save(tmp_path / "model.pt", tmp_path / "saved", dtype="bfloat16"))
+    assert torch.equal(written.read("w"), tensors["w"].bfloat16())
+    assert torch.equal(written.read("steps"), tensors["steps"])
+    with pytest.raises(InputError, match=r"exists already; .*overwrite it \(--overwrite, overwrite=True\)"):
+        mg.save(tensors, tmp_path / "saved")
+    assert torch.equal(mg.open(mg.save(tensors, tmp_path / "saved", overwrite=True)).read("w"), tensors["w"])
+
+
 def test_a_running_average_takes_the_place_of_the_last_one(checkpoint: Callable[..., Path]) -> None:
     average, model = checkpoint("average", state(1.0)), checkpoint("model", state(3.0))
     mg.run({"method": "linear", "models": [str(average), str(model)]}, average, overwrite=True)

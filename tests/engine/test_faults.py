@@ -126,11 +126,11 @@ def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(InputError, match="exists already"):
         attempt(tmp_path / "out", Disk())
-    with pytest.raises(InputError, match="no such directory"):
-        attempt(tmp_path / "no" / "where", Disk())
     with pytest.raises(MerganserError):
         attempt(tmp_path / "new", Faulty(20))
-    with pytest.raises(InputError, match="--resume continues it, --overwrite starts again"):
+    with pytest.raises(
+        InputError, match=r"--resume \(resume=True\) continues it, --overwrite \(overwrite=True\) starts again"
+    ):
         attempt(tmp_path / "new", Disk())
     plan, _ = make_plan(MODELS, "linear")
     with pytest.raises(InputError, match="begun with another recipe"):

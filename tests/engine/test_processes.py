@@ -175,7 +175,7 @@ def test_fewer_processes_than_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
     if granted:
         assert in_processes(tmp_path / "out", plan, sources) == in_threads(tmp_path / "reference", plan, sources)
     else:
-        with pytest.raises(MerganserError, match="no worker could be started: .*--workers 1"):
+        with pytest.raises(MerganserError, match="no worker could be started: .*--workers 1, workers=1"):
             in_processes(tmp_path / "out", plan, sources)
 
 

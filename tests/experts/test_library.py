@@ -256,6 +256,8 @@ def test_a_merge_is_saved_as_a_checkpoint(models, tmp_path):
             save(tmp_path / "lib", overwrite=True)
         with pytest.raises(InputError, match="cannot be replaced"):
             save(tmp_path, overwrite=True)
+        with pytest.raises(InputError, match="cannot be replaced"):
+            save(models["base"], overwrite=True)
 
 
 def test_factors_are_those_of_matrices_that_exist(models, tmp_path):

@@ -154,8 +154,8 @@ class _Child:
             if code == -signal.SIGKILL:
                 how += " (out of memory?)"
             raise MerganserError(
-                f"a worker was ended by {how}: finished tensors are kept; the same with --resume (resume=True) goes on, "
-                "with fewer --workers if memory is short"
+                f"a worker was ended by {how}: finished tensors are kept; the same with --resume (resume=True) goes "
+                "on, with fewer --workers if memory is short"
             ) from None
 
 
