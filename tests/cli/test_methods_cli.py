@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from merganser.cli import build
 from merganser.errors import RecipeError
-from merganser.methods.base import parameters, registry
+from merganser.methods.registry import parameters, registry
 
 runner = CliRunner()
 

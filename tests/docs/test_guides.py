@@ -73,10 +73,10 @@ def test_python_runs(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_method_in_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of CONTRIBUTING.md, as docs/merging.md says it may be used."""
     import merganser as mg
-    from merganser.methods import base
+    from merganser.methods import registry
 
-    base.registry()  # all of them, before the copy that forgets the new one
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    registry.registry()  # all of them, before the copy that forgets the new one
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     monkeypatch.syspath_prepend(tmp_path)
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (tmp_path / "guide_median.py").write_text(fenced(text, "python")[0][1], encoding="utf-8")

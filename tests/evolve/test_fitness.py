@@ -16,7 +16,7 @@ from merganser.errors import InputError, MerganserError
 from merganser.evolve import fitness
 from merganser.evolve.fitness import LiveMerge, MergedModels
 from merganser.evolve.space import Choices, Parameter, Range, Space
-from merganser.methods import base as methods
+from merganser.methods import registry as methods
 
 
 class Net(nn.Module):

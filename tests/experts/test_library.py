@@ -10,7 +10,8 @@ import torch
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError, InputError
 from merganser.experts import Library
-from merganser.methods.base import Group, build
+from merganser.methods.base import Group
+from merganser.methods.registry import build
 from merganser.methods.tsv import TSV
 from support.library_models import base_tensors, expert_tensors, experts
 

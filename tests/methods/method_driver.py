@@ -6,7 +6,8 @@ import random
 import numpy as np
 import torch
 
-from merganser.methods.base import Group, build, lookup
+from merganser.methods.base import Group
+from merganser.methods.registry import build, lookup
 
 
 class RowBlocks:

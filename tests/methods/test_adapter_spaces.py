@@ -3,8 +3,9 @@ import pytest
 import torch
 
 from merganser.methods.adapters import CoreSpace, Knots, core_space, knots, truncate_pair
-from merganser.methods.base import Group, build
+from merganser.methods.base import Group
 from merganser.methods.isotropic import IsoC
+from merganser.methods.registry import build
 from merganser.methods.tsv import TSV
 
 

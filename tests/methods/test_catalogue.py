@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from merganser.methods.base import registry
 from merganser.methods.catalogue import catalogue, describe, table
+from merganser.methods.registry import registry
 
 
 def test_every_method_says_what_it_does():

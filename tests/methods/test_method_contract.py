@@ -8,16 +8,8 @@ from hypothesis import strategies as st
 from method_driver import RowBlocks, make_group
 
 from merganser.errors import RecipeError
-from merganser.methods.base import (
-    aliases,
-    build,
-    lookup,
-    mergekit_defaults,
-    parameters,
-    register,
-    registry,
-    threshold,
-)
+from merganser.methods.base import threshold
+from merganser.methods.registry import aliases, build, lookup, mergekit_defaults, parameters, register, registry
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 40))

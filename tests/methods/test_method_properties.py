@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from method_driver import run
 
-from merganser.methods.base import parameters, registry
+from merganser.methods.registry import parameters, registry
 
 METHODS = [name for name, method in registry().items() if not method.statistics]
 STREAMED = [name for name in METHODS if registry()[name].reach != "whole"]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from method_driver import run
 
-from merganser.methods.base import lookup
+from merganser.methods.registry import lookup
 
 rng = np.random.default_rng(7)
 BASE = rng.standard_normal((10, 6)).astype(np.float32)

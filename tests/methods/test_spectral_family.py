@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from merganser.methods.base import Group, build
+from merganser.methods.base import Group
 from merganser.methods.isotropic import IsoC, IsoCTS, shares
+from merganser.methods.registry import build
 from merganser.methods.spectral import STAR, SVC, SubspaceBoosting, reaching
 from merganser.methods.wudi import WUDI
 

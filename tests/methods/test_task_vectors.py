@@ -5,8 +5,8 @@ import pytest
 import torch
 from method_driver import RowBlocks, make_group, run
 
-from merganser.methods.base import build, lookup
 from merganser.methods.consensus import weighted_sum_
+from merganser.methods.registry import build, lookup
 
 rng = np.random.default_rng(2)
 SHAPE = (11, 8)

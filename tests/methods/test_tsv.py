@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import merganser
 from merganser.checkpoints.base import TensorSpec
-from merganser.methods.base import Group, build
+from merganser.methods.base import Group
+from merganser.methods.registry import build
 from merganser.methods.tsv import TSV, decompose, orthogonal_sum
 
 

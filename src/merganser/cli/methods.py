@@ -20,8 +20,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """List the merging methods, or show one with its formula and parameters."""
-    from merganser.methods.base import lookup
     from merganser.methods.catalogue import catalogue, describe
+    from merganser.methods.registry import lookup
     from merganser.tuning.in_memory import IN_MEMORY
 
     if name is not None:

@@ -29,8 +29,8 @@ from merganser.engine.sinks import DictSink
 from merganser.engine.view import open_sources
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import InputError
-from merganser.methods.base import lookup
-from merganser.methods.base import parameters as method_parameters
+from merganser.methods.registry import lookup
+from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.plan import Plan
 from merganser.recipes.schema import Recipe
 

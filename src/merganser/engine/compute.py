@@ -15,7 +15,8 @@ from torch import Tensor
 from merganser.checkpoints.base import Checkpoint
 from merganser.engine.blocks import Piece, bounds, spans, take
 from merganser.errors import InputError, MerganserError
-from merganser.methods.base import Group, Method, build, lookup
+from merganser.methods.base import Group, Method
+from merganser.methods.registry import build, lookup
 from merganser.recipes.plan import Output, Plan, Source
 
 T = TypeVar("T")

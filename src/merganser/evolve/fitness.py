@@ -26,7 +26,7 @@ from merganser.errors import InputError
 from merganser.evaluate.examiners import SCORE, Examiner
 from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
-from merganser.methods.base import lookup
+from merganser.methods.registry import lookup
 from merganser.recipes.plan import Output, Plan
 
 

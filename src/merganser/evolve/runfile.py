@@ -37,8 +37,8 @@ from merganser.evolve.fitness import MergedModels
 from merganser.evolve.preparation import Calibration
 from merganser.evolve.runschema import ObjectiveEntry, RunFile, SpaceEntry, TaskEntry, problems
 from merganser.evolve.space import Choices, Parameter, Range, Space
-from merganser.methods.base import lookup
-from merganser.methods.base import parameters as declared
+from merganser.methods.registry import lookup
+from merganser.methods.registry import parameters as declared
 from merganser.recipes import documents
 from merganser.recipes.references import locate
 

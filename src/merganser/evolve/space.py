@@ -197,8 +197,8 @@ class Space:
         document["parameters"] = dict(template.get("parameters") or {})
         known = None
         if "method" in values:
-            from merganser.methods.base import lookup
-            from merganser.methods.base import parameters as declared
+            from merganser.methods.registry import lookup
+            from merganser.methods.registry import parameters as declared
 
             document["method"] = values["method"]
             known = set(declared(lookup(str(values["method"]))))

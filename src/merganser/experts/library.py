@@ -24,7 +24,7 @@ from merganser.experts.ranks import RankPolicy
 from merganser.experts.storage import FACTOR_DTYPES, ExpertFile, checksum
 from merganser.experts.views import Expert, MergedExperts
 from merganser.kernels.spectra import Factors
-from merganser.methods.base import build as build_method
+from merganser.methods.registry import build as build_method
 from merganser.methods.tsv import TSV
 
 

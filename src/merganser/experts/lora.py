@@ -24,7 +24,7 @@ from merganser.experts.building import check_complete, check_finite, task_matrix
 from merganser.experts.views import Expert
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.methods.adapters import Pair, Space, balanced, merge_pairs, truncate_pair
-from merganser.methods.base import build, lookup
+from merganser.methods.registry import build, lookup
 
 #: What PEFT and its servers read.
 DTYPES = ("float32", "bfloat16", "float16")

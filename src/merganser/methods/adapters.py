@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from merganser.kernels.spectra import Factors, top_svd
-from merganser.methods.base import Group, Method, build, lookup, param, register
+from merganser.methods.base import Group, Method
 from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices
+from merganser.methods.parameters import param
+from merganser.methods.registry import build, lookup, register
 
 Pair = tuple[Tensor, Tensor]
 Space = Literal["knots", "core_space"]

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from merganser.errors import RecipeError
-from merganser.methods.base import Group, Method, State, param, per_model, register
+from merganser.methods.base import Group, Method, State
+from merganser.methods.parameters import param, per_model
+from merganser.methods.registry import register
 
 
 def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import hashlib
 import math
-import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -17,7 +14,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import TensorSpec
-from merganser.errors import RecipeError, did_you_mean
+from merganser.errors import RecipeError
 
 Reach = Literal["elementwise", "reduce_map", "whole"]
 State = Any
@@ -158,186 +155,3 @@ class Method(ABC):
     def scratch(self, spec: TensorSpec, models: int) -> int:
         """Bytes a `whole` rule holds beyond its inputs, for the memory bound; `spec` is of the arithmetic's dtype."""
         return spec.nbytes * (models + 2)
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A hyper-parameter as recipes, the command line and the documentation see it."""
-
-    name: str
-    kind: type
-    default: Any
-    help: str
-    per_model: bool
-    low: float | None
-    high: float | None
-    choices: tuple[str, ...] | None
-    required: bool
-    #: What a mergekit recipe means that leaves the parameter out.
-    mergekit: Any = None
-
-    def check(self, value: Any, where: str) -> Any:
-        """The value in its own type, or an error that names the place."""
-        if self.choices is not None:
-            if value not in self.choices:
-                raise RecipeError(f"{where}: {value!r} is not one of {', '.join(map(repr, self.choices))}")
-            return value
-        if self.kind is bool:
-            if not isinstance(value, bool) and value not in (0, 1):
-                raise RecipeError(f"{where}: expected true or false, got {value!r}")
-            return bool(value)
-        if self.kind is tuple:
-            if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
-                raise RecipeError(f"{where}: expected a list of strings, got {value!r}")
-            return tuple(value)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise RecipeError(f"{where}: expected a number, got {value!r}")
-        if self.kind is int and value != int(value):
-            raise RecipeError(f"{where}: expected a whole number, got {value!r}")
-        if not math.isfinite(value):
-            raise RecipeError(f"{where}: expected a finite number, got {value!r}")
-        low, high = self.low, self.high
-        if (low is not None and value < low) or (high is not None and value > high):
-            bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"in [{low}, {high}]"
-            raise RecipeError(f"{where}: {value!r} is out of bounds, must be {bounds}")
-        return self.kind(value)
-
-
-def param(
-    default: Any = dataclasses.MISSING,
-    help: str = "",
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] | None = None,
-    aliases: tuple[str, ...] = (),
-    mergekit: Any = None,
-) -> Any:
-    """A hyper-parameter; without a default it is required.
-
-    `aliases` are other tools' names for it, `mergekit` its default there if it is another one.
-    """
-    return field(default=default, metadata=_metadata(default, help, low, high, choices, aliases, mergekit, False))
-
-
-def per_model(
-    default: Any = dataclasses.MISSING,
-    help: str = "",
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    aliases: tuple[str, ...] = (),
-    mergekit: Any = None,
-) -> Any:
-    """A hyper-parameter with one value for each model; the field holds a tuple."""
-    return field(default=(), metadata=_metadata(default, help, low, high, None, aliases, mergekit, True))
-
-
-def _metadata(
-    default: Any,
-    help: str,
-    low: float | None,
-    high: float | None,
-    choices: tuple[str, ...] | None,
-    aliases: tuple[str, ...],
-    mergekit: Any,
-    per_model: bool,
-) -> dict[str, Any]:
-    return {
-        "default": default,
-        "help": help,
-        "low": low,
-        "high": high,
-        "choices": choices,
-        "aliases": aliases,
-        "mergekit": mergekit,
-        "per_model": per_model,
-    }
-
-
-_REGISTRY: dict[str, type[Method]] = {}
-M = TypeVar("M", bound=type[Method])
-
-
-def register(cls: M) -> M:
-    """Class decorator: makes the rule known by its `name` and what it is `also` called."""
-    for name in (cls.name, *cls.also):
-        if name in _REGISTRY:
-            raise ValueError(f"two methods are called {name!r}")
-        _REGISTRY[name] = cls
-    return cls
-
-
-def registry() -> Mapping[str, type[Method]]:
-    """Every method by its own name, sorted."""
-    import merganser.methods  # noqa: F401  (registers the families)
-
-    return {name: method for name, method in sorted(_REGISTRY.items()) if name == method.name}
-
-
-def lookup(name: str, where: str = "method", others: Iterable[str] = ()) -> type[Method]:
-    """The method of that name, its own or another tool's; an error may suggest `others`, which are no rules."""
-    methods = registry()
-    if name not in _REGISTRY:
-        raise RecipeError(f"{where}: unknown method {name!r}{did_you_mean(name, (*methods, *others))}")
-    return _REGISTRY[name]
-
-
-@functools.cache
-def parameters(method: type[Method]) -> Mapping[str, Parameter]:
-    """The hyper-parameters of a rule, in order of declaration."""
-    hints = typing.get_type_hints(method)
-    found = {}
-    for entry in dataclasses.fields(method):
-        meta = entry.metadata
-        default = meta["default"]
-        kind = typing.get_args(hints[entry.name])[0] if meta["per_model"] else hints[entry.name]
-        if type(None) in typing.get_args(kind):
-            kind = next(k for k in typing.get_args(kind) if k is not type(None))
-        found[entry.name] = Parameter(
-            name=entry.name,
-            kind=typing.get_origin(kind) or kind,
-            default=None if default is dataclasses.MISSING else default,
-            help=meta["help"],
-            per_model=meta["per_model"],
-            low=meta["low"],
-            high=meta["high"],
-            choices=meta["choices"],
-            required=default is dataclasses.MISSING,
-            mergekit=meta["mergekit"],
-        )
-    return found
-
-
-def aliases(method: type[Method]) -> dict[str, str]:
-    """Other tools' names for this rule's parameters: alias -> own name."""
-    return {alias: f.name for f in dataclasses.fields(method) for alias in f.metadata["aliases"]}
-
-
-def mergekit_defaults(method: type[Method]) -> dict[str, Any]:
-    """Parameters a mergekit recipe may leave out and then means otherwise than our default."""
-    return {p.name: p.mergekit for p in parameters(method).values() if p.mergekit is not None}
-
-
-def build(method: type[Method], values: Mapping[str, Any], models: Sequence[str]) -> Method:
-    """The rule for one tensor from resolved values (per-model ones as sequences), checked, defaults filled in."""
-    known = parameters(method)
-    for name in values:
-        if name not in known:
-            raise RecipeError(f"unknown parameter {name!r} of method {method.name!r}{did_you_mean(name, known)}")
-    settings: dict[str, Any] = {}
-    for name, parameter in known.items():
-        value = values.get(name, parameter.default)
-        if name not in values and parameter.required:
-            raise RecipeError(f"method {method.name!r} needs the parameter {name!r} ({parameter.help})")
-        if not parameter.per_model:
-            settings[name] = value if name not in values else parameter.check(value, f"{method.name}.{name}")
-            continue
-        each = value if isinstance(value, (list, tuple)) else [value] * len(models)
-        if len(each) != len(models):
-            raise RecipeError(f"{method.name}.{name}: {len(each)} values for {len(models)} models")
-        settings[name] = tuple(
-            parameter.check(v, f"{method.name}.{name} of {model}") if v is not None else None
-            for v, model in zip(each, models, strict=True)
-        )
-    return method(**settings)

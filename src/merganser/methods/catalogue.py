@@ -6,7 +6,9 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from merganser.methods.base import Method, Parameter, aliases, lookup, parameters, registry
+from merganser.methods.base import Method
+from merganser.methods.parameters import Parameter
+from merganser.methods.registry import lookup, parameters, registry
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,6 @@ def catalogue() -> list[MethodRow]:
 def describe(method: type[Method] | str) -> MethodRow:
     """One method, given itself or one of its names."""
     cls = lookup(method) if isinstance(method, str) else method
-    own = aliases(cls)
     return MethodRow(
         name=cls.name,
         summary=cls.summary,
@@ -53,10 +54,7 @@ def describe(method: type[Method] | str) -> MethodRow:
         reach=cls.reach,
         statistics=cls.statistics,
         also=cls.also,
-        parameters=tuple(
-            _row(parameter, tuple(alias for alias, name in own.items() if name == parameter.name))
-            for parameter in parameters(cls).values()
-        ),
+        parameters=tuple(_row(parameter) for parameter in parameters(cls).values()),
         description=inspect.cleandoc(cls.__doc__ or ""),
     )
 
@@ -70,7 +68,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def _row(parameter: Parameter, names: tuple[str, ...]) -> ParameterRow:
+def _row(parameter: Parameter) -> ParameterRow:
     if parameter.choices:
         bounds = " | ".join(parameter.choices)
     elif parameter.low is not None or parameter.high is not None:
@@ -85,7 +83,7 @@ def _row(parameter: Parameter, names: tuple[str, ...]) -> ParameterRow:
         help=parameter.help,
         per_model=parameter.per_model,
         bounds=bounds,
-        aliases=names,
+        aliases=parameter.aliases,
     )
 
 

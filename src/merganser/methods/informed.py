@@ -9,7 +9,9 @@ from torch import Tensor
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.methods.averages import weighted_mean
-from merganser.methods.base import Group, Method, State, param, per_model, register
+from merganser.methods.base import Group, Method, State
+from merganser.methods.parameters import param, per_model
+from merganser.methods.registry import register
 
 
 @register

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from merganser.kernels.spectra import TOLERANCE, polar, polar_and_norm, top_svd
-from merganser.methods.base import param, register
 from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, sum_of
+from merganser.methods.parameters import param
+from merganser.methods.registry import register
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import TensorSpec
-from merganser.methods.base import Group, Method, param, per_model
+from merganser.methods.base import Group, Method
+from merganser.methods.parameters import param, per_model
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from merganser.methods.averages import weighted_mean
-from merganser.methods.base import Blocks, Group, Method, State, param, register
+from merganser.methods.base import Blocks, Group, Method, State
+from merganser.methods.parameters import param
+from merganser.methods.registry import register
 from merganser.methods.spherical import gram
 
 

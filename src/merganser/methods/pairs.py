@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from merganser.kernels.selection import largest
-from merganser.methods.base import Blocks, Group, Method, State, param, register
+from merganser.methods.base import Blocks, Group, Method, State
+from merganser.methods.parameters import param
+from merganser.methods.registry import register
 
 
 @register

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from merganser.methods.base import Blocks, Group, Method, State, param, register
+from merganser.methods.base import Blocks, Group, Method, State
+from merganser.methods.parameters import param
+from merganser.methods.registry import register
 
 
 @register

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from merganser.kernels.selection import Cutoff, largest
 from merganser.kernels.spheres import total
-from merganser.methods.base import Blocks, Group, Method, State, param, register
+from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.consensus import elected_mean_
+from merganser.methods.parameters import param
+from merganser.methods.registry import register
 
 
 @register

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from merganser.kernels.spectra import top_svd
-from merganser.methods.base import param, register
 from merganser.methods.matrices import MatrixRule, TaskMatrices, sum_of
+from merganser.methods.parameters import param
+from merganser.methods.registry import register
 
 
 @register

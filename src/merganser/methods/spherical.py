@@ -11,7 +11,9 @@ from torch import Tensor
 from merganser.errors import RecipeError
 from merganser.kernels import spheres
 from merganser.methods.averages import cancel, weighted_sum
-from merganser.methods.base import Blocks, Group, Method, State, param, per_model, register
+from merganser.methods.base import Blocks, Group, Method, State
+from merganser.methods.parameters import param, per_model
+from merganser.methods.registry import register
 
 
 def vectors(group: Group) -> tuple[Tensor, ...]:

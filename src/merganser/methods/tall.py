@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from merganser.methods.base import Group, Method, State, param, per_model, register
+from merganser.methods.base import Group, Method, State
+from merganser.methods.parameters import param, per_model
+from merganser.methods.registry import register
 
 
 @register

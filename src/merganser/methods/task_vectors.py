@@ -13,9 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from merganser.methods.base import Blocks, Group, Method, State, param, per_model, register
+from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.consensus import elected_mean_, elected_sum_, weighted_sum_
 from merganser.methods.global_trim import global_cutoffs, local_cutoffs
+from merganser.methods.parameters import param, per_model
+from merganser.methods.registry import register
 from merganser.methods.sparsify import Band, RandomDrop, RankedDrop, Sparsifier
 
 

@@ -21,8 +21,9 @@ from merganser.kernels.spectra import (
     top_svd,
     top_svds,
 )
-from merganser.methods.base import param, register
 from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, matrix_shape, rank_kept, side_by_side
+from merganser.methods.parameters import param
+from merganser.methods.registry import register
 
 Orthogonalize = Literal["polar", "whiten", "none"]
 

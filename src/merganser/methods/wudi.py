@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import TensorSpec
-from merganser.methods.base import param, register
 from merganser.methods.matrices import MatrixRule, TaskMatrices, matrix_shape, sum_of
+from merganser.methods.parameters import param
+from merganser.methods.registry import register
 
 
 @register

@@ -8,9 +8,10 @@ from typing import Any
 
 from merganser.checkpoints.dtypes import ALIASES, FLOATS
 from merganser.errors import RecipeError, did_you_mean
-from merganser.methods.base import Method, Parameter
-from merganser.methods.base import aliases as parameter_aliases
-from merganser.methods.base import parameters as method_parameters
+from merganser.methods.base import Method
+from merganser.methods.parameters import Parameter
+from merganser.methods.registry import aliases as parameter_aliases
+from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.schema import Problems, TokenizerOptions, TokenRow
 from merganser.recipes.settings import Choice, Gradient, Scalar, Setting
 

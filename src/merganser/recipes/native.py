@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from merganser.errors import RecipeError, did_you_mean
-from merganser.methods.base import Parameter, lookup
+from merganser.methods.parameters import Parameter
+from merganser.methods.registry import lookup
 from merganser.recipes import fields
 from merganser.recipes.fields import Declared, expect, kind_of, known_keys
 from merganser.recipes.schema import Entry, OutputOptions, Override, Part, Problems, Recipe, Slice

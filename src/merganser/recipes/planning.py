@@ -14,7 +14,7 @@ from merganser.checkpoints.adapter import Adapted
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.errors import RecipeError
-from merganser.methods.base import build
+from merganser.methods.registry import build
 from merganser.recipes.configs import describe
 from merganser.recipes.mismatches import Mismatches, is_buffer, tied_source
 from merganser.recipes.plan import Output, Plan, Source

@@ -8,7 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from merganser.errors import RecipeError
-from merganser.methods.base import Method, Parameter, lookup, parameters
+from merganser.methods.base import Method
+from merganser.methods.parameters import Parameter
+from merganser.methods.registry import lookup, parameters
 from merganser.recipes.schema import Entry, Override, Part, Recipe, Slice
 from merganser.recipes.settings import Choice, Gradient, Setting, evaluate, matches
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from merganser.errors import RecipeError
-from merganser.methods.base import Method, lookup
+from merganser.methods.base import Method
+from merganser.methods.registry import lookup
 from merganser.recipes.resolve import Resolver, declared, method_for
 from merganser.recipes.schema import Entry, Override, Part, Recipe, Slice
 

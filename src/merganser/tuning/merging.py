@@ -16,8 +16,8 @@ from merganser.engine import api
 from merganser.engine.execute import DEFAULT_MEMORY
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError, one_of
-from merganser.methods.base import lookup
-from merganser.methods.base import parameters as method_parameters
+from merganser.methods.registry import lookup
+from merganser.methods.registry import parameters as method_parameters
 from merganser.tuning.adamerging import adamerge
 from merganser.tuning.fisher import diagonal_fisher
 from merganser.tuning.functional import Weights

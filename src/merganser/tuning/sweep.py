@@ -25,8 +25,8 @@ from merganser.engine.sinks import DictSink
 from merganser.engine.view import open_sources
 from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.tasks import Task
-from merganser.methods.base import aliases, lookup
-from merganser.methods.base import parameters as method_parameters
+from merganser.methods.registry import aliases, lookup
+from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes import documents
 from merganser.recipes.plan import Plan
 from merganser.tuning.result import Result

@@ -1,0 +1,88 @@
+"""Rules by name: what parameters they have, and a rule built from values."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from merganser.errors import RecipeError, did_you_mean
+from merganser.methods.base import Method
+from merganser.methods.parameters import Parameter
+
+_REGISTRY: dict[str, type[Method]] = {}
+M = TypeVar("M", bound=type[Method])
+
+
+def register(cls: M) -> M:
+    """Class decorator: makes the rule known by its `name` and what it is `also` called."""
+    for name in (cls.name, *cls.also):
+        if name in _REGISTRY:
+            raise ValueError(f"two methods are called {name!r}")
+        _REGISTRY[name] = cls
+    return cls
+
+
+def registry() -> Mapping[str, type[Method]]:
+    """Every method by its own name, sorted."""
+    import merganser.methods  # noqa: F401  (registers the families)
+
+    return {name: method for name, method in sorted(_REGISTRY.items()) if name == method.name}
+
+
+def lookup(name: str, where: str = "method", others: Iterable[str] = ()) -> type[Method]:
+    """The method of that name, its own or another tool's; an error may suggest `others`, which are no rules."""
+    methods = registry()
+    if name not in _REGISTRY:
+        raise RecipeError(f"{where}: unknown method {name!r}{did_you_mean(name, (*methods, *others))}")
+    return _REGISTRY[name]
+
+
+@functools.cache
+def parameters(method: type[Method]) -> Mapping[str, Parameter]:
+    """The hyper-parameters of a rule, in order of declaration."""
+    hints = typing.get_type_hints(method)
+    found = {}
+    for entry in dataclasses.fields(method):
+        declared: Parameter = entry.metadata["parameter"]
+        kind = typing.get_args(hints[entry.name])[0] if declared.per_model else hints[entry.name]
+        if type(None) in typing.get_args(kind):
+            kind = next(k for k in typing.get_args(kind) if k is not type(None))
+        found[entry.name] = dataclasses.replace(declared, name=entry.name, kind=typing.get_origin(kind) or kind)
+    return found
+
+
+def aliases(method: type[Method]) -> dict[str, str]:
+    """Other tools' names for this rule's parameters: alias -> own name."""
+    return {alias: p.name for p in parameters(method).values() for alias in p.aliases}
+
+
+def mergekit_defaults(method: type[Method]) -> dict[str, Any]:
+    """Parameters a mergekit recipe may leave out and then means otherwise than our default."""
+    return {p.name: p.mergekit for p in parameters(method).values() if p.mergekit is not None}
+
+
+def build(method: type[Method], values: Mapping[str, Any], models: Sequence[str]) -> Method:
+    """The rule for one tensor from resolved values (per-model ones as sequences), checked, defaults filled in."""
+    known = parameters(method)
+    for name in values:
+        if name not in known:
+            raise RecipeError(f"unknown parameter {name!r} of method {method.name!r}{did_you_mean(name, known)}")
+    settings: dict[str, Any] = {}
+    for name, parameter in known.items():
+        value = values.get(name, parameter.default)
+        if name not in values and parameter.required:
+            raise RecipeError(f"method {method.name!r} needs the parameter {name!r} ({parameter.help})")
+        if not parameter.per_model:
+            settings[name] = value if name not in values else parameter.check(value, f"{method.name}.{name}")
+            continue
+        each = value if isinstance(value, (list, tuple)) else [value] * len(models)
+        if len(each) != len(models):
+            raise RecipeError(f"{method.name}.{name}: {len(each)} values for {len(models)} models")
+        settings[name] = tuple(
+            parameter.check(v, f"{method.name}.{name} of {model}") if v is not None else None
+            for v, model in zip(each, models, strict=True)
+        )
+    return method(**settings)
