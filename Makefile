@@ -38,8 +38,10 @@ results: $(VENV)/.installed
 # The models that benchmarks take, trained where they are missing (a night).
 zoo: $(VENV)/.installed
 	$(BENCH) benchmarks.zoo.vision --arch mlp --dataset mnist --seeds $(shell seq 0 19)
-	$(BENCH) benchmarks.zoo.vision --arch resnet20-bn resnet20-ln --dataset cifar10 --seeds 0 1 2
-	$(BENCH) benchmarks.zoo.vision --arch resnet20-bn-2x resnet20-ln-2x vgg16 --dataset cifar10 --limit 15000 --seeds 0 1
+	$(BENCH) benchmarks.zoo.vision --arch resnet20-bn --dataset cifar10 --seeds 0 1 2
+	$(BENCH) benchmarks.zoo.vision --arch resnet20-ln --dataset cifar10 --seeds 0 1 2 3 4
+	$(BENCH) benchmarks.zoo.vision --arch resnet20-bn-2x resnet20-ln-2x --dataset cifar10 --limit 15000 --seeds 0 1 2
+	$(BENCH) benchmarks.zoo.vision --arch vgg16 --dataset cifar10 --limit 15000 --seeds 0 1
 	$(BENCH) benchmarks.zoo.text
 	$(BENCH) benchmarks.zoo.language
 
