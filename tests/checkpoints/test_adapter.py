@@ -250,3 +250,13 @@ def test_an_adapter_of_another_model(tmp_path: Path) -> None:
     (adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"no adapter_model\.safetensors"):
         mg.open(f"{base}+{adapter}")
+
+
+def test_an_adapter_is_saved_with_its_base(tmp_path: Path) -> None:
+    base, adapter, _ = adapted(tmp_path)
+    (base / "config.json").write_text('{"torch_dtype": "float32"}')
+    opened = mg.open(f"{base}+{adapter}")
+    written = mg.open(mg.save(f"{base}+{adapter}", tmp_path / "baked", dtype="float64"))
+    for name in opened.names():
+        assert torch.equal(written.read(name), opened.read(name).double())
+    assert '"torch_dtype": "float64"' in (tmp_path / "baked" / "config.json").read_text()

@@ -154,6 +154,14 @@ def test_save_writes_whatever_can_be_opened(checkpoint: Callable[..., Path], tmp
     assert torch.equal(mg.open(mg.save(tensors, tmp_path / "saved", overwrite=True)).read("w"), tensors["w"])
 
 
+def test_save_copies_codes_but_does_not_cast_them(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    codes = {"w.weight": torch.ones(2, 2).to(torch.float8_e4m3fn), "w.weight_scale_inv": torch.ones(1, 1)}
+    model = checkpoint("codes", codes)
+    assert mg.open(mg.save(model, tmp_path / "copy")).spec("w.weight").dtype == torch.float8_e4m3fn
+    written = mg.open(mg.save(model, tmp_path / "cast", dtype="bfloat16"))
+    assert written.spec("w.weight").dtype == torch.float8_e4m3fn
+
+
 def test_a_running_average_takes_the_place_of_the_last_one(checkpoint: Callable[..., Path]) -> None:
     average, model = checkpoint("average", state(1.0)), checkpoint("model", state(3.0))
     mg.run({"method": "linear", "models": [str(average), str(model)]}, average, overwrite=True)

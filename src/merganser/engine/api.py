@@ -20,10 +20,9 @@ from merganser.checkpoints.dtypes import dtype_of, name_of
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.checkpoints.sidecars import prepare_sidecars
 from merganser.engine.compute import Settings
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
-from merganser.engine.export import write_checkpoint
+from merganser.engine.export import write_plan
 from merganser.engine.processes import execute_in_processes
 from merganser.engine.sinks import DictSink
 from merganser.engine.view import open_sources
@@ -119,27 +118,20 @@ def run(
     opened = functools.cache(open_checkpoint)  # planning and merging look at the same headers
     plan = recipes.plan(recipe if isinstance(recipe, Recipe) else recipes.load(recipe), opened)
     sources = open_sources(plan, opened)
-    write_sidecars = prepare_sidecars(plan, sources)
     if on_plan is not None:
         on_plan(plan, sources)
     settings = Settings(device, allow_nan)
-    fingerprint = plan.fingerprint([source.fingerprint() for source in sources])
-    files = [file for source in sources for file in source.files()]
-    writer = CheckpointWriter(Path(out), plan, fingerprint, files, resume=resume, overwrite=overwrite)
-    try:
-        if writer.published:
-            pass
-        elif ray is not None:
+
+    def compute(writer: CheckpointWriter) -> None:
+        if ray is not None:
             from merganser.engine.ray_executor import execute_on_ray
 
             execute_on_ray(plan, writer, ray, workers=workers, settings=settings, on_progress=on_progress)
         else:
-            compute = execute_in_processes if processes else execute
-            compute(plan, sources, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
-        return writer.publish(write_sidecars)
-    except BaseException:
-        writer.abandon()
-        raise
+            here = execute_in_processes if processes else execute
+            here(plan, sources, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
+
+    return write_plan(plan, sources, out, compute, resume=resume, overwrite=overwrite)
 
 
 def save(
@@ -155,7 +147,16 @@ def save(
     An adapter becomes part of its base (`base+adapter`), codes of a GGUF file become numbers, torch files safetensors;
     config and tokenizer are copied beside the weights. Floating tensors are cast to `dtype` if one is given.
     """
-    return write_checkpoint(open_checkpoint(checkpoint), out, dtype=dtype, resume=resume, overwrite=overwrite)
+    source = open_checkpoint(checkpoint)
+    output = {} if dtype is None else {"dtype": name_of(dtype_of(dtype))}
+    document = {"method": "passthrough", "models": [source.label], "output": output}
+    plan = recipes.plan(recipes.load(document), lambda _: source)
+    settings = Settings(allow_nan=True)
+
+    def compute(writer: CheckpointWriter) -> None:
+        execute(plan, [source], writer, settings=settings)
+
+    return write_plan(plan, [source], out, compute, resume=resume, overwrite=overwrite)
 
 
 def check_means(workers: int | None, device: str) -> None:

@@ -1,9 +1,9 @@
-"""A checkpoint view to an ordinary checkpoint directory, streamed by the engine."""
+"""A plan, or a checkpoint view, to an ordinary checkpoint directory, streamed by the engine."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,30 @@ def write_checkpoint(
         aliases=source.aliases(),
         sidecars=sidecars or {},
     )
-    write_sidecars = prepare_sidecars(plan, [source])
-    fingerprint = plan.fingerprint([source.fingerprint()])
-    writer = CheckpointWriter(Path(out), plan, fingerprint, source.files(), resume=resume, overwrite=overwrite)
+
+    def compute(writer: CheckpointWriter) -> None:
+        execute(plan, [source], writer, workers=workers, memory=memory, on_progress=on_progress)
+
+    return write_plan(plan, [source], out, compute, resume=resume, overwrite=overwrite)
+
+
+def write_plan(
+    plan: Plan,
+    sources: Sequence[Checkpoint],
+    out: str | os.PathLike[str],
+    compute: Callable[[CheckpointWriter], None],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """The directory `out` of a plan: `compute` gives the writer what an earlier run has not finished."""
+    write_sidecars = prepare_sidecars(plan, sources)
+    fingerprint = plan.fingerprint([source.fingerprint() for source in sources])
+    files = [file for source in sources for file in source.files()]
+    writer = CheckpointWriter(Path(out), plan, fingerprint, files, resume=resume, overwrite=overwrite)
     try:
         if not writer.published:
-            execute(plan, [source], writer, workers=workers, memory=memory, on_progress=on_progress)
+            compute(writer)
         return writer.publish(write_sidecars)
     except BaseException:
         writer.abandon()
