@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,8 @@ def main() -> None:
         else:
             line += f"{'–':>12}"
         print(line, flush=True)
-        store(options.json, options.params, {"start_up": start, "methods": {method: row}}, added)
+        found = {"start_up": start, "numba": find_spec("numba") is not None, "methods": {method: row}}
+        store(options.json, options.params, found, added)
     small = median([small_tensors(options.workdir) for _ in range(options.repeat)])
     usage = min(help_cpu() for _ in range(3))
     shutil.rmtree(out, ignore_errors=True)

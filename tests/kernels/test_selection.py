@@ -4,11 +4,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from merganser.kernels import selection
-from merganser.kernels.selection import Cutoff, largest, order
+from merganser.kernels.selection import Cutoff, largest
 
 
 class Pieces:
@@ -146,26 +146,6 @@ def test_nothing_and_nan_do_not_break_it():
     values = torch.tensor([1.0, math.nan, 2.0, 3.0])
     (cutoff,) = select(values, [2], 2)
     assert cutoff.value == 3.0
-
-
-@settings(max_examples=50)
-@given(st.integers(0, 4), st.integers(1, 30), st.data())
-def test_order_is_a_stable_argsort(rows, columns, data):
-    cells = st.sampled_from([0.0, 0.5, -0.5, 1.0, -2.5]) | st.floats(-10, 10, width=16)
-    flat = data.draw(st.lists(cells, min_size=rows * columns, max_size=rows * columns))
-    scores = torch.tensor(flat, dtype=torch.float32).view(rows, columns)
-    expected = np.argsort(np.abs(scores.numpy()), axis=1, kind="stable")
-    np.testing.assert_array_equal(order(scores).numpy(), expected)
-
-
-@pytest.mark.parametrize(("columns", "resolution"), [(2048, 2**-12), (2**16, 2**-7), (2**16 + 1, 0)])
-def test_order_of_long_rows_resolves_what_it_says(columns, resolution):
-    scores = torch.from_numpy(np.random.default_rng(0).lognormal(size=(3, columns)).astype(np.float32))
-    found = order(scores)
-    np.testing.assert_array_equal(found.sort(dim=1).values, torch.arange(columns).expand(3, -1))
-    ordered = scores.gather(1, found)
-    assert (ordered[:, 1:] >= ordered[:, :-1] * (1 - resolution)).all()
-    assert (ordered[:, 1:] < ordered[:, :-1] * (1 - resolution / 4)).any() == (resolution > 0)
 
 
 def test_pieces_of_any_size_give_the_same_cutoff():

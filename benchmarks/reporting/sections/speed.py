@@ -47,6 +47,7 @@ def conditions(measured: Mapping[str, Any]) -> str:
         "them, in one thread through a buffer; merges map the files into memory and use all cores, so that they may "
         f"take less. The ratio to it leaves out the {measured['start_up']:.1f} s in which Python and torch start. Ours "
         "and the copy are medians of several runs, mergekit ran once."
+        + (" `della` was measured with numba (extra `fast`)." if measured.get("numba") else "")
     )
 
 

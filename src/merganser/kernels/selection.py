@@ -32,8 +32,6 @@ _SAMPLED_SCORES = 1 << 14
 _SAMPLED_BLOCKS = (4, 32)
 #: A block may add this share of its scores to what is collected.
 _SHARE = 1 / 16
-#: The index of one of so many columns shares an integer of 32 bits with a magnitude.
-_PACKED = 1 << 16
 #: Bits settled by a pass of histograms, and how many scores may then be left to be collected.
 _RADIX = 11
 _LEFT = 1 << 24
@@ -284,28 +282,3 @@ def _bits(score: Tensor) -> Bits:
     wide = torch.int64 if score.dtype == torch.float64 else torch.int32
     bits: Bits = score.reshape(-1).view(wide).cpu().numpy()
     return bits
-
-
-def order(rows: Tensor) -> Tensor:
-    """The order of each row of numbers by magnitude, ascending (an argsort); equal ones stay in their order.
-
-    On the CPU by sorting integers that hold a magnitude above its column, many times faster than an argsort. In rows of
-    up to 2¹⁶ columns these are integers of 32 bits: magnitudes are equal there that agree in as many bits as bfloat16
-    has (one more in rows half as long, and so on).
-    """
-    if rows.device.type != "cpu":
-        return rows.abs().sort(dim=-1, stable=True).indices
-    keys: Bits = rows.float().numpy().view(np.uint32)
-    columns = np.arange(rows.shape[-1], dtype=np.uint32)
-    sign = 1 << 31
-    if columns.size <= _PACKED:
-        low = (1 << (columns.size - 1).bit_length()) - 1
-    else:
-        low = 2**32 - 1
-        keys = keys.astype(np.uint64) << np.uint64(32)
-        sign <<= 32
-    keys = keys & ~keys.dtype.type(low | sign)
-    keys |= columns
-    keys.sort(axis=-1)
-    keys &= keys.dtype.type(low)
-    return torch.from_numpy(keys.astype(np.int64))

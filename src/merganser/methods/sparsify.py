@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from merganser.kernels.selection import Cutoff, largest, order
+from merganser.kernels.drops import drop_, drop_by_rank
+from merganser.kernels.selection import Cutoff, largest
 from merganser.kernels.spheres import total
 from merganser.methods.base import Blocks, Group, State, threshold
 
@@ -105,20 +106,8 @@ class RandomDrop:
             return delta.zero_()
         density = max(density, 2**-16)
         bound = threshold(density)
-        _bits(delta).bitwise_and_(_survivors(group.random_bits(model), bound))
+        delta = drop_(delta, group.random_bits(model), bound)
         return delta.mul_(2**16 / (bound + 2**15)) if self.rescale else delta
-
-
-def _survivors(bits: Tensor, bound: int | Tensor) -> Tensor:
-    """All bits set where bits < bound and none elsewhere: (bits − bound) >> 31 of 16-bit integers.
-
-    A mask for the bits of floats, many times faster than masks of booleans.
-    """
-    return bits.to(torch.int32).sub_(bound).bitwise_right_shift_(31)
-
-
-def _bits(values: Tensor) -> Tensor:
-    return values.view(torch.int64 if values.dtype == torch.float64 else torch.int32)
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ class RankedDrop:
 
     p = density − ε + 2ε · rank/(n − 1) for ranks 0 … n − 1, to 2⁻¹⁶. The window is narrowed where it would leave
     [0, 1], so the expected density is the one asked for. A row is a row of a matrix, a whole vector, or a filter;
-    magnitudes are told apart as finely as `order` says.
+    magnitudes are told apart as finely as bfloat16 tells them.
     """
 
     density: tuple[float, ...]
@@ -135,30 +124,30 @@ class RankedDrop:
     rescale: bool = True
 
     def survey(self, blocks: Blocks) -> State:
-        """Factors of every entry of a vector, the one row that blocks may cut through."""
+        """The whole of what is left of a vector, the one row that blocks may cut through."""
         if len(blocks.shape) > 1 or math.prod(blocks.shape) == 0:
             return None
         models = range(len(self.density))
         parts = blocks.map(lambda group: [(d, group.random_bits(t)) for t, d in enumerate(group.deltas())])
         rows = [[torch.cat([part[t][side].view(1, -1) for part in parts], dim=1) for side in (0, 1)] for t in models]
-        return [self.factors(delta, bits, t).view(-1) for t, (delta, bits) in enumerate(rows)]
+        return [self.drop(delta, bits, t).view(-1) for t, (delta, bits) in enumerate(rows)]
 
     def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
         if delta.numel() == 0:
             return delta
         if state is not None:
-            return delta.mul_(state[model][group.offset : group.offset + delta.numel()].view(delta.shape))
+            return delta.copy_(state[model][group.offset : group.offset + delta.numel()].view(delta.shape))
         length = row_length(group.shape)
         bits = group.random_bits(model).view(-1, length)
-        return delta.mul_(self.factors(delta.view(-1, length), bits, model).view(delta.shape))
+        return self.drop(delta.view(-1, length), bits, model).view(delta.shape)
 
-    def factors(self, rows: Tensor, bits: Tensor, model: int) -> Tensor:
-        """0 or 1/p for every entry of some rows. The random bits belong to ranks, not to columns."""
+    def drop(self, rows: Tensor, bits: Tensor, model: int) -> Tensor:
+        """Some rows thinned. The random bits belong to ranks, not to columns."""
         density = self.density[model]
         window = min(self.epsilon[model], density, 1 - density)
-        bounds, gains = _by_rank(rows.shape[1], density, window, self.rescale, rows.dtype, rows.device)
-        kept = _survivors(bits, bounds) & _bits(gains)
-        return torch.empty_like(rows).scatter_(1, order(rows), kept.view(rows.dtype))
+        return drop_by_rank(
+            rows, bits, *_by_rank(rows.shape[1], density, window, self.rescale, rows.dtype, rows.device)
+        )
 
 
 @lru_cache(maxsize=8)

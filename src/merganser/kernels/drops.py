@@ -1,0 +1,81 @@
+"""Random drops: an entry survives where 16 random bits, a signed integer, lie below a bound.
+
+Where numba is installed (extra `fast`) and there is enough to do, drops by rank run compiled, with the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+#: So many entries at once are worth importing numba for.
+_MANY = 1 << 16
+#: The bits of a float32 that tell magnitudes apart.
+_MAGNITUDE = 0x7FFF0000
+
+
+def drop_(values: Tensor, bits: Tensor, bound: int) -> Tensor:
+    """Zero, in place, what does not survive."""
+    _bits(values).bitwise_and_(_survivors(bits, bound))
+    return values
+
+
+def drop_by_rank(rows: Tensor, bits: Tensor, bounds: Tensor, gains: Tensor) -> Tensor:
+    """Entries of rank k in their row times gains[k] where bits[k] of the row lies below bounds[k]; zero elsewhere.
+
+    Ranks are by magnitude, from 0 for the smallest; see `order`.
+    """
+    if rows.numel() >= _MANY and rows.dtype == torch.float32 and rows.device.type == "cpu":
+        compiled = _compiled()
+        if compiled is not None:
+            dropped = torch.empty_like(rows)
+            tensors = (rows, bits, bounds, _bits(gains), dropped)
+            compiled.drop_by_rank(*(tensor.numpy() for tensor in tensors))
+            return dropped
+    factors = (_survivors(bits, bounds) & _bits(gains)).view(rows.dtype)
+    return torch.empty_like(rows).scatter_(1, order(rows), factors).mul_(rows)
+
+
+def order(rows: Tensor) -> Tensor:
+    """The columns of each row from its smallest magnitude to its largest (an argsort).
+
+    Magnitudes are equal that agree in the bits that bfloat16 keeps; equal ones stay in their order. On the CPU by
+    sorting integers that hold a magnitude above its column, many times faster than an argsort.
+    """
+    if rows.device.type != "cpu":
+        return (rows.float().view(torch.int32) & _MAGNITUDE).sort(dim=-1, stable=True).indices
+    columns = np.arange(rows.shape[-1], dtype=np.uint32)
+    keys: npt.NDArray[Any] = rows.float().numpy().view(np.uint32) & np.uint32(_MAGNITUDE)
+    if columns.size > 1 << 16:
+        keys = keys.astype(np.uint64) << np.uint64(16)
+    keys |= columns
+    keys.sort(axis=-1)
+    keys &= keys.dtype.type((1 << 4 * keys.itemsize) - 1)
+    return torch.from_numpy(keys.astype(np.int64))
+
+
+def _survivors(bits: Tensor, bound: int | Tensor) -> Tensor:
+    """All bits set where bits < bound and none elsewhere: (bits − bound) >> 31 of 16-bit integers.
+
+    A mask for the bits of floats, many times faster than masks of booleans.
+    """
+    return bits.to(torch.int32).sub_(bound).bitwise_right_shift_(31)
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.view(torch.int64 if values.dtype == torch.float64 else torch.int32)
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Any:
+    """The module that needs numba; None where that is missing, does not fit numpy, or finds no place for its cache."""
+    try:
+        from merganser.kernels import compiled
+    except (ImportError, RuntimeError):
+        return None
+    return compiled
