@@ -9,10 +9,10 @@ import torch
 
 from merganser import recipes
 from merganser.checkpoints.base import TensorSpec
+from merganser.checkpoints.quantised import quantised
 from merganser.checkpoints.sidecars import edited
 from merganser.errors import CheckpointError
 from merganser.recipes.plan import Source
-from merganser.recipes.quantised import quantised
 
 LINEAR = "method: linear\nmodels: [a, b]"
 

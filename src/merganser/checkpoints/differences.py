@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, is_integer
+from merganser.checkpoints.quantised import refuse_quantised
 from merganser.errors import CheckpointError, InputError, did_you_mean
 from merganser.kernels.selection import Cutoff, largest
 from merganser.kernels.spectra import Factors, top_svd
@@ -81,6 +82,8 @@ class Difference(Vector):
     """Δ = θ − θ_0 over the floating tensors of the base."""
 
     def __init__(self, finetuned: Checkpoint, base: Checkpoint, exclude: Sequence[str] = ()) -> None:
+        for checkpoint in (base, finetuned):
+            refuse_quantised(checkpoint, exclude)
         specs = {name: wide(spec) for name in _floating(base, exclude) for spec in [base.spec(name)]}
         problems = [
             f"{finetuned.label} has no {name!r}{did_you_mean(name, finetuned.names())}"

@@ -9,6 +9,12 @@ from typing import Any
 from merganser.errors import CheckpointError
 
 
+def read_config(directory: Path | None) -> dict[str, Any]:
+    """The config.json of a model; empty if there is none."""
+    file = directory / "config.json" if directory else None
+    return read_object(file) if file is not None and file.is_file() else {}
+
+
 def read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file, or an error that names the file."""
     try:

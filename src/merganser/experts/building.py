@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.quantised import refuse_quantised
 from merganser.errors import CheckpointError, MerganserError
 from merganser.experts.manifest import ExpertRecord, Manifest
 from merganser.experts.ranks import Changed, RankPolicy, allot
@@ -118,8 +119,10 @@ def is_change(base: Checkpoint, name: str, spec: TensorSpec) -> bool:
     return name in base and base.spec(name).shape == spec.shape and not is_integer(spec.dtype)
 
 
-def check_complete(base: Checkpoint, expert: Checkpoint) -> None:
-    """A tensor the base has and the expert lacks is an error; heads of its own it may have."""
+def check_fit(base: Checkpoint, expert: Checkpoint) -> None:
+    """A tensor the base has and the expert lacks is an error, and so are codes; heads of its own it may have."""
+    for checkpoint in (base, expert):
+        refuse_quantised(checkpoint)
     for name in base.names():
         if name not in expert:
             raise CheckpointError(f"{expert.label}: has no tensor {name!r}, which the base {base.label} has")

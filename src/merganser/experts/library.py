@@ -18,7 +18,7 @@ from merganser.engine.directories import check_writable
 from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean
 from merganser.experts.bases import main_dtype, open_base, place_of
-from merganser.experts.building import Compressor, Step, check_complete
+from merganser.experts.building import Compressor, Step, check_fit
 from merganser.experts.manifest import FILE, LOCK, ExpertRecord, Manifest, check_name, locked
 from merganser.experts.ranks import RankPolicy
 from merganser.experts.storage import FACTOR_DTYPES, ExpertFile, checksum
@@ -100,7 +100,7 @@ class Library:
         opened = open_checkpoint(base)
         checkpoints = {name: open_checkpoint(reference) for name, reference in experts.items()}
         for checkpoint in checkpoints.values():
-            check_complete(opened, checkpoint)
+            check_fit(opened, checkpoint)
         policy = RankPolicy.choose(rank_fraction, energy, budget, len(experts))
         factors = _factor_dtype(opened) if dtype is None else name_of(dtype_of(dtype, FACTOR_DTYPES, "factors"))
         place = place_of(base)
@@ -145,7 +145,7 @@ class Library:
         told = (rank_fraction, energy, budget) != (None, None, None)
         policy = RankPolicy.choose(rank_fraction, energy, budget, 1) if told else None
         opened = open_checkpoint(expert)
-        check_complete(self.base, opened)
+        check_fit(self.base, opened)
         with locked(self.path):
             current = Library(self.path, self.base)  # it may have changed since this one was opened
             if name in current:

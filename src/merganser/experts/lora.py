@@ -20,7 +20,7 @@ from merganser.checkpoints.opening import Reference, locate
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.directories import check_out, paths_in, publish
 from merganser.errors import CheckpointError, InputError, one_of
-from merganser.experts.building import check_complete, check_finite, task_matrix
+from merganser.experts.building import check_finite, check_fit, task_matrix
 from merganser.experts.views import Expert
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.methods.adapters import Pair, Space, balanced, merge_pairs, truncate_pair
@@ -83,7 +83,7 @@ def extract_lora(
     check_out(Path(out), overwrite, inputs)
     if any(path.resolve() == Path(out).resolve() for path in inputs):
         raise InputError(f"{out} cannot be replaced: the adapter is made from it; choose another name")
-    check_complete(origin, tuned)
+    check_fit(origin, tuned)
     return _write(_differences(tuned, origin, rank), Path(out), rank, origin, stored, fan_in_fan_out)
 
 

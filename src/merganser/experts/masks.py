@@ -32,6 +32,7 @@ from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.quantised import refuse_quantised
 from merganser.engine.directories import check_out, check_replaceable, publish
 from merganser.engine.export import write_checkpoint
 from merganser.engine.geometry import Parts, over_blocks
@@ -104,6 +105,8 @@ class MaskLibrary:
         check_out(directory, overwrite=os.path.isdir(directory) and not os.listdir(directory))
         origin, place = open_checkpoint(base), place_of(base)
         opened = {name: open_checkpoint(reference) for name, reference in experts.items()}
+        for checkpoint in (origin, *opened.values()):
+            refuse_quantised(checkpoint)
         # What one expert cannot share is kept whole by all of them.
         exclude = sorted({tensor for expert in opened.values() for tensor in _own_tensors(origin, expert)})
         own = {name: [tensor for tensor in exclude if tensor in expert] for name, expert in opened.items()}

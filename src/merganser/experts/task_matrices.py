@@ -12,7 +12,7 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, is_integer
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError, InputError
-from merganser.experts.building import check_complete, check_finite, is_change, task_matrix
+from merganser.experts.building import check_finite, check_fit, is_change, task_matrix
 from merganser.experts.library import Library
 from merganser.experts.sti import Overlap
 from merganser.kernels.spectra import Factors, spectrum, top_svd
@@ -58,7 +58,7 @@ class WholeTaskMatrices(TaskMatrices):
         self.truncated = False
         self._experts = list(experts.values())
         for expert in self._experts:
-            check_complete(base, expert)
+            check_fit(base, expert)
             if not any(is_change(base, name, expert.spec(name)) for name in base.names()):
                 raise CheckpointError(f"{expert.label}: no tensor has the shape it has in the base {base.label}")
 

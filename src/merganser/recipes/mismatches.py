@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.quantised import is_scale
 from merganser.errors import CheckpointError
 from merganser.recipes.prefixes import WRAPPERS, wrapped
-from merganser.recipes.quantised import is_scale
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import Table

@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
-from merganser.checkpoints.json_file import read_object
+from merganser.checkpoints.json_file import read_config
+from merganser.checkpoints.quantised import quantised
 from merganser.checkpoints.sidecars import edited, read_chat_template
 from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.errors import CheckpointError, did_you_mean
 from merganser.recipes.layers import Layout, layout
 from merganser.recipes.plan import Model, Plan
-from merganser.recipes.quantised import quantised
 from merganser.recipes.references import locate, places
 from merganser.recipes.schema import Entry, Recipe
 
@@ -133,7 +133,7 @@ class Table:
     def config(self, index: int) -> dict[str, Any]:
         """The model's config.json, a nested merge's with its changes; empty if there is none."""
         if index not in self._configs:
-            config, plan = read_config(self.checkpoints[index]), self.models[index].plan
+            config, plan = read_config(self.checkpoints[index].directory), self.models[index].plan
             self._configs[index] = edited(config, plan.sidecars["config"]) if plan and config else config
         return self._configs[index]
 
@@ -201,10 +201,3 @@ def _place(reference: str, checkpoint: Checkpoint) -> str | None:
         return None
     place, around = os.path.realpath(reference), os.path.realpath(os.path.dirname(os.path.abspath(reference)))
     return place if os.path.realpath(directory) in (place, around) else None
-
-
-def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    file = checkpoint.directory / "config.json" if checkpoint.directory else None
-    if file is None or not file.is_file():
-        return {}
-    return read_object(file)

@@ -13,12 +13,15 @@ Float8 tensors without scales, of a model whose config says nothing of quantisat
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.json_file import read_config
+from merganser.errors import CheckpointError
 
 _FLOAT8 = {getattr(torch, name) for name in dir(torch) if name.startswith("float8_")}
 _PACKED = re.compile(r"_(packed|blocks|qdata)$")
@@ -40,6 +43,18 @@ def quantised(checkpoint: Checkpoint, config: Mapping[str, Any]) -> frozenset[st
     owners = codes | {name.rpartition(".")[0] for name in codes}
     beside = {n for n in checkpoint.names() if is_scale(n) and n.rpartition(".")[0] in owners}
     return frozenset(codes | beside)
+
+
+def refuse_quantised(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> None:
+    """Codes have no differences, so there is no task vector of a checkpoint with codes that `exclude` leaves in."""
+    found = quantised(checkpoint, read_config(checkpoint.directory))
+    used = [name for name in found if not any(fnmatchcase(name, glob) for glob in exclude)]
+    if used:
+        name = min(used, key=lambda name: (is_scale(name), name))
+        raise CheckpointError(
+            f"{checkpoint.label}: {name!r} is {checkpoint.spec(name)}, one of {len(used)} tensors of codes and scales: "
+            "a quantised weight has no difference from another; dequantise the model first"
+        )
 
 
 def is_scale(name: str) -> bool:
