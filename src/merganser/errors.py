@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
+from os import PathLike
 from types import ModuleType
 from typing import Any, ClassVar, get_args
 
@@ -52,6 +54,17 @@ def by_name(what: str, given: object) -> None:
     """Refuse a list, or a single thing, in place of a mapping from names to things."""
     if not isinstance(given, Mapping):
         raise InputError(f"{what}: expected a mapping from names, as in {{'math': …}}, got a {type(given).__name__}")
+
+
+@contextmanager
+def reading(source: str | PathLike[str], error: type[InputError] = InputError, hint: str = "") -> Iterator[None]:
+    """What goes wrong with a text while it is read, as an error that names it; `hint` says what it should be."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise error(f"{source}: not a text in UTF-8{hint}") from None
+    except OSError as failure:
+        raise error(f"{source}: cannot be read: {failure.strerror}") from None
 
 
 def require(module: str, extra: str) -> ModuleType:

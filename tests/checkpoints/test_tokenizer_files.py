@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from merganser.checkpoints.sidecars import read_chat_template
 from merganser.checkpoints.tokenizer import added_token, extended, read_tokens
 from merganser.errors import CheckpointError
 
@@ -59,3 +60,10 @@ def test_an_ordinary_token_of_another_model_matches_whole_words_only():
     before = {"added_tokens": [{"id": 1}], "model": {}}
     assert extended(before, [{"id": 2}])["added_tokens"] == [{"id": 1}, {"id": 2}]
     assert before["added_tokens"] == [{"id": 1}]
+
+
+@pytest.mark.parametrize(("file", "read"), [("vocab.txt", read_tokens), ("chat_template.jinja", read_chat_template)])
+def test_texts_of_another_encoding_are_refused_by_name(file, read, tmp_path):
+    (tmp_path / file).write_bytes("naïve".encode("latin-1"))
+    with pytest.raises(CheckpointError, match=f"{file}: not a text in UTF-8"):
+        read(tmp_path)

@@ -211,6 +211,12 @@ def test_bad_data(tmp_path, name, content, message):
         len(MultipleChoice(str(tmp_path / name), "none"))
 
 
+def test_records_of_another_encoding_are_refused_by_name(tmp_path):
+    (tmp_path / "quiz.tsv").write_bytes("1\tnaïve".encode("latin-1"))
+    with pytest.raises(InputError, match="quiz.tsv: not a text in UTF-8"):
+        read_records(tmp_path / "quiz.tsv")
+
+
 def test_unknown_things():
     with pytest.raises(InputError, match="cannot be read"):
         read_records("absent.jsonl")

@@ -244,7 +244,7 @@ def test_variables_of_one_of_several_methods_count(toy):
 
 def test_what_is_no_text_and_what_is_a_directory(tmp_path, toy):
     toy()
-    with pytest.raises(MerganserError, match="not a text file; a run file is YAML"):
+    with pytest.raises(MerganserError, match="not a text in UTF-8; a run file is YAML"):
         runfile.load(tmp_path / "base.safetensors")
     with pytest.raises(MerganserError, match="is a directory, not a run file"):
         runfile.load(tmp_path)

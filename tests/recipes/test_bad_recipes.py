@@ -346,7 +346,7 @@ def test_paths_that_are_no_recipe(tmp_path, make, message):
     with pytest.raises(RecipeError, match="no such recipe file"):
         recipes.load(tmp_path / "none.yml")
     (tmp_path / "binary.yml").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(RecipeError, match="not a text file"):
+    with pytest.raises(RecipeError, match="not a text in UTF-8; a recipe is YAML"):
         recipes.load(tmp_path / "binary.yml")
 
 

@@ -149,6 +149,9 @@ def test_everything_wrong_is_said_before_work(recipe):
         sweep(recipe, {"weight": [0.1]}, never)
     with pytest.raises(InputError, match="no such recipe file"):
         sweep(recipe.parent / "no.yml", {"weight": [0.1]}, never)
+    (recipe.parent / "bytes.yml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="bytes.yml: not a text in UTF-8"):
+        sweep(recipe.parent / "bytes.yml", {"weight": [0.1]}, never)
 
 
 def test_the_command(recipe, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from merganser import __version__
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.tokenizer import extended
-from merganser.errors import CheckpointError
+from merganser.errors import CheckpointError, reading
 
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -146,7 +146,8 @@ def read_chat_template(directory: Path | None) -> str | None:
     if directory is None:
         return None
     if (directory / "chat_template.jinja").is_file():
-        return (directory / "chat_template.jinja").read_text(encoding="utf-8")
+        with reading(directory / "chat_template.jinja", CheckpointError):
+            return (directory / "chat_template.jinja").read_text(encoding="utf-8")
     file = directory / "tokenizer_config.json"
     if not file.is_file():
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.json_file import read_object
-from merganser.errors import CheckpointError
+from merganser.errors import CheckpointError, reading
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,18 @@ def read_tokens(directory: Path | None) -> Tokens | None:
     if directory is None:
         return None
     if (directory / "tokenizer.json").is_file():
-        return _from_tokenizerread_object(directory / "tokenizer.json")
+        return _from_tokenizer_json(directory / "tokenizer.json")
     added = read_object(directory / "added_tokens.json") if (directory / "added_tokens.json").is_file() else {}
     if (directory / "vocab.json").is_file():
         return Tokens(read_object(directory / "vocab.json") | added)
     if (directory / "vocab.txt").is_file():
-        with (directory / "vocab.txt").open(encoding="utf-8") as lines:  # str.splitlines would cut inside of tokens
+        file = directory / "vocab.txt"
+        with reading(file, CheckpointError), file.open(encoding="utf-8") as lines:  # splitlines would cut in tokens
             return Tokens({line.rstrip("\n"): i for i, line in enumerate(lines)} | added)
     return None
 
 
-def _from_tokenizerread_object(file: Path) -> Tokens:
+def _from_tokenizer_json(file: Path) -> Tokens:
     data = read_object(file)
     try:
         vocabulary = data["model"]["vocab"]

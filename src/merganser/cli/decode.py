@@ -57,14 +57,12 @@ def command(
 
 
 def _texts(path: Path) -> list[str]:
-    from merganser.errors import InputError
+    from merganser.errors import InputError, reading
 
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    try:
+    with reading(path):
         content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not a text in UTF-8: {error}") from None
     lines = [line.strip() for line in content.splitlines() if line.strip()]
     if not lines:
         raise InputError(f"{path}: no texts in it")

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError, MerganserError, did_you_mean, require
+from merganser.errors import InputError, MerganserError, did_you_mean, reading, require
 from merganser.evaluate.references import imported
 
 Records = Sequence[Mapping[str, Any]]
@@ -41,10 +41,8 @@ class Examiner(Protocol):
 def read_records(path: str | Path) -> list[dict[str, Any]]:
     """Records of a .jsonl, .json (a list) or .tsv (`label<TAB>text`, or with a header) file."""
     source = Path(path)
-    try:
+    with reading(source):
         text = source.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{source}: cannot be read: {error.strerror}") from error
     records: list[Any]
     if source.suffix == ".tsv":
         rows = list(csv.reader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from merganser.checkpoints.json_file import read_config
 from merganser.errors import MerganserError, require
 from merganser.evaluate.examiners import LOADERS, SCORE, Perplexity
 from merganser.evaluate.texts import TEXTS
@@ -36,10 +36,7 @@ class Loaded:
 
 def kind_of_model(directory: Path | None) -> str | None:
     """The kind of loader a config.json asks for; None for what `transformers` does not know."""
-    file = directory / "config.json" if directory else None
-    if file is None or not file.is_file():
-        return None
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = read_config(directory)
     if "model_type" not in config:
         return None
     names = config.get("architectures") or [""]

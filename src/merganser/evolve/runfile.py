@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from merganser.errors import InputError, MerganserError, did_you_mean
+from merganser.errors import InputError, MerganserError, did_you_mean, reading
 from merganser.evaluate.examiners import KINDS, LOADERS, Asked, Examiner, Function, Loader
 from merganser.evaluate.harness import Harness
 from merganser.evaluate.references import imported
@@ -69,12 +69,8 @@ def load(source: str | os.PathLike[str]) -> LoadedRun:
     path = Path(source)
     if not path.is_file():
         raise InputError(f"{path}: {'is a directory, not a run file' if path.is_dir() else 'no such run file'}")
-    try:
+    with reading(path, hint="; a run file is YAML"):
         text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a text file; a run file is YAML") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     return parse(text, path.parent, str(path))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.chat_templates import TEMPLATES
-from merganser.errors import RecipeError, did_you_mean
+from merganser.errors import RecipeError, did_you_mean, reading
 from merganser.recipes.layers import Stack
 from merganser.recipes.plan import Output
 from merganser.recipes.references import locate
@@ -195,7 +195,8 @@ def chat_template(recipe: Recipe, table: Table, tokenizer: Tokenizer) -> str | N
         return asked
     file = Path(locate(asked, recipe.root))
     if os.path.isfile(file):  # unlike Path's, also of a text that is too long for a path
-        return file.read_text(encoding="utf-8")
+        with reading(file, RecipeError):
+            return file.read_text(encoding="utf-8")
     where = "chat_template" if recipe.dialect == "mergekit" else "output.chat_template"
     raise RecipeError(
         f"{where}: {asked!r} is neither a template, nor a file, nor a known name"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from merganser.errors import RecipeError
+from merganser.errors import RecipeError, reading
 from merganser.recipes import documents, expressions, mergekit, native
 from merganser.recipes.schema import Recipe
+
+_HINT = "; a recipe is YAML"
 
 
 def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None = None) -> Recipe:
@@ -26,7 +28,8 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None =
         return _load([plain], root, documents.dump(plain), "recipe", ())
     text = os.fspath(source)
     if text == "-":
-        text = _text(sys.stdin.read, "standard input")
+        with reading("standard input", RecipeError, _HINT):
+            text = sys.stdin.read()
         return _load(documents.parse(text, "standard input"), root, text, "standard input", ())
     if "\n" in text or (": " in text and not Path(text).exists()):
         return _load(documents.parse(text), root, text, "recipe", ())
@@ -41,17 +44,9 @@ def _load_file(path: Path, parents: tuple[Path, ...]) -> Recipe:
     if resolved in parents:
         raise RecipeError(f"{path}: the recipe contains itself")
     root = path.parent if path.is_file() else None  # there is nothing beside a pipe
-    text = _text(lambda: path.read_text(encoding="utf-8"), str(path))
+    with reading(path, RecipeError, _HINT):
+        text = path.read_text(encoding="utf-8")
     return _load(documents.parse(text, str(path)), root, text, str(path), (*parents, resolved))
-
-
-def _text(read: Callable[[], str], source: str) -> str:
-    try:
-        return read()
-    except UnicodeDecodeError:
-        raise RecipeError(f"{source}: not a text file; a recipe is YAML") from None
-    except OSError as error:
-        raise RecipeError(f"{source}: cannot be read: {error.strerror}") from None
 
 
 def _load(found: list[Any], root: Path | None, text: str, source: str, parents: tuple[Path, ...]) -> Recipe:

@@ -23,7 +23,7 @@ from merganser.engine.execute import execute
 from merganser.engine.modules import ModuleNames, RenamingSink
 from merganser.engine.sinks import DictSink
 from merganser.engine.view import open_sources
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, did_you_mean, reading
 from merganser.evaluate.tasks import Task
 from merganser.methods.registry import aliases, lookup
 from merganser.methods.registry import parameters as method_parameters
@@ -216,7 +216,9 @@ def _read(recipe: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[dict[str,
     path = Path(recipe)
     if not path.is_file():
         raise InputError(f"{path}: no such recipe file")
-    found = [each for each in documents.parse(path.read_text(encoding="utf-8"), str(path)) if each is not None]
+    with reading(path, hint="; a recipe is YAML"):
+        text = path.read_text(encoding="utf-8")
+    found = [each for each in documents.parse(text, str(path)) if each is not None]
     if len(found) != 1 or not isinstance(found[0], dict):
         raise InputError(f"{path}: a sweep varies one recipe, a single mapping")
     return found[0], path.parent
