@@ -12,7 +12,7 @@ import typer
 
 from merganser.cli import report
 from merganser.cli.output import emit, say
-from merganser.cli.units import show_time
+from merganser.units import show_time
 
 if TYPE_CHECKING:
     from merganser.evolve.progress import Event

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from merganser.cli.output import emit, say, wrote
-from merganser.cli.units import parse_size, show_size
+from merganser.units import parse_size, show_size
 
 if TYPE_CHECKING:
     from merganser.experts.library import Library

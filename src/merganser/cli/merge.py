@@ -13,7 +13,7 @@ import typer
 
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
-from merganser.cli.units import parse_size, show_size, show_time
+from merganser.units import parse_size, show_size, show_time
 
 if TYPE_CHECKING:
     from merganser.checkpoints.base import Checkpoint

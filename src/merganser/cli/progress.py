@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from merganser.cli.output import emit, say
-from merganser.cli.units import show_size, show_time
+from merganser.units import show_size, show_time
 
 LOG_SECONDS = 10.0
 

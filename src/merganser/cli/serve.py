@@ -51,10 +51,10 @@ def command(
     base: Annotated[str | None, typer.Option(help="Where the base is now, if it was moved.")] = None,
 ) -> None:
     """Serve a library: each request finds its experts and its head."""
-    from merganser.cli.units import parse_size
     from merganser.errors import require
     from merganser.experts.batching import Limits
     from merganser.experts.serving import create_app
+    from merganser.units import parse_size
 
     uvicorn = require("uvicorn", "serve")
     limits = Limits(parse_size(max_body), max_samples, max_batch, max_queue, wait / 1000, timeout)

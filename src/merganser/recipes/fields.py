@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from merganser.checkpoints.dtypes import ALIASES, FLOATS
-from merganser.errors import RecipeError, did_you_mean
+from merganser.errors import InputError, RecipeError, did_you_mean
 from merganser.methods.base import Method
 from merganser.methods.parameters import Parameter
 from merganser.methods.registry import aliases as parameter_aliases
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.schema import Problems, TokenizerOptions, TokenRow
 from merganser.recipes.settings import Choice, Gradient, Scalar, Setting
+from merganser.units import parse_size
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 _KINDS = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "a whole number"}
 
 
@@ -53,11 +51,14 @@ def dtype(value: Any, where: str) -> str:
 
 def size(value: Any, where: str) -> int:
     """Bytes from `5GB`, `2GiB` or a number."""
-    text = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
-    found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
-    if found is None or float(found[1]) <= 0:
+    plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    try:
+        found = parse_size(str(value)) if plain else 0
+    except InputError:
+        found = 0
+    if found <= 0:
         raise RecipeError(f"{where}: expected a size such as 5GB or 2GiB, got {kind_of(value)}")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return found
 
 
 def globs(value: Any, where: str) -> tuple[str, ...]:
