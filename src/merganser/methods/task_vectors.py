@@ -178,6 +178,7 @@ class Della(MagPrune):
     """Entries kept with probability density ± ε by rank of magnitude in their row, over p; then TIES' consensus.
 
     Deep et al. 2024, DELLA (arXiv:2406.11617). mergekit rescales to the L1 norm before the drop instead of by 1/p.
+    Magnitudes are ranked by the bits that bfloat16 keeps, equal ones in the order of their columns.
     """
 
     name = "della"
