@@ -131,10 +131,23 @@ def test_float64_is_ranked_too():
     np.testing.assert_array_equal(found, naive(rows, bits, bounds, gains.double()))
 
 
-def test_drops_work_without_numba(monkeypatch):
+class Broken:
+    """A module whose import fails."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "numba":
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError, OSError, EOFError, AttributeError, SystemError, RuntimeError])
+def test_drops_work_without_numba_or_with_a_broken_one(error, monkeypatch):
     monkeypatch.delitem(sys.modules, "merganser.kernels.compiled", raising=False)
     monkeypatch.delattr("merganser.kernels.compiled", raising=False)
-    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(error()), *sys.meta_path])
     monkeypatch.setattr(drops, "_MANY", 0)
     drops._compiled.cache_clear()
     rows, bits, (bounds, gains) = torch.randn(3, 40), draws((3, 40)), tables(40)

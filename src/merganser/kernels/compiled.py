@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+from numba import config, njit
+
+if config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise ImportError("numba is told not to compile, and these loops are no use as Python")
 
 Array = npt.NDArray[Any]
 

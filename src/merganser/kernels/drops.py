@@ -73,9 +73,12 @@ def _bits(values: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _compiled() -> Any:
-    """The module that needs numba; None where that is missing, does not fit numpy, or finds no place for its cache."""
+    """The module that needs numba; None where that is missing or, for whatever reason, does not compile.
+
+    It may not fit numpy, miss a library, find no place for its cache or a damaged one: sorting always works.
+    """
     try:
         from merganser.kernels import compiled
-    except (ImportError, RuntimeError):
+    except Exception:
         return None
     return compiled
