@@ -23,6 +23,8 @@ USES = {
     "library": lambda tuned, base, out: mg.experts.Library.build(base, {"a": tuned}, out),
     "masks": lambda tuned, base, out: mg.experts.MaskLibrary.build(base, {"a": tuned}, out),
     "adapter": lambda tuned, base, out: mg.experts.extract_lora(tuned, base, out, rank=2),
+    "stored vector": lambda tuned, base, out: [mg.TaskVector.load(each) for each in (tuned, base)],
+    "similarity": lambda tuned, base, out: mg.analysis.similarity.weight_similarity({"a": tuned, "b": base}),
     "interference": lambda tuned, base, out: mg.experts.interference(base, {"a": tuned, "b": tuned}),
 }
 
@@ -37,6 +39,35 @@ def test_differences_of_codes_are_refused(scheme, use, tmp_path):
         ):
             USES[use](tuned, base, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int8"])
+def test_codes_are_not_moved_and_what_is_beside_them_is(scheme):
+    codes = {"norm.weight": torch.ones(8)} | CODES[scheme]
+    vector = mg.TaskVector({name: tensor + 1 for name, tensor in PLAIN.items()}, PLAIN)
+    with pytest.raises(CheckpointError, match="moves 'mlp.up.weight', .* codes of a quantised model"):
+        vector.apply_to(codes)
+    moved = mg.TaskVector({"norm.weight": torch.full((8,), 3.0)}, {"norm.weight": torch.ones(8)}).apply_to(codes)
+    assert torch.equal(moved.read("norm.weight"), torch.full((8,), 3.0))
+    assert moved.read("mlp.up.weight").dtype == codes["mlp.up.weight"].dtype
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"attn.mask_weight": torch.ones(4, 4, dtype=torch.bool)},
+        {"class_weight": torch.ones(2, 2, dtype=torch.int64)},
+        {"mlp.up.scales": torch.ones(3), "mlp.up.index": torch.zeros(2, 2, dtype=torch.int64)},
+    ],
+)
+def test_masks_and_indices_are_no_codes(own):
+    assert "mlp.up.weight" in mg.TaskVector(PLAIN | own, PLAIN | own).names()
+
+
+def test_a_config_that_decides_nothing_is_not_read(tmp_path):
+    save_file(PLAIN, tmp_path / "a.safetensors")
+    (tmp_path / "config.json").write_text("[1]")
+    assert len(mg.TaskVector(tmp_path / "a.safetensors", PLAIN).names()) == 2
 
 
 def test_codes_that_are_left_out_do_no_harm():

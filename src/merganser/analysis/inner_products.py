@@ -11,6 +11,7 @@ from merganser.checkpoints import Checkpoint
 from merganser.checkpoints import open as open_checkpoint
 from merganser.checkpoints.base import TensorSpec, is_integer
 from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.quantised import refuse_quantised
 from merganser.engine.geometry import Entries, pair_sums
 from merganser.errors import CheckpointError, InputError
 
@@ -57,6 +58,8 @@ def _summed(
 ) -> Entries:
     """Σ entry(θ_i − base, θ_j − base), after checking that all have the same tensors."""
     given = [open_checkpoint(each) for each in (*checkpoints, *([] if base is None else [base]))]
+    for checkpoint in given:
+        refuse_quantised(checkpoint, exclude)
     names = [name for name, _ in shared_tensors(given, exclude)]
     return pair_sums(given[: len(checkpoints)], names, entry, None if base is None else given[-1])
 

@@ -112,6 +112,7 @@ class Stored(Vector):
     """A vector read from a checkpoint that holds one, such as a saved task vector or a state dict of differences."""
 
     def __init__(self, source: Checkpoint, exclude: Sequence[str] = ()) -> None:
+        refuse_quantised(source, exclude)
         super().__init__({n: wide(source.spec(n)) for n in _floating(source, exclude)}, source.label, (source,))
 
     def compute(self, name: str, rows: Rows | None) -> Tensor:

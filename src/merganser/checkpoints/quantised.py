@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 
-from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.base import Checkpoint, TensorSpec
 from merganser.checkpoints.json_file import read_config
 from merganser.errors import CheckpointError
 
 _FLOAT8 = {getattr(torch, name) for name in dir(torch) if name.startswith("float8_")}
+#: What codes are packed into; masks are bool, and indices int64.
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)
 _PACKED = re.compile(r"_(packed|blocks|qdata)$")
 #: Names after a tensor's own, and names beside it in its module, by which its codes have scales.
 _AFTER = ("_scale", "_scale_inv", "_scales", ".absmax")
@@ -47,14 +49,19 @@ def quantised(checkpoint: Checkpoint, config: Mapping[str, Any]) -> frozenset[st
 
 def refuse_quantised(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> None:
     """Codes have no differences, so there is no task vector of a checkpoint with codes that `exclude` leaves in."""
-    found = quantised(checkpoint, read_config(checkpoint.directory))
-    used = [name for name in found if not any(fnmatchcase(name, glob) for glob in exclude)]
+    used = [name for name in codes_of(checkpoint) if not any(fnmatchcase(name, glob) for glob in exclude)]
     if used:
         name = min(used, key=lambda name: (is_scale(name), name))
         raise CheckpointError(
             f"{checkpoint.label}: {name!r} is {checkpoint.spec(name)}, one of {len(used)} tensors of codes and scales: "
-            "a quantised weight has no difference from another; dequantise the model first"
+            "a quantised weight has no difference from another; dequantise the model first, or leave all of them out"
         )
+
+
+def codes_of(checkpoint: Checkpoint) -> frozenset[str]:
+    """`quantised` by the checkpoint's own config, which is read only where it decides."""
+    decides = any(checkpoint.spec(name).dtype in _FLOAT8 for name in checkpoint.names())
+    return quantised(checkpoint, read_config(checkpoint.directory) if decides else {})
 
 
 def is_scale(name: str) -> bool:
@@ -65,7 +72,7 @@ def is_scale(name: str) -> bool:
 def _is_code(name: str, spec: TensorSpec, checkpoint: Checkpoint, configured: bool) -> bool:
     if spec.dtype in _FLOAT8:
         return configured or _has_scales(name, checkpoint)
-    if not is_integer(spec.dtype) or len(spec.shape) < 2:
+    if spec.dtype not in _INTEGERS or len(spec.shape) < 2:
         return False
     return name.endswith(("weight", "weight_packed")) or _has_scales(name, checkpoint)
 

@@ -31,6 +31,7 @@ from merganser.checkpoints.differences import (
 )
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.quantised import codes_of
 from merganser.engine import geometry
 from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError, did_you_mean
@@ -199,6 +200,7 @@ class Applied(View):
         super().__init__(base, f"{base.label} + {scale:g}·({vector.label})")
         self.vector, self.scale = vector, scale
         self._moved: dict[str, str] = {}
+        codes = codes_of(base)
         for name in vector.names():
             if name not in base:
                 raise CheckpointError(
@@ -207,6 +209,11 @@ class Applied(View):
             if base.spec(name).shape != vector.spec(name).shape:
                 raise CheckpointError(
                     f"{name!r} is {vector.spec(name)} in the task vector and {base.spec(name)} in {base.label}"
+                )
+            if name in codes:
+                raise CheckpointError(
+                    f"the task vector moves {name!r}, {base.spec(name)} of {base.label}, which belongs to the codes of "
+                    "a quantised model; dequantise it first"
                 )
             stored = base.aliases().get(name, name)
             if stored in self._moved:
