@@ -12,12 +12,16 @@ def test_sizes_read_alike_in_options_and_recipes(text):
     assert parse_size(text) == size(text, "output.shard_size") == SIZES[text]
 
 
-@pytest.mark.parametrize("text", ["", "big", "5iB", "-1GB", "1e9", "2 GiBs", "GB"])
+@pytest.mark.parametrize("text", ["", "big", "5iB", "-1GB", "1e9", "2 GiBs", "GB", "5Gı", "٣GB"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(InputError, match="not a size"):
         parse_size(text)
     with pytest.raises(RecipeError, match="output.shard_size: expected a size"):
         size(text, "output.shard_size")
+
+
+def test_sizes_may_be_absurd():
+    assert parse_size("9" * 400) > 10**399
 
 
 @pytest.mark.parametrize("value", [None, True, [1], 0, "0GB", -5])

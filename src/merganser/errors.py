@@ -64,7 +64,7 @@ def reading(source: str | PathLike[str], error: type[InputError] = InputError, h
     except UnicodeDecodeError:
         raise error(f"{source}: not a text in UTF-8{hint}") from None
     except OSError as failure:
-        raise error(f"{source}: cannot be read: {failure.strerror}") from None
+        raise error(f"{source}: cannot be read: {failure.strerror or failure}") from None
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from merganser.errors import InputError
 
@@ -11,10 +12,10 @@ _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10,
 
 def parse_size(text: str) -> int:
     """Bytes in "2GiB", "512MB", "1.5g" or "1000000"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE | re.ASCII)
     if not match or match[2].lower() == "i":
         raise InputError(f"{text!r} is not a size; write for example 2GiB or 512MB")
-    return int(float(match[1]) * _FACTORS[match[2].lower()])
+    return int(Decimal(match[1]) * _FACTORS[match[2].lower()])
 
 
 def show_size(count: float) -> str:

@@ -244,14 +244,14 @@ def test_resume_with_another_recipe_is_refused(run: Run, recipe: Path, tmp_path:
 def test_a_recipe_on_standard_input(run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("merge", recipe, "reference")[0] == 0
-    monkeypatch.setattr("sys.stdin", io.StringIO(recipe.read_text()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(recipe.read_bytes()), "ascii"))
     assert run("merge", "-", "out")[0] == 0
     assert digest(tmp_path / "out") == digest(tmp_path / "reference")
     os.mkfifo("pipe")
     threading.Thread(target=Path("pipe").write_text, args=(recipe.read_text(),)).start()
     assert run("merge", "pipe", "out", "--overwrite")[0] == 0
     assert digest(tmp_path / "out") == digest(tmp_path / "reference")
-    monkeypatch.setattr("sys.stdin", io.StringIO("method: [linear"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"method: [linear")))
     code, _, err = run("merge", "-", "out")
     assert (code, "standard input: not valid YAML" in err) == (2, True)
 

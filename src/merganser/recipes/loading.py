@@ -29,7 +29,7 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None =
     text = os.fspath(source)
     if text == "-":
         with reading("standard input", RecipeError, _HINT):
-            text = sys.stdin.read()
+            text = sys.stdin.buffer.read().decode("utf-8")
         return _load(documents.parse(text, "standard input"), root, text, "standard input", ())
     if "\n" in text or (": " in text and not Path(text).exists()):
         return _load(documents.parse(text), root, text, "recipe", ())

@@ -178,7 +178,9 @@ class _Journal:
         if path is None or not path.exists():
             return
         kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        with reading(path):
+            lines = path.read_text(encoding="utf-8").splitlines()
+        for line in lines:
             try:
                 record = json.loads(line)
                 self.scores[record["key"]] = float("nan") if record["score"] is None else record["score"]
