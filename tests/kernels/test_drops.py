@@ -107,6 +107,7 @@ def test_compiled_and_sorted_drops_have_the_same_bits(shape, spread, monkeypatch
     by_sorting = drop_by_rank(rows, bits, bounds, gains)
     compiled = pytest.importorskip("merganser.kernels.compiled")
     monkeypatch.setattr(drops, "_compiled", lambda: compiled)
+    monkeypatch.setattr(drops, "_MANY", 0)
     same_bits(drop_by_rank(rows, bits, bounds, gains), by_sorting)
 
 
@@ -121,6 +122,25 @@ def test_small_compiled_drops_have_the_same_bits_too(rows, columns, data, seed):
     expected = drop_by_rank(numbers, bits, bounds, gains)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(found.signbit()[~found.isnan()], expected.signbit()[~expected.isnan()])
+
+
+def test_many_entries_are_dropped_compiled_where_numba_is(monkeypatch):
+    pytest.importorskip("numba")
+    compiled, calls = drops._compiled(), []
+    assert compiled is not None
+
+    class Counted:
+        @staticmethod
+        def drop_by_rank(rows, *others):
+            calls.append(rows.size)
+            compiled.drop_by_rank(rows, *others)
+
+    monkeypatch.setattr(drops, "_compiled", lambda: Counted)
+    monkeypatch.setattr(drops, "_MANY", 100)
+    monkeypatch.setattr(drops, "_seen", 0)
+    for count in (10, 10, 1, 2):
+        drop_by_rank(torch.randn(count, 5), draws((count, 5)), *tables(5))
+    assert calls == [5, 10]
 
 
 @pytest.mark.usefixtures("compiled_always")

@@ -210,12 +210,12 @@ class Applied(View):
                 raise CheckpointError(
                     f"{name!r} is {vector.spec(name)} in the task vector and {base.spec(name)} in {base.label}"
                 )
-            if name in codes:
+            stored = base.aliases().get(name, name)
+            if stored in codes:
                 raise CheckpointError(
                     f"the task vector moves {name!r}, {base.spec(name)} of {base.label}, which belongs to the codes of "
                     "a quantised model; dequantise it first"
                 )
-            stored = base.aliases().get(name, name)
             if stored in self._moved:
                 raise CheckpointError(
                     f"{base.label} ties {name!r} to {self._moved[stored]!r}, and the task vector moves both; "

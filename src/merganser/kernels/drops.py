@@ -1,6 +1,7 @@
 """Random drops: an entry survives where 16 random bits, a signed integer, lie below a bound.
 
-Where numba is installed (extra `fast`) and there is enough to do, drops by rank run compiled, with the same bits.
+Drops by rank begin by sorting; where numba is installed (extra `fast`) and there is enough to do, they go on compiled,
+with the same bits.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-#: So many entries at once are worth importing numba for.
-_MANY = 1 << 16
+#: So many entries dropped by one process, a quarter of a second, announce enough more to import numba, which takes one.
+_MANY = 1 << 25
+_seen = 0
 #: The bits of a float32 that tell magnitudes apart.
 _MAGNITUDE = 0x7FFF0000
 
@@ -30,8 +32,8 @@ def drop_by_rank(rows: Tensor, bits: Tensor, bounds: Tensor, gains: Tensor) -> T
 
     Ranks are by magnitude, from 0 for the smallest; see `order`.
     """
-    if rows.numel() >= _MANY and rows.dtype == torch.float32 and rows.device.type == "cpu":
-        compiled = _compiled()
+    if rows.dtype == torch.float32 and rows.device.type == "cpu":
+        compiled = _compiled() if _are_many(rows.numel()) else None
         if compiled is not None:
             dropped = torch.empty_like(rows)
             tensors = (rows, bits, bounds, _bits(gains), dropped)
@@ -69,6 +71,12 @@ def _survivors(bits: Tensor, bound: int | Tensor) -> Tensor:
 
 def _bits(values: Tensor) -> Tensor:
     return values.view(torch.int64 if values.dtype == torch.float64 else torch.int32)
+
+
+def _are_many(entries: int) -> bool:
+    global _seen
+    _seen += entries
+    return _seen > _MANY
 
 
 @lru_cache(maxsize=1)
