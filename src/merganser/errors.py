@@ -27,6 +27,12 @@ class CheckpointError(InputError):
     """A checkpoint that cannot be opened, trusted, or combined with the others."""
 
 
+class MissingTensorError(CheckpointError, KeyError):
+    """A tensor that a checkpoint does not have."""
+
+    __str__ = Exception.__str__  # a KeyError would quote the message
+
+
 class RecipeError(InputError):
     """A recipe that says something impossible or unknown."""
 

@@ -28,7 +28,7 @@ def state_of(model: Model) -> State:
         model = open_checkpoint(model)
     if not isinstance(model, nn.Module | Checkpoint | Mapping):
         raise InputError(f"a model is a module, a checkpoint, a path or a dict of tensors, not {type(model).__name__}")
-    named = model if isinstance(model, Mapping) else model.state_dict()
+    named = model.state_dict() if isinstance(model, nn.Module | Checkpoint) else model
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise InputError(f"{name!r} is no tensor but {type(tensor).__name__}: give a dict of the tensors alone")

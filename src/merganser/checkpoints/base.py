@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from merganser.errors import CheckpointError, did_you_mean
+from merganser.errors import MissingTensorError, did_you_mean
 
 Rows = tuple[int, int]
 
@@ -36,11 +36,14 @@ class TensorSpec:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
-class Checkpoint(ABC):
-    """A lazy mapping from names to tensors: opening costs headers only.
+class Checkpoint(Mapping[str, Tensor]):
+    """A lazy mapping from names to tensors: opening one reads headers only.
 
-    Whatever changes weights without merging them (an adapter over its base, a permutation, a slice) is
-    a checkpoint too, made from another one.
+    `checkpoint["name"]`, `in`, `len`, iteration and `module.load_state_dict(checkpoint)` work as on a state dict; tied
+    names are keys like any other. Whatever changes weights without merging them (an adapter over its base, a
+    permutation, a slice) is a checkpoint too, made from another one.
+
+    Two checkpoints are equal only if they are the same object: comparing weights would read them all.
     """
 
     #: How messages call this checkpoint.
@@ -82,11 +85,37 @@ class Checkpoint(ABC):
         """Bytes that reading so many entries of a tensor takes besides those entries."""
         return 0
 
-    def prefetch(self, name: str, rows: Rows | None = None) -> None:  # noqa: B027
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
         """A hint that these rows will be read soon; rows that a source does not have are ignored."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self:
+            raise self.missing(name)
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.names()
+        yield from self.aliases()
+
+    def __len__(self) -> int:
+        return len(self.names()) + len(self.aliases())
 
     def __contains__(self, name: object) -> bool:
         return name in self._name_set() or name in self.aliases()
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        specs = [self.spec(name) for name in self.names()]
+        dtypes = dict.fromkeys(str(spec.dtype).removeprefix("torch.") for spec in specs)
+        parts = [
+            f"{len(specs):,} tensors",
+            f"{sum(spec.numel for spec in specs):,} parameters",
+            *(["/".join(dtypes)] if dtypes else []),
+            *([f"{len(self.files())} files"] if len(self.files()) > 1 else []),
+        ]
+        return f"<{type(self).__name__} {self.label}: {', '.join(parts)}>"
 
     def _name_set(self) -> frozenset[str]:
         cached: frozenset[str] | None = self.__dict__.get("_names_cached")
@@ -94,11 +123,12 @@ class Checkpoint(ABC):
             cached = self.__dict__["_names_cached"] = frozenset(self.names())
         return cached
 
-    def missing(self, name: str) -> CheckpointError:
-        return CheckpointError(f"{self.label} has no tensor {name!r}{did_you_mean(name, self.names())}")
+    def missing(self, name: object) -> MissingTensorError:
+        """Return the error to raise for a name that is not in this checkpoint."""
+        return MissingTensorError(f"{self.label} has no tensor {name!r}{did_you_mean(str(name), self.names())}")
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything in memory, tied names included."""
+        """Read everything into memory. Tied names share one tensor, which is read once."""
         tensors = {name: self.read(name) for name in self.names()}
         return tensors | {alias: tensors[name] for alias, name in self.aliases().items()}
 
