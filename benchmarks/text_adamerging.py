@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.text_experts import State, TextExperts
 from benchmarks.zoo.text_tasks import load_encoder, pool
-from merganser.tuning.adamerging import AdaMerging, adamerge
+from merganser.tuning.adamerging import AdaMerging, learn_coefficients
 
 STEPS = 20
 #: Ten times the paper's, for a twenty-fifth of its steps.
@@ -38,7 +38,7 @@ def adamerged(
     for name in parts:
         sentences = experts.tasks[name].validation.slice(0, SENTENCES)
         inputs[name] = [sentences.padded(chosen) for chosen in sentences.batches(BATCH, generator)]
-    result = adamerge(
+    result = learn_coefficients(
         Pooled(load_encoder()),
         prefixed(experts.base),
         {name: prefixed(part) for name, part in parts.items()},

@@ -20,8 +20,8 @@ LINEAR = nn.Linear(2, 2)
 BATCHES = [[torch.zeros(1, 2)]] * 2
 
 CHOICES = {
-    "wise": lambda word: mg.merge([LINEAR, LINEAR], "adamerging", LINEAR, data=BATCHES, wise=word),
-    "parts": lambda word: mg.merge([LINEAR, LINEAR], "adamerging", LINEAR, data=BATCHES, parts=word),
+    "wise": lambda word: mg.tuning.adamerge([LINEAR, LINEAR], LINEAR, BATCHES, wise=word),
+    "parts": lambda word: mg.tuning.adamerge([LINEAR, LINEAR], LINEAR, BATCHES, parts=word),
     "labels": lambda word: tuning.fisher.diagonal_fisher(LINEAR, [], labels=word),
     "strategy": lambda word: tuning.fisher.diagonal_fisher(LINEAR, [], strategy=word),
     "hessian_at": lambda word: gradients.gap(NOTHING, eta=0.1, alpha=1, epochs=1, hessian_at=word),

@@ -51,9 +51,9 @@ def test_json_says_the_same():
 
 
 def test_methods_made_in_memory_are_shown_as_such():
-    assert call().endswith("these too: adamerging, greedy_soup.\n")
+    assert call().endswith("From Python with data (mg.tuning): adamerging, greedy_soup.\n")
     shown = call("adamerging")
-    assert "in memory, by mg.merge" in shown
+    assert "from Python with data: mg.tuning.adamerge" in shown
     assert "differences | tsv" in shown
     row = json.loads(call("adamerging", "--json"))
     assert {p["name"]: p["default"] for p in row["parameters"]}["steps"] == "500"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from merganser.errors import InputError
-from merganser.tuning.adamerging import adamerge, prediction_entropy
+from merganser.tuning.adamerging import learn_coefficients, prediction_entropy
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def setting():
 @pytest.mark.parametrize("wise", ["task", "tensor"])
 def test_entropy_falls_and_inputs_are_untouched(setting, wise):
     before = copy.deepcopy(setting)
-    report = adamerge(*setting, wise=wise, learning_rate=0.02, steps=60)
+    report = learn_coefficients(*setting, wise=wise, learning_rate=0.02, steps=60)
     assert report.entropy_after < report.entropy_before - 0.02
     assert len(report.history) == 60
     for found, kept in zip(setting[1:], before[1:], strict=True):
@@ -40,7 +40,7 @@ def test_entropy_falls_and_inputs_are_untouched(setting, wise):
 
 def test_the_merge_is_what_was_scored(setting):
     module, base, vectors, inputs = setting
-    report = adamerge(*setting, learning_rate=0.02, steps=5)
+    report = learn_coefficients(*setting, learning_rate=0.02, steps=5)
     merged = report.merge(base, vectors)
     for name in base:
         expected = base[name] + sum(report.coefficients[t][name] * vectors[t][name] for t in vectors)
@@ -53,7 +53,7 @@ def test_the_merge_is_what_was_scored(setting):
 
 
 def test_no_steps_is_task_arithmetic_at_the_initial_coefficient(setting):
-    report = adamerge(*setting, steps=0)
+    report = learn_coefficients(*setting, steps=0)
     assert all(v == pytest.approx(0.3) for c in report.coefficients.values() for v in c.values())
     assert report.entropy_before == report.entropy_after
 
@@ -61,7 +61,7 @@ def test_no_steps_is_task_arithmetic_at_the_initial_coefficient(setting):
 def test_bounds_heads_and_partial_vectors(setting):
     module, base, vectors, inputs = setting
     part = {"a": {"0.weight": vectors["a"]["0.weight"]}, "b": vectors["b"]}
-    report = adamerge(
+    report = learn_coefficients(
         module,
         base,
         part,
@@ -83,8 +83,8 @@ def test_entropy_of_known_distributions():
 def test_mistakes(setting):
     module, base, vectors, inputs = setting
     with pytest.raises(InputError, match="the same, please"):
-        adamerge(module, base, vectors, {"a": inputs["a"]})
+        learn_coefficients(module, base, vectors, {"a": inputs["a"]})
     with pytest.raises(InputError, match="no inputs for task 'b'"):
-        adamerge(module, base, vectors, {"a": inputs["a"], "b": []})
+        learn_coefficients(module, base, vectors, {"a": inputs["a"], "b": []})
     with pytest.raises(InputError, match="did you mean '0.weight'"):
-        adamerge(module, base, {"a": {"0.weigth": vectors["a"]["0.weight"]}, "b": vectors["b"]}, inputs)
+        learn_coefficients(module, base, {"a": {"0.weigth": vectors["a"]["0.weight"]}, "b": vectors["b"]}, inputs)

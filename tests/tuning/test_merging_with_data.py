@@ -16,9 +16,7 @@ from merganser import recipes
 from merganser.engine.blocks import BLOCK
 from merganser.errors import CheckpointError, InputError, RecipeError
 from merganser.recipes.plan import Plan
-from merganser.tuning.fisher import diagonal_fisher
-from merganser.tuning.gram import linear_grams
-from merganser.tuning.soups import greedy_soup
+from merganser.tuning import adamerge, choose_scale, diagonal_fisher, greedy_soup, linear_grams
 from merganser.tuning.statistics import Statistics
 
 
@@ -44,8 +42,8 @@ def world():
 
 def test_fisher_merge_equals_the_formula(world):
     _, models, data = world
-    merged = mg.merge(models, method="fisher", data=data, weight=[1.0, 2.0])
     stats = [diagonal_fisher(m, batches) for m, batches in zip(models, data, strict=True)]
+    merged = mg.merge(models, method="fisher", statistics={"fisher": stats}, weight=[1.0, 2.0])
     assert merged.keys() == models[0].state_dict().keys()
     for name, tensor in merged.items():
         f = [w * s.tensors[name].double() for w, s in zip((1.0, 2.0), stats, strict=True)]
@@ -59,7 +57,8 @@ def test_fisher_merge_equals_the_formula(world):
 
 def test_regmean_is_the_least_squares_fit(world):
     _, models, data = world
-    merged = mg.merge(models, method="regmean", data=data, alpha=1.0)
+    grams = [linear_grams(m, batches) for m, batches in zip(models, data, strict=True)]
+    merged = mg.merge(models, method="regmean", statistics={"gram": grams}, alpha=1.0)
     x = [torch.cat(batches).double().numpy() for batches in data]
     targets = [xi @ m[0].weight.detach().double().numpy().T for xi, m in zip(x, models, strict=True)]
     fitted = np.linalg.lstsq(np.concatenate(x), np.concatenate(targets), rcond=None)[0].T
@@ -71,8 +70,7 @@ def test_regmean_is_the_least_squares_fit(world):
 def test_statistics_are_reused_without_the_data(world, checkpoint, tmp_path):
     _, models, data = world
     stats = [diagonal_fisher(m, batches) for m, batches in zip(models, data, strict=True)]
-    expected = mg.merge(models, method="fisher", data=data)
-    by_object = mg.merge(models, method="fisher", statistics={"fisher": stats})
+    expected = mg.merge(models, method="fisher", statistics={"fisher": stats})
     paths = [str(checkpoint(f"m{i}", m.state_dict())) for i, m in enumerate(models)]
     files = [str(s.save(tmp_path / f"f{i}.safetensors")) for i, s in enumerate(stats)]
     labelled = {"a": paths[0], "b": paths[1]}
@@ -80,7 +78,7 @@ def test_statistics_are_reused_without_the_data(world, checkpoint, tmp_path):
     beside = {"method": "fisher", "models": [{"path": p, "fisher": f} for p, f in zip(paths, files, strict=True)]}
     at_top = {"method": "fisher", "models": paths, "statistics": {"fisher": files}}
     written = [mg.open(mg.run(d, tmp_path / f"out{i}")).state_dict() for i, d in enumerate((beside, at_top))]
-    for made in (by_object, by_label, *written):
+    for made in (by_label, *written):
         for name, tensor in expected.items():
             assert torch.equal(made[name], tensor), name
     plan = recipes.plan(recipes.load(beside))
@@ -101,51 +99,49 @@ def test_fisher_is_cut_like_the_tensor():
 def test_gram_is_read_whole_also_when_nested(world, checkpoint, tmp_path):
     _, models, data = world
     paths = [str(checkpoint(f"m{i}", m.state_dict())) for i, m in enumerate(models)]
-    grams = [
-        linear_grams(m, b).save(tmp_path / f"g{i}.safetensors")
-        for i, (m, b) in enumerate(zip(models, data, strict=True))
-    ]
-    inner = {"method": "regmean", "models": paths, "statistics": {"gram": [str(g) for g in grams]}}
+    grams = [linear_grams(m, b) for m, b in zip(models, data, strict=True)]
+    files = [str(gram.save(tmp_path / f"g{i}.safetensors")) for i, gram in enumerate(grams)]
+    inner = {"method": "regmean", "models": paths, "statistics": {"gram": files}}
     outer = {"method": "linear", "models": [inner, paths[0]]}
     made = mg.open(mg.run(outer, tmp_path / "out")).state_dict()
-    expected = mg.merge(models, method="regmean", data=data)
+    expected = mg.merge(models, method="regmean", statistics={"gram": grams})
     for name, tensor in expected.items():
         assert torch.allclose(made[name], (tensor + models[0].state_dict()[name]) / 2, atol=1e-6)
 
 
-def test_adamerging_through_merge(world):
+def test_adamerge_leaves_its_inputs_as_they_are(world):
     base, models, data = world
     before = [p.clone() for m in (base, *models) for p in m.parameters()]
-    merged = mg.merge(models, method="adamerging", base=base, data=data, steps=3, learning_rate=0.1)
+    merged, _ = adamerge(models, base, data, steps=3, learning_rate=0.1)
     assert merged.keys() == base.state_dict().keys()
     assert not torch.equal(merged["0.weight"], base.state_dict()["0.weight"])
-    assert all(
-        torch.equal(a, b) for a, b in zip(before, (p for m in (base, *models) for p in m.parameters()), strict=True)
-    )
+    after = [p for m in (base, *models) for p in m.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_adamerging_on_tsv(world):
+def test_adamerge_of_the_parts_of_tsv(world):
     base, models, data = world
     start = mg.merge(models, "tsv", base)
-    found = []
-    options = {"parts": "tsv", "init": 1.0, "on_result": found.append}
-    still = mg.merge(models, "adamerging", base, data=data, steps=0, **options)
+    still, first = adamerge(models, base, data, parts="tsv", init=1.0, steps=0)
     assert all(torch.allclose(still[name], start[name], atol=1e-5) for name in start)
     heads = [nn.Identity()] * 2
-    learned = mg.merge(models, "adamerging", base, data=data, steps=20, learning_rate=0.05, heads=heads, **options)
+    learned, last = adamerge(models, base, data, parts="tsv", init=1.0, steps=20, learning_rate=0.05, heads=heads)
     assert not torch.equal(learned["0.weight"], still["0.weight"])
-    assert found[1].entropy_after < found[1].entropy_before == found[0].entropy_after
+    assert last.entropy_after < last.entropy_before == first.entropy_after
     with pytest.raises(InputError, match="unknown parts 'tvs'; did you mean 'tsv'"):
-        mg.merge(models, "adamerging", base, data=data, parts="tvs")
-    with pytest.raises(InputError, match="adamerging takes no 'inputs'; .* takes wise, init, .*parts"):
-        mg.merge(models, "adamerging", base, data=data, inputs=data)
+        adamerge(models, base, data, parts="tvs")
 
 
-def test_a_misspelt_method_made_in_memory_gets_a_suggestion(world):
-    base, models, data = world
+def test_methods_that_need_data_are_named_where_a_rule_is_expected(world):
+    base, models, _ = world
+    for method, function in (("adamerging", "mg.tuning.adamerge"), ("greedy_soup", "mg.tuning.greedy_soup")):
+        with pytest.raises(RecipeError, match=f"{method!r} needs data .*; call {function}"):
+            mg.merge(models, method, base)
+        with pytest.raises(RecipeError, match=f"call {function}"):
+            recipes.load({"method": method, "models": ["a", "b"]})
     for method, meant in (("greedy_sop", "greedy_soup"), ("ada_merging", "adamerging"), ("tise", "ties")):
         with pytest.raises(RecipeError, match=f"unknown method {method!r}; did you mean {meant!r}"):
-            mg.merge(models, method, base, data=data)
+            mg.merge(models, method, base)
 
 
 @pytest.fixture
@@ -171,15 +167,14 @@ def test_the_best_scale_by_data(world, labelled, method):
     base, models, _ = world
     score = mean_accuracy(base, labelled)
     alphas = [0.1, 1 / 3, 0.6, 1.0, 1.5]
-    seen = []
-    merged = mg.merge(models, method, base, data=labelled, alphas=alphas, on_result=seen.append)
+    merged, search = choose_scale(models, method, base, data=labelled, alphas=alphas)
     scores = [score(mg.merge(models, method, base, scale=alpha)) for alpha in alphas]
     best = alphas[scores.index(max(scores))]
     expected = mg.merge(models, method, base, scale=best)
     assert all(torch.equal(merged[name], expected[name]) for name in expected)
-    assert float(seen[0].best) == best
-    assert list(seen[0].rungs[0].scores.values()) == pytest.approx(scores)
-    by_score = mg.merge(models, method, base, score=score, alphas=alphas)
+    assert float(search.best) == best
+    assert list(search.rungs[0].scores.values()) == pytest.approx(scores)
+    by_score, _ = choose_scale(models, method, base, score=score, alphas=alphas)
     assert all(torch.equal(by_score[name], expected[name]) for name in expected)
 
 
@@ -187,70 +182,62 @@ def test_the_scale_by_halving(world, labelled):
     base, models, _ = world
     named, data = dict(zip("ab", models, strict=True)), dict(zip("ab", labelled, strict=True))
     options = {"alphas": [0.2, 0.5, 0.8, 1.1], "budgets": [1, 3], "keep": 0.25}
-    seen = []
-    mg.merge(named, "task_arithmetic", base, data=data, on_result=seen.append, **options)
-    mg.merge(named, "task_arithmetic", base, score=mean_accuracy(base, labelled), on_result=seen.append, **options)
-    assert [(rung.budget, len(rung.scores)) for rung in seen[0].rungs] == [(1, 4), (3, 1)]
-    assert seen[0] == seen[1]
+    _, by_data = choose_scale(named, "task_arithmetic", base, data=data, **options)
+    _, by_score = choose_scale(named, "task_arithmetic", base, score=mean_accuracy(base, labelled), **options)
+    assert [(rung.budget, len(rung.scores)) for rung in by_data.rungs] == [(1, 4), (3, 1)]
+    assert by_data == by_score
 
 
-def test_greedy_soup_through_merge(world, labelled, checkpoint):
+def test_greedy_soup_by_data_is_greedy_soup_by_its_accuracy(world, labelled, checkpoint):
     base, models, _ = world
-    score = mean_accuracy(base, labelled)
-    expected, report = greedy_soup({str(i): m.state_dict() for i, m in enumerate([*models, base])}, score)
-    seen = []
-    labelled = [*labelled, labelled[0]]
-    three = mg.merge([*models, base], "greedy_soup", score=score, on_result=seen.append)
-    assert seen == [report]
-    assert all(torch.equal(three[name], expected[name]) for name in expected)
-    paths = [str(checkpoint(f"m{i}", m.state_dict())) for i, m in enumerate([*models, base])]
-    heads = [nn.Identity()] * 3
-    by_data = mg.merge(paths, "greedy_soup", base, data=labelled, heads=heads)
-    direct = greedy_soup(
-        {str(i): m.state_dict() for i, m in enumerate([*models, base])}, mean_accuracy(base, labelled)
-    )[0]
-    assert all(torch.equal(by_data[name], direct[name]) for name in direct)
-
-
-def test_what_asks_for_nothing_is_no_option(world, labelled):
-    _, models, _ = world
-    plain, asked = (
-        mg.merge(models, "greedy_soup", data=labelled, **options)
-        for options in ({}, {"overrides": [], "output": {}, "statistics": {}, "seed": 0})
-    )
-    torch.testing.assert_close(asked, plain)
-    with pytest.raises(InputError, match="greedy_soup takes no 'overrides'"):
-        mg.merge(models, "greedy_soup", data=labelled, overrides=[{"match": "*"}])
+    three, labelled = [*models, base], [*labelled, labelled[0]]
+    expected, report = greedy_soup(three, score=mean_accuracy(base, labelled))
+    by_data, same = greedy_soup(three, data=labelled)
+    assert same == report
+    paths = [str(checkpoint(f"m{i}", m.state_dict())) for i, m in enumerate(three)]
+    from_files, _ = greedy_soup(paths, base=base, data=labelled, heads=[nn.Identity()] * 3)
+    for name, tensor in expected.items():
+        assert torch.equal(by_data[name], tensor)
+        assert torch.equal(from_files[name], tensor)
 
 
 def test_refusals_of_choices(world, labelled):
     base, models, data = world
-    for options, message in (
-        ({"method": "greedy_soup"}, "either data, labelled batches for each model, or score"),
-        ({"method": "greedy_soup", "data": data}, "data of '0': expected labelled batches"),
-        ({"method": "greedy_soup", "data": labelled, "density": 1}, "greedy_soup takes no 'density'"),
-        ({"method": "greedy_soup", "data": labelled, "alphas": [1.0]}, "'greedy_soup' has no scale"),
-        ({"method": "linear", "data": labelled, "alphas": [1.0]}, "'linear' has no scale"),
-        ({"method": "ties", "data": labelled, "alphas": [1.0]}, "without a base"),
-        ({"method": "ties", "base": base, "data": labelled, "alphas": [1.0], "scale": 2.0}, "either given or chosen"),
-        ({"method": "ties", "base": base, "data": labelled, "alphas": []}, "at least one"),
-        ({"method": "ties", "base": base, "alphas": [1.0]}, "either data"),
-        ({"method": "ties", "base": base, "score": len}, "chooses nothing by it"),
-        ({"method": "fisher", "data": data, "score": len}, "chooses nothing by it"),
+    states = [m.state_dict() for m in models]
+    for arguments, options, message in (
+        ((models, "linear", base), {"data": labelled}, "'linear' has no scale"),
+        ((models, "ties", None), {"data": labelled}, "give the base"),
+        ((models, "ties", base), {"data": labelled, "scale": 2.0}, "either given or chosen"),
+        ((models, "ties", base), {"data": labelled, "alphas": []}, "at least one"),
+        ((models, "ties", base), {}, "either data, labelled batches for each model, or score"),
+        ((models, "ties", base), {"data": labelled, "score": len}, "either data"),
+        ((models, "ties", base), {"score": len, "heads": [nn.Identity()] * 2}, "heads are for accuracy on data"),
+        ((states, "ties", states[0]), {"data": labelled}, "base: data can only be put through a module"),
+        ((models, "ties", base), {"data": data}, "data of '0': expected labelled batches"),
     ):
         with pytest.raises(InputError, match=message):
-            mg.merge(models, **options)
-    states = [m.state_dict() for m in models]
+            choose_scale(*arguments, **options)
+    less = {k: v for k, v in states[1].items() if k != "0.bias"}
+    for arguments, options, message in (
+        (models, {}, "either data, labelled batches for each model, or score"),
+        (models, {"data": data}, "data of '0': expected labelled batches"),
+        (states, {"data": labelled}, "base: data can only be put through a module"),
+        ("adir", {"score": len}, "expected a list or a mapping of models, got a single str"),
+        ([states[0], less], {"score": len}, "'0.bias' is in 0 alone"),
+        ([states[0], states[1] | {"0.bias": torch.ones(2)}], {"score": len}, r"shape \(7,\) in 0, \(2,\) in 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            greedy_soup(arguments, **options)
     with pytest.raises(InputError, match="base: data can only be put through a module"):
-        mg.merge(states, "greedy_soup", data=labelled)
-    with pytest.raises(InputError, match="'0.bias' is in 0 alone"):
-        mg.merge([states[0], {k: v for k, v in states[1].items() if k != "0.bias"}], "greedy_soup", score=len)
-    with pytest.raises(InputError, match=r"shape \(7,\) in 0, \(2,\) in 1"):
-        mg.merge([states[0], states[1] | {"0.bias": torch.ones(2)}], "greedy_soup", score=len)
+        adamerge(models, states[0], data)
+    with pytest.raises(InputError, match="data: expected one for each of the models"):
+        adamerge(models, base, data[:1])
+    with pytest.raises(InputError, match="data: expected one for each of the models"):
+        adamerge(models, base, {"a": data[0], "b": data[1]})
 
 
 def test_refusals(world, checkpoint, tmp_path):
-    base, models, data = world
+    _, models, data = world
     states = [m.state_dict() for m in models]
     stats = [diagonal_fisher(m, b) for m, b in zip(models, data, strict=True)]
     with pytest.raises(RecipeError, match="needs the fisher statistics of models\\[0\\]; write `fisher: path`"):
@@ -265,24 +252,8 @@ def test_refusals(world, checkpoint, tmp_path):
     wrong = Statistics("fisher", stats[1].tensors | {"0.bias": torch.ones(2)}, 1)
     with pytest.raises(CheckpointError, match="expected \\[7\\]"):
         mg.merge(states, method="fisher", statistics={"fisher": [stats[0], wrong]})
-    with pytest.raises(InputError, match="only be put through a module"):
-        mg.merge(states, method="fisher", data=data)
-    with pytest.raises(InputError, match="has no use for it"):
-        mg.merge(models, method="linear", data=data)
-    with pytest.raises(InputError, match="expected batches for each"):
-        mg.merge(models, method="fisher", data=data[:1])
     with pytest.raises(InputError, match=r"takes \(input\) and cannot take these inputs .* targets have no place"):
-        mg.merge(models, method="regmean", data=[[(x, x.argmax(1)) for x in batches] for batches in data])
-    with pytest.raises(InputError, match="nothing asks for them"):
-        mg.merge(models, method="fisher", data=data, heads=[lambda x: x] * 2)
-    with pytest.raises(InputError, match="budgets and keep are for choosing among alphas"):
-        mg.merge(models, method="linear", budgets=[1, 2])
-    with pytest.raises(InputError, match="takes no 'workers'"):
-        mg.merge(models, method="greedy_soup", score=len, workers=2)
-    with pytest.raises(InputError, match="learns from data"):
-        mg.merge(models, method="adamerging", base=base)
-    with pytest.raises(InputError, match="takes no 'density'"):
-        mg.merge(models, method="adamerging", base=base, data=data, density=1)
+        linear_grams(models[0], [(x, x.argmax(1)) for x in data[0]])
     with pytest.raises(RecipeError, match="statistics.fisher: 1 paths for 2 models"):
         recipes.load({"method": "fisher", "models": ["a", "b"], "statistics": {"fisher": ["x"]}})
     with pytest.raises(RecipeError, match="unknown key 'fischer'; did you mean 'fisher'"):

@@ -24,7 +24,7 @@ def towards(target):
 @settings(max_examples=60, deadline=None)
 def test_greedy_soup_against_a_naive_one(values, target):
     models = {str(i): model(v, i) for i, v in enumerate(values)}
-    soup, report = greedy_soup(models, towards(target))
+    soup, report = greedy_soup(models, score=towards(target))
     order = sorted(range(len(values)), key=lambda i: abs(torch.tensor([values[i]]).item() - target))
     chosen = [order[0]]
     for i in order[1:]:
@@ -39,13 +39,13 @@ def test_greedy_soup_against_a_naive_one(values, target):
 
 def test_soup_leaves_models_alone_and_rounds_once():
     models = {"a": {"w": torch.tensor([1.0]).bfloat16()}, "b": {"w": torch.tensor([1.0078125]).bfloat16()}}
-    soup, report = greedy_soup(models, lambda state: 0.0)
+    soup, report = greedy_soup(models, score=lambda state: 0.0)
     assert soup["w"].dtype == torch.bfloat16
     assert models["a"]["w"].item() == 1.0
     assert report.chosen == ("a", "b")
     json.dumps(report.to_dict(), allow_nan=False)
     with pytest.raises(InputError, match="no models"):
-        greedy_soup({}, lambda state: 0.0)
+        greedy_soup({}, score=lambda state: 0.0)
 
 
 def curve(points):

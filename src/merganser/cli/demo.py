@@ -99,7 +99,7 @@ def _row(label: str, digits: Digits, module: Any, own: list[float]) -> list[obje
 
 def _align_strangers(digits: Digits) -> list[list[object]]:
     from merganser import align
-    from merganser.tuning.merging import merge
+    from merganser.engine.api import merge
 
     models = [digits.train_apart(seed) for seed in (1, 2, 3)]
     symmetry = align.symmetry(models[0], (digits.example(),))

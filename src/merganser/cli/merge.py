@@ -44,14 +44,14 @@ def command(
     continues with --resume and gives the same bytes; OUT appears only when it is complete.
     """
     from merganser.engine.allocator import keep_freed_memory
-    from merganser.engine.api import check_means, run
+    from merganser.engine.api import check_workers, run
     from merganser.engine.execute import DEFAULT_MEMORY, Progress
 
     keep_freed_memory()
     gc.freeze()  # what torch's import left need not be searched again and again while a plan of many tensors is made
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
     if dry_run:
-        check_means(workers, device)
+        check_workers(workers, device)
         _show(_summary(recipe, limit, workers, strict=memory is not None), as_json)
         return
     began = time.monotonic()

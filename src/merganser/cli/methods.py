@@ -25,7 +25,7 @@ def command(
     from merganser.tuning.in_memory import IN_MEMORY
 
     if name is not None:
-        row = IN_MEMORY.get(name) or describe(lookup(name, others=IN_MEMORY))
+        row = IN_MEMORY.get(name) or describe(lookup(name))
         if as_json:
             emit(row)
         else:
@@ -39,7 +39,7 @@ def command(
         settings = ", ".join(map(_setting, row.parameters))
         say(f"{row.name:<20} {row.summary}" + (f" ({settings})" if settings else ""))
     say(f"\n{len(rows)} methods; `merganser methods NAME` shows one with its formula.")
-    say(f"With data, mg.merge has these too: {', '.join(IN_MEMORY)}.")
+    say(f"From Python with data (mg.tuning): {', '.join(IN_MEMORY)}.")
 
 
 def _setting(parameter: ParameterRow) -> str:

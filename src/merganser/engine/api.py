@@ -6,7 +6,6 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,51 +33,67 @@ from merganser.recipes.plan import Plan
 from merganser.recipes.schema import Recipe
 
 
-@dataclass(frozen=True)
-class Means:
-    """What `mg.merge` is told of a merge beside models, method and its parameters: how to compute it, and into what."""
-
-    seed: int = 0
-    dtype: str | torch.dtype | None = None
-    overrides: Sequence[Mapping[str, Any]] = ()
-    output: Mapping[str, Any] | None = None
-    statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None
-    workers: int | None = None
-    memory: int = DEFAULT_MEMORY
-    device: str = "cpu"
-    allow_nan: bool = False
-
-    def given(self) -> list[str]:
-        """The names of those that ask for something: neither as by default nor empty."""
-        return [field.name for field in fields(self) if (getattr(self, field.name) or None) != (field.default or None)]
-
-
 def merge(
     models: Sequence[Reference] | Mapping[str, Reference],
-    method: str,
-    base: Reference | None,
-    means: Means,
-    /,
+    method: str = "linear",
+    base: Reference | None = None,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype | None = None,
+    overrides: Sequence[Mapping[str, Any]] = (),
+    output: Mapping[str, Any] | None = None,
+    statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
+    workers: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    device: str = "cpu",
+    allow_nan: bool = False,
     **parameters: Any,
 ) -> dict[str, Tensor]:
-    """`mg.merge` by a rule for tensors: what `tuning.merging.merge`, which explains it all, comes to in the end."""
-    check_means(means.workers, means.device)
+    """Merge checkpoints, state dicts or modules into a new state dict. The inputs are left as they are.
+
+    Args:
+        models: What to merge: paths, hub ids, checkpoints, state dicts or modules. A mapping gives them labels, which
+            key the randomness of methods that draw.
+        method: The merging method; `merganser methods` lists them.
+        base: What the models were fine-tuned from, for methods of task vectors. A base that is also among the models
+            is not counted twice.
+        seed: The seed of methods that draw random numbers.
+        dtype: The dtype of the result; by default that of the base, or of the first model.
+        overrides: Other methods or parameters for tensors by name, as in a recipe.
+        output: Options of the output, as in a recipe.
+        statistics: Side tensors by kind, one for each model, for methods that need them: `{"fisher": [...]}` of paths,
+            state dicts or what `mg.tuning.diagonal_fisher` returns.
+        workers: The number of threads; by default one for each core.
+        memory: How many bytes the work may hold at once.
+        device: The torch device to compute on.
+        allow_nan: Merge values that are not finite instead of refusing them.
+        **parameters: The method's parameters. One that is per model takes a number, or a list with one for each model.
+
+    Returns:
+        The merged tensors by name.
+
+    Raises:
+        MerganserError: If the models do not fit together, or a name or value is wrong; raised before any work.
+
+    Example:
+        >>> merged = mg.merge([math, code], method="ties", base=base, density=0.2, weight=[0.6, 0.4])
+    """
+    check_workers(workers, device)
     parameters = {name: _plain(value) for name, value in parameters.items()}
     labelled = _labelled(models)
     opened = {label: _open(reference, label) for label, reference in labelled.items()}
     entries = _entries(method, list(opened), parameters)
-    for entry, sides in zip(entries, _sides(means.statistics or {}, list(opened)), strict=True):
+    for entry, sides in zip(entries, _sides(statistics or {}, list(opened)), strict=True):
         for kind, side in sides.items():
             entry[kind] = _free(f"{kind} of {entry['path']}", "statistics", opened)
             opened[entry[kind]] = _open(getattr(side, "tensors", side), entry[kind])
-    dtype = means.dtype
     document: dict[str, Any] = {
         "method": method,
         "models": entries,
         "parameters": {name: value for name, value in parameters.items() if not _spread(method, name, value)},
-        "overrides": means.overrides,
-        "output": means.output if dtype is None else {**(means.output or {}), "dtype": name_of(dtype_of(dtype))},
-        "seed": means.seed,
+        "overrides": overrides,
+        "output": output if dtype is None else {**(output or {}), "dtype": name_of(dtype_of(dtype))},
+        "seed": seed,
     }
     if base is not None:
         among = next((label for label, model in labelled.items() if _same(model, base)), None)
@@ -88,8 +103,7 @@ def merge(
     plan = recipes.plan(recipes.load(document), open=opened.__getitem__)
     sources = open_sources(plan, opened.__getitem__)
     sink = DictSink(plan)
-    settings = Settings(means.device, means.allow_nan)
-    execute(plan, sources, sink, workers=means.workers, memory=means.memory, settings=settings)
+    execute(plan, sources, sink, workers=workers, memory=memory, settings=Settings(device, allow_nan))
     return sink.result()
 
 
@@ -114,7 +128,7 @@ def run(
     their own to fear for. `ray` names a cluster (`"local"` starts one on this machine) to compute on; sources and `out`
     must be on a file system all its nodes share.
     """
-    check_means(workers, device)
+    check_workers(workers, device)
     opened = functools.cache(open_checkpoint)  # planning and merging look at the same headers
     plan = recipes.plan(recipe if isinstance(recipe, Recipe) else recipes.load(recipe), opened)
     sources = open_sources(plan, opened)
@@ -159,7 +173,7 @@ def save(
     return write_plan(plan, [source], out, compute, resume=resume, overwrite=overwrite)
 
 
-def check_means(workers: int | None, device: str) -> None:
+def check_workers(workers: int | None, device: str) -> None:
     """Refuse workers and a device that cannot compute anything."""
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise InputError(f"workers: expected a whole number of at least 1, got {workers!r}")

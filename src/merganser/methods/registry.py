@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from merganser.errors import RecipeError, did_you_mean
@@ -13,6 +13,8 @@ from merganser.methods.base import Method
 from merganser.methods.parameters import Parameter
 
 _REGISTRY: dict[str, type[Method]] = {}
+#: Methods of the field that need data, with the function that computes each.
+FUNCTIONS_OF_DATA = {"adamerging": "mg.tuning.adamerge", "greedy_soup": "mg.tuning.greedy_soup"}
 M = TypeVar("M", bound=type[Method])
 
 
@@ -32,11 +34,17 @@ def registry() -> Mapping[str, type[Method]]:
     return {name: method for name, method in sorted(_REGISTRY.items()) if name == method.name}
 
 
-def lookup(name: str, where: str = "method", others: Iterable[str] = ()) -> type[Method]:
-    """The method of that name, its own or another tool's; an error may suggest `others`, which are no rules."""
+def lookup(name: str, where: str = "method") -> type[Method]:
+    """Return the method of that name, its own or another tool's.
+
+    Raises:
+        RecipeError: If there is none; the message suggests a similar name, or the function of `mg.tuning` to call.
+    """
     methods = registry()
+    if name in FUNCTIONS_OF_DATA:
+        raise RecipeError(f"{where}: {name!r} needs data and is not a rule for tensors; call {FUNCTIONS_OF_DATA[name]}")
     if name not in _REGISTRY:
-        raise RecipeError(f"{where}: unknown method {name!r}{did_you_mean(name, (*methods, *others))}")
+        raise RecipeError(f"{where}: unknown method {name!r}{did_you_mean(name, (*methods, *FUNCTIONS_OF_DATA))}")
     return _REGISTRY[name]
 
 

@@ -1,7 +1,7 @@
-"""Merging with data: statistics as side checkpoints (Fisher, Gram), AdaMerging, ATM, soups, forgetting.
+"""Merging with data: statistics as side checkpoints (Fisher, Gram), AdaMerging, ATM, soups, scales, forgetting.
 
-Modules load on first use: `tuning.fisher`, `.gram`, `.adamerging`, `.atm`, `.soups`, `.search`, `.sweep`,
-`.merging`, `.forgetting`, `.validation`, `.parts`, `.statistics`.
+Start with `adamerge`, `greedy_soup` and `choose_scale`; each returns the merged weights and a record of how they were
+found. `diagonal_fisher` and `linear_grams` compute what `mg.merge(..., "fisher" | "regmean", statistics=…)` needs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,22 @@ from merganser.lazy import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    {},
+    {
+        "adamerging": ("adamerge",),
+        "fisher": ("diagonal_fisher",),
+        "gram": ("linear_grams",),
+        "scales": ("choose_scale",),
+        "soups": ("greedy_soup",),
+        "validation": ("Validation",),
+    },
     modules=(
         "adamerging",
         "atm",
         "fisher",
         "forgetting",
         "gram",
-        "merging",
         "parts",
+        "scales",
         "search",
         "soups",
         "statistics",
@@ -35,10 +42,16 @@ if TYPE_CHECKING:
     from merganser.tuning import fisher as fisher
     from merganser.tuning import forgetting as forgetting
     from merganser.tuning import gram as gram
-    from merganser.tuning import merging as merging
     from merganser.tuning import parts as parts
+    from merganser.tuning import scales as scales
     from merganser.tuning import search as search
     from merganser.tuning import soups as soups
     from merganser.tuning import statistics as statistics
     from merganser.tuning import sweep as sweep
     from merganser.tuning import validation as validation
+    from merganser.tuning.adamerging import adamerge as adamerge
+    from merganser.tuning.fisher import diagonal_fisher as diagonal_fisher
+    from merganser.tuning.gram import linear_grams as linear_grams
+    from merganser.tuning.scales import choose_scale as choose_scale
+    from merganser.tuning.soups import greedy_soup as greedy_soup
+    from merganser.tuning.validation import Validation as Validation

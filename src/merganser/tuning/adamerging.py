@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -11,11 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from merganser.batches import Inputs
+from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError, one_of
 from merganser.tuning.functional import Weights, call, check_state, check_weights, evaluation_copy
+from merganser.tuning.held_out import Data, Heads, Models, label, match, require_module
+from merganser.tuning.parts import tsv_parts
 from merganser.tuning.result import Result
 from merganser.tuning.validation import Head
 
+PARTS: Mapping[str, Callable[[Mapping[str, Weights]], Mapping[str, Weights]]] = {
+    "differences": lambda vectors: vectors,
+    "tsv": tsv_parts,
+}
+"""What the coefficients scale."""
 Wise: TypeAlias = Literal["task", "tensor"]
 """One coefficient for each task, or for each tensor of each task (what the paper calls layer-wise)."""
 
@@ -46,6 +54,64 @@ class AdaMerging(Result):
 
 
 def adamerge(
+    models: Models,
+    base: nn.Module,
+    data: Data,
+    *,
+    parts: str = "differences",
+    heads: Heads | None = None,
+    wise: Wise = "tensor",
+    init: float = 0.3,
+    learning_rate: float = 1e-3,
+    steps: int = 500,
+    bounds: tuple[float, float] | None = None,
+) -> tuple[dict[str, Tensor], AdaMerging]:
+    """Merge with coefficients that minimise the entropy of predictions on unlabelled inputs.
+
+    θ = θ0 + Σ_t λ_t τ_t, where λ minimises Σ_t H(softmax f(x_t; θ)) (Yang et al. 2024, arXiv:2310.02575).
+
+    Args:
+        models: Checkpoints, state dicts or modules, in a list or by label.
+        base: The module θ0 that the models were fine-tuned from.
+        data: Unlabelled batches for each model, in a list or by label.
+        parts: What λ scales: `"differences"` τ_t = θ_t − θ0, or `"tsv"`, what each model adds to TSV-Merge.
+        heads: For each model, what maps the module's output to its task's logits.
+        wise: One coefficient for each `"task"`, or for each `"tensor"` of each task (the paper's layer-wise).
+        init: The value that every λ starts from.
+        learning_rate: Adam's learning rate; small models take a larger one with fewer steps.
+        steps: How often λ is updated, each time by one batch of every task.
+        bounds: The range λ is clamped to, if any.
+
+    Returns:
+        The merged weights, and the learned coefficients with the entropy before and after.
+
+    Raises:
+        InputError: If the base is no module, or data and models do not match.
+
+    Example:
+        >>> weights, learned = mg.tuning.adamerge([one, two], base, [batches_one, batches_two], steps=100)
+        >>> learned.entropy_after < learned.entropy_before
+    """
+    one_of("parts", parts, PARTS)
+    module = require_module(base, "base")
+    weights = module.state_dict()
+    vectors = PARTS[parts]({key: TaskVector(model, module).state_dict() for key, model in label(models).items()})
+    learned = learn_coefficients(
+        module,
+        weights,
+        vectors,
+        match(data, models, "data"),
+        heads=None if heads is None else match(heads, models, "heads"),
+        wise=wise,
+        init=init,
+        learning_rate=learning_rate,
+        steps=steps,
+        bounds=bounds,
+    )
+    return learned.merge(weights, vectors), learned
+
+
+def learn_coefficients(
     module: nn.Module,
     base: Weights,
     task_vectors: Mapping[str, Weights],
@@ -61,8 +127,7 @@ def adamerge(
     """Minimise Σ_t H(softmax f(x_t; θ0 + Σ_t λ_t τ_t)) over λ by Adam, one unlabelled batch a task and step.
 
     `task_vectors` may be plain differences or the per-task parts of another method (TSV-Merge's orthogonalised ones):
-    λ only scales them. `bounds` clamps λ. `heads` map the module's output to each task's logits. Only λ is trained:
-    module, base, vectors and inputs are untouched. Fewer steps with a larger rate serve small models.
+    λ only scales them. Module, base, vectors and inputs are left as they are. The options are those of `adamerge`.
     """
     one_of("wise", wise, Wise)
     copied = evaluation_copy(module).requires_grad_(False)

@@ -1,58 +1,45 @@
-"""Methods that are no rules for tensors: `mg.merge` makes them of whole models and data, and recipes have them not."""
+"""Methods that need whole models and data. Available from Python (`mg.tuning`), not in recipes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from merganser.methods.catalogue import MethodRow, ParameterRow, show_value
-from merganser.tuning.adamerging import Wise, adamerge
-from merganser.tuning.functional import Weights
-from merganser.tuning.parts import tsv_parts
+from merganser.tuning.adamerging import PARTS, Wise, adamerge
 from merganser.tuning.soups import greedy_soup
 
-PARTS: Mapping[str, Callable[[Mapping[str, Weights]], Mapping[str, Weights]]] = {
-    "differences": lambda vectors: vectors,
-    "tsv": tsv_parts,
-}
-"""What AdaMerging's coefficients scale."""
+_CHOICES = {"wise": get_args(Wise), "parts": tuple(PARTS)}
+#: Arguments that hold models or go with the data.
+_NOT_PARAMETERS = ("data", "score", "heads", "base")
 
 
-def _row(name: str, summary: str, base: str, function: Callable[..., Any], *more: ParameterRow) -> MethodRow:
-    """The keyword-only arguments of a function are parameters, heads aside: they go with the data."""
-    own = [p for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY and p.name != "heads"]
+def _row(name: str, summary: str, base: str, function: Callable[..., Any]) -> MethodRow:
+    """Describe a function of `mg.tuning`; its keyword-only arguments are the parameters."""
+    keywords = [p for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY]
     return MethodRow(
         name=name,
         summary=summary,
         base=base,
         models="1+",
-        reach="in memory, by mg.merge with data; not in recipes",
+        reach=f"in memory, from Python with data: mg.tuning.{function.__name__}; not in recipes",
         statistics=(),
         also=(),
-        parameters=(*(_parameter(p.name, p.default, _CHOICES.get(p.name, ())) for p in own), *more),
+        parameters=tuple(_parameter(p) for p in keywords if p.name not in _NOT_PARAMETERS),
         description=inspect.cleandoc(function.__doc__ or ""),
     )
 
 
-def _parameter(name: str, default: Any, choices: Sequence[str], help: str = "") -> ParameterRow:
-    return ParameterRow(name, show_value(default), help, per_model=False, bounds=" | ".join(choices), aliases=())
+def _parameter(argument: inspect.Parameter) -> ParameterRow:
+    choices = " | ".join(_CHOICES.get(argument.name, ()))
+    return ParameterRow(argument.name, show_value(argument.default), "", per_model=False, bounds=choices, aliases=())
 
-
-_CHOICES = {"wise": get_args(Wise)}
 
 IN_MEMORY: Mapping[str, MethodRow] = {
     row.name: row
     for row in (
-        _row(
-            "adamerging",
-            "coefficients of the task vectors learned on unlabelled data",
-            "required",
-            adamerge,
-            _parameter(
-                "parts", "differences", tuple(PARTS), "what is scaled: task vectors, or their parts of TSV-Merge"
-            ),
-        ),
+        _row("adamerging", "coefficients of the task vectors learned on unlabelled data", "required", adamerge),
         _row("greedy_soup", "mean of the models that a held-out score does not regret", "none", greedy_soup),
     )
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.tuning.functional import Weights, combine
+from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score, label
 from merganser.tuning.result import Result
 
 
@@ -24,25 +27,51 @@ class SoupReport(Result):
 
 
 def greedy_soup(
-    models: Mapping[str, Weights], score: Callable[[Weights], float]
+    models: Models,
+    *,
+    data: Data | None = None,
+    score: Score | None = None,
+    heads: Heads | None = None,
+    base: Reference | None = None,
 ) -> tuple[dict[str, Tensor], SoupReport]:
-    """Add models from the best down, each if the mean with it scores no less than without; higher scores are better.
+    """Average the models that a held-out score does not regret.
 
-    Ties keep the order given. The mean is kept in float32 or wider and rounded once.
+    Models are added from the best down, each if the mean with it scores no less than without. Ties keep the order
+    given. The mean is computed in float32 or wider and rounded once.
+
+    Args:
+        models: Checkpoints, state dicts or modules, in a list or by label.
+        data: Labelled batches `(inputs, targets)` for each model, in a list or by label; the score is then the mean
+            accuracy over these tasks.
+        score: A function of weights to use instead of `data`; higher is better.
+        heads: For each model, what maps the module's output to its task's logits.
+        base: A module to put the data through when none of the models is one.
+
+    Returns:
+        The weights of the soup, and a record of what was tried and chosen.
+
+    Raises:
+        InputError: If the models differ in their tensors, or neither or both of `data` and `score` are given.
+
+    Example:
+        >>> weights, report = mg.tuning.greedy_soup([one, two, three], data=labelled)
+        >>> report.chosen
     """
-    if not models:
+    scored = held_out_score(models, base, data, score, heads)
+    states = {key: open_checkpoint(model).state_dict() for key, model in label(models).items()}
+    if not states:
         raise InputError("no models to average")
-    _check_alike(models)
-    alone = {name: float(score(state)) for name, state in models.items()}
-    order = sorted(models, key=lambda name: -alone[name])
+    _check_alike(states)
+    alone = {name: float(scored(state)) for name, state in states.items()}
+    order = sorted(states, key=lambda name: -alone[name])
     chosen, best, tried = [order[0]], alone[order[0]], {order[0]: alone[order[0]]}
     for name in order[1:]:
-        tried[name] = float(score(_mean([models[label] for label in (*chosen, name)])))
+        tried[name] = float(scored(_mean([states[key] for key in (*chosen, name)])))
         if tried[name] >= best:
             chosen.append(name)
             best = tried[name]
     report = SoupReport(tuple(order), alone, tried, tuple(chosen), best)
-    return _mean([models[label] for label in chosen]), report
+    return _mean([states[key] for key in chosen]), report
 
 
 def _mean(states: Sequence[Weights]) -> dict[str, Tensor]:
@@ -51,10 +80,10 @@ def _mean(states: Sequence[Weights]) -> dict[str, Tensor]:
 
 def _check_alike(models: Mapping[str, Weights]) -> None:
     (first, likeness), *others = models.items()
-    for label, state in others:
+    for other, state in others:
         if different := sorted(likeness.keys() ^ state.keys()):
-            raise InputError(f"{different[0]!r} is in {label if different[0] in state else first} alone")
+            raise InputError(f"{different[0]!r} is in {other if different[0] in state else first} alone")
         for name, value in state.items():
             if value.shape != likeness[name].shape:
-                shapes = f"{tuple(likeness[name].shape)} in {first}, {tuple(value.shape)} in {label}"
+                shapes = f"{tuple(likeness[name].shape)} in {first}, {tuple(value.shape)} in {other}"
                 raise InputError(f"{name!r} has shape {shapes}")

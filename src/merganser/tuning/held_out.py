@@ -1,0 +1,67 @@
+"""Models, their data and their heads by label, and the held-out score that choices are made by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from merganser.batches import Batch, Inputs
+from merganser.checkpoints.opening import Reference
+from merganser.engine.api import check_several
+from merganser.errors import InputError
+from merganser.tuning.validation import Head, Validation
+
+Batches: TypeAlias = Sequence[Inputs | Batch]
+Data: TypeAlias = Sequence[Batches] | Mapping[str, Batches]
+Heads: TypeAlias = Sequence[Head] | Mapping[str, Head]
+Models: TypeAlias = Sequence[Reference] | Mapping[str, Reference]
+Score: TypeAlias = Callable[..., float]
+
+
+def label(models: Models) -> dict[str, Reference]:
+    """Return the models by their labels: the keys of a mapping, or positions."""
+    check_several(models)
+    items = models.items() if isinstance(models, Mapping) else enumerate(models)
+    return {str(key): model for key, model in items}
+
+
+def match(given: Data | Heads, models: Models, what: str) -> dict[str, Any]:
+    """Return what is given for each model by the models' labels, in their order.
+
+    Raises:
+        InputError: If it is not given for exactly these models.
+    """
+    labels = list(label(models))
+    items = given.items() if isinstance(given, Mapping) else enumerate(given)
+    found = {str(key): value for key, value in items}
+    if isinstance(given, Mapping) != isinstance(models, Mapping) or set(found) != set(labels):
+        raise InputError(f"{what}: expected one for each of the models {labels}, got {list(found)}")
+    return {key: found[key] for key in labels}
+
+
+def require_module(model: object, where: str) -> nn.Module:
+    """Return `model` if it is a module, which data can be put through."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{where}: data can only be put through a module, got {type(model).__name__}")
+    return model
+
+
+def held_out_score(
+    models: Models, base: Reference | None, data: Data | None, score: Score | None, heads: Heads | None
+) -> Score:
+    """Return the caller's score, or the accuracy on labelled data through the first module of base and models."""
+    if (data is None) == (score is None):
+        raise InputError("choosing needs a held-out score: give either data, labelled batches for each model, or score")
+    if score is not None:
+        if heads is not None:
+            raise InputError("heads are for accuracy on data: a score of your own applies its own")
+        return score
+    assert data is not None
+    module = next((m for m in (base, *label(models).values()) if isinstance(m, nn.Module)), None)
+    return Validation(
+        require_module(module, "base"),
+        match(data, models, "data"),
+        None if heads is None else match(heads, models, "heads"),
+    )

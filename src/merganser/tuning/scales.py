@@ -1,0 +1,85 @@
+"""The scale α of a merged task vector, chosen by a held-out score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.api import merge
+from merganser.engine.task_vector import TaskVector
+from merganser.errors import InputError
+from merganser.methods.registry import lookup
+from merganser.methods.registry import parameters as method_parameters
+from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score
+from merganser.tuning.search import ALPHAS, Search, scale_search
+
+
+def choose_scale(
+    models: Models,
+    method: str,
+    base: Reference,
+    *,
+    data: Data | None = None,
+    score: Score | None = None,
+    heads: Heads | None = None,
+    alphas: Sequence[float] = ALPHAS,
+    budgets: Sequence[int] | None = None,
+    keep: float = 0.5,
+    seed: int = 0,
+    dtype: str | torch.dtype | None = None,
+    **parameters: Any,
+) -> tuple[dict[str, Tensor], Search]:
+    """Merge at the scale α with the best held-out score.
+
+    Candidates are θ0 + α·τ for the task vector τ that the method makes at scale 1; the result is what the method gives
+    at the chosen scale.
+
+    Args:
+        models: Checkpoints, state dicts or modules, in a list or by label.
+        method: A merging method that has a `scale`.
+        base: What the models were fine-tuned from.
+        data: Labelled batches `(inputs, targets)` for each model; the score is the mean accuracy over these tasks.
+        score: A function of weights to use instead of `data`, higher being better; with `budgets`, a function of
+            weights and a budget.
+        heads: For each model, what maps the module's output to its task's logits.
+        alphas: The scales to choose from.
+        budgets: Numbers of batches of each task, rising: all scales are scored on the first, the best `keep` of them
+            on the next (successive halving). Without budgets every scale is scored on all the data.
+        keep: The share of scales that goes on to the next budget.
+        seed: The seed of methods that draw random numbers.
+        dtype: The dtype of the result; by default that of the base.
+        **parameters: The other parameters of the method.
+
+    Returns:
+        The merged weights, and a record of every score; `record.best` is the chosen α as text.
+
+    Raises:
+        InputError: If the method has no scale, the scale is given as well, or nothing can be scored.
+
+    Example:
+        >>> weights, search = mg.tuning.choose_scale([one, two], "tsv", base, data=labelled, alphas=[0.5, 1.0, 1.5])
+        >>> search.best, search.score
+    """
+    if "scale" not in method_parameters(lookup(method)):
+        raise InputError(f"method {method!r} has no scale to choose")
+    if "scale" in parameters:
+        raise InputError("the scale is either given or chosen, not both; leave out scale, or call mg.merge")
+    if base is None:
+        raise InputError("a scale is that of a merged task vector: give the base the models were fine-tuned from")
+    scored = held_out_score(models, base, data, score, heads)
+    start = open_checkpoint(base)
+    merged = merge(models, method, base, seed=seed, dtype="float32", **parameters)
+    found = scale_search(
+        start.state_dict(),
+        TaskVector(merged, start).state_dict(),
+        scored if budgets else lambda weights, budget: scored(weights),
+        budgets=budgets or (1,),
+        alphas=alphas,
+        keep=keep,
+    )
+    return merge(models, method, base, seed=seed, dtype=dtype, scale=float(found.best), **parameters), found
