@@ -21,6 +21,7 @@ def command(
 ) -> None:
     """List the merging methods, or show one with its formula and parameters."""
     from merganser.methods.catalogue import catalogue, describe
+    from merganser.methods.plugins import load_plugins
     from merganser.methods.registry import lookup
     from merganser.tuning.in_memory import IN_MEMORY
 
@@ -39,6 +40,8 @@ def command(
         settings = ", ".join(map(_setting, row.parameters))
         say(f"{row.name:<20} {row.summary}" + (f" ({settings})" if settings else ""))
     say(f"\n{len(rows)} methods; `merganser methods NAME` shows one with its formula.")
+    for package, why in load_plugins().items():
+        say(f"The plugin {package} could not be imported: {why}")
     say(f"From Python with data (mg.tuning): {', '.join(IN_MEMORY)}.")
 
 

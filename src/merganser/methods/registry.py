@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.base import Method
 from merganser.methods.parameters import Parameter
+from merganser.methods.plugins import load_plugins
 
 _REGISTRY: dict[str, type[Method]] = {}
 #: Methods of the field that need data, with the function that computes each.
@@ -28,9 +29,10 @@ def register(cls: M) -> M:
 
 
 def registry() -> Mapping[str, type[Method]]:
-    """Every method by its own name, sorted."""
+    """Return every method by its own name, sorted; those of installed plugin packages are among them."""
     import merganser.methods  # noqa: F401  (registers the families)
 
+    load_plugins()
     return {name: method for name, method in sorted(_REGISTRY.items()) if name == method.name}
 
 
@@ -44,7 +46,11 @@ def lookup(name: str, where: str = "method") -> type[Method]:
     if name in FUNCTIONS_OF_DATA:
         raise RecipeError(f"{where}: {name!r} needs data and is not a rule for tensors; call {FUNCTIONS_OF_DATA[name]}")
     if name not in _REGISTRY:
-        raise RecipeError(f"{where}: unknown method {name!r}{did_you_mean(name, (*methods, *FUNCTIONS_OF_DATA))}")
+        hint = did_you_mean(name, (*methods, *FUNCTIONS_OF_DATA))
+        broken = "".join(
+            f"; the plugin {package} could not be imported ({why})" for package, why in load_plugins().items()
+        )
+        raise RecipeError(f"{where}: unknown method {name!r}{hint}{broken}")
     return _REGISTRY[name]
 
 
