@@ -110,7 +110,7 @@ def test_interference_says_what_the_library_function_says(models, tmp_path):
     for advice in expected.advice:
         assert f"{advice.kind}: {advice.text}" in shown
     page = (tmp_path / "page.html").read_text()
-    assert "layers.1.weight, the matrix that interferes most" in page or "plot left out" in page
+    assert "layers.1.weight, the matrix that interferes most" in page
     assert page.count("<table") == 4
 
 

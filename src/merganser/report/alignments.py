@@ -13,9 +13,9 @@ from merganser.align.permutations import Permutations
 from merganser.align.records import Record
 from merganser.analysis.similarity import weight_similarity
 from merganser.checkpoints import open as open_checkpoint
+from merganser.report.charts import Series, line_chart
 from merganser.report.contents import contents, facts
 from merganser.report.page import Page
-from merganser.report.plots import empty
 from merganser.report.sidecars import read_json
 from merganser.report.tables import Table
 
@@ -44,9 +44,9 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     trace = record.trace
     if len(trace) > 1:
         page.heading("The search")
-        page.draw(lambda: _climb(trace), "Objective after each step of each run; within a run it never falls.")
+        page.chart(_climb(trace))
         steps = [[number, step.run, step.phase, step.objective] for number, step in enumerate(trace, 1)]
-        page.add(Table(["step", "run", "phase", "objective"], steps))
+        page.add(Table(["step", "run", "phase", "objective"], steps, "Every step"), folded=True)
     page.heading("What moved")
     rows = [[name, atom.size, *(shares[name] for shares in moved)] for name, atom in symmetry.atoms.items()]
     names = summary.get("models") or [f"network {number}" for number in range(1, len(moved) + 1)]
@@ -86,12 +86,13 @@ def _apart(aligned: dict[str, Path]) -> Table:
     return Table(["networks", "cosine", "distance"], rows, "Cosine and distance of all weights, aligned")
 
 
-def _climb(trace: Sequence[Step]) -> Any:
-    figure = empty("step", "objective")
+def _climb(trace: Sequence[Step]) -> str:
+    lines = []
     for run in dict.fromkeys(step.run for step in trace):
-        line = [(number, step.objective) for number, step in enumerate(trace, 1) if step.run == run]
-        figure.add_scatter(x=[x for x, _ in line], y=[y for _, y in line], mode="lines+markers", name=f"run {run}")
-    return figure
+        steps = [(number, step.objective) for number, step in enumerate(trace, 1) if step.run == run]
+        lines.append(Series(f"run {run}", [x for x, _ in steps], [y for _, y in steps]))
+    caption = "Objective after each step of each run; within a run it never falls."
+    return line_chart(lines, "step", "objective", caption=caption)
 
 
 def _kept(summary: dict[str, Any]) -> dict[str, Any]:

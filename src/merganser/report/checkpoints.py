@@ -11,7 +11,6 @@ from merganser.checkpoints.adapter import is_adapter
 from merganser.experts.survey import block_of
 from merganser.report.contents import UNFOLDED, Contents, blocks_table, contents, facts, tensors_table
 from merganser.report.page import Page
-from merganser.report.plots import bars
 from merganser.report.sidecars import config_table, files_table, read_card, read_json
 from merganser.report.tables import Table
 
@@ -32,10 +31,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         page.heading("Recipe")
         page.code(card.recipe)
     page.heading("Weights")
-    table = blocks_table(found)
-    names, sizes = [str(row[0]) for row in table.rows], [float(str(row[3])) for row in table.rows]
-    page.draw(lambda: bars(names, sizes, "block", "MiB"), "Size of each block.")
-    page.add(table)
+    page.add(blocks_table(found))
     page.heading("Beside the weights")
     if (config := config_table(directory)) is not None:
         page.add(config)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from merganser.report.charts import Dot, dot_plot
 from merganser.report.page import Page
-from merganser.report.plots import bars
 
 FILE = "results.json"
 
@@ -36,7 +36,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     best = {"mean": "max", "normalised": "max"}
     page.table(["model", *found["tasks"], "mean", "normalised"], found["merging"], best=best)
     page.text("Normalised accuracy is the mean over tasks of the merged model's accuracy over its expert's.")
-    page.draw(lambda: _means(found["merging"]), "Mean accuracy over the tasks.")
+    page.chart(_means(found["merging"]))
     page.heading("Three networks trained apart")
     page.table(["model", "accuracy"], found["alignment"])
     for recipe in sorted((directory / "recipes").glob("tsv.yml")):
@@ -45,5 +45,5 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     return {"kind": "demo", **found}
 
 
-def _means(rows: list[list[Any]]) -> Any:
-    return bars([row[0] for row in rows], [row[-2] for row in rows], "", "mean accuracy")
+def _means(rows: list[list[Any]]) -> str:
+    return dot_plot([Dot(row[0], row[-2]) for row in rows], "mean accuracy", caption="Mean accuracy over the tasks.")

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from merganser.experts.survey import FRACTIONS, Interference, MatrixInterference
+from merganser.report.charts import Dot, Series, dot_plot, heat_map, line_chart
 from merganser.report.page import Page
-from merganser.report.plots import empty
 from merganser.report.tables import Table
 
 #: Singular vectors in a heat map, all experts together: more would be smaller than a pixel on a phone.
@@ -115,89 +115,77 @@ def fill(page: Page, found: Interference, overlap: HeatMap | None = None) -> Non
         page.text("The experts come from a library: their spectra end where it cut them.")
     if len(found.experts) > 1:
         page.heading("Where experts interfere")
-        page.draw(lambda: sti_figure(found), "STI of each block before and after TSV-Merge orthogonalises the experts.")
-        page.draw(
-            lambda: level_figure(found),
-            "Normalised: 0 for orthogonal experts, 1 for identical ones, whatever the size.",
-        )
+        page.chart(sti_chart(found))
+        page.chart(level_chart(found))
         page.add(block_table(found))
         page.heading("Which experts are alike")
-        page.draw(lambda: cosine_figure(found), "Cosine of whole task vectors.")
+        page.chart(cosine_chart(found))
         page.add(cosine_table(found))
         if overlap is not None:
-            caption = (
-                f"|UᵀU| of {overlap.matrix}, the matrix that interferes most for its chance level "
-                f"({max(map(_ratio, found.matrices)):.1f}×): the top {overlap.rank} left singular vectors of every "
-                "expert. Off-diagonal blocks are what TSV-Merge removes."
-            )
-            page.draw(lambda: overlap_figure(found, overlap), caption)
+            page.chart(overlap_chart(found, overlap))
     page.heading("How concentrated they are")
-    page.draw(lambda: energy_figure(found), "Share of the energy of task matrices in a share of their components.")
+    page.chart(energy_chart(found))
     page.add(expert_table(found))
     whole = " that the library holds" if found.truncated else ""
     page.text(
         f"Energy kept: the share of the squared singular values{whole}, a mean over matrices in which each counts the "
         "same. The page of a library gives the share of all changes of an expert together, which large ones decide."
     )
-    page.draw(lambda: rank_figure(found), "Effective rank of task matrices, mean over each block.")
+    page.chart(rank_chart(found))
     page.add(matrix_table(found))
 
 
-def sti_figure(found: Interference) -> Any:
-    figure = empty("block", "STI")
+def sti_chart(found: Interference) -> str:
+    dots = [
+        Dot(block.block, value, series=i)
+        for block in found.blocks
+        for i, value in enumerate((block.sti, block.sti_after))
+    ]
+    caption = "STI of each block before and after TSV-Merge orthogonalises the experts, on a logarithmic scale."
+    return dot_plot(dots, "STI", legend=["before", "after TSV-Merge"], log=True, caption=caption)
+
+
+def level_chart(found: Interference) -> str:
     names = [block.block for block in found.blocks]
-    figure.add_bar(x=names, y=[block.sti for block in found.blocks], name="before")
-    figure.add_bar(x=names, y=[block.sti_after for block in found.blocks], name="after TSV-Merge")
-    return figure
+    lines = [
+        Series("measured", names, [block.normalized for block in found.blocks]),
+        Series("by chance", names, [block.chance for block in found.blocks], dots=False, dotted=True),
+    ]
+    caption = "Normalised: 0 for orthogonal experts, 1 for identical ones, whatever the size."
+    return line_chart(lines, "block", "normalised interference", include=[0], caption=caption)
 
 
-def level_figure(found: Interference) -> Any:
-    figure = empty("block", "normalised interference")
-    names = [block.block for block in found.blocks]
-    figure.add_scatter(x=names, y=[b.normalized for b in found.blocks], mode="lines+markers", name="measured")
-    figure.add_scatter(x=names, y=[b.chance for b in found.blocks], mode="lines", line_dash="dot", name="by chance")
-    figure.update_yaxes(rangemode="tozero")
-    return figure
-
-
-def cosine_figure(found: Interference) -> Any:
-    figure = empty()
+def cosine_chart(found: Interference) -> str:
     labels = _short(found.experts)
-    text = "%{z:.2f}" if len(labels) <= 10 else None
-    figure.add_heatmap(x=labels, y=labels, z=found.cosine, zmin=-1, zmax=1, colorscale="RdBu", texttemplate=text)
-    figure.update_yaxes(autorange="reversed")
-    return figure
+    return heat_map(found.cosine, labels, labels, high=1, caption="Cosine of whole task vectors.")
 
 
-def overlap_figure(found: Interference, overlap: HeatMap) -> Any:
-    figure = empty()
-    figure.add_heatmap(z=overlap.left.tolist(), zmin=0, zmax=1, colorscale="Viridis")
-    sizes = len(overlap.left) // len(found.experts)
-    for edge in range(1, len(found.experts)):
-        figure.add_vline(edge * sizes - 0.5, line_color="white", line_width=1)
-        figure.add_hline(edge * sizes - 0.5, line_color="white", line_width=1)
-    centres = [sizes * (t + 0.5) - 0.5 for t in range(len(found.experts))]
-    figure.update_xaxes(tickvals=centres, ticktext=_short(found.experts))
-    figure.update_yaxes(tickvals=centres, ticktext=_short(found.experts), autorange="reversed")
-    return figure
+def overlap_chart(found: Interference, overlap: HeatMap) -> str:
+    labels = _short(found.experts)
+    caption = (
+        f"|UᵀU| of {overlap.matrix}, the matrix that interferes most for its chance level "
+        f"({max(map(_ratio, found.matrices)):.1f}×): the top {overlap.rank} left singular vectors of every "
+        "expert. Off-diagonal blocks are what TSV-Merge removes."
+    )
+    return heat_map(overlap.left.tolist(), labels, labels, high=1, caption=caption)
 
 
-def energy_figure(found: Interference) -> Any:
-    figure = empty("share of components", "energy kept")
-    for expert, name in enumerate(found.experts):
-        figure.add_scatter(x=FRACTIONS, y=energy_curve(found, expert), mode="lines+markers", name=name)
-    figure.update_xaxes(type="log", tickvals=FRACTIONS, tickformat=".0%")
-    figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
-    return figure
+def energy_chart(found: Interference) -> str:
+    lines = [Series(name, FRACTIONS, energy_curve(found, expert)) for expert, name in enumerate(found.experts)]
+    caption = "Share of the energy of task matrices in a share of their components."
+    return line_chart(lines, "share of components", "energy kept", log_x=True, include=[1], caption=caption)
 
 
-def rank_figure(found: Interference) -> Any:
-    figure = empty("block", "effective rank")
+def rank_chart(found: Interference) -> str:
     blocks = [block.block for block in found.blocks]
-    for expert, name in enumerate(found.experts):
-        means = [_mean([m.effective_rank[expert] for m in found.matrices if m.block == b]) for b in blocks]
-        figure.add_scatter(x=blocks, y=means, mode="lines+markers", name=name)
-    return figure
+    lines = [
+        Series(
+            name, blocks, [_mean([m.effective_rank[expert] for m in found.matrices if m.block == b]) for b in blocks]
+        )
+        for expert, name in enumerate(found.experts)
+    ]
+    caption = "Effective rank of task matrices, mean over each block."
+    return line_chart(lines, "block", "effective rank", caption=caption)
 
 
 def _ratio(measured: Any) -> float:

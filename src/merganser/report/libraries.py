@@ -9,8 +9,8 @@ from merganser.errors import CheckpointError
 from merganser.experts import Library
 from merganser.experts.manifest import Manifest
 from merganser.experts.ranks import RankPolicy
+from merganser.report.charts import Dot, dot_plot
 from merganser.report.page import Page
-from merganser.report.plots import bars
 from merganser.report.tables import Table
 
 
@@ -38,11 +38,8 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         [name, record.nbytes / 2**20, record.energy, record.source, record.sha256[:12]]
         for name, record in manifest.experts.items()
     ]
-    sizes = [record.nbytes / 2**20 for record in manifest.experts.values()]
-    kept = [f"{record.energy:.1%}" for record in manifest.experts.values()]
-    page.draw(
-        lambda: bars(names, sizes, "expert", "MiB", kept), "Size of each expert, and the share of its energy kept."
-    )
+    kept = [Dot(name, record.energy) for name, record in manifest.experts.items()]
+    page.chart(dot_plot(kept, "energy kept", caption="The share of each expert's energy that its file keeps."))
     page.add(Table(["expert", "MiB", "energy kept", "made from", "sha256"], rows, "Experts"))
     page.text(
         "Energy kept: the part of ‖expert − base‖² that was stored, all tensors of an expert together, so that large "

@@ -1,20 +1,22 @@
-"""One self-contained HTML page: text, sortable tables, interactive plots; no network, tables remain without scripts."""
+"""One self-contained HTML page: text, charts and sortable tables. It needs no network, and without scripts only the
+sorting is missing."""
 
 from __future__ import annotations
 
 import html
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from merganser.errors import InputError, MissingExtraError, require
+from merganser.errors import InputError
+from merganser.report import charts
 from merganser.report.tables import Link, Table, show
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --accent: #2a78d6; }
+:root { color-scheme: light dark; --line: #8884; --accent: #1f6fc4; --soft: #5f6368; }
+@media (prefers-color-scheme: dark) { :root { --accent: #6ab0f3; --soft: #a9b0b7; } }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem; }
 h1, h2, h3, p, li, summary { overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } h3 { font-size: 1rem; margin-top: 1.5rem; }
@@ -22,7 +24,7 @@ section { margin-top: 3rem; border-top: 2px solid var(--line); } section > h2 { 
 .up { float: right; margin: .3rem 0 0 1rem; font-size: .85rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding: .3rem 0; color: GrayText; }
+caption { text-align: left; padding: .3rem 0; color: var(--soft); }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 .overview th, .overview td { text-align: left; vertical-align: top; padding: .25rem .4rem; }
@@ -35,21 +37,21 @@ th:first-child, td:first-child { text-align: left; }
   .overview td { display: inline; border: 0; padding: 0 .6rem 0 0; }
   .overview td:first-child { display: block; max-width: none; overflow-wrap: anywhere; }
   .overview td:empty { display: none; }
-  .overview td:not(:first-child)::before { content: attr(data-column) " "; color: GrayText; font-size: .85rem; }
+  .overview td:not(:first-child)::before { content: attr(data-column) " "; color: var(--soft); font-size: .85rem; }
 }
 summary { cursor: pointer; padding: .3rem 0; }
-th[role] { cursor: pointer; }
-th[aria-sort=ascending]::after { content: " ▲"; }
-th[aria-sort=descending]::after { content: " ▼"; }
+th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid var(--accent); }
+th[aria-sort=ascending] button::after { content: " ▲"; }
+th[aria-sort=descending] button::after { content: " ▼"; }
 td.best { font-weight: 700; color: var(--accent); }
 pre { overflow-x: auto; padding: .7rem; border: 1px solid var(--line); border-radius: 6px; }
-.figure { min-height: 20rem; }
 """
 
 _SORT = """
-for (const table of document.querySelectorAll("table")) table.querySelectorAll("th").forEach((head, column) => {
-  head.setAttribute("role", "button"); head.tabIndex = 0;
-  const sort = () => {
+for (const table of document.querySelectorAll("table")) table.querySelectorAll("thead th").forEach((head, column) => {
+  const button = document.createElement("button");
+  button.append(...head.childNodes); head.append(button);
+  button.addEventListener("click", () => {
     const down = head.getAttribute("aria-sort") !== "descending";
     table.querySelectorAll("th").forEach(h => h.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
@@ -58,22 +60,9 @@ for (const table of document.querySelectorAll("table")) table.querySelectorAll("
       ? x.localeCompare(y, undefined, {numeric: true}) : x - y;
     const rows = [...table.tBodies[0].rows].sort((a, b) => compare(value(a), value(b)) * (down ? -1 : 1));
     table.tBodies[0].append(...rows);
-  };
-  head.addEventListener("click", sort);
-  head.addEventListener("keydown", event => { if (event.key === "Enter") sort(); });
+  });
 });
 """
-
-_LOOK = {
-    "paper_bgcolor": "rgba(0,0,0,0)",
-    "plot_bgcolor": "rgba(0,0,0,0)",
-    "font_color": "#808080",
-    "colorway": ["#2a78d6", "#e07b39", "#3a9d5d", "#9b59b6", "#c0392b", "#7f8c8d", "#d4a017", "#16a085"],
-    "margin": {"l": 10, "r": 10, "t": 20, "b": 10},
-    "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-}
-_AXIS = {"gridcolor": "#8884", "zerolinecolor": "#8884", "automargin": True}
-_WITHOUT_SCRIPTS = "<noscript><p>Plots need scripts; the tables hold the same numbers.</p></noscript>"
 
 
 class Page:
@@ -82,7 +71,6 @@ class Page:
     def __init__(self, title: str, intro: str = "") -> None:
         self.title = title
         self._parts: list[str] = []
-        self._plots = False
         self._anchors: set[str] = set()
         self._level = 2
         if intro:
@@ -148,39 +136,17 @@ class Page:
         summary = f"<summary>{html.escape(table.caption)}: {len(table.rows)} rows</summary>"
         self._parts.append(f"<details>{summary}{_table(table.columns, table.rows)}</details>")
 
-    def draw(self, make: Callable[[], Any], caption: str = "") -> None:
-        """The plotly figure that `make` returns. Without the `plots` extra the page says so and its tables carry the
-        numbers."""
-        try:
-            self.figure(make(), caption)
-        except MissingExtraError as error:
-            self.text(f"(plot left out: {error})")
-
-    def figure(self, figure: Any, caption: str = "") -> None:
-        """A plotly figure, in colours that go with a light and a dark page, and margins that go with a phone."""
-        plotly = require("plotly.io", "plots")
-        figure = require("plotly.graph_objects", "plots").Figure(figure)
-        figure.update_layout(**_LOOK)
-        figure.update_xaxes(**_AXIS)
-        figure.update_yaxes(**_AXIS)
-        script = False if self._plots else "inline"
-        self._plots = True
-        body = plotly.to_html(
-            figure, full_html=False, include_plotlyjs=script, config={"responsive": True, "displayModeBar": False}
-        )
-        note = f"<p><small>{html.escape(caption)}</small></p>" if caption else ""
-        self._parts.append(f'<div class="figure">{body}{note}</div>')
+    def chart(self, chart: str) -> None:
+        """Add a chart, made by a function of `merganser.report.charts`."""
+        self._parts.append(chart)
 
     def render(self) -> str:
         title = html.escape(self.title)
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{title}</title><style>{_STYLE}</style>"
-            "<noscript><style>.figure { display: none; }</style></noscript></head>"
-            f"<body><h1>{title}</h1>"
-            f"{_WITHOUT_SCRIPTS if self._plots else ''}"
-            f"{''.join(self._parts)}<script>{_SORT}</script></body></html>\n"
+            f"<title>{title}</title><style>{_STYLE}{charts.STYLE}</style></head>"
+            f"<body><main><h1>{title}</h1>{''.join(self._parts)}</main><script>{_SORT}</script></body></html>\n"
         )
 
     def write(self, path: str | os.PathLike[str]) -> Path:
@@ -210,7 +176,7 @@ def _table(
     kind: str = "",
 ) -> str:
     winners = {columns.index(name): _winner(rows, columns.index(name), which) for name, which in (best or {}).items()}
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
     # An overview is a list on a phone, where its head is gone: each cell knows its column.
     names = columns if kind == "overview" else [""] * len(columns)
     body = "".join(

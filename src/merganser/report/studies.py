@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from merganser.errors import MissingExtraError, require
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
 from merganser.evolve.summary import Summary, Tested, compared, summarize, tested_endpoints
+from merganser.report.charts import Series, line_chart, parallel_coordinates
 from merganser.report.page import Page
 
 
@@ -125,30 +125,26 @@ def _agreement(page: Page, summary: Summary) -> None:
 
 
 def _plot(page: Page, study: Study, summary: Summary) -> None:
-    try:
-        graphs = require("plotly.graph_objects", "plots")
-    except MissingExtraError as error:
-        page.text(f"(plots left out: {error})")
-        return
-    figure = graphs.Figure()
-    for name, line in summary.convergence.items():
-        figure.add_scatter(x=list(range(1, len(line) + 1)), y=list(line), mode="lines+markers", name=name)
-    figure.update_layout(xaxis_title="generation", yaxis_title="best estimate")
-    page.figure(figure)
+    lines = [Series(name, list(range(1, len(line) + 1)), list(line)) for name, line in summary.convergence.items()]
+    page.chart(line_chart(lines, "generation", "best estimate"))
+    valid = [trial for trial in study.trials() if trial.valid]
     objectives = [objective.name for objective in study.design.objectives]
+    names = [variable.name for variable in study.design.space.variables]
+    if len(objectives) == 1 and len(valid) > 1:
+        rows = [[(trial.values or {})[name] for name in names] for trial in valid]
+        scores = [trial.objectives[objectives[0]] for trial in valid]
+        page.heading("What was searched")
+        page.chart(parallel_coordinates(names, rows, scores))
     if len(objectives) < 2:
         return
     page.heading("Pareto front")
-    figure = graphs.Figure()
-    for label, trials in (("tried", [t for t in study.trials() if t.valid]), ("front", study.pareto())):
-        figure.add_scatter(
-            x=[t.objectives[objectives[0]] for t in trials],
-            y=[t.objectives[objectives[1]] for t in trials],
-            mode="markers",
-            name=label,
-        )
-    figure.update_layout(xaxis_title=objectives[0], yaxis_title=objectives[1])
-    page.figure(figure)
+    front = sorted(study.pareto(), key=lambda trial: trial.objectives[objectives[0]])
+    x, y = objectives[:2]
+    points = [
+        Series(name, [t.objectives[x] for t in trials], [t.objectives[y] for t in trials], joined=name == "front")
+        for name, trials in (("front", front), ("tried", valid))
+    ]
+    page.chart(line_chart(points, x, y))
 
 
 def _trials(page: Page, study: Study) -> None:

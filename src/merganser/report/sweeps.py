@@ -9,8 +9,8 @@ from typing import Any
 
 from merganser.errors import RecipeError
 from merganser.recipes.documents import parse
+from merganser.report.charts import Series, line_chart
 from merganser.report.page import Page
-from merganser.report.plots import empty
 from merganser.report.tables import Table
 
 _KEYS = {"label", "budget", "score", "scored_by", "key"}
@@ -38,7 +38,7 @@ def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
     for name in names:
         points = [(values[i].get(name), scores[i]) for i in order]
         if all(isinstance(value, (int, float)) for value, _ in points) and len({value for value, _ in points}) > 1:
-            page.draw(lambda name=name, points=points: _against(name, points))  # type: ignore[misc]
+            page.chart(_against(name, points))
     page.table(["score", "on", *names], rows, "Every variant on the largest budget it was given", {"score": "max"})
     budgets = sorted({record["budget"] for record in scores})
     if len(budgets) > 1:
@@ -84,13 +84,12 @@ def _number(score: float | None) -> float:
     return float("-inf") if score is None else score
 
 
-def _against(name: str, points: list[tuple[Any, dict[str, Any]]]) -> Any:
-    figure = empty(name, "score")
-    for budget in sorted({record["budget"] for _, record in points}):
-        here = sorted(
-            ((value, record["label"], record["score"]) for value, record in points if record["budget"] == budget),
-            key=lambda each: each[:2],
-        )
-        x, labels, y = zip(*here, strict=True)
-        figure.add_scatter(x=x, y=y, text=labels, mode="markers", name=f"on {budget}", marker_size=9)
-    return figure
+def _against(name: str, points: list[tuple[Any, dict[str, Any]]]) -> str:
+    """Return the scores over one parameter, the smaller budgets faint."""
+    budgets = sorted({record["budget"] for _, record in points})
+    series = []
+    for budget in budgets:
+        here = [(value, record["score"]) for value, record in points if record["budget"] == budget]
+        xs, ys = zip(*here, strict=True)
+        series.append(Series(f"on {budget}", xs, ys, joined=False, faint=budget != budgets[-1]))
+    return line_chart(series, name, "score")

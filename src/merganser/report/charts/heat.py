@@ -1,0 +1,82 @@
+"""Heat maps: a value for each row and column as the strength of a colour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from merganser.report.charts.axes import Tick
+from merganser.report.charts.frame import frame
+
+#: Steps of a colour: cells of one step are one path, which keeps pages small.
+_LEVELS = 12
+_MOST_NAMES = 28
+
+
+def heat_map(
+    values: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    log: bool = False,
+    caption: str = "",
+) -> str:
+    """Return a heat map. Negative values are drawn in another colour than positive ones.
+
+    Args:
+        values: One number for each row and column; those that are not finite stay empty.
+        rows: The names of the rows, from the top. Fewer names than rows are spread evenly over them.
+        columns: The names of the columns.
+        low: The value without colour, by default 0, or the least one on a logarithmic scale.
+        high: The value with the full colour, by default the largest in magnitude.
+        log: Whether the scale is logarithmic.
+        caption: A sentence below the chart.
+
+    Example:
+        >>> heat_map([[1.0, -0.2], [-0.2, 1.0]], ["math", "code"], ["math", "code"])
+    """
+    flat = [v for row in values for v in row if math.isfinite(v) and (not log or v > 0)]
+    bottom = (min(flat, default=1.0) if log else 0.0) if low is None else low
+    top = max((abs(v) for v in flat), default=1.0) if high is None else high
+    height, width = len(values), max(map(len, values), default=0)
+    cells: dict[tuple[str, int], list[str]] = {}
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            if math.isfinite(value) and (level := round(_LEVELS * _share(value, bottom, top, log))) > 0:
+                cells.setdefault(("cold" if value < 0 else "hot", level), []).append(f"M{j} {i}h1v1h-1z")
+    marks = "".join(
+        f'<path fill="var(--{colour})" fill-opacity="{level / _LEVELS:.2f}" d="{"".join(path)}"/>'
+        for (colour, level), path in sorted(cells.items())
+    )
+    stretched = f'<g transform="scale({100 / max(1, width):.6f} {100 / max(1, height):.6f})">{marks}</g>'
+    scale = f"From {bottom:.3g} (no colour) to {top:.3g} (full colour){', logarithmic' if log else ''}."
+    return frame(
+        stretched + '<path fill="none" stroke="var(--line)" d="M0 0H100V100H0z"/>',
+        label=f"{height} by {width} values. {scale}",
+        xs=_names(columns),
+        ys=[Tick(100 - tick.place, tick.text) for tick in _names(rows)],
+        caption=f"{caption} {scale}".strip(),
+        height=min(30.0, max(6.0, 1.5 * height)),
+        lines="",
+    )
+
+
+def _share(value: float, low: float, high: float, log: bool) -> float:
+    """Return how far a value lies from `low` to `high`, from 0 to 1."""
+    if log:
+        low, high, value = (math.log(v) if v > 0 else -math.inf for v in (low, high, value))
+    else:
+        value = abs(value)
+    return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else float(value >= high)
+
+
+def _names(names: Sequence[str]) -> list[Tick]:
+    """Return names spread evenly, thinned out where there are many."""
+    every = math.ceil(len(names) / _MOST_NAMES) or 1
+    return [
+        Tick(100 * (i + 0.5) / len(names), name if len(name) <= 20 else f"{name[:19]}…")
+        for i, name in enumerate(names)
+        if i % every == 0
+    ]
