@@ -4,8 +4,10 @@ import ast
 import importlib
 import inspect
 from importlib import metadata
+from pathlib import Path
 
 import pytest
+import yaml
 
 import merganser
 
@@ -39,3 +41,8 @@ def test_exported_names_resolve_and_are_typed(package: str) -> None:
 
 def test_the_version_is_that_of_what_is_installed() -> None:
     assert merganser.__version__ == metadata.version("merganser")
+
+
+def test_the_citation_names_the_version() -> None:
+    citation = yaml.safe_load((Path(__file__).parents[1] / "CITATION.cff").read_text())
+    assert str(citation["version"]) == merganser.__version__
