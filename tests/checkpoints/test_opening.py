@@ -63,11 +63,12 @@ def test_names_and_aliases_are_made_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ({"a": "../model-1.safetensors"}, "outside the directory"),
-        ({"a": "/etc/passwd"}, "outside the directory"),
+        ({"a": "../model-1.safetensors"}, "weight_map: '../model-1.safetensors' is not the name of a file inside"),
+        ({"a": "/etc/passwd"}, "weight_map: '/etc/passwd' is not the name of a file inside"),
         ({"a": "model-3.safetensors"}, "does not exist; is the download complete"),
-        ({"a": 1}, "not a weight index: 1 is not the name of a file"),
-        ({"a": None}, "not a weight index: None is not the name of a file"),
+        ({"a": 1}, "weight_map: expected the name of a file, got 1"),
+        ({"a": None}, "weight_map: expected the name of a file, got None"),
+        ({"a": ["model-1.safetensors"]}, "weight_map: expected the name of a file, got "),
         ({"c": "model-1.safetensors"}, "says 'c' is in model-1.safetensors, which has no such tensor"),
     ],
 )
@@ -88,9 +89,16 @@ def test_other_broken_directories(tmp_path: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="'a' is in .* and again in model-2"):
         mg.open(directory)
-    (directory / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="not a weight index"):
-        mg.open(directory)
+    for text, message in (
+        ("[]", "expected a JSON object"),
+        ('{"weight_map": 3}', "not a weight index"),
+        ("{}", "not a weight index"),
+        ('{"weight_map": ' + "[" * 5000, "not valid JSON: nested deeper"),
+        ('{"weight_map": {"a": "x", "a": "y"}}', "the key 'a' stands twice"),
+    ):
+        (directory / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            mg.open(directory)
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"no model\.safetensors.*it holds nothing"):
         mg.open(tmp_path / "empty")

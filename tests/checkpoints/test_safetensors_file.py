@@ -56,8 +56,17 @@ def test_hints_of_reading_may_go_beyond_the_end(tmp_path: Path, rows: tuple[int,
         ({"a": 3}, b"x" * 8, "'a' is malformed"),
         ([1, 2], b"", "not a JSON object"),
         (b'{"a": ', b"", "not valid JSON"),
-        (b'{"a": 1, "a": 2}', b"", "names 'a' twice"),
+        (b'{"a": 1, "a": 2}', b"", "the key 'a' stands twice"),
         ({"__metadata__": 3}, b"", "metadata is not"),
+        ({"__metadata__": {"a": 3}}, b"", "metadata is not"),
+        ({"a": {**SPAN, "dtype": ["F32"]}}, b"x" * 8, "which cannot be read"),
+        ({"a": SPAN}, b"x" * 9, "1 bytes after 'a' are no tensor's"),
+        ({"a": {**SPAN, "data_offsets": [3, 11]}}, b"x" * 11, "3 bytes between the header and 'a' are no tensor's"),
+        ({"a": SPAN, "b": {**SPAN, "data_offsets": [9, 17]}}, b"x" * 17, "1 bytes between 'a' and 'b'"),
+        (b"\xef\xbb\xbf{}", b"", "not valid JSON"),
+        ("{}".encode("utf-16"), b"", "not valid JSON"),
+        (b'{"__metadata__": {"a": "\\ud800"}}', b"", "not valid JSON"),
+        (b"[" * 10_000, b"", "nested deeper"),
     ],
 )
 def test_refuses_what_it_cannot_trust(tmp_path: Path, header: object, data: bytes, message: str) -> None:
@@ -115,3 +124,8 @@ def test_unknown_name_gets_a_suggestion(tmp_path: Path) -> None:
     save_file({"layer.weight": torch.zeros(1)}, tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="did you mean 'layer.weight'"):
         SafetensorsFile(tmp_path / "x.safetensors").read("layer.wieght")
+
+
+def test_metadata_about_the_file_ties_nothing(tmp_path: Path) -> None:
+    save_file({"pt": torch.zeros(1), "w": torch.ones(1)}, tmp_path / "x.safetensors", {"format": "pt", "head": "w"})
+    assert SafetensorsFile(tmp_path / "x.safetensors").aliases() == {"head": "w"}

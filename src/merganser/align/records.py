@@ -15,6 +15,7 @@ from merganser.align.ascent import Step
 from merganser.align.permutations import Permutations, check
 from merganser.align.symmetries import Symmetry
 from merganser.errors import CheckpointError, InputError
+from merganser.strict_json import parse_json
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Record:
         if not {"symmetry", "universe"} <= metadata.keys():
             raise CheckpointError(f"{path}: no symmetry in its header; was it written by an alignment?")
         try:
-            symmetry, found = Symmetry.from_json(metadata["symmetry"]), json.loads(metadata["universe"])
+            symmetry, found = Symmetry.from_json(metadata["symmetry"]), parse_json(metadata["universe"])
             models = tuple(found["models"])
             permutations = _by_model(arrays, len(models))
             for own in permutations:

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from merganser.errors import InputError, did_you_mean
+from merganser.strict_json import parse_json
 
 Indices = NDArray[np.int64]
 
@@ -239,7 +240,7 @@ class Symmetry:
     @classmethod
     def from_json(cls, text: str) -> Symmetry:
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             atoms = {name: Atom(name, size, parent) for name, size, parent in data["atoms"]}
             axes = {
                 name: tuple(tuple(_segment_from_json(s) for s in axis) for axis in axes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,10 @@ from pathlib import Path
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
+from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
+from merganser.confine import confine
 from merganser.errors import CheckpointError
 
 _INDEX = ".index.json"
@@ -92,20 +93,19 @@ def _open_file(file: Path) -> Checkpoint:
 
 
 def _open_indexed(index: Path) -> dict[str, Checkpoint]:
-    try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-        files = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: not a weight index: {error}") from None
-    if strays := [file for file in files if not isinstance(file, str)]:
-        raise CheckpointError(f"{index}: not a weight index: {strays[0]!r} is not the name of a file")
+    weight_map = read_object(index, finite=True).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index}: not a weight index: it has no object 'weight_map'")
+    paths: dict[str, Path] = {}
+    for file in weight_map.values():
+        if not isinstance(file, str) or file not in paths:
+            path = confine(index.parent, file, f"{index}: weight_map")
+            paths[file] = path
     shards: dict[str, Checkpoint] = {}
-    for file in files:
-        if Path(file).name != file or file in ("", ".", ".."):
-            raise CheckpointError(f"{index}: names {file!r}, which is outside the directory")
-        if not (index.parent / file).is_file():
+    for file, path in sorted(paths.items()):
+        if not path.is_file():
             raise CheckpointError(f"{index}: names {file!r}, which does not exist; is the download complete?")
-        shards[file] = _open_file(index.parent / file)
+        shards[file] = _open_file(path)
     have = {file: set(shard.names()) | set(shard.aliases()) for file, shard in shards.items()}
     for name, file in weight_map.items():
         if name not in have[file]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from merganser.errors import CheckpointError
+from merganser.strict_json import read_json
 
 
 def read_config(directory: Path | None) -> dict[str, Any]:
@@ -15,10 +15,11 @@ def read_config(directory: Path | None) -> dict[str, Any]:
     return read_object(file) if file is not None and file.is_file() else {}
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file, or an error that names the file."""
+def read_object(file: Path, *, finite: bool = False) -> dict[str, Any]:
+    """The JSON object in a file, or an error that names the file; configs may have infinities, as transformers writes
+    them."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_json(file, finite=finite)
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:

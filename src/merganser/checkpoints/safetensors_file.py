@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import math
 import mmap
 import os
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.errors import CheckpointError
+from merganser.strict_json import parse_json
 
 DTYPES = {
     "F64": torch.float64,
@@ -42,6 +41,8 @@ DTYPES = {
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 MAX_HEADER = 100_000_000
 METADATA = "__metadata__"
+#: Metadata whose value is never the name of a tensor, even where a tensor is called `pt`.
+_ABOUT_THE_FILE = ("format", "framework")
 
 
 @dataclass(frozen=True)
@@ -73,38 +74,32 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
 
 
 def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Entry], dict[str, str]]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-            raise CheckpointError(f"{where}: the header names {twice!r} twice")
-        return found
-
+    """Entries and metadata of a header, held to what the reference library accepts."""
     try:
-        header = json.loads(raw, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
+        header = parse_json(raw, finite=True)
+    except ValueError as error:
         raise CheckpointError(f"{where}: the header is not valid JSON ({error}); the file is damaged") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{where}: the header is not a JSON object; the file is damaged")
-    metadata = header.pop(METADATA, {})
-    if not isinstance(metadata, dict):
-        raise CheckpointError(f"{where}: the header's metadata is not a JSON object")
+    metadata = header.pop(METADATA, None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{where}: the header's metadata is not a JSON object of texts")
     origin = 8 + len(raw)
     entries = {name: _entry(name, value, origin, size, where) for name, value in header.items()}
-    _check_overlap(entries, where)
-    return entries, {str(key): str(value) for key, value in metadata.items()}
+    _check_cover(entries, origin, size, where)
+    return entries, metadata
 
 
 def _entry(name: str, value: Any, origin: int, size: int, where: str) -> Entry:
     try:
         code, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
         numbers = (*shape, begin, end)
-        sane = {*map(type, numbers)} == {int} and min(numbers) >= 0
+        sane = isinstance(shape, list) and {*map(type, numbers)} == {int} and min(numbers) >= 0
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{where}: the header entry of {name!r} is malformed") from None
     if not sane:
         raise CheckpointError(f"{where}: {name!r} has a negative or fractional shape or offset")
-    if code not in DTYPES:
+    if not isinstance(code, str) or code not in DTYPES:
         raise CheckpointError(f"{where}: {name!r} has the dtype {code!r}, which cannot be read")
     spec = TensorSpec(tuple(shape), DTYPES[code])
     if math.prod(max(1, n) for n in shape) * spec.dtype.itemsize >= 1 << 63:  # strides overflow even without elements
@@ -118,13 +113,19 @@ def _entry(name: str, value: Any, origin: int, size: int, where: str) -> Entry:
     return Entry(spec, origin + begin, origin + end)
 
 
-def _check_overlap(entries: Mapping[str, Entry], where: str) -> None:
-    reached, owner = 0, ""
+def _check_cover(entries: Mapping[str, Entry], origin: int, size: int, where: str) -> None:
+    """Every byte after the header belongs to one tensor: what lies between them could be anything."""
+    reached, owner = origin, "the header"
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if entry.start < reached and entry.stop > entry.start:
-            raise CheckpointError(f"{where}: the data of {owner!r} and {name!r} overlap")
-        if entry.stop > reached:
-            reached, owner = entry.stop, name
+        if entry.start < reached:
+            raise CheckpointError(f"{where}: the data of {owner} and {name!r} overlap")
+        if entry.start > reached:
+            raise CheckpointError(
+                f"{where}: {entry.start - reached} bytes between {owner} and {name!r} are no tensor's"
+            )
+        reached, owner = entry.stop, repr(name)
+    if reached < size:
+        raise CheckpointError(f"{where}: {size - reached} bytes after {owner} are no tensor's; the file is damaged")
 
 
 class SafetensorsFile(Checkpoint):
@@ -143,7 +144,11 @@ class SafetensorsFile(Checkpoint):
                 raise
             raise CheckpointError(f"{path}: too many open files; raise their number (ulimit -n)") from None
         self._names = list(self.entries)
-        self._aliases = {k: v for k, v in self.metadata.items() if v in self.entries and k not in self.entries}
+        self._aliases = {
+            k: v
+            for k, v in self.metadata.items()
+            if v in self.entries and k not in self.entries and k not in _ABOUT_THE_FILE
+        }
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)

@@ -13,6 +13,7 @@ The same plan writes the same bytes: no dates, no paths of this machine beyond w
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -93,7 +94,7 @@ def prepare_sidecars(plan: Described, sources: Sequence[Checkpoint]) -> Callable
 
 def edited(config: dict[str, Any], edits: Sequence[tuple[Sequence[str], Any]]) -> dict[str, Any]:
     """A copy with the values at the given paths replaced, or removed where the new value is None."""
-    result: dict[str, Any] = json.loads(json.dumps(config))
+    result = copy.deepcopy(config)
     for path, value in edits:
         inner = result
         for key in path[:-1]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -126,11 +125,12 @@ def _function(text: str | None, option: str) -> Any:
 
 def _labels(path: Path | None) -> dict[str, list[str]] | None:
     from merganser.errors import InputError
+    from merganser.strict_json import read_json
 
     if path is None:
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: no labels to be read: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(names, list) for names in content.values()):

@@ -11,6 +11,7 @@ from typing import Any
 
 from merganser.engine.disk import Disk
 from merganser.errors import InputError
+from merganser.strict_json import parse_json
 
 
 class Journal:
@@ -45,6 +46,6 @@ def _parse(content: bytes) -> tuple[list[dict[str, Any]], int]:
         checksum, _, body = line.rstrip(b"\n").partition(b" ")
         if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
             break
-        records.append(json.loads(body))
+        records.append(parse_json(body))
         intact += len(line)
     return records, intact

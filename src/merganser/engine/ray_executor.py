@@ -16,6 +16,7 @@ from merganser.engine.view import open_sources
 from merganser.engine.writer import CheckpointWriter, ShardFiles, WorkerSink
 from merganser.errors import MerganserError, require
 from merganser.recipes.plan import Output, Plan
+from merganser.strict_json import parse_json
 
 
 def execute_on_ray(
@@ -95,7 +96,7 @@ class _RemoteSink(WorkerSink):
 
 @functools.lru_cache(maxsize=2)
 def _open(text: str) -> tuple[Plan, list[Any]]:
-    plan = Plan.from_dict(json.loads(text))
+    plan = Plan.from_dict(parse_json(text))
     return plan, open_sources(plan)
 
 

@@ -7,7 +7,6 @@ Every examiner takes a JSON-lines or tab-separated file, or a list of mappings.
 from __future__ import annotations
 
 import csv
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from merganser.errors import InputError, MerganserError, did_you_mean, reading, require
 from merganser.evaluate.references import imported
+from merganser.strict_json import parse_json
 
 Records = Sequence[Mapping[str, Any]]
 Measures = dict[str, list[float]]
@@ -50,9 +50,9 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
         records = [dict(zip(header, row, strict=False)) for row in rows]
     else:
         try:
-            whole = json.loads(text) if source.suffix == ".json" else None
-            records = whole if whole is not None else [json.loads(line) for line in text.splitlines() if line.strip()]
-        except json.JSONDecodeError as error:
+            whole = parse_json(text) if source.suffix == ".json" else None
+            records = whole if whole is not None else [parse_json(line) for line in text.splitlines() if line.strip()]
+        except ValueError as error:
             raise InputError(f"{source}: not JSON{'' if source.suffix == '.json' else ' lines'}: {error}") from error
     if not isinstance(records, list) or not records or not all(isinstance(r, dict) for r in records):
         raise InputError(f"{source}: expected a list of records, one a question")

@@ -21,6 +21,7 @@ from merganser.evolve.design import Task
 from merganser.evolve.estimators import Estimator, adaptive_c, bias_variance_c, naive, validation_error
 from merganser.evolve.irt.model import IRT, Items, Normal
 from merganser.evolve.subsets import Subset
+from merganser.strict_json import parse_json
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,8 @@ def from_bytes(content: bytes) -> Prepared:
     from safetensors.numpy import load
 
     arrays = load(content)
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    settings = json.loads(header["__metadata__"]["estimator"])
+    header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    settings = parse_json(header["__metadata__"]["estimator"])
     irt = None
     if "abilities" in arrays:
         items = Items(arrays["discrimination"], arrays["difficulty"])

@@ -20,6 +20,7 @@ import numpy as np
 from merganser.errors import InputError, MerganserError
 from merganser.evolve.arrays import Array
 from merganser.evolve.space import Values
+from merganser.strict_json import parse_json
 
 VERSION = 1
 _SCHEMA = """
@@ -130,7 +131,7 @@ class Store:
 
     def get(self, key: str) -> Any:
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        return None if row is None else parse_json(row[0])
 
     def set(self, **entries: Any) -> None:
         """Keep values by their keys, all of them in one transaction."""
@@ -210,7 +211,7 @@ class Store:
             for row in cursor:
                 data = dict(zip(names, row, strict=True))
                 for name in ("objectives", "estimates", "violations", "genome", "params"):
-                    data[name] = json.loads(data[name]) if data[name] is not None else None
+                    data[name] = parse_json(data[name]) if data[name] is not None else None
                 data["genome"] = None if data["genome"] is None else tuple(data["genome"])
                 data["violations"] = tuple(data["violations"])
                 yield Trial(values=data.pop("params"), **data)

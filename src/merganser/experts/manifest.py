@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from merganser import strict_json
 from merganser.errors import CheckpointError, InputError
 
 FILE = "library.json"
@@ -59,7 +60,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def read_json(path: Path, what: str, form: str, version: int) -> dict[str, Any]:
     """The content of a manifest of this form and version, without these two; `what` it belongs to is for messages."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = strict_json.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path.parent}: not {what}: it has no {path.name}") from None
     except (OSError, ValueError) as error:

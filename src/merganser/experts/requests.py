@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from merganser.errors import InputError
 from merganser.experts.batching import Limits
 from merganser.experts.inputs import Inputs
+from merganser.strict_json import parse_json
 
 #: From the request's `inputs` to the module's: a tokenizer, an image transform.
 Encode = Callable[[Any], Any]
@@ -29,8 +29,8 @@ class Refused(Exception):
 def parse(body: bytes, module: nn.Module, encode: Encode | None, limits: Limits) -> Inputs:
     """The inputs in a body: those `encode` makes of it, or its arrays as the module takes them."""
     try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(body)
+    except ValueError as error:
         raise Refused(400, f"the body is not JSON: {first_line(error)}") from None
     if not isinstance(content, dict) or "inputs" not in content:
         raise Refused(422, 'the body must be an object with "inputs"')

@@ -9,6 +9,7 @@ from typing import Any
 
 from merganser.report.charts import Dot, dot_plot
 from merganser.report.page import Page
+from merganser.strict_json import read_json
 
 FILE = "results.json"
 
@@ -24,14 +25,14 @@ def is_demo(path: Path) -> bool:
     if not file.is_file():
         return False
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
     except ValueError:
         return False
     return isinstance(found, dict) and {"tasks", "merging", "alignment"} <= set(found)
 
 
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
-    found = json.loads((directory / FILE).read_text(encoding="utf-8"))
+    found = read_json(directory / FILE)
     page.heading("Accuracy on each task")
     best = {"mean": "max", "normalised": "max"}
     page.table(["model", *found["tasks"], "mean", "normalised"], found["merging"], best=best)

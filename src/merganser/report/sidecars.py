@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from merganser import strict_json
 from merganser.report.tables import Table
 
 _MADE = re.compile(r"^Merged with (merganser \S+) by (.+)\.$", re.MULTILINE)
@@ -61,7 +61,7 @@ def read_card(directory: Path) -> Card | None:
 def read_json(file: Path) -> dict[str, Any]:
     """A mapping in a JSON file; empty when there is none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = strict_json.read_json(file)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

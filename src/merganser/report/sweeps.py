@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from merganser.recipes.documents import parse
 from merganser.report.charts import Series, line_chart
 from merganser.report.page import Page
 from merganser.report.tables import Table
+from merganser.strict_json import parse_json
 
 _KEYS = {"label", "budget", "score", "scored_by", "key"}
 
@@ -54,7 +54,7 @@ def _lines(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError:
                 break
             if not isinstance(record, dict) or not set(record) >= _KEYS:

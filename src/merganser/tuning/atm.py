@@ -16,6 +16,7 @@ from torch import Tensor
 from merganser.checkpoints import open as open_checkpoint
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
+from merganser.strict_json import read_json
 from merganser.tuning.functional import Weights
 from merganser.tuning.result import Result
 
@@ -141,14 +142,17 @@ class _Store:
         index = self.directory / "history.json"
         if not index.exists():
             return None
-        record = json.loads(index.read_text())
-        begun = record["settings"]
+        try:
+            record = read_json(index)
+            begun = {name: record["settings"][name] for name in self.settings}
+            history = [Round(**entry) for entry in record["rounds"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{index}: damaged ({error}); use another directory") from None
         if other := next((name for name in self.settings if begun[name] != self.settings[name]), None):
             raise InputError(
                 f"{index}: begun with {other} {begun[other]}, now asked for {self.settings[other]}; "
                 "use another directory"
             )
-        history = [Round(**entry) for entry in record["rounds"]]
         return load_file(self._weights(history[-1].number)), history
 
     def save(self, weights: Weights, history: list[Round]) -> None:

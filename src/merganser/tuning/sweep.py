@@ -29,6 +29,7 @@ from merganser.methods.registry import aliases, lookup
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes import documents
 from merganser.recipes.plan import Plan
+from merganser.strict_json import parse_json
 from merganser.tuning.result import Result
 from merganser.tuning.search import Search, successive_halving
 
@@ -182,7 +183,7 @@ class _Journal:
             lines = path.read_text(encoding="utf-8").splitlines()
         for line in lines:
             try:
-                record = json.loads(line)
+                record = parse_json(line)
                 self.scores[record["key"]] = float("nan") if record["score"] is None else record["score"]
             except (ValueError, KeyError, TypeError):
                 break

@@ -16,6 +16,7 @@ from scipy.stats import norm
 from merganser.errors import CheckpointError, InputError
 from merganser.evolve.arrays import Array
 from merganser.evolve.irt.logistic import Posterior, regress
+from merganser.strict_json import parse_json
 
 FORMAT = "merganser-irt-1"
 
@@ -141,5 +142,5 @@ class IRT:
             Items(arrays["discrimination"], arrays["difficulty"], arrays.get("errors")),
             Normal(arrays["prior.mean"], arrays["prior.precision"]),
             arrays.get("covariances"),
-            {int(d): v for d, v in json.loads(metadata["validation"]).items()},
+            {int(d): v for d, v in parse_json(metadata["validation"]).items()},
         )
