@@ -96,6 +96,12 @@ def test_patterns_match_as_in_peft(tmp_path: Path, pattern: str) -> None:
         assert update.scale == alpha / (2 if "q_proj" in module else 8), module
 
 
+def test_patterns_that_take_python_years_are_matched_at_once(tmp_path: Path) -> None:
+    pattern = "(([a-z0-9._]+)+)+!"
+    adapter = llama_adapter(tmp_path / "a", rank_pattern={r".*\.q_proj": 2}, alpha_pattern={pattern: 32})
+    assert {update.scale for update in adapter.updates.values()} == {4 / 2, 4 / 8}
+
+
 def test_the_first_pattern_that_matches_counts(tmp_path: Path) -> None:
     adapter = llama_adapter(tmp_path / "a", rank_pattern={"q_proj": 2, ".*": 8}, alpha_pattern={"proj": 7, ".*": 16})
     assert {update.scale for update in adapter.updates.values()} == {16 / 2, 16 / 8}
@@ -114,6 +120,8 @@ def test_defaults_are_those_of_peft(tmp_path: Path) -> None:
     [
         ({"alpha_pattern": {"*q_proj": 2}}, r"alpha_pattern: '\*q_proj' is not a regular expression"),
         ({"rank_pattern": {"(": 2}}, r"rank_pattern: '\(' is not a regular expression"),
+        ({"rank_pattern": {"(?=q)q_proj": 2}}, "more than can be matched here"),
+        ({"rank_pattern": {f"(q{i})+": 2 for i in range(40)}}, "rank_pattern: more than 32 regular expressions"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern: expected a JSON object"),
         ({"rank_pattern": {"q_proj": "2"}}, r"rank_pattern\['q_proj'\] is '2' in its config, not a number"),
         ({"rank_pattern": {"q_proj": 2}, "lora_alpha": None}, "lora_alpha is None in its config, not a number"),

@@ -4,6 +4,7 @@ import gc
 import json
 import pickle
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,31 @@ def test_tensors_without_plain_values_are_refused(tmp_path: Path, kind: str) -> 
     }[kind]()
     torch.save({"w": torch.ones(2), "odd": tensor}, tmp_path / "m.pt")
     with pytest.raises(CheckpointError, match=f"m.pt: 'odd' is a {kind} tensor"):
+        mg.open(tmp_path / "m.pt")
+
+
+def repacked(source: Path, target: Path, method: int) -> Path:
+    with zipfile.ZipFile(source) as given, zipfile.ZipFile(target, "w", method) as made:
+        for record in given.infolist():
+            made.writestr(record.filename, given.read(record.filename))
+    return target
+
+
+def test_archives_that_torch_would_inflate_are_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(1 << 20)}, tmp_path / "m.pt")
+    small = repacked(tmp_path / "m.pt", tmp_path / "small.pt", zipfile.ZIP_DEFLATED)
+    assert small.stat().st_size < 10_000
+    with pytest.raises(CheckpointError, match="data.pkl' is compressed, which torch.save never does"):
+        mg.open(small)
+    plain = repacked(tmp_path / "m.pt", tmp_path / "plain.pt", zipfile.ZIP_STORED)
+    assert mg.open(plain).read("w").shape == (1 << 20,)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_tensors_larger_than_their_file_are_refused(tmp_path: Path, zipped: bool) -> None:
+    content = {"w": torch.ones(2), "wide": torch.zeros(1).expand(1 << 40)}
+    torch.save(content, tmp_path / "m.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="'wide' is float32.*larger than the whole file"):
         mg.open(tmp_path / "m.pt")
 
 

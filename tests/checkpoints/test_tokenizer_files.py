@@ -46,6 +46,49 @@ def test_broken_files_are_named(tmp_path, text, message):
         read_tokens(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (-1, "'b' has the id -1, which is no row"),
+        (10**9, "'b' has the id 1000000000, which is no row of a vocabulary of"),
+        (0, "'a' and 'b' have the same id 0"),
+        (1.0, "'b' has the id 1.0; expected"),
+        (True, "'b' has the id True; expected"),
+        ("1", "'b' has the id '1'; expected"),
+        (None, "'b' has the id None; expected"),
+        ([1], r"'b' has the id \[1\]; expected"),
+    ],
+)
+@pytest.mark.parametrize("place", ["vocab", "added", "vocab.json", "added_tokens.json"])
+def test_ids_that_are_no_rows(tmp_path, bad, message, place):
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 3, "text_config": {"vocab_size": 5}}))
+    if place in ("vocab", "added"):
+        extra = {"added": [{"content": "b", "id": bad}], "vocab": []}[place]
+        vocab = {"a": 0} | ({"b": bad} if place == "vocab" else {})
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": extra}))
+    else:
+        files = {"vocab.json": {"a": 0}, "added_tokens.json": {}}
+        files[place]["b"] = bad
+        for name, content in files.items():
+            (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=message):
+        read_tokens(tmp_path)
+
+
+def test_ids_may_leave_gaps_as_large_as_the_vocabulary(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 60_000}))
+    assert read_tokens(tmp_path).ids["b"] == 60_000
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1_500_000}))
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 1_000_000}}))
+    assert read_tokens(tmp_path).ids["b"] == 1_500_000
+
+
+def test_pieces_that_are_no_texts(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": [["a", 0.0], [3, 0.0]]}}')
+    with pytest.raises(CheckpointError, match="the token 3 has the id 1; expected a text"):
+        read_tokens(tmp_path)
+
+
 def test_an_ordinary_token_of_another_model_matches_whole_words_only():
     assert added_token("hello", 7) == {
         "id": 7,

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, select_rows
 from merganser.checkpoints.json_file import read_object
+from merganser.checkpoints.patterns import Pattern
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.torch_file import TorchFile
 from merganser.errors import CheckpointError, did_you_mean
@@ -23,6 +24,10 @@ from merganser.errors import CheckpointError, did_you_mean
 _PREFIX = "base_model.model."
 _EMBEDDING = ".lora_embedding_A"
 _DEFAULT = 8  # PEFT's, of rank and alpha alike
+CONFIG = "adapter_config.json"
+#: Patterns that repeat nothing, most often the name of a module: Python matches them quickly, however many they are.
+_LITERAL = re.compile(r"(\\\.|[\w.-])*")
+_MAX_PATTERNS = 32
 _REFUSED = {
     "use_dora": "DoRA",
     "lora_bias": "LoRA biases",
@@ -51,6 +56,10 @@ class AdapterFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config = _read_config(self.path)
+        self._patterns = {
+            key: _compile_all(self.config.get(key) or {}, f"{self.path / CONFIG}: {key}")
+            for key in ("rank_pattern", "alpha_pattern")
+        }
         self.weights: Checkpoint = _open_weights(self.path)
         self.updates, self.replaced = self._index()
 
@@ -88,7 +97,10 @@ class AdapterFile:
     def _setting(self, key: str, patterns: str, module: str) -> float:
         """A number of the config, or that of the first pattern that fits the module."""
         given = self.config.get(patterns) or {}
-        found = next((pattern for pattern in given if _compiled(pattern).match(module)), None)
+        try:
+            found = next((pattern for pattern, matches in self._patterns[patterns].items() if matches(module)), None)
+        except ValueError as error:
+            raise CheckpointError(f"{self.path}: {patterns}: {error}") from None
         where = key if found is None else f"{patterns}[{found!r}]"
         value = self.config.get(key, _DEFAULT) if found is None else given[found]
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -171,11 +183,11 @@ class Adapted(View):
 
 
 def is_adapter(path: Path) -> bool:
-    return (path / "adapter_config.json").is_file()
+    return (path / CONFIG).is_file()
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    file = path / "adapter_config.json"
+    file = path / CONFIG
     config = read_object(file)
     if config.get("peft_type", "LORA") != "LORA":
         raise CheckpointError(f"{file}: a {config['peft_type']} adapter; only LoRA can be applied to weights")
@@ -191,8 +203,6 @@ def _read_config(path: Path) -> dict[str, Any]:
         )
     if config.get("bias", "none") != "none" or config.get("layer_replication"):
         raise CheckpointError(f"{file}: trains biases or replicates layers; merge it with peft first")
-    for key in ("rank_pattern", "alpha_pattern"):
-        _check_patterns(config.get(key) or {}, f"{file}: {key}")
     return config
 
 
@@ -204,16 +214,19 @@ def _open_weights(path: Path) -> Checkpoint:
     raise CheckpointError(f"{path}: has an adapter_config.json but no adapter_model.safetensors")
 
 
-def _check_patterns(patterns: Any, where: str) -> None:
+def _compile_all(patterns: Any, where: str) -> dict[str, Callable[[str], object]]:
+    """What PEFT matches with the name of a module: a pattern is the whole of it, or its end after a dot."""
     if not isinstance(patterns, dict):
         raise CheckpointError(f"{where}: expected a JSON object")
+    if sum(not _LITERAL.fullmatch(pattern) for pattern in patterns) > _MAX_PATTERNS:
+        raise CheckpointError(f"{where}: more than {_MAX_PATTERNS} regular expressions; name the modules instead")
+    found: dict[str, Callable[[str], object]] = {}
     for pattern in patterns:
+        whole = rf"(.*\.)?({pattern})"
         try:
-            _compiled(pattern)
-        except re.error as error:
-            raise CheckpointError(f"{where}: {pattern!r} is not a regular expression: {error}") from None
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """What PEFT matches with the name of a module: the pattern is the whole of it, or its end after a dot."""
-    return re.compile(rf"(.*\.)?({pattern})$")
+            found[pattern] = re.compile(whole).fullmatch if _LITERAL.fullmatch(pattern) else Pattern(whole).matches
+        except ValueError as error:
+            raise CheckpointError(
+                f"{where}: {pattern!r} is not a regular expression that is matched: {error}"
+            ) from None
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.checkpoints.gguf_header import GGUFEntry, read_gguf_header
 from merganser.errors import CheckpointError, require
 
 _EXACT = {"I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "F64": torch.float64}
@@ -26,51 +28,59 @@ class GGUFFile(Checkpoint):
         self.label = str(path)
         self.directory = self.path.parent
         self._gguf: Any = require("gguf", "hf")
+        self._kinds = {int(kind): kind for kind in self._gguf.GGML_QUANT_SIZES}
+        blocks = {int(kind): size for kind, size in self._gguf.GGML_QUANT_SIZES.items()}
         try:
-            reader = self._gguf.GGUFReader(str(path))
-        except Exception as error:  # the reader raises whatever its parsing runs into
+            with self.path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._entries = read_gguf_header(self._map, blocks)
+        except (OSError, ValueError) as error:  # ValueError also of an empty file, which cannot be mapped
             raise CheckpointError(f"{path}: not a readable GGUF file: {error}") from None
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        readable = {kind: self._readable(kind) for kind in {tensor.tensor_type for tensor in reader.tensors}}
-        for name, tensor in self._tensors.items():
-            if not readable[tensor.tensor_type]:
-                raise CheckpointError(f"{path}: {name!r} is {tensor.tensor_type.name}, which cannot be dequantised")
+        readable = {kind: self._readable(kind) for kind in {entry.kind for entry in self._entries.values()}}
+        for name, entry in self._entries.items():
+            if not readable[entry.kind]:
+                kind = self._kinds[entry.kind].name
+                raise CheckpointError(f"{path}: {name!r} is {kind}, which cannot be dequantised")
 
     def names(self) -> Sequence[str]:
-        return list(self._tensors)
+        return list(self._entries)
 
     def spec(self, name: str) -> TensorSpec:
-        # GGUF lists the fastest dimension first.
-        tensor = self._find(name)
-        dtype = _EXACT.get(tensor.tensor_type.name, torch.float32)
-        return TensorSpec(tuple(int(n) for n in reversed(tensor.shape)), dtype)
+        entry = self._find(name)
+        return TensorSpec(entry.shape, _EXACT.get(self._kinds[entry.kind].name, torch.float32))
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        tensor = self._find(name)
-        spec = self.spec(name)
-        shape = spec.shape
-        data = tensor.data if rows is None or len(shape) < 2 else tensor.data[rows[0] : rows[1]]
-        values = torch.tensor(self._plain(data, tensor.tensor_type), dtype=spec.dtype, device="cpu")
-        if len(shape) < 2:
-            return select_rows(values.view(shape), rows)
-        return values.view(-1, *shape[1:])
+        entry, spec = self._find(name), self.spec(name)
+        if not spec.numel:
+            return select_rows(torch.empty(spec.shape, dtype=spec.dtype, device="cpu"), rows)
+        data = np.frombuffer(self._map, np.uint8, entry.stop - entry.start, entry.start).reshape(entry.rows)
+        if len(spec.shape) < 2:
+            return select_rows(self._values(data, entry.kind).view(spec.shape), rows)
+        inner = entry.rows[0] // spec.shape[0]
+        data = data if rows is None else data[rows[0] * inner : rows[1] * inner]
+        if not len(data):
+            return torch.empty((0, *spec.shape[1:]), dtype=spec.dtype, device="cpu")
+        return self._values(data, entry.kind).view(-1, *spec.shape[1:])
 
     def files(self) -> Sequence[Path]:
         return (self.path,)
 
-    def _plain(self, data: Any, kind: Any) -> Any:
-        return data if kind.name in _EXACT else self._gguf.quants.dequantize(data, kind)
+    def _values(self, data: Any, number: int) -> Tensor:
+        kind = self._kinds[number]
+        if kind.name in _EXACT:
+            return torch.from_numpy(data.copy()).view(_EXACT[kind.name])
+        return torch.tensor(self._gguf.quants.dequantize(data, kind), dtype=torch.float32, device="cpu")
 
-    def _readable(self, kind: Any) -> bool:
+    def _readable(self, kind: int) -> bool:
         """Whether one block of zeros can be dequantised: the library says so in no other way."""
-        size = self._gguf.GGML_QUANT_SIZES[kind][1]
+        size = self._gguf.GGML_QUANT_SIZES[self._kinds[kind]][1]
         try:
-            self._plain(np.zeros((1, size), np.uint8), kind)
+            self._values(np.zeros((1, size), np.uint8), kind)
         except NotImplementedError:
             return False
         return True
 
-    def _find(self, name: str) -> Any:
-        if name not in self._tensors:
+    def _find(self, name: str) -> GGUFEntry:
+        if name not in self._entries:
             raise self.missing(name)
-        return self._tensors[name]
+        return self._entries[name]

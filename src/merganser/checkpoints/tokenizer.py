@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from merganser.checkpoints.json_file import read_object
+from merganser.checkpoints.json_file import read_config, read_object
 from merganser.errors import CheckpointError, reading
+
+#: Ids beyond twice the vocabulary that are still taken for gaps.
+_SPARE_IDS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -22,32 +25,63 @@ class Tokens:
 
 
 def read_tokens(directory: Path | None) -> Tokens | None:
-    """The vocabulary in a model directory: tokenizer.json, vocab.json or vocab.txt; None without any of them."""
+    """The vocabulary in a model directory: tokenizer.json, vocab.json or vocab.txt; None without any of them.
+
+    Raises:
+        CheckpointError: A file is damaged, or an id is not one: negative, of two tokens, or far beyond the vocabulary.
+    """
     if directory is None:
         return None
     if (directory / "tokenizer.json").is_file():
-        return _from_tokenizer_json(directory / "tokenizer.json")
-    added = read_object(directory / "added_tokens.json") if (directory / "added_tokens.json").is_file() else {}
-    if (directory / "vocab.json").is_file():
-        return Tokens(read_object(directory / "vocab.json") | added)
-    if (directory / "vocab.txt").is_file():
+        file = directory / "tokenizer.json"
+        tokens = _from_tokenizer_json(file)
+    elif (directory / "vocab.json").is_file():
+        file = directory / "vocab.json"
+        tokens = Tokens(read_object(file, finite=True) | _added(directory))
+    elif (directory / "vocab.txt").is_file():
         file = directory / "vocab.txt"
         with reading(file, CheckpointError), file.open(encoding="utf-8") as lines:  # splitlines would cut in tokens
-            return Tokens({line.rstrip("\n"): i for i, line in enumerate(lines)} | added)
-    return None
+            tokens = Tokens({line.rstrip("\n"): i for i, line in enumerate(lines)} | _added(directory))
+    else:
+        return None
+    _check_ids(tokens.ids, file, read_config(directory))
+    return tokens
+
+
+def _added(directory: Path) -> dict[str, Any]:
+    file = directory / "added_tokens.json"
+    return read_object(file, finite=True) if file.is_file() else {}
+
+
+def _check_ids(ids: Mapping[str, Any], file: Path, config: Mapping[str, Any]) -> None:
+    """Ids become numbers of rows: they may leave gaps, but not stand apart from all that is known of the size."""
+    sizes = [each.get("vocab_size") for each in (config, *config.values()) if isinstance(each, dict)]
+    bound = 2 * max(len(ids), *(size for size in sizes if type(size) is int), 0) + _SPARE_IDS
+    owners: dict[int, str] = {}
+    for token, number in ids.items():
+        if not isinstance(token, str) or type(number) is not int:
+            raise CheckpointError(
+                f"{file}: the token {token!r} has the id {number!r}; expected a text and a whole number"
+            )
+        if not 0 <= number < bound:
+            raise CheckpointError(
+                f"{file}: {token!r} has the id {number}, which is no row of a vocabulary of {len(ids)} tokens"
+            )
+        if owners.setdefault(number, token) != token:
+            raise CheckpointError(f"{file}: {owners[number]!r} and {token!r} have the same id {number}")
 
 
 def _from_tokenizer_json(file: Path) -> Tokens:
-    data = read_object(file)
+    data = read_object(file, finite=True)
     try:
         vocabulary = data["model"]["vocab"]
         if isinstance(vocabulary, list):  # Unigram: [piece, score], in order of id
             ids = {piece: i for i, (piece, _) in enumerate(vocabulary)}
         else:
             ids = dict(vocabulary)
-        added = {record["content"]: record for record in data.get("added_tokens") or []}
+        added = {record["content"]: dict(record) for record in data.get("added_tokens") or []}
         ids |= {content: record["id"] for content, record in added.items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: not a tokenizer: {type(error).__name__} {error}") from None
     return Tokens(ids, added, extensible=True)
 

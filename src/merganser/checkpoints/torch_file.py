@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ class TorchFile(StateDict):
         self.path = Path(path)
         super().__init__(_unwrap(_load(self.path), self.path), str(path))
         self.directory = self.path.parent
+        size = self.path.stat().st_size
+        if large := [name for name in self.names() if self.spec(name).nbytes > size]:
+            raise CheckpointError(
+                f"{path}: {large[0]!r} is {self.spec(large[0])}, larger than the whole file: its entries share memory; "
+                "save it as a contiguous tensor"
+            )
 
     def files(self) -> Sequence[Path]:
         return (self.path,)
@@ -34,6 +41,8 @@ def _load(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"PK"
+        if zipped:
+            _check_archive(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
@@ -41,9 +50,25 @@ def _load(path: Path) -> Any:
             f"{path}: refused: the pickle wants to run code or is damaged ({reason}). "
             "If you trust its author, load it yourself and save it as safetensors."
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # the unpickler raises whatever a damaged opcode runs into
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path}: not a readable torch file: {reason}") from None
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive that torch would inflate in memory, or map as if it were not compressed."""
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+    if packed := [record for record in records if record.compress_type != zipfile.ZIP_STORED]:
+        raise CheckpointError(
+            f"{path}: {packed[0].filename!r} is compressed, which torch.save never does; if you trust its author, load "
+            "it yourself and save it again"
+        )
+    held = sum(record.file_size for record in records)
+    if held > path.stat().st_size:
+        raise CheckpointError(f"{path}: its records claim {held} bytes, more than the file has; the file is damaged")
 
 
 def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,152 @@
+"""The header of a GGUF file: settings that are skipped, then where each tensor lies. Every count is held to the size of
+the file before anything is read by it."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+#: Bytes of the values of fixed size, by their number in the format.
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+_ALIGNMENT = "general.alignment"
+_MAX_AXES = 4  # GGML's
+_MAX_NESTING = 4
+#: The least that a setting (a name, a kind, a value) and a tensor (a name, no axes, a kind, an offset) can take.
+_LEAST_SETTING, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8
+
+
+@dataclass(frozen=True)
+class GGUFEntry:
+    """A tensor of the header: its shape, slowest axis first, its kind, and its bytes in the file."""
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows along the fastest axis, and the bytes of each."""
+        count = math.prod(self.shape[:-1])
+        return count, (self.stop - self.start) // max(1, count)
+
+
+def read_gguf_header(data: bytes | mmap.mmap, blocks: Mapping[int, tuple[int, int]]) -> dict[str, GGUFEntry]:
+    """Return the tensors of a GGUF file by name.
+
+    Args:
+        data: The whole file, as a memory map has it.
+        blocks: For each kind of tensor, the entries of a block and its bytes.
+
+    Raises:
+        ValueError: The file is not GGUF, is cut off, or says something impossible.
+    """
+    header = _Header(memoryview(data))
+    if header.bytes(4) != _MAGIC:
+        raise ValueError("it does not begin with GGUF")
+    version = header.number("<I")
+    if version not in _VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
+        raise ValueError("it is big-endian" if swapped else f"it is of version {version}")
+    tensors, settings = header.number("<Q"), header.number("<Q")
+    header.check_count(settings, _LEAST_SETTING, "settings")
+    alignment = 32
+    for _ in range(settings):
+        key, kind = header.text(), header.number("<I")
+        if key == _ALIGNMENT and kind == _UINT32:
+            alignment = header.number("<I")
+        else:
+            header.skip_value(kind)
+    if alignment & (alignment - 1) or not alignment:
+        raise ValueError(f"it aligns tensors to {alignment} bytes, which is not a power of two")
+    header.check_count(tensors, _LEAST_TENSOR, "tensors")
+    found: dict[str, tuple[tuple[int, ...], int, int]] = {}
+    for _ in range(tensors):
+        name = header.text()
+        if name in found:
+            raise ValueError(f"it has the tensor {name!r} twice")
+        found[name] = header.tensor(name)
+    origin = header.at + -header.at % alignment
+    return {name: _entry(name, *each, origin, len(header.data), blocks) for name, each in found.items()}
+
+
+def _entry(
+    name: str,
+    shape: tuple[int, ...],
+    kind: int,
+    offset: int,
+    origin: int,
+    size: int,
+    blocks: Mapping[int, tuple[int, int]],
+) -> GGUFEntry:
+    if kind not in blocks:
+        raise ValueError(f"{name!r} is of the unknown kind {kind}")
+    block, nbytes = blocks[kind]
+    if (shape[-1] if shape else 1) % block:
+        raise ValueError(f"the rows of {name!r} have {shape[-1:]} entries, which are not blocks of {block}")
+    start = origin + offset
+    stop = start + math.prod(shape) // block * nbytes
+    if stop > size or any(n > size * block for n in shape):
+        raise ValueError(f"{name!r} ends at byte {stop}, the file at byte {size}")
+    return GGUFEntry(shape, kind, start, stop)
+
+
+class _Header:
+    """A place in the file that never passes its end."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        self.at = 0
+
+    def bytes(self, count: int) -> bytes:
+        self.check_count(count, 1, "bytes")
+        self.at += count
+        return bytes(self.data[self.at - count : self.at])
+
+    def number(self, form: str) -> int:
+        size = struct.calcsize(form)
+        self.check_count(size, 1, "bytes")
+        self.at += size
+        return int(struct.unpack_from(form, self.data, self.at - size)[0])
+
+    def text(self) -> str:
+        return self.bytes(self.number("<Q")).decode("utf-8")
+
+    def check_count(self, count: int, least: int, what: str) -> None:
+        """Refuse more things of at least so many bytes than the rest of the file can hold."""
+        if count * least > len(self.data) - self.at:
+            raise ValueError(f"it announces {count} {what} at byte {self.at}, and has {len(self.data)} bytes")
+
+    def skip_value(self, kind: int, nesting: int = 0) -> None:
+        if kind in _SIZES:
+            self.skip(1, _SIZES[kind])
+        elif kind == _STRING:
+            self.skip(self.number("<Q"), 1)
+        elif kind == _ARRAY and nesting < _MAX_NESTING:
+            inner, count = self.number("<I"), self.number("<Q")
+            if inner in _SIZES:
+                self.skip(count, _SIZES[inner])
+                return
+            self.check_count(count, 8, "values")
+            for _ in range(count):
+                self.skip_value(inner, nesting + 1)
+        else:
+            raise ValueError(f"it has a setting of the unknown kind {kind} at byte {self.at}")
+
+    def skip(self, count: int, size: int) -> None:
+        self.check_count(count, size, "values")
+        self.at += count * size
+
+    def tensor(self, name: str) -> tuple[tuple[int, ...], int, int]:
+        """Shape, slowest axis first, kind and offset; GGUF lists the fastest axis first."""
+        axes = self.number("<I")
+        if axes > _MAX_AXES:
+            raise ValueError(f"{name!r} has {axes} axes, more than the format's {_MAX_AXES}")
+        shape = tuple(self.number("<Q") for _ in range(axes))
+        return shape[::-1], self.number("<I"), self.number("<Q")
