@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, selec
 from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.patterns import Pattern
 from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.checkpoints.ties import check_head_is_known, check_separable, ties
 from merganser.checkpoints.torch_file import TorchFile
 from merganser.errors import CheckpointError, did_you_mean
 
@@ -36,6 +37,7 @@ _REFUSED = {
     "kasa_config": "KaSA",
     "alora_invocation_tokens": "aLoRA",
     "arrow_config": "Arrow",
+    "trainable_token_indices": "trained rows of an embedding",
 }
 #: Initialisations that leave the base alone; PiSSA, OLoRA, CorDA, LoRA-GA and LoftQ take their factors out of it.
 _PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica")
@@ -69,6 +71,10 @@ class AdapterFile:
         names = set(self.weights.names())
         for name in sorted(names):
             bare = name.removeprefix(_PREFIX)
+            if ".original_module." in bare:
+                raise CheckpointError(
+                    f"{self.path}: has {name!r}, a copy of what it trains; merge the adapter with peft first"
+                )
             for a, b in ((".lora_A.", ".lora_B."), (_EMBEDDING, ".lora_embedding_B")):
                 if a in name:
                     other = name.replace(a, b)
@@ -79,10 +85,16 @@ class AdapterFile:
                     break
             else:
                 if ".lora_" not in name:
-                    replaced[bare.replace(".modules_to_save", "")] = name
+                    replaced[bare.replace(".modules_to_save", "").replace(".base_layer", "")] = name
         if not updates and not replaced:
             raise CheckpointError(f"{self.path}: no LoRA factors found")
         return updates, replaced
+
+    def trains_whole(self, name: str) -> bool:
+        """Whether a whole tensor has been trained; others are the base's, saved along because rows were added."""
+        module, saved = name.rpartition(".")[0], self.config.get("modules_to_save") or ()
+        listed = any(isinstance(each, str) and f".{module}".endswith(f".{each}") for each in saved)
+        return listed or ".modules_to_save" in self.replaced[name]
 
     def _scale(self, module: str, a: str, b: str) -> float:
         rank = self._setting("r", "rank_pattern", module)
@@ -135,44 +147,82 @@ class Adapted(View):
     def __init__(self, base: Checkpoint, adapter: AdapterFile) -> None:
         super().__init__(base, f"{base.label}+{adapter.path}")
         self.adapter = adapter
+        self._ties = ties(base)
         self._updates = {self._target(name): name for name in adapter.updates}
         self._replaced = {self._target(name): name for name in adapter.replaced}
+        #: Names that the base ties and the adapter gives weights of their own -> what they were tied to.
+        self.untied = {tied: stored for tied, stored in self._ties.items() if self._separates(tied, stored)}
+        self._tied = {tied: stored for tied, stored in self.source.aliases().items() if tied not in self.untied}
+        for pair in self._ties.items():
+            for name, other in (pair, pair[::-1]):  # one tensor of the base, saved under one of its names
+                if name in self._replaced and not adapter.trains_whole(self._replaced[name]):
+                    self._replaced.setdefault(other, self._replaced[name])
+        self._names = [*self.source.names(), *(name for name in self.untied if name not in self.source.names())]
+        for target in (*self._updates, *self._replaced):
+            if self._trained(target) and target not in {*self._ties, *self._ties.values()}:
+                check_head_is_known(base, target, str(adapter.path))
         for target, name in self._updates.items():
-            expected, found = self.source.spec(target).shape, adapter.shape(name)
+            expected, found = self.spec(target).shape, adapter.shape(name)
             if found != expected:
                 raise CheckpointError(f"{adapter.path}: {name!r} fits {list(found)}, the base has {list(expected)}")
 
     def _target(self, name: str) -> str:
         """The base's name of a weight: adapters of a `ForCausalLM` class may sit over a bare model and vice versa."""
         for candidate in (name, name.removeprefix("model."), f"model.{name}"):
-            if candidate in self.source:
-                return self.source.aliases().get(candidate, candidate)
+            if candidate in self.source or candidate in self._ties:
+                return candidate
         raise CheckpointError(
             f"{self.adapter.path}: changes {name!r}, which {self.source.label} does not have"
             f"{did_you_mean(name, self.source.names())}"
         )
 
+    def _separates(self, tied: str, stored: str) -> bool:
+        """Whether two names of one tensor have different weights with the adapter."""
+        trained = [name for name in (tied, stored) if self._trained(name)]
+        both = [self._replaced[name] for name in (tied, stored) if name in self._replaced]
+        same = len(both) == 2 and not {tied, stored} & self._updates.keys() and self._equal(*both)
+        if same or (not trained and len(both) < 2):
+            return False
+        check_separable(self.source, tied, stored, str(self.adapter.path))
+        return True
+
+    def _trained(self, target: str) -> bool:
+        whole = self._replaced.get(target)
+        return target in self._updates or (whole is not None and self.adapter.trains_whole(whole))
+
+    def _equal(self, one: str, other: str) -> bool:
+        a, b = (self.adapter.weights.read(self.adapter.replaced[name]) for name in (one, other))
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    def aliases(self) -> Mapping[str, str]:
+        return self._tied
+
     def spec(self, name: str) -> TensorSpec:
         """A tensor saved whole may have rows for tokens that were added."""
-        spec = super().spec(name)
-        stored = self.source.aliases().get(name, name)
-        if stored not in self._replaced:
-            return spec
-        return TensorSpec(self.adapter.weights.spec(self._whole(stored)).shape, spec.dtype)
+        stored = self._tied.get(name, name)
+        begun = self.untied.get(stored, stored)
+        spec = self.source.spec(begun)
+        whole = self._whole(stored)
+        return spec if whole is None else TensorSpec(self.adapter.weights.spec(whole).shape, spec.dtype)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        stored = self.source.aliases().get(name, name)
-        if stored in self._replaced:
-            tensor = self.adapter.weights.read(self._whole(stored), rows)
+        stored = self._tied.get(name, name)
+        whole = self._whole(stored)
+        if whole is None:
+            tensor = self.source.read(self.untied.get(stored, stored), rows)
         else:
-            tensor = self.source.read(stored, rows)
+            tensor = self.adapter.weights.read(whole, rows)
         if stored in self._updates:
             return tensor.float() + self.adapter.delta(self._updates[stored], rows)
         return tensor
 
-    def _whole(self, stored: str) -> str:
+    def _whole(self, stored: str) -> str | None:
         """The name in the adapter's file of a tensor that takes the place of the base's."""
-        return self.adapter.replaced[self._replaced[stored]]
+        whole = self._replaced.get(stored)
+        return None if whole is None else self.adapter.replaced[whole]
 
     def fingerprint(self) -> str:
         own = f"{self.source.fingerprint()} {self.adapter.weights.fingerprint()} {self.adapter.config}"
@@ -180,6 +230,15 @@ class Adapted(View):
 
     def files(self) -> Sequence[Path]:
         return [*self.source.files(), *self.adapter.weights.files()]
+
+
+def separates_head(checkpoint: Checkpoint) -> bool:
+    """Whether an adapter gives a head of its own to a base whose embedding was its head."""
+    while isinstance(checkpoint, Adapted):
+        if checkpoint.untied:
+            return True
+        checkpoint = checkpoint.source
+    return False
 
 
 def is_adapter(path: Path) -> bool:

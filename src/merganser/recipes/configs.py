@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from merganser.checkpoints.adapter import separates_head
 from merganser.checkpoints.chat_templates import TEMPLATES
+from merganser.checkpoints.ties import untied_edits
 from merganser.errors import RecipeError, did_you_mean, reading
 from merganser.recipes.layers import Stack
 from merganser.recipes.plan import Output
@@ -38,6 +40,7 @@ def describe(
     nested = table.models[0].plan
     inherited: Mapping[str, list[Any]] = nested.sidecars if nested else {"config": [], "generation": []}
     edits = [*((list(path), value) for path, value in inherited["config"]), *edits]
+    edits += untied_edits(config) if separates_head(table.checkpoints[0]) else []
     edits += dtype_edits(config, recipe.output.dtype)
     kept, remarks = quantisation_edits(config, table, outputs)
     edits += kept

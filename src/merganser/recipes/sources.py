@@ -10,10 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from merganser.checkpoints.adapter import separates_head
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.quantised import quantised
 from merganser.checkpoints.sidecars import edited, read_chat_template
+from merganser.checkpoints.ties import untied_edits
 from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.errors import CheckpointError, did_you_mean
 from merganser.recipes.layers import Layout, layout
@@ -134,7 +136,10 @@ class Table:
         """The model's config.json, a nested merge's with its changes; empty if there is none."""
         if index not in self._configs:
             config, plan = read_config(self.checkpoints[index].directory), self.models[index].plan
-            self._configs[index] = edited(config, plan.sidecars["config"]) if plan and config else config
+            edits = plan.sidecars["config"] if plan else ()
+            if separates_head(self.checkpoints[index]):
+                edits = untied_edits(config)
+            self._configs[index] = edited(config, edits) if config else config
         return self._configs[index]
 
     def quantised(self, index: int) -> frozenset[str]:

@@ -1,0 +1,73 @@
+"""Heads that a checkpoint does not store because its embedding serves as one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.json_file import read_config
+from merganser.errors import CheckpointError
+
+_TIE = "tie_word_embeddings"
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
+#: Embeddings whose head has a known name: beside the decoder, at the top of the model.
+_PLAIN = re.compile(r"((model|transformer|gpt_neox|model\.decoder)\.)?(embed_tokens|wte|embed_in)\.weight")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|shared)\.weight$")
+_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining", "Seq2SeqLM")
+
+
+def ties(checkpoint: Checkpoint) -> dict[str, str]:
+    """Tied names -> stored names: the checkpoint's aliases, and the head that its config says its embedding is."""
+    found = dict(checkpoint.aliases())
+    config = read_config(checkpoint.directory)
+    embeddings = [name for name in checkpoint.names() if _PLAIN.fullmatch(name)]
+    if len(embeddings) == 1 and _has_tied_head(config):
+        stored = _heads(checkpoint)
+        implied = "embed_out.weight" if embeddings[0].endswith("embed_in.weight") else "lm_head.weight"
+        # A head that is stored, too, is not read where the config says that it is the embedding.
+        repeated = [head for head in stored if head not in found and config.get(_TIE) is True]
+        found |= dict.fromkeys(repeated if stored else [implied], embeddings[0])
+    return found
+
+
+def _heads(checkpoint: Checkpoint) -> list[str]:
+    return [name for name in (*checkpoint.names(), *checkpoint.aliases()) if _HEAD.search(name)]
+
+
+def _has_tied_head(config: Mapping[str, Any]) -> bool:
+    """Whether the class of a model has a head, and nothing says that it is not the embedding."""
+    inner = config.get("text_config")
+    tied = config.get(_TIE, inner.get(_TIE) if isinstance(inner, dict) else None)
+    classes = config.get("architectures")
+    if not isinstance(classes, list) or not classes:
+        return tied is True
+    return tied is not False and any(isinstance(each, str) and each.endswith(_WITH_HEAD) for each in classes)
+
+
+def check_separable(checkpoint: Checkpoint, tied: str, stored: str, where: str) -> None:
+    """Refuse weights of its own for a tied name which models would not load: one that is no head, or of a decoder that
+    scales what a tied head gets."""
+    config = read_config(checkpoint.directory)
+    if config and (not _HEAD.search(tied) or config.get("is_encoder_decoder")):
+        raise _inseparable(checkpoint, stored, repr(tied), where)
+
+
+def check_head_is_known(checkpoint: Checkpoint, stored: str, where: str) -> None:
+    """Refuse to change an embedding that serves as a head whose name is not known."""
+    if _EMBEDDING.search(stored) and not _heads(checkpoint) and _has_tied_head(read_config(checkpoint.directory)):
+        raise _inseparable(checkpoint, stored, "its head", where)
+
+
+def _inseparable(checkpoint: Checkpoint, stored: str, tied: str, where: str) -> CheckpointError:
+    return CheckpointError(
+        f"{where}: trains {stored!r}, which {checkpoint.label} also uses as {tied}; it is not known how to store them "
+        "apart, so merge the adapter with peft first"
+    )
+
+
+def untied_edits(config: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
+    """What a config must say of a head with weights of its own."""
+    inner = [[key, _TIE] for key, section in config.items() if isinstance(section, dict) and section.get(_TIE)]
+    return [([_TIE], False), *((path, False) for path in inner)] if config else []
