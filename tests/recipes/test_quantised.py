@@ -9,7 +9,7 @@ import torch
 
 from merganser import recipes
 from merganser.checkpoints.base import TensorSpec
-from merganser.checkpoints.quantised import quantised
+from merganser.checkpoints.quantised import codes_of, quantised
 from merganser.checkpoints.sidecars import edited
 from merganser.errors import CheckpointError
 from merganser.recipes.plan import Source
@@ -39,8 +39,47 @@ SCHEMES = {
     "int8": layers({"mlp.up.weight": spec(8, 8, dtype=torch.int8), "mlp.up.SCB": spec(8)}),
     "nf4": layers({"mlp.up.weight": spec(32, 1, dtype=torch.uint8), "mlp.up.weight.absmax": spec(1)}),
     "gptq": layers({"mlp.up.qweight": spec(1, 8, dtype=torch.int32), "mlp.up.scales": spec(1, 8)}),
+    "quanto": layers({"mlp.up.weight._data": spec(8, 8, dtype=torch.int8), "mlp.up.weight._scale": spec(8, 1)}),
     "packed": layers({"mlp.up.weight_packed": spec(8, 1, dtype=torch.int32), "mlp.up.weight_scale": spec(8, 1)}),
 }
+
+
+#: Schemes that only the config tells of.
+UNNAMED = {
+    "hqq": layers({"mlp.up.W_q": spec(4, 8, dtype=torch.uint8), "mlp.up.scale": spec(8, 1), "mlp.up.zero": spec(8, 1)}),
+    "vptq": layers(
+        {
+            "mlp.up.indices": spec(1, 8, 2, dtype=torch.int16),
+            "mlp.up.centroids.weight": spec(1, 64),
+            "mlp.up.perm": spec(8, dtype=torch.uint16),
+            "mlp.up.weight_scale": spec(8),
+        }
+    ),
+    "aqlm": layers({"mlp.up.codes": spec(8, 1, 1, dtype=torch.int64), "mlp.up.codebooks": spec(1, 16, 1, 8)}),
+    "1-d": layers({"mlp.up.words": spec(64, dtype=torch.int32), "mlp.up.range": spec(8)}),
+}
+BESIDE = {
+    "model.embed_tokens.weight": spec(8, 8),
+    "model.layers.0.norm.weight": spec(8),
+    "model.layers.0.norm.num_batches_tracked": spec(dtype=torch.int64),
+    "embeddings.position_ids": spec(1, 8, dtype=torch.int64),
+    "attn.relative_position_index": spec(8, 8, dtype=torch.int64),
+    "h.attn.bias": spec(1, 1, 8, 8, dtype=torch.uint8),
+    "causal_mask": spec(8, 8, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("scheme", UNNAMED)
+def test_integers_of_a_quantised_model_are_codes(scheme, header, tmp_path):
+    opened = header("a", UNNAMED[scheme] | BESIDE)
+    assert quantised(opened, {"quantization_config": {"quant_method": scheme}}) == set(UNNAMED[scheme])
+    assert not quantised(opened, {"model_type": "llama"}) & set(BESIDE)
+    (tmp_path / "config.json").write_text('{"quantization_config": {}}')
+    assert codes_of(header("a", UNNAMED[scheme] | BESIDE, directory=tmp_path)) == set(UNNAMED[scheme])
+    models = {"a": header("a", UNNAMED[scheme] | BESIDE, directory=tmp_path), "b": header("b", PLAIN)}
+    for second in ("a", "b"):
+        with pytest.raises(CheckpointError, match="a quantised weight cannot be merged; dequantise the model first"):
+            recipes.plan(recipes.load(f"method: linear\nmodels: [a, {second}]\nbase: a"), models.__getitem__)
 
 
 def planned(text, models, header):
@@ -75,7 +114,7 @@ def test_a_merge_of_codes_is_refused_in_one_line(scheme, first, other, header):
     message = str(error.value)
     assert "a quantised weight cannot be merged; dequantise the model first" in message
     assert "exclude" not in message
-    assert re.search(r"'model.layers.[01][\w.]*(weight|weight_packed|blocks)' of [ab] is (float8|u?int)", message)
+    assert re.search(r"'model.layers.[01][\w.]*(weight|weight_packed|blocks|_data)' of [ab] is (float8|u?int)", message)
     assert len(message.splitlines()) == 1
     assert "is missing" not in message
 

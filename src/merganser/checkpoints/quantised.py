@@ -6,8 +6,12 @@
 | MXFP4 (gpt-oss) | `gate_up_proj_blocks`, uint8 | `gate_up_proj_scales` |
 | bitsandbytes | `weight`, int8 or packed uint8 | `SCB`; `weight.absmax`, `weight.quant_map` |
 | GPTQ, AWQ, packed compressed-tensors | `qweight`, `weight_packed`, int32 | `scales`, `qzeros`; `weight_scale` |
+| quanto | `weight._data`, int8 or packed uint8 | `weight._scale`, `weight._shift` |
+| HQQ, VPTQ, AQLM and what comes next | `W_q`, `indices`, `codes`: any integers | whatever else its module has |
 
-Float8 tensors without scales, of a model whose config says nothing of quantisation, are ordinary weights.
+Schemes that are not known by name are known by the config: where it has a `quantization_config`, integers are codes
+unless they are called like positions or counters. Float8 tensors without scales, of a model whose config says nothing
+of quantisation, are ordinary weights.
 """
 
 from __future__ import annotations
@@ -19,32 +23,38 @@ from typing import Any
 
 import torch
 
-from merganser.checkpoints.base import Checkpoint, TensorSpec
+from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.checkpoints.json_file import read_config
 from merganser.errors import CheckpointError
 
 _FLOAT8 = {getattr(torch, name) for name in dir(torch) if name.startswith("float8_")}
 #: What codes are packed into; masks are bool, and indices int64.
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)
-_PACKED = re.compile(r"_(packed|blocks|qdata)$")
+_PACKED = re.compile(r"(_(packed|blocks|qdata)|\._data)$")
+#: Integers of ordinary models: positions, kinds of tokens, counters, places in a table.
+_COUNTED = re.compile(r"(_ids|num_batches_tracked|relative_position_index|coords_table|\.bias|mask)$")
 #: Names after a tensor's own, and names beside it in its module, by which its codes have scales.
-_AFTER = ("_scale", "_scale_inv", "_scales", ".absmax")
+_AFTER = ("_scale", "_scale_inv", "_scales", ".absmax", "._scale")
 _BESIDE = ("scales", "SCB", "scale_weight")
 _COMPANION = re.compile(r"(^|[._])(scales?|scale_inv|scale_weight|SCB|absmax|quant_map|zero_point|qzeros|g_idx)$")
 
 
 def quantised(checkpoint: Checkpoint, config: Mapping[str, Any]) -> frozenset[str]:
     """The tensors of a checkpoint that are codes or belong to codes: to be copied together or not at all."""
-    codes = {
-        name
-        for name in checkpoint.names()
-        if _is_code(name, checkpoint.spec(name), checkpoint, "quantization_config" in config)
-    }
-    if not codes:
+    configured = "quantization_config" in config
+    specs = {name: checkpoint.spec(name) for name in checkpoint.names()}
+    codes = {name for name, spec in specs.items() if _is_code(name, spec, checkpoint, configured)}
+    unknown = {name for name, spec in specs.items() if configured and _is_unknown_code(name, spec)} - codes
+    if not codes and not unknown:
         return frozenset()
     owners = codes | {name.rpartition(".")[0] for name in codes}
-    beside = {n for n in checkpoint.names() if is_scale(n) and n.rpartition(".")[0] in owners}
-    return frozenset(codes | beside)
+    modules = {name.rpartition(".")[0] for name in unknown} - {""}
+    beside = {
+        name
+        for name in specs
+        if (is_scale(name) and name.rpartition(".")[0] in owners) or not modules.isdisjoint(_around(name))
+    }
+    return frozenset(codes | unknown | beside)
 
 
 def refuse_quantised(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> None:
@@ -60,7 +70,8 @@ def refuse_quantised(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> Non
 
 def codes_of(checkpoint: Checkpoint) -> frozenset[str]:
     """`quantised` by the checkpoint's own config, which is read only where it decides."""
-    decides = any(checkpoint.spec(name).dtype in _FLOAT8 for name in checkpoint.names())
+    specs = {name: checkpoint.spec(name) for name in checkpoint.names()}
+    decides = any(spec.dtype in _FLOAT8 or _is_unknown_code(name, spec) for name, spec in specs.items())
     return quantised(checkpoint, read_config(checkpoint.directory) if decides else {})
 
 
@@ -75,6 +86,18 @@ def _is_code(name: str, spec: TensorSpec, checkpoint: Checkpoint, configured: bo
     if spec.dtype not in _INTEGERS or len(spec.shape) < 2:
         return False
     return name.endswith(("weight", "weight_packed")) or _has_scales(name, checkpoint)
+
+
+def _is_unknown_code(name: str, spec: TensorSpec) -> bool:
+    """Whether a tensor of a model that is quantised somehow can only be codes."""
+    counts = spec.dtype == torch.bool or not spec.shape or _COUNTED.search(name)
+    return is_integer(spec.dtype) and not counts
+
+
+def _around(name: str) -> list[str]:
+    """The modules that a tensor is in, the nearest two: centroids have a module of their own beside the indices."""
+    nearest = name.rpartition(".")[0]
+    return [nearest, nearest.rpartition(".")[0]]
 
 
 def _has_scales(name: str, checkpoint: Checkpoint) -> bool:
