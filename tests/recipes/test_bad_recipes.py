@@ -142,7 +142,7 @@ NATIVE = {
     ),
     "bad padding": (
         f"method: linear\n{TWO}\noutput: {{tokenizer: {{source: base, pad_to_multiple_of: 0}}}}",
-        "output.tokenizer.pad_to_multiple_of: expected at least 1, got 0",
+        "output.tokenizer.pad_to_multiple_of: expected 1 to 65536, got 0",
     ),
     "bad token source": (
         f"method: linear\n{TWO}\noutput: {{tokenizer: {{tokens: {{x: {{source: {{kind: model_token, model: a}}}}}}}}}}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -322,3 +324,38 @@ def test_an_adapter_that_adds_tokens_changes_the_size_in_the_config(tmp_path, di
     assert {o.spec.shape for o in plan.outputs if "embed" in o.name or "head" in o.name} == {(8, 3)}
     assert plan.sidecars["config"] == [[["vocab_size"], 8], [["text_config", "vocab_size"], 8]]
     assert any("its adapter has 8 embedding rows, its base 6" in note for note in plan.notes)
+
+
+def _renumber(path, token, number):
+    file = path / "tokenizer.json"
+    data = json.loads(file.read_text())
+    data["model"]["vocab"][token] = number
+    file.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize("source", ["base", "union", "a"])
+@pytest.mark.parametrize("model", ["base", "a"])
+@pytest.mark.parametrize("number", [-1, 10**9, 14, 1.5, "1", True, None])
+def test_ids_that_cannot_number_rows_are_refused(family, tmp_path, source, model, number):
+    family()
+    _renumber(tmp_path / model, "x", number)
+    (tmp_path / "recipe.yml").write_text(
+        f"method: linear\nbase: base\nmodels: [base, a]\noutput: {{tokenizer: {source}}}\n"
+    )
+    with pytest.raises(CheckpointError):
+        recipes.plan(recipes.load(tmp_path / "recipe.yml"))
+
+
+def test_a_token_just_beyond_the_rows_adds_one(family, tmp_path):
+    family()
+    _renumber(tmp_path / "base", "x", 7)
+    (tmp_path / "recipe.yml").write_text("method: linear\nbase: base\nmodels: [base, a]\noutput: {tokenizer: base}\n")
+    plan = recipes.plan(recipes.load(tmp_path / "recipe.yml"))
+    assert plan.outputs[0].spec.shape[0] == 8
+
+
+@pytest.mark.parametrize("multiple", [0, -64, 65537, 100_000_000])
+def test_padding_has_bounds(multiple):
+    text = f"method: linear\nmodels: [a, b]\noutput: {{tokenizer: {{pad_to_multiple_of: {multiple}}}}}\n"
+    with pytest.raises(RecipeError, match="pad_to_multiple_of: expected 1 to 65536"):
+        recipes.load(text)

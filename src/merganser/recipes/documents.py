@@ -3,16 +3,88 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import yaml
 
 from merganser.errors import RecipeError
 
+#: What a document may hold once its aliases are written out, unless it is that long itself.
+_MOST_VALUES = 100_000
+_DEEPEST = 100
+_LARGEST = 2**63
+
 
 class _Loader(yaml.SafeLoader):
-    pass
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self._depth > _DEEPEST:
+            raise _too_deep(self.line)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        _bound(node)
+        return super().construct_document(node)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        line = node.start_mark.line + 1
+        try:
+            found = super().construct_yaml_int(node)
+        except ValueError:
+            raise RecipeError(f"line {line}: not a whole number, or one too large: {_short(node.value)}") from None
+        if abs(found) >= _LARGEST:
+            raise RecipeError(f"line {line}: the number {_short(node.value)} is too large")
+        return found
+
+    def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> Any:
+        """Return a date as the text it was written as: recipes have paths and names, no dates."""
+        return self.construct_scalar(node)
+
+
+def _too_deep(line: int) -> RecipeError:
+    return RecipeError(f"line {line + 1}: nested more than {_DEEPEST} deep")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 24 else f"{text[:24]}…"
+
+
+def _bound(document: yaml.Node) -> None:
+    """Refuse aliases that stand for far more than was written, for themselves, or for a very deep nesting."""
+    #: Values in a node, and how deep they are nested; None while it is being measured.
+    found: dict[yaml.Node, tuple[int, int] | None] = {}
+
+    def measure(node: yaml.Node) -> tuple[int, int]:
+        if node not in found:
+            found[node] = None
+            inner = [measure(each) for each in _inside(node)]
+            values, depth = 1 + sum(v for v, _ in inner), 1 + max((d for _, d in inner), default=0)
+            if depth > _DEEPEST:
+                raise _too_deep(node.start_mark.line)
+            found[node] = values, depth
+        measured = found[node]
+        if measured is None:
+            line = node.start_mark.line + 1
+            raise RecipeError(f"line {line}: an alias inside the very value it stands for")
+        return measured
+
+    values, _ = measure(document)
+    if values > max(_MOST_VALUES, len(found)):
+        raise RecipeError(f"its aliases (*name) stand for more than {_MOST_VALUES:,} values; write out what it needs")
+
+
+def _inside(node: yaml.Node) -> Iterator[yaml.Node]:
+    """Return the nodes directly inside one."""
+    if isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            yield from pair
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -36,6 +108,8 @@ _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+$"), list("-+0123456789")
 )
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_timestamp)
 
 
 def parse(text: str, source: str = "recipe") -> list[Any]:
@@ -50,6 +124,8 @@ def parse(text: str, source: str = "recipe") -> list[Any]:
         raise RecipeError(f"{source}: not valid YAML: {str(error).splitlines()[0]}") from None
     except RecipeError as error:
         raise RecipeError(f"{source}: {error}") from None
+    except (ValueError, KeyError) as error:  # of an explicit tag: !!float x
+        raise RecipeError(f"{source}: not valid YAML: {error}") from None
 
 
 def dump(data: Any) -> str:

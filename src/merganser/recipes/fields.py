@@ -15,6 +15,8 @@ from merganser.recipes.schema import Problems, TokenizerOptions, TokenRow
 from merganser.recipes.settings import Choice, Gradient, Scalar, Setting
 from merganser.units import parse_size
 
+#: Rows are padded for the sake of tiles of hardware; nobody's tiles are larger.
+_LARGEST_MULTIPLE = 65536
 _KINDS = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "a whole number"}
 
 
@@ -178,8 +180,8 @@ def tokenizer(value: Any, where: str, problems: Problems, default: str) -> Token
     with problems.collect():
         if value.get("pad_to_multiple_of") is not None:
             multiple = expect(value["pad_to_multiple_of"], int, f"{where}.pad_to_multiple_of")
-            if multiple < 1:
-                raise RecipeError(f"{where}.pad_to_multiple_of: expected at least 1, got {multiple}")
+            if not 1 <= multiple <= _LARGEST_MULTIPLE:
+                raise RecipeError(f"{where}.pad_to_multiple_of: expected 1 to {_LARGEST_MULTIPLE}, got {multiple}")
     return TokenizerOptions(source, tokens, multiple)
 
 

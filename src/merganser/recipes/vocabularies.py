@@ -57,6 +57,8 @@ def unify(recipe: Recipe, table: Table) -> Unified | None:
             raise CheckpointError(f"{where}: {named.label} has no token embedding, so no vocabulary to unify")
     heights = [height or 0 for height in found]
     tokens = _tokens(table, heights, where, notes)
+    for named, each, height in zip(table.models, tokens, heights, strict=True):
+        _check_ids(each, height, f"{where}: {named.label}")
     model = 0
     if options.source not in ("base", "union"):
         try:
@@ -175,6 +177,20 @@ def _tokens(table: Table, heights: Sequence[int], where: str, notes: list[str]) 
             notes.append(f"{table.models[i].label} has no tokenizer; it is taken to be that of {table.models[0].label}")
         found.append(own or base)
     return found
+
+
+def _check_ids(tokens: Tokens, height: int, where: str) -> None:
+    """Refuse ids that cannot number rows.
+
+    A tokenizer may have tokens beyond the rows of its model, but no more of them than it has tokens.
+    """
+    limit = height + len(tokens.ids)
+    for token, row in tokens.ids.items():
+        if type(row) is not int or not 0 <= row < limit:
+            raise CheckpointError(
+                f"{where}: its tokenizer gives the token {token!r} the id {row!r}; expected a whole number from 0 to "
+                f"{limit - 1}, since it has {len(tokens.ids)} tokens and its embedding {height} rows"
+            )
 
 
 def _files(table: Table, model: int) -> list[Path | None]:

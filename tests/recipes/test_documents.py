@@ -1,0 +1,44 @@
+"""YAML that stands for more than it should, or for something else than it seems."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from merganser import recipes
+from merganser.errors import RecipeError
+
+TWO = "models: [./a, ./b]"
+
+
+def _expanding(template: str) -> str:
+    """Nine lines, each of which names the one before ten times."""
+    names = "abcdefghi"
+    lines = [f"x-{b}: &{b} " + template % ", ".join([f"*{a}"] * 10) for a, b in itertools.pairwise(names)]
+    return "\n".join(["x-a: &a {p: 1}", *lines])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_expanding("[%s]"), "stand for more than 100,000 values"),
+        (_expanding("{<<: [%s]}"), "stand for more than 100,000 values"),
+        ("x-a: &a [*a]", "line 1: an alias inside the very value it stands for"),
+        ("x-a: " + "[" * 3000, "line 1: nested more than 100 deep"),
+        ("x-0: &a0 [1]\n" + "\n".join(f"x-{i}: &a{i} [*a{i - 1}]" for i in range(1, 300)), "nested more than 100 deep"),
+        ("seed: 0x" + "f" * 5000, "line 1: the number 0xffffffffffffffffffffff… is too large"),
+        ("seed: " + "9" * 5000, "line 1: not a whole number, or one too large"),
+        ("seed: !!float x", "not valid YAML"),
+        ("seed: !!bool x", "not valid YAML"),
+    ],
+)
+def test_documents_that_stand_for_too_much_are_refused(text, message):
+    with pytest.raises(RecipeError) as error:
+        recipes.load(f"{text}\n---\nmethod: linear\n{TWO}\n")
+    assert message in str(error.value)
+
+
+def test_a_path_that_looks_like_a_date_is_a_path():
+    recipe = recipes.load("method: linear\nmodels: [2024-01-01, 2024-13-45]")
+    assert [entry.label for entry in recipe.entries()] == ["2024-01-01", "2024-13-45"]
