@@ -68,7 +68,6 @@ def test_other_tools_names():
     assert aliases(lookup("nuslerp")) == {"nuslerp_flatten": "flatten", "nuslerp_row_wise": "row_wise"}
     assert mergekit_defaults(lookup("ties")) == {"density": 1.0}
     assert mergekit_defaults(lookup("linear")) == {}
-    assert "int8_mask" in lookup("dare_ties").ignored
 
 
 def test_numbers_of_models_and_the_base_are_checked():

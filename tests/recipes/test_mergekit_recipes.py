@@ -237,6 +237,10 @@ def test_parameters_are_looked_up_source_first_then_slice_then_recipe(data, hub)
         ),
     )
     own, sliced, shared = data.draw(value), data.draw(value), data.draw(value)
+    if isinstance(shared, list) and isinstance(shared[0], dict):
+        shared.append({"filter": "*", "value": 0.25})
+    elif shared is None and (own is not None or sliced is not None):
+        shared = 0.75  # a weight that is given must be given for every tensor
     start = data.draw(st.integers(0, 2))
     document = {
         "merge_method": "linear",

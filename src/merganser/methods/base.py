@@ -117,8 +117,6 @@ class Method(ABC):
     statistics: ClassVar[tuple[str, ...]] = ()
     #: Other names under which recipes may ask for this rule.
     also: ClassVar[tuple[str, ...]] = ()
-    #: Other tools' parameters that have nothing to act on here: accepted in their recipes, without effect.
-    ignored: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def check_inputs(cls, models: int, base: bool, where: str = "") -> None:

@@ -32,7 +32,6 @@ class Sce(Method):
     summary = "select entries of high variance, weigh models by energy, erase minority signs"
     reach = "reduce_map"
     base = "required"
-    ignored = ("int8_mask",)
     select_topk: float = param(1.0, "share of the entries kept, those of largest variance", low=0, high=1)
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 

@@ -26,7 +26,6 @@ class TaskVectors(Method):
     """The family's common part."""
 
     base = "required"
-    ignored = ("int8_mask",)
     #: Whether models vote on the sign of each entry (TIES' consensus) or are just added.
     elects: ClassVar[bool] = False
 

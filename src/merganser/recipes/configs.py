@@ -33,15 +33,16 @@ def describe(
     vocabulary: Unified | None,
     restacked: Sequence[Restacked],
     outputs: Sequence[Output],
+    dtype: str | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The sidecars of a plan, and what its user should know about them."""
+    """The sidecars of a plan, and what its user should know about them; `dtype` is another than the template's."""
     config = table.config(0)
     edits, notes = layer_edits(config, restacked)
     nested = table.models[0].plan
     inherited: Mapping[str, list[Any]] = nested.sidecars if nested else {"config": [], "generation": []}
     edits = [*((list(path), value) for path, value in inherited["config"]), *edits]
     edits += untied_edits(config) if separates_head(table.checkpoints[0]) else []
-    edits += dtype_edits(config, recipe.output.dtype)
+    edits += dtype_edits(config, dtype)
     kept, remarks = quantisation_edits(config, table, outputs)
     edits += kept
     notes += remarks

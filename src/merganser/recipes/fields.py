@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from merganser.units import parse_size
 
 #: Rows are padded for the sake of tiles of hardware; nobody's tiles are larger.
 _LARGEST_MULTIPLE = 65536
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+_TRUTHS = {"true": True, "false": False}
 _KINDS = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "a whole number"}
 
 
@@ -29,17 +32,40 @@ def kind_of(value: Any) -> str:
     return repr(value)
 
 
+def unquote(value: Any) -> Any:
+    """Return the number or the truth value that a text spells, `'0.6'` or `'false'`, else the value as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text.lower() in _TRUTHS:
+        return _TRUTHS[text.lower()]
+    return _number(text) if _NUMBER.fullmatch(text) else value
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.lstrip("+-").isdigit() and len(text) < 19 else float(text)
+
+
 def expect(value: Any, kind: type, where: str) -> Any:
-    """The value if it is of that kind, else an error that names the place."""
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    """The value if it is of that kind, else an error that names the place.
+
+    Numbers and truth values may be in quotes, and whole numbers may be written `6.0`.
+    """
+    if kind in (int, bool):
+        plain = unquote(value)
+        plain = int(plain) if kind is int and isinstance(plain, float) and plain.is_integer() else plain
+        if type(plain) is kind:
+            return plain
+    elif isinstance(value, kind):
         return value
     raise RecipeError(f"{where}: expected {_KINDS[kind]}, got {kind_of(value)}")
 
 
 def known_keys(data: Mapping[str, Any], known: Iterable[str], where: str, problems: Problems) -> None:
+    """Report keys nobody reads; at the top, `x-…` holds what anchors stand for and belongs to the writer."""
     known = tuple(known)
     for key in data:
-        if key not in known:
+        if key not in known and not (where == "" and str(key).startswith("x-")):
             problems.add(where, f"unknown key {key!r}{did_you_mean(str(key), known)}")
 
 
@@ -72,26 +98,28 @@ def globs(value: Any, where: str) -> tuple[str, ...]:
 
 
 def layer_range(value: Any, where: str) -> tuple[int, int]:
-    ok = isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value)
-    if not ok:
+    if not isinstance(value, list) or len(value) != 2:
         raise RecipeError(f"{where}: expected [first, last) as two whole numbers, got {kind_of(value)}")
-    first, last = value
+    first, last = (expect(v, int, f"{where}[{i}]") for i, v in enumerate(value))
     if not 0 <= first < last:
         raise RecipeError(f"{where}: [{first}, {last}] holds no layer; expected 0 <= first < last")
     return first, last
 
 
 class Declared:
-    """The parameters a recipe's methods know, by own name and by alias."""
+    """The parameters a recipe's methods know, by own name and by alias, or only by the `names` a dialect has for
+    them (name there -> own name)."""
 
-    def __init__(self, methods: Iterable[type[Method]]) -> None:
+    def __init__(self, methods: Iterable[type[Method]], names: Mapping[str, str] | None = None) -> None:
         self.methods = tuple(methods)
         self.known: dict[str, list[Parameter]] = {}
-        self.aliases: dict[str, str] = {}
+        self.names: dict[str, str] = dict(names or {})
         for method in self.methods:
             for name, parameter in method_parameters(method).items():
                 self.known.setdefault(name, []).append(parameter)
-            self.aliases |= parameter_aliases(method)
+            if names is None:
+                self.names |= {name: name for name in method_parameters(method)}
+                self.names = parameter_aliases(method) | self.names
 
     @property
     def title(self) -> str:
@@ -99,19 +127,20 @@ class Declared:
         return f"method {names[0]!r}" if len(names) == 1 else "methods " + ", ".join(map(repr, names))
 
     def find(self, name: str) -> tuple[str, list[Parameter]] | None:
-        own = name if name in self.known else self.aliases.get(name)
+        own = self.names.get(name)
         return (own, self.known[own]) if own else None
 
     def unknown(self, name: str) -> str:
-        return f"unknown parameter {name!r} of {self.title}{did_you_mean(name, [*self.known, *self.aliases])}"
+        return f"unknown parameter {name!r} of {self.title}{did_you_mean(name, self.names)}"
 
 
 def scalar(value: Any, candidates: list[Parameter], where: str) -> Scalar:
     """The value as one of the candidates takes it; the first one's complaint otherwise."""
     complaint: RecipeError | None = None
     for parameter in candidates:
+        textual = parameter.choices is not None or parameter.kind in (str, tuple)
         try:
-            checked: Scalar = parameter.check(value, where)
+            checked: Scalar = parameter.check(value if textual else unquote(value), where)
             return checked
         except RecipeError as error:
             complaint = complaint or error

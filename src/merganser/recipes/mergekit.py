@@ -17,6 +17,7 @@ from merganser.methods.parameters import Parameter
 from merganser.methods.registry import lookup, mergekit_defaults
 from merganser.recipes import fields
 from merganser.recipes.fields import Declared, expect, kind_of, known_keys
+from merganser.recipes.mergekit_parameters import acting, required, without_effect
 from merganser.recipes.schema import Entry, OutputOptions, Part, Problems, Recipe, Slice
 from merganser.recipes.settings import Case, Choice
 
@@ -35,13 +36,11 @@ KEYS = (
     "name",
     "exclude",
 )
-_WITHOUT_EFFECT = {"int8_mask": "masks cost no memory here"}
-#: Every parameter of every method of mergekit: given to a method without it, it is ignored there without a word.
-_PARAMETERS = frozenset(
-    {"weight", "density", "epsilon", "gamma", "lambda", "normalize", "int8_mask", "rescale", "t", "scale"}
-    | {"nuslerp_flatten", "nuslerp_row_wise", "normalize_weights", "eps", "filter_wise", "select_topk"}
-    | {"max_iter", "tol", "r", "alpha"}
-)
+#: Keys of older versions, of other places or of the command line, which mergekit ignores at the top of a recipe.
+_ELSEWHERE = {
+    "pad_to_multiple_of": "under tokenizer it has one",
+    "random_seed": "mergekit takes it from its command line; here the draws follow the recipe's seed, which is 0",
+}
 Nested = Callable[[Any, str], Recipe]
 
 
@@ -64,7 +63,11 @@ _OTHER_TOOLS = {
 def refuse_other_tools(data: Mapping[str, Any]) -> None:
     """An error that names what a file is, if it is no merge."""
     found = [tool for key, tool in _OTHER_TOOLS.items() if key in data]
-    if found and "merge_method" not in data and "method" not in data:
+    if data.get("merge_method", data.get("method")) == "moe":
+        found = [_OTHER_TOOLS["experts"]]
+    elif "merge_method" in data or "method" in data:
+        return
+    if found:
         what, instead = found[0]
         raise RecipeError(f"this is {what}, not a merge; {instead}")
 
@@ -98,17 +101,19 @@ class _Reader:
         self.nested = nested
         self.stages = stages
         self.declared = Declared(())
+        self.called = ""
 
     def recipe(self, data: Mapping[str, Any], root: Path | None, text: str) -> Recipe | None:
         problems = self.problems
-        known_keys(data, KEYS, "", problems)
         method = None
         with problems.collect():
             name = expect(data.get("merge_method"), str, "merge_method")
             method = lookup(name, "merge_method")
         if method is None:
             return None
-        self.declared = Declared((method,))
+        self.declared = Declared((method,), acting(name, method))
+        self.called = name
+        known_keys(self._without_strays(data), KEYS, "", problems)
         base = self._model(data["base_model"], "base_model") if data.get("base_model") is not None else None
         parts = self._parts(data)
         parameters = self._settings(data.get("parameters"), "parameters")
@@ -118,12 +123,28 @@ class _Reader:
             base=base,
             parameters=parameters,
             defaults=mergekit_defaults(method),
+            required=required(name),
             output=self._output(data),
             dialect="mergekit",
             notes=tuple(dict.fromkeys(self.notes)),
             text=text,
             root=root,
         )
+
+    def _without_strays(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the document without the keys that are known elsewhere but not at its top: noted, as mergekit ignores
+        them there."""
+        kept = {}
+        for key, value in data.items():
+            elsewhere = _ELSEWHERE.get(str(key))
+            if elsewhere is None and self.declared.find(str(key)) is not None:
+                elsewhere = "under parameters it has one"
+            reason = elsewhere or without_effect(str(key), self.called, self.declared.methods[0])
+            if key in KEYS or reason is None:
+                kept[key] = value
+            else:
+                self.notes.append(f"{key} has no effect at the top of a recipe: {reason}")
+        return kept
 
     def _parts(self, data: Mapping[str, Any]) -> tuple[Part, ...]:
         given = [key for key in ("models", "slices", "modules") if data.get(key)]
@@ -211,11 +232,10 @@ class _Reader:
 
     def _settings(self, raw: Any, where: str) -> dict[str, Any]:
         def ignored(name: str) -> bool:
-            if name not in _PARAMETERS and not any(name in method.ignored for method in self.declared.methods):
-                return False
-            reason = _WITHOUT_EFFECT.get(name, f"{self.declared.title} has nothing for it to act on")
-            self.notes.append(f"{where}.{name} has no effect: {reason}")
-            return True
+            reason = without_effect(name, self.called, self.declared.methods[0])
+            if reason is not None:
+                self.notes.append(f"{where}.{name} has no effect: {reason}")
+            return reason is not None
 
         return fields.settings(raw, self.declared, where, self.problems, by_filter, ignored)
 

@@ -201,7 +201,7 @@ class _Reader:
         beside = {key: value for key, value in raw.items() if key not in keys}
         for key in list(beside):
             if declared.find(str(key)) is None:
-                words = [*keys, *declared.known, *declared.aliases]
+                words = [*keys, *declared.names]
                 self.problems.add(where, f"unknown key or parameter {key!r}{did_you_mean(str(key), words)}")
                 del beside[key]
         found = fields.settings(beside, declared, where, self.problems, by_glob)

@@ -16,6 +16,7 @@ from merganser.checkpoints.vocabulary import Remapped
 from merganser.errors import RecipeError
 from merganser.methods.registry import build
 from merganser.recipes.configs import describe
+from merganser.recipes.dtypes import Dtypes
 from merganser.recipes.mismatches import Mismatches, is_buffer, tied_source
 from merganser.recipes.plan import Output, Plan, Source
 from merganser.recipes.resolve import override_for
@@ -47,7 +48,8 @@ def _plan(recipe: Recipe, opener: Open) -> Nested:
                 table.checkpoints[i] = Remapped(plain[i], remap, plain)
     planner = _Planner(recipe, table)
     outputs = planner.outputs()
-    sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs)
+    dtype = recipe.output.dtype or planner.dtypes.widened
+    sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs, dtype)
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
     unmatched = unmatched_notes(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
     rows = vocabulary.notes if vocabulary is not None else renumbered(recipe, table)
@@ -81,6 +83,7 @@ class _Planner:
         self.stacking = Stacking(recipe, table)
         self.mismatches = Mismatches(recipe, table)
         self._dtype = getattr(torch, recipe.output.dtype) if recipe.output.dtype else None
+        self.dtypes = Dtypes(recipe, table)
         self._roles: dict[tuple[int, int], Roles] = {}
         self._built: dict[tuple[int, str], dict[str, Any]] = {}
         self._fresh: set[str] = set()
@@ -96,7 +99,7 @@ class _Planner:
             raise RecipeError(f"the merge has no tensors: {why}")
         self.mismatches.extra(known, self.stacking)
         self.mismatches.finish()
-        self.notes += self.mismatches.notes
+        self.notes += [*self.mismatches.notes, *self.dtypes.notes()]
         return outputs
 
     def names(self) -> set[str]:
@@ -149,7 +152,7 @@ class _Planner:
         parameters = self._parameters(roles, job, [source.name for source in sources])
         output = Output(
             job.name,
-            TensorSpec(shape, self._dtype or spec.dtype),
+            TensorSpec(shape, self._dtype or self.dtypes.choose(spec.dtype, used)),
             roles.method.name,
             tuple(sources),
             base,

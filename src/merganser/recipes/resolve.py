@@ -77,6 +77,7 @@ class Resolver:
     own: Mapping[str, tuple[tuple[Setting, ...], ...]]
     labels: tuple[str, ...]
     filter_by_source: bool
+    required: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -102,7 +103,16 @@ class Resolver:
             {key: tuple(chain(key, entry) for entry in entries) for key, p in known.items() if p.per_model},
             tuple(entry.label for entry in entries),
             recipe.dialect == "mergekit",
+            tuple(key for key in recipe.required if key in known),
         )
+
+    def unsaid(self) -> dict[str, list[str]]:
+        """Return the required parameters that the recipe does not mention, each with the models it is missing for."""
+        found = {
+            key: [label for label, chain in zip(self.labels, self.own[key], strict=True) if not chain]
+            for key in self.required
+        }
+        return {key: labels for key, labels in found.items() if labels}
 
     @property
     def constant(self) -> bool:
@@ -124,6 +134,11 @@ class Resolver:
                 resolve(chain, source if self.filter_by_source else name, t)
                 for chain, source in zip(chains, sources, strict=True)
             ]
+            for chain, value, label in zip(chains, values, self.labels, strict=True):
+                if key in self.required and chain and value is None:
+                    raise RecipeError(
+                        f"{key} of {label} has no value for {name!r}: no filter matches; end its list with {{value: …}}"
+                    )
             if any(value is not None for value in values):
                 found[key] = [self._or_default(key, value, i) for i, value in enumerate(values)]
         return found

@@ -65,6 +65,9 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
         base = None
     method.check_inputs(len(entries), base is not None, f"{where}: method {method.name!r}")
     resolver = Resolver.of(recipe, part, each, override, method, entries)
+    for key, labels in resolver.unsaid().items():
+        taken = f"{declared(method)[key].default:g} is taken, where mergekit refuses"
+        notes.append(f"{each.where}: {key} is not given for {', '.join(labels)}: {taken}")
     return Roles(method, entries, base, resolver, tuple(notes), resolver.constant)
 
 

@@ -105,6 +105,8 @@ class Recipe:
     parameters: Parameters = field(default_factory=dict)
     #: What the dialect means by a parameter left out, where the method's own default is another.
     defaults: Parameters = field(default_factory=dict)
+    #: Parameters of each model for which the dialect has no default.
+    required: tuple[str, ...] = ()
     overrides: tuple[Override, ...] = ()
     output: OutputOptions = OutputOptions()
     seed: int = 0

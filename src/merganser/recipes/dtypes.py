@@ -1,0 +1,51 @@
+"""The dtype of the output where the recipe does not say it and the models differ."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from merganser.recipes.plan import Source
+from merganser.recipes.schema import Recipe
+from merganser.recipes.sources import Table
+
+
+class Dtypes:
+    """Chooses a dtype for each output: that of the template, or in mergekit's dialect the widest of its sources."""
+
+    def __init__(self, recipe: Recipe, table: Table) -> None:
+        self._recipe = recipe
+        self._table = table
+        #: A source of every dtype that went into an output of another.
+        self._other: dict[torch.dtype, tuple[Source, torch.dtype]] = {}
+        #: What the template's dtype was widened to, for the config.
+        self.widened: str | None = None
+
+    def choose(self, template: torch.dtype, sources: Sequence[Source]) -> torch.dtype:
+        """Return the dtype of an output made of `sources`, and remember what differs."""
+        found = {self._table.checkpoints[s.model].spec(s.name).dtype: s for s in sources}
+        if found.keys() == {template}:
+            return template
+        chosen = template
+        if self._recipe.dialect == "mergekit" and not any(dtype.itemsize < 2 for dtype in found):
+            chosen = functools.reduce(torch.promote_types, found)
+            self.widened = _name(chosen) if chosen != template else self.widened
+        for dtype, source in found.items():
+            if dtype != chosen:
+                self._other.setdefault(dtype, (source, chosen))
+        return chosen
+
+    def notes(self) -> list[str]:
+        """Say which models are stored otherwise than the output."""
+        key = "dtype" if self._recipe.dialect == "mergekit" else "output.dtype"
+        return [
+            f"{self._table.models[source.model].label} is stored in {_name(dtype)} and the output in {_name(chosen)}, "
+            f"since the recipe does not say; set {key} to choose"
+            for dtype, (source, chosen) in self._other.items()
+        ]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
