@@ -29,7 +29,10 @@ def barriers(
     found = align.universe([first, second], symmetry)
     ends: dict[str, tuple[State, State]] = {
         "as trained": (state_of(first), state_of(second)),
-        "weight matching": (state_of(first), align.match(first, second, symmetry).apply(second)),
+        "weight matching": (
+            state_of(first),
+            align.match(first, second, symmetry, start="identity", tries=1).apply(second),
+        ),
         "C²M³": (found.to_universe(0), found.to_universe(1)),
     }
 

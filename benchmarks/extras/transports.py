@@ -46,7 +46,7 @@ def table(
     """Accuracy on the new task and the old one of the target with the source's task vector, moved in several ways."""
     matches = {
         "not matched": identity(symmetry),
-        "weight matching": align.match(target, source, symmetry).permutations,
+        "weight matching": align.match(target, source, symmetry, start="identity", tries=1).permutations,
         "Frank-Wolfe": align.match(target, source, symmetry, method="frank_wolfe").permutations,
     }
     rows = {}

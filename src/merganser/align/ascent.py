@@ -9,15 +9,16 @@ f is not taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from merganser.align.images import HardImage, SoftImage
+from merganser.align.images import HardImage, Placing, SoftImage
 from merganser.align.objective import Placement, inner
 from merganser.align.permutations import Permutations
-from merganser.kernels.assignment import assign_all
+from merganser.kernels.assignment import Solution, assign_all
 
 #: A tree (by its root) of a model.
 Coordinate = tuple[int, str]
@@ -75,9 +76,7 @@ class Ascent:
 
     def improve(self, model: int, root: str) -> float:
         """The best permutation of one tree of one model, taken if it raises f; the gain."""
-        layout, image = self.placement.layout, self.placement.images[model]
-        if not isinstance(image, HardImage):
-            raise TypeError("coordinate ascent moves hard images")
+        layout, image = self.placement.layout, self._image(model)
         terms = list(dict.fromkeys(term for term, _ in layout.places[root]))
         surroundings = [self._moves[term] for term in terms]
         if self._seen.get((model, root)) == surroundings:
@@ -86,18 +85,31 @@ class Ascent:
         [(solution, _)] = assign_all([(layout.trees[root], self.placement.profits(model, root))], self.workers)
         placing = layout.indices(root, solution)
         images = image.trial(root, placing)
-        rests = {term: self.placement.rest(model, term) for term in terms}
-        gain = sum(inner(images[term] - image.full[term], rests[term]) for term in terms)
+        gain = sum(inner(images[term] - image.full[term], self.placement.rest(model, term)) for term in terms)
         if gain <= self._least:
             return 0.0
-        image.set(placing, images)
-        self.permutations[model] |= solution
-        for term in terms:
-            self.placement.total[term] = rests[term].add_(images[term])
-            self._moves[term] += 1
+        self._take(model, solution, placing, images)
         if len(terms) == len(layout.places[root]):  # linear: the move itself changes nothing this tree would see
             self._seen[model, root] = [self._moves[term] for term in terms]
         return gain
+
+    def set(self, model: int, root: str, solution: Solution) -> None:
+        """Put one tree of one model where it is told, whatever that does to f."""
+        placing = self.placement.layout.indices(root, solution)
+        self._take(model, solution, placing, self._image(model).trial(root, placing))
+
+    def _take(self, model: int, solution: Solution, placing: Placing, images: Mapping[int, Tensor]) -> None:
+        for term, image in images.items():
+            self.placement.total[term] = self.placement.rest(model, term).add_(image)
+            self._moves[term] += 1
+        self._image(model).set(placing, images)
+        self.permutations[model] |= solution
+
+    def _image(self, model: int) -> HardImage:
+        image = self.placement.images[model]
+        if not isinstance(image, HardImage):
+            raise TypeError("coordinate ascent moves hard images")
+        return image
 
 
 def polish(ascent: Ascent, max_sweeps: int = 100) -> list[Step]:

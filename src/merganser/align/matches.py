@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from merganser.align.ascent import Step
 from merganser.align.permutations import Permutations, apply
 from merganser.align.state import Model, State, state_of
 from merganser.align.symmetries import Symmetry
 
+#: Objectives are taken for equal up to this share of the larger.
+CLOSE = 1e-4
+
+
+@dataclass(frozen=True)
+class Try:
+    """One run of a matching: where it began, the seed of its order, the objective it reached, the time it took."""
+
+    start: str
+    seed: int
+    objective: float
+    seconds: float = field(compare=False)
+
 
 @dataclass(frozen=True)
 class Match:
-    """Permutations of b onto a, their objective Σ⟨W_a, π(W_b)⟩, and how it was reached."""
+    """Permutations of b onto a, their objective Σ⟨W_a, π(W_b)⟩, and how it was reached.
+
+    `tries` has every run the permutations were chosen from. No permutations have an objective above `bound`,
+    Σ‖W_a‖‖W_b‖ over the tensors that move together.
+    """
 
     symmetry: Symmetry
     permutations: Permutations
     objective: float
     trace: tuple[Step, ...] = ()
+    tries: tuple[Try, ...] = ()
+    bound: float | None = None
 
     def apply(self, model: Model) -> State:
         """The weights of b in the space of a: the same function."""
         return apply(self.symmetry, self.permutations, state_of(model))
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the objective is at its bound, which proves that no permutations are better."""
+        return self.bound is not None and reaches(self.objective, self.bound)
+
+    @property
+    def note(self) -> str | None:
+        """Say that the result looks like a local optimum: several tries, and no two of them reached its objective."""
+        agreeing = [one for one in self.tries if reaches(one.objective, self.objective)]
+        if self.optimal or len(self.tries) < 2 or len(agreeing) > 1:
+            return None
+        found = ", ".join(f"{one.objective:.6g} from {one.start}" for one in self.tries)
+        return (
+            f"{len(self.tries)} tries ended at different objectives ({found}): the best of them is probably a local "
+            "optimum; give more tries=…, or compare with method='frank_wolfe'"
+        )
+
+
+def reaches(objective: float, goal: float) -> bool:
+    """Whether an objective is as high as another, up to rounding."""
+    return objective >= goal - CLOSE * abs(goal)

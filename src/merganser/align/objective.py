@@ -10,7 +10,7 @@ degree k in t (k = 2 for matrices), hence f is one of degree 2k: a quartic, maxi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from math import comb
 
@@ -60,11 +60,13 @@ class Placement:
         """The sum of the images of all other models."""
         return self.total[term] - self.images[model].full[term]
 
-    def profits(self, model: int, root: str) -> dict[Path, Profit]:
-        """The gradient of f with respect to the placements of one tree of one model."""
+    def profits(self, model: int, root: str, among: Container[int] | None = None) -> dict[Path, Profit]:
+        """The gradient of f, or of the terms `among` its own, with respect to one tree of one model."""
         found: dict[Path, Tensor] = {}
         rests: dict[int, Tensor] = {}
         for term, axis in self.layout.places[root]:
+            if among is not None and term not in among:
+                continue
             if term not in rests:
                 rests[term] = self.rest(model, term)
             self._accumulate(found, model, term, axis, rests[term])

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from time import perf_counter
+
 import numpy as np
+from torch import Tensor
 
 from merganser.align.ascent import Ascent, Step
 from merganser.align.frank_wolfe import FrankWolfe
-from merganser.align.matches import Match
+from merganser.align.layout import Layout
+from merganser.align.matches import Match, Try, reaches
+from merganser.align.objective import inner
 from merganser.align.permutations import Permutations, identity
+from merganser.align.propagation import propagate
 from merganser.align.solver import hard_placement, layout_and_weights, solve
 from merganser.align.starts import Start
 from merganser.align.state import Model, states_of
 from merganser.align.symmetries import Symmetry
+from merganser.errors import InputError, one_of
 
+STARTS = ("propagate", "identity")
 FIRST = frozenset({0})
 
 
@@ -21,24 +30,73 @@ def weight_matching(
     b: Model,
     symmetry: Symmetry,
     *,
-    start: Permutations | None = None,
+    start: str | Permutations = "propagate",
+    tries: int = 2,
     seed: int = 0,
     max_sweeps: int = 100,
     workers: int | None = None,
 ) -> Match:
-    """Git Re-Basin: one tree at a time in an order drawn anew for every sweep, until a sweep gains nothing."""
+    """Match by coordinate ascent (Git Re-Basin): one tree at a time, in random orders, until a sweep gains nothing.
+
+    Args:
+        start: Where the first try begins: "propagate" places the layers beside pinned axes first and goes on from
+            there (see `propagation`), "identity" is the published algorithm; or permutations of your own.
+        tries: Runs at most; those after the first begin at the identity, in orders of their own. The best is kept. A
+            try that reaches the bound of the objective ends the search.
+        seed: Orders the sweeps of the first try; the others take the seeds after it.
+        max_sweeps: Sweeps of one try at most.
+        workers: Threads for nested assignments.
+    """
+    if tries < 1:
+        raise InputError(f"tries must be at least 1, got {tries}")
+    if isinstance(start, str):
+        one_of("start", start, STARTS)
     layout, weights = layout_and_weights(symmetry, states_of([a, b], symmetry))
-    permutations = [identity(symmetry), start or identity(symmetry)]
+    bound = pair_bound(weights)
+    runs: list[tuple[Permutations, list[Step]]] = []
+    ended: list[Try] = []
+    for run in range(tries):
+        begin, clock = start if run == 0 else "identity", perf_counter()
+        runs.append(_ascend(layout, weights, begin, seed + run, max_sweeps, workers))
+        label = begin if isinstance(begin, str) else "given"
+        ended.append(Try(label, seed + run, runs[-1][1][-1].objective, perf_counter() - clock))
+        if reaches(ended[-1].objective, bound):
+            break
+    best = max(range(len(ended)), key=lambda run: ended[run].objective)
+    permutations, trace = runs[best]
+    return Match(symmetry, permutations, ended[best].objective, tuple(trace), tuple(ended), bound)
+
+
+def _ascend(
+    layout: Layout,
+    weights: Sequence[Sequence[Tensor]],
+    start: str | Permutations,
+    seed: int,
+    max_sweeps: int,
+    workers: int | None,
+) -> tuple[Permutations, list[Step]]:
+    """One try: the permutations it ends at, and its trace."""
+    still = identity(layout.symmetry)
+    permutations = [still, still if isinstance(start, str) else start]
     placement = hard_placement(layout, weights, permutations, held=FIRST)
     ascent = Ascent(placement, permutations, workers)
-    generator = np.random.default_rng(seed)
     trace = [Step("start", placement.objective())]
+    if start == "propagate":
+        propagate(ascent, 1)
+        trace = [Step("propagate", placement.objective())]
+    generator = np.random.default_rng(seed)
     for _ in range(max_sweeps):
         if ascent.sweep((1, str(root)) for root in generator.permutation(list(layout.trees))) == 0.0:
             break
         placement.refresh()
         trace.append(Step("weights", placement.objective()))
-    return Match(symmetry, ascent.permutations[1], trace[-1].objective, tuple(trace))
+    return ascent.permutations[1], trace
+
+
+def pair_bound(weights: Sequence[Sequence[Tensor]]) -> float:
+    """Σ ‖W_a‖‖W_b‖ over the terms: no permutation has a higher objective (Cauchy and Schwarz)."""
+    first, second = weights
+    return float(sum((inner(v, v) * inner(w, w)) ** 0.5 for v, w in zip(first, second, strict=True)))
 
 
 def frank_wolfe_matching(
@@ -56,4 +114,5 @@ def frank_wolfe_matching(
     layout, weights = layout_and_weights(symmetry, states_of([a, b], symmetry))
     begin: Start = start if isinstance(start, str) else [identity(symmetry), start]
     solved = solve(layout, weights, held=FIRST, start=begin, starts=starts, seed=seed, solver=solver, workers=workers)
-    return Match(symmetry, solved.permutations[1], solved.objective, tuple(solved.trace))
+    found = (symmetry, solved.permutations[1], solved.objective, tuple(solved.trace), tuple(solved.tries))
+    return Match(*found, pair_bound(weights))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from merganser.align.ascent import Ascent, Step, polish, round_images
 from merganser.align.frank_wolfe import FrankWolfe
 from merganser.align.images import HardImage, Placing, SoftImage
 from merganser.align.layout import Layout
+from merganser.align.matches import Try
 from merganser.align.objective import Placement
 from merganser.align.permutations import Permutations, identity
 from merganser.align.starts import Start, hard_placing, soften, start_placings
@@ -27,6 +29,7 @@ class Solved:
     permutations: list[Permutations]
     objective: float
     trace: list[Step]
+    tries: list[Try] = field(default_factory=list)
 
 
 def layout_and_weights(symmetry: Symmetry, states: Sequence[State]) -> tuple[Layout, list[list[Tensor]]]:
@@ -69,8 +72,16 @@ def solve(
     if starts > 1 and start != "sinkhorn":
         raise InputError(f"several starts need start='sinkhorn': {start!r} gives the same solution every time")
     solver = solver or FrankWolfe()
-    runs = (_solve_once(layout, weights, held, start, seed + run, solver, workers) for run in range(starts))
-    return max(runs, key=lambda solved: solved.objective)
+    best: Solved | None = None
+    tries: list[Try] = []
+    for run in range(starts):
+        clock = perf_counter()
+        solved = _solve_once(layout, weights, held, start, seed + run, solver, workers)
+        label = start if isinstance(start, str) else "given"
+        tries.append(Try(label, seed + run, solved.objective, perf_counter() - clock))
+        best = solved if best is None or solved.objective > best.objective else best
+    assert best is not None
+    return replace(best, tries=tries)
 
 
 def _solve_once(

@@ -40,7 +40,7 @@ def straight_through(
     loss: Loss,
     epochs: int = 1,
     learning_rate: float = 1e-3,
-    start: Permutations | None = None,
+    start: str | Permutations = "propagate",
     seed: int = 0,
     workers: int | None = None,
 ) -> Match:
@@ -58,7 +58,7 @@ def straight_through(
     for layer in network.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.train()
-    current = weight_matching(state_a, state_b, symmetry, start=start, seed=seed, workers=workers)
+    current = weight_matching(state_a, state_b, symmetry, start=start, tries=1, seed=seed, workers=workers)
     latent = {name: state_a[name].clone().requires_grad_() for name in symmetry.objective}
     optimiser = torch.optim.Adam(latent.values(), lr=learning_rate)
     best, lowest = current, _mean_loss(network, average([state_a, current.apply(state_b)]), batches, loss)
@@ -66,7 +66,8 @@ def straight_through(
     for _ in range(epochs):
         for batch in batches:
             wanted = current.apply(state_b) | {name: tensor.detach() for name, tensor in latent.items()}
-            current = weight_matching(wanted, state_b, symmetry, start=current.permutations, seed=seed, workers=workers)
+            last = current.permutations
+            current = weight_matching(wanted, state_b, symmetry, start=last, tries=1, seed=seed, workers=workers)
             optimiser.zero_grad()
             midpoint = _straight_through(average([state_a, current.apply(state_b)]), latent, symmetry)
             _loss(network, midpoint, batch, loss).backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,77 @@
+"""A start that spreads from what is known: trees beside pinned axes first, then those beside trees already placed.
+
+At the identity most of the gradient of a tree is noise: its tensors meet neighbours that are not yet in order. Here a
+tree is placed by those terms only whose other axes are pinned or placed,
+
+    score = (value of the assignment − mean over all permutations) / √(‖W_a‖² ‖W_b‖²),
+
+with the norms over *all* terms of the tree: how much of what the tree could agree on is certain already. The tree with
+the highest score is placed next. Without noise this recovers any permutation that the weights determine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from merganser.align.ascent import Ascent
+from merganser.align.objective import Placement, inner
+from merganser.kernels.assignment import Solution, assign_all
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """The best permutation of a tree by the terms known so far, and how much it is worth."""
+
+    terms: frozenset[int]
+    solution: Solution
+    score: float
+
+
+def propagate(ascent: Ascent, model: int) -> None:
+    """Place every tree of one model from the pinned axes outwards; trees that nothing determines stay."""
+    placement = ascent.placement
+    left = list(placement.layout.trees)
+    candidates: dict[str, _Candidate] = {}
+    while left:
+        for root in left:
+            known = _known_terms(placement, root, left)
+            if root not in candidates or candidates[root].terms != known:
+                candidates[root] = _candidate(placement, model, root, known, ascent.workers)
+        best = max(left, key=lambda root: candidates[root].score)
+        if candidates[best].score <= 0.0:
+            return
+        ascent.set(model, best, candidates[best].solution)
+        left.remove(best)
+
+
+def _known_terms(placement: Placement, root: str, left: list[str]) -> frozenset[int]:
+    """Terms with this tree on one axis, and on the others trees that are placed."""
+    found = set()
+    for term, _ in placement.layout.places[root]:
+        roots = [path[0] for path in placement.layout.terms[term].paths]
+        if roots.count(root) == 1 and not any(other in left for other in roots if other != root):
+            found.add(term)
+    return frozenset(found)
+
+
+def _candidate(placement: Placement, model: int, root: str, terms: frozenset[int], workers: int | None) -> _Candidate:
+    if not terms:
+        return _Candidate(terms, {}, 0.0)
+    profits = placement.profits(model, root, terms)
+    [(solution, value)] = assign_all([(placement.layout.trees[root], profits)], workers)
+    by_chance = sum(
+        float(np.sum(p, dtype=np.float64)) / prod(placement.layout.sizes(path)) for path, p in profits.items()
+    )
+    norm = _norm(placement, model, root)
+    return _Candidate(terms, solution, (value - by_chance) / norm if norm else 0.0)
+
+
+def _norm(placement: Placement, model: int, root: str) -> float:
+    """√(‖W_p‖² ‖rest‖²) over the terms of a tree."""
+    terms = {term for term, _ in placement.layout.places[root]}
+    own = sum(inner(w, w) for w in (placement.images[model].weights[term] for term in terms))
+    others = sum(inner(r, r) for r in (placement.rest(model, term) for term in terms))
+    return float((own * others) ** 0.5)
