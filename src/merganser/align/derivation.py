@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-import traceback
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from inspect import signature
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from merganser.align.moments import evaluating
-from merganser.align.selftest import self_test as run_self_test
+from merganser.align.buffers import moving_buffers as find_moving_buffers
+from merganser.align.copies import plain_kernels, private_copy
+from merganser.align.examples import example_arguments
+from merganser.align.outputs import Outputs
+from merganser.align.selftest import prove
 from merganser.align.symmetries import Symmetry
 from merganser.align.tracing.coverage import pin_unreached
-from merganser.align.tracing.dims import ONE, Axes, Dim, fresh, pin
+from merganser.align.tracing.dims import ONE, Axes, Dim, because, fresh, pin
 from merganser.align.tracing.emission import emit
+from merganser.align.tracing.exporting import export
 from merganser.align.tracing.graph import Trace, tensors
+from merganser.align.tracing.liveness import eliminate_dead, keep_outputs
 from merganser.align.tracing.storage import identity, overlapping
-from merganser.batches import Arguments, Inputs, arguments
+from merganser.batches import Inputs
 from merganser.errors import InputError
 
 
@@ -32,153 +33,127 @@ def symmetry(
     *,
     kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Inputs] = (),
+    outputs: Outputs | None = None,
+    moving_buffers: Sequence[str] = (),
     allow_unused: bool = False,
     self_test: bool = True,
     seed: int = 0,
 ) -> Symmetry:
-    """Every permutation symmetry of `module` that its graph shows, self-tested.
+    """Derive every permutation symmetry of `module` that its graph shows, and self-test it.
 
-    The module is exported (`torch.export`, undecomposed, evaluation mode) on the example inputs: a tensor, a sequence
-    of positional arguments, or a mapping of keyword arguments. Axes of inputs and outputs, and of whatever an operation
-    without a rule touches, are pinned: the result may be smaller than the full group of symmetries, never larger.
+    A copy of the module is exported (`torch.export`, undecomposed, evaluation mode) on the example inputs. Axes of
+    inputs and outputs, of constant buffers, and of whatever an operation without a rule touches, are pinned: the result
+    may be smaller than the full group of symmetries, never larger. `Symmetry.why` says what pins an axis.
 
     A branch that the example does not take is not seen. `more_examples` are traced too, and what is found holds for all
     of them. Weights that none of them uses are never moved. One with an axis at least as long as the shortest that
     moves may belong to such a branch (a second head, one for training only) and read moving units there, flattened or
     beside others, and is refused. With `allow_unused` you say that it does not, or that you do not need it.
 
-    With `self_test`, random weights are permuted at random and must compute the same function in float64; a
-    derivation that fails raises `MerganserError`. Models of transformers are traced without their key-value cache.
+    With `self_test`, random weights are permuted at random and must compute the same function in float64. Models of
+    transformers are traced without their key-value cache.
+
+    Args:
+        module: The network; it is not changed, and runs afterwards as it did before.
+        example_inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
+        kwargs: More keyword arguments of the forward pass, for all examples.
+        more_examples: Other example inputs.
+        outputs: The outputs that must stay as they are, if not all: a name such as "logits", a path into nested
+            outputs, several of them, or a function that picks them. The units of other outputs may change their order.
+        moving_buffers: Names or globs of buffers that have an entry for each unit and differ between models. Running
+            statistics, the vectors of spectral normalisation and pruning masks are known; other buffers are constants.
+        allow_unused: Go on where weights that no example uses may read units that move.
+        self_test: Whether to test what was derived.
+        seed: Of the self-test.
+
+    Returns:
+        The symmetry of the module's state dict.
+
+    Raises:
+        InputError: The module cannot be traced on the examples, or the self-test is inconclusive.
+        MerganserError: The self-test failed.
+
+    Example:
+        >>> symmetry(model, {"input_ids": tokens}, outputs="logits")
     """
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"symmetries are derived from an nn.Module, got {type(module).__name__}")
     if isinstance(more_examples, torch.Tensor | Mapping):
         raise InputError("more_examples is a sequence of example inputs: write more_examples=[…]")
-    examples = [_example(module, inputs, kwargs or {}) for inputs in (example_inputs, *more_examples)]
-    with traceable(module):
-        found, unused = _derive(module, [_export(module, args, named) for args, named in examples])
+    moving = find_moving_buffers(module, moving_buffers)
+    examples = [example_arguments(module, inputs, kwargs) for inputs in (example_inputs, *more_examples)]
+    for tensor in tree_leaves(examples):
+        if isinstance(tensor, torch.Tensor) and tensor.numel() == 0:
+            raise InputError(f"an example input is empty, of shape {tuple(tensor.shape)}: nothing flows through it")
+    with plain_kernels(), torch.no_grad():
+        programs = [export(private_copy(module), args, named) for args, named in examples]
+        found, unused = _derive(module, programs, outputs, moving)
+        del programs
         if not allow_unused:
             _refuse_unused(found, unused)
         if self_test:
-            for args, named in examples:
-                run_self_test(module, found, args, kwargs=named, seed=seed)
+            prove(module, found, examples, outputs=outputs, seed=seed)
     return found
 
 
-def _example(module: torch.nn.Module, inputs: Inputs, kwargs: Mapping[str, Any]) -> Arguments:
-    """Positional and keyword arguments of the forward pass."""
-    args, own = arguments(inputs)
-    named = {**own, **kwargs}
-    for tensor in tree_leaves((args, named)):
-        if isinstance(tensor, torch.Tensor) and tensor.numel() == 0:
-            raise InputError(f"an example input is empty, of shape {tuple(tensor.shape)}: nothing flows through it")
-    if "use_cache" in signature(module.forward).parameters:
-        named.setdefault("use_cache", False)
-    return args, named
-
-
-@contextmanager
-def traceable(module: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, no fused attention kernels; everything is put back after."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with evaluating(module), torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-
-
-def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
-    try:
-        with _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
-            return torch.export.export(module, args, kwargs, strict=False)
-    except Exception as error:
-        name = type(module).__name__
-        if (own := _failure(module, args, kwargs)) is not None:
-            raise InputError(f"{name} does not run on the example inputs{_users_line(own)}: {_summary(own)}") from own
-        raise InputError(
-            f"cannot trace {name}{_users_line(error)}: {_summary(error)}; "
-            "torch.export needs a forward pass whose control flow does not depend on the values of tensors"
-        ) from error
-
-
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Tracebacks that torch logs on their way to us are not shown twice."""
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
-def _failure(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
-    """What goes wrong without any tracing: a wrong example, not a forward pass that cannot be traced."""
-    try:
-        module(*args, **kwargs)
-    except Exception as error:
-        return error
-    return None
-
-
-def _summary(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _users_line(error: BaseException) -> str:
-    """`" at file:line (code)"` of the innermost frame outside PyTorch and this package."""
-    ours = (Path(torch.__file__).parent, Path(__file__).parents[1])
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.is_file() and not any(path.is_relative_to(directory) for directory in ours):
-            return f" at {frame.filename}:{frame.lineno} ({frame.line})"
-    return ""
-
-
 def _derive(
-    module: torch.nn.Module, programs: Sequence[torch.export.ExportedProgram]
+    module: torch.nn.Module, programs: Sequence[ExportedProgram], outputs: Outputs | None, moving: frozenset[str]
 ) -> tuple[Symmetry, dict[str, torch.Tensor]]:
     """What the programs have in common, and the tensors that none of them uses."""
     state = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
-    axes = {identity(tensor): fresh(tensor.shape) for tensor in state.values()}
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)} & set(state)
+    axes: dict[Hashable, Axes] = {}
+    for name, tensor in state.items():
+        own = _constant_axes(tensor, name) if name in buffers - moving else fresh(tensor.shape)
+        axes.setdefault(identity(tensor), own)
     used: set[Hashable] = set()
     trace = Trace()
     for program in programs:
-        used |= _walk(module, program, axes, trace)
-    pin(*(dim for result in trace.outputs for dim in result))
+        used |= _walk(module, program, axes, trace, outputs)
+    for cause, result in trace.outputs:
+        pin(*result, cause=cause)
+    with because("the example inputs, which do not use it"):
+        pin(*(dim for key, own in axes.items() if key not in used for dim in own))
     pin_unreached(axes.values(), trace)
-    pin(*(dim for tensor in overlapping(state.values()) for dim in axes[identity(tensor)]))
-    pin(*(dim for own in axes.values() if 0 in own.shape for dim in own))
+    with because("memory that it shares with another weight"):
+        pin(*(dim for tensor in overlapping(state.values()) for dim in axes[identity(tensor)]))
+    with because("its shape, which holds no numbers"):
+        pin(*(dim for own in axes.values() if 0 in own.shape for dim in own))
     first: dict[Hashable, str] = {}
     aliases = {name: first[key] for name, t in state.items() if first.setdefault(key := identity(t), name) != name}
-    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    found = emit({name: axes[identity(t)] for name, t in state.items()}, trace, buffers & set(state), aliases)
+    found = emit({name: axes[identity(t)] for name, t in state.items()}, trace, buffers, aliases)
     return found, {name: tensor for name, tensor in state.items() if identity(tensor) not in used}
 
 
 def _walk(
-    module: torch.nn.Module, program: torch.export.ExportedProgram, axes: Mapping[Hashable, Axes], trace: Trace
+    module: torch.nn.Module,
+    program: ExportedProgram,
+    axes: Mapping[Hashable, Axes],
+    trace: Trace,
+    outputs: Outputs | None,
 ) -> set[Hashable]:
     """Let one program teach the axes of the weights; the weights it uses."""
-    used: set[Hashable] = set()
-    inputs: dict[str, Any] = {}
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     constants = _constants(module, program)
+    inputs: dict[str, Any] = {}
+    weights: dict[str, Hashable] = {}
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
         name, example = spec.arg.name, nodes[spec.arg.name].meta.get("val")
         tensor = constants.get(str(spec.target))
         if not isinstance(example, torch.Tensor):
             inputs[name] = example
         elif tensor is None:
-            inputs[name] = fresh(example.shape, pinned=True)
+            with because(f"the input {name!r}"):
+                inputs[name] = fresh(example.shape, pinned=True)
         elif (key := identity(tensor)) in axes:
-            inputs[name] = axes[key]
-            used |= {key} if nodes[name].users else set()
+            inputs[name], weights[name] = axes[key], key
         else:
-            inputs[name] = _constant_axes(tensor)
-    trace.outputs += tensors(trace.run(program.graph_module, inputs))
-    return used
+            inputs[name] = _constant_axes(tensor, str(spec.target))
+    causes = keep_outputs(program, outputs)
+    eliminate_dead(program.graph_module, weights)
+    results = trace.run(program.graph_module, inputs)
+    trace.outputs += [(cause, own) for cause, result in zip(causes, results, strict=True) for own in tensors(result)]
+    return {key for name, key in weights.items() if nodes[name].users}
 
 
 def _refuse_unused(found: Symmetry, unused: Mapping[str, torch.Tensor]) -> None:
@@ -203,10 +178,13 @@ def _constants(module: torch.nn.Module, program: torch.export.ExportedProgram) -
     return {**lifted, **dict(chain(*named))}
 
 
-def _constant_axes(tensor: torch.Tensor) -> Axes:
+def _constant_axes(tensor: torch.Tensor, name: str) -> Axes:
     """Axes of a tensor that is no weight: free where its values do not change (a bias of zeros), else pinned."""
 
     def uniform(dim: int) -> bool:
         return not tensor.is_meta and bool((tensor == tensor.narrow(dim, 0, 1)).all())
 
-    return Axes(Dim(n, pinned=not uniform(d)) if n > 1 else ONE for d, n in enumerate(tensor.shape))
+    with because(f"the constant {name!r}"):
+        if 0 in tensor.shape:
+            return fresh(tensor.shape, pinned=True)
+        return Axes(Dim(n, pinned=not uniform(d)) if n > 1 else ONE for d, n in enumerate(tensor.shape))

@@ -7,7 +7,7 @@ the **new** positions of its ancestors. Only gathers happen, so every map has an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import TypeVar, overload
 
@@ -89,9 +89,26 @@ def _segment_index(symmetry: Symmetry, segment: Segment, permutations: Permutati
 
 def apply(symmetry: Symmetry, permutations: Permutations, state: Mapping[str, torch.Tensor]) -> State:
     """`state` with every axis gathered by its permutation: a new dict, any dtype, inputs untouched."""
+    return {
+        name: moved.clone() if moved.data_ptr() == state[name].data_ptr() else moved
+        for name, moved in _gathered(symmetry, permutations, state)
+    }
+
+
+def permute_(symmetry: Symmetry, permutations: Permutations, state: Mapping[str, torch.Tensor]) -> None:
+    """Permute the tensors of `state` in place, one after another; a tensor under several names is permuted once."""
+    once = {id(tensor): name for name, tensor in state.items()}
+    for name, moved in _gathered(symmetry, permutations, {name: state[name] for name in once.values()}):
+        if moved.data_ptr() != state[name].data_ptr():
+            state[name].copy_(moved)
+
+
+def _gathered(
+    symmetry: Symmetry, permutations: Permutations, state: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor with its axes gathered; one that does not move comes as it is."""
     check(symmetry, permutations)
     cache: dict[Axis, torch.Tensor] = {}
-    result: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         if name not in symmetry.axes:
             raise InputError(f"tensor {name!r} is not part of the symmetry{did_you_mean(name, symmetry.axes)}")
@@ -107,8 +124,7 @@ def apply(symmetry: Symmetry, permutations: Permutations, state: Mapping[str, to
                 if axis not in cache:
                     cache[axis] = torch.from_numpy(axis_index(symmetry, axis, permutations))
                 moved = moved.index_select(dim, cache[axis].to(tensor.device))
-        result[name] = moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
-    return result
+        yield name, moved
 
 
 def check(symmetry: Symmetry, permutations: Permutations) -> None:

@@ -2,77 +2,151 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch import Tensor, nn
 
-from merganser.align.permutations import Permutations, apply, identity, random
+from merganser.align.copies import plain_kernels
+from merganser.align.double import call_in_double, random_weights
+from merganser.align.effects import ignores_inputs, relative_difference, without_effect
+from merganser.align.examples import example_arguments
+from merganser.align.outputs import Outputs, choose
+from merganser.align.permutations import Permutations, identity, inverse, permute_, random
 from merganser.align.symmetries import Symmetry
-from merganser.batches import Inputs, arguments
+from merganser.batches import Arguments, Inputs
 from merganser.errors import InputError, MerganserError
 
+logger = logging.getLogger(__name__)
+
 RTOL = 1e-9
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class _Double(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Casts to a narrower float become casts to float64: some models compute parts of themselves in float32."""
+@dataclass(frozen=True)
+class SelfTest:
+    """What a self-test found: it passed, or it was inconclusive because a mistake could not have shown.
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        def widen(dtype: torch.dtype) -> torch.dtype:
-            return torch.float64 if dtype in _NARROW else dtype
+    Attributes:
+        difference: The largest relative difference of outputs under a random cycle of every atom.
+        untested: Atoms none of whose weights has an effect on the outputs of this example.
+        ignores_inputs: Whether the outputs are the same for other inputs.
+    """
 
-        return func(*tree_map_only(torch.dtype, widen, args), **tree_map_only(torch.dtype, widen, kwargs or {}))
+    difference: float
+    untested: tuple[str, ...] = ()
+    ignores_inputs: bool = False
+
+    @property
+    def verdict(self) -> Literal["passed", "inconclusive"]:
+        return "inconclusive" if self.untested or self.ignores_inputs else "passed"
 
 
 def self_test(
-    module: torch.nn.Module,
+    module: nn.Module,
     symmetry: Symmetry,
     example_inputs: Inputs,
     *,
     kwargs: Mapping[str, Any] | None = None,
+    outputs: Outputs | None = None,
     seed: int = 0,
     rtol: float = RTOL,
-) -> float:
-    """The largest relative difference of outputs under a random cycle of every atom; raises above `rtol`.
+) -> SelfTest:
+    """Permute random weights by a random cycle of every atom and compare outputs in float64.
 
-    Every weight is perturbed first: zero biases, unit gains and fresh BatchNorm statistics hide mistakes.
-    Inputs are as for `symmetry`. The module should be in evaluation mode; it is not changed.
+    Every weight is perturbed first: zero biases, unit gains and fresh BatchNorm statistics hide mistakes. Each forward
+    pass runs on a fresh copy of the module in evaluation mode, on one float64 copy of the weights.
+
+    Args:
+        module: The network; it is not changed.
+        symmetry: What to test.
+        example_inputs: As for `symmetry`.
+        kwargs: More keyword arguments of the forward pass.
+        outputs: The outputs to compare, as for `symmetry`.
+        seed: Of the weights and the permutations.
+        rtol: The largest relative difference that passes.
+
+    Returns:
+        The difference and the verdict, "passed" or "inconclusive".
+
+    Raises:
+        MerganserError: Outputs differ by more than `rtol`.
+        InputError: The module cannot be tested: it does not run in float64, or its outputs are empty or not finite.
+
+    Example:
+        >>> self_test(model, symmetry, inputs).verdict
+        'passed'
     """
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise InputError("weights on the meta device cannot be self-tested: derive with self_test=False")
-    args, own = arguments(example_inputs)
-    named = {**own, **(kwargs or {})}
-    state, rest = random_weights(module, seed)
-    expected = _outputs(module, {**state, **rest}, args, named)
-    if not any(value.numel() for value in expected):
-        raise InputError("the self-test is inconclusive: the example inputs give no outputs to compare")
-    if not all(torch.isfinite(value).all() for value in expected):
-        raise InputError("the self-test is inconclusive: the example inputs give outputs that are not finite")
+    example = example_arguments(module, example_inputs, kwargs)
+    state, rest = random_weights(module, symmetry, seed)
+
+    def run(inputs: Arguments) -> list[Tensor]:
+        returned = choose(call_in_double(module, {**state, **rest}, inputs), outputs)
+        return [torch.view_as_real(v.resolve_conj()) if v.is_complex() else v.double() for v in returned]
 
     def difference(permutations: Permutations) -> float:
-        moved = apply(symmetry, permutations, state)
-        outputs = _outputs(module, {**moved, **rest}, args, named)
-        return max(_relative(a, b) for a, b in zip(expected, outputs, strict=True))
+        permute_(symmetry, permutations, state)
+        found = run(example)
+        permute_(symmetry, inverse(symmetry, permutations), state)
+        return max(relative_difference(a, b) for a, b in zip(expected, found, strict=True))
 
-    everything = cycles(symmetry, seed)
-    worst = difference(everything)
-    if not worst <= rtol:
-        still = identity(symmetry)
-        guilty = [name for name in symmetry.atoms if not difference({**still, name: everything[name]}) <= rtol]
-        raise MerganserError(
-            f"the derived symmetry of {type(module).__name__} failed its self-test: outputs differ by {worst:.1e} "
-            f"(relative, limit {rtol:.0e}) when permuting {', '.join(guilty) or 'all atoms at once'}; "
-            "derive with self_test=False and .pin() these atoms to go on without them"
+    with plain_kernels(), torch.no_grad():
+        expected = run(example)
+        if not any(value.numel() for value in expected):
+            raise InputError("the self-test is inconclusive: the example inputs give no outputs to compare")
+        if not all(torch.isfinite(value).all() for value in expected):
+            raise InputError("the self-test is inconclusive: the example inputs give outputs that are not finite")
+        everything = cycles(symmetry, seed)
+        worst = difference(everything)
+        if not worst <= rtol:
+            still = identity(symmetry)
+            guilty = [name for name in symmetry.atoms if not difference({**still, name: everything[name]}) <= rtol]
+            raise MerganserError(
+                f"the derived symmetry of {type(module).__name__} failed its self-test: outputs differ by {worst:.1e} "
+                f"(relative, limit {rtol:.0e}) when permuting {', '.join(guilty) or 'all atoms at once'}; "
+                "derive with self_test=False and .pin() these atoms to go on without them"
+            )
+        silent = without_effect(run, example, {name: state[name] for name in state if symmetry.free(name)}, rtol)
+        untested = [
+            atom for atom, places in symmetry.occurrences.items() if places and all(n in silent for n, _ in places)
+        ]
+        return SelfTest(worst, tuple(untested), bool(symmetry.atoms) and ignores_inputs(run, example, expected, rtol))
+
+
+def prove(
+    module: nn.Module,
+    symmetry: Symmetry,
+    examples: Sequence[Arguments],
+    *,
+    outputs: Outputs | None = None,
+    seed: int = 0,
+) -> None:
+    """Self-test on every example; refuse what none of them can test, and warn of atoms that none of them tests.
+
+    Raises:
+        InputError: No example tells a right permutation from a wrong one.
+    """
+    results = [self_test(module, symmetry, a, kwargs=k, outputs=outputs, seed=seed) for a, k in examples]
+    untested = [name for name in symmetry.atoms if all(name in result.untested for result in results)]
+    name = type(module).__name__
+    if symmetry.atoms and (len(untested) == len(symmetry.atoms) or all(r.ignores_inputs for r in results)):
+        what = "the weights that move" if len(untested) == len(symmetry.atoms) else "the inputs"
+        raise InputError(
+            f"the self-test of {name} is inconclusive: its outputs do not depend on {what}, so that a mistake could "
+            "not show; give other example inputs or a larger network, or derive with self_test=False"
         )
-    return worst
+    if untested:
+        logger.warning(
+            "the self-test of %s is inconclusive for %s: no example input uses these weights; give more_examples that "
+            "do, or .pin() them",
+            name,
+            ", ".join(untested[:5]) + (f" and {len(untested) - 5} more" if len(untested) > 5 else ""),
+        )
 
 
 def cycles(symmetry: Symmetry, seed: int = 0) -> Permutations:
@@ -82,61 +156,3 @@ def cycles(symmetry: Symmetry, seed: int = 0) -> Permutations:
         result[name] = np.empty_like(order)
         np.put_along_axis(result[name], order, np.roll(order, 1, axis=-1), axis=-1)
     return result
-
-
-def random_weights(module: torch.nn.Module, seed: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """(state dict, remaining buffers) in float64, perturbed on their own scale; tied tensors stay tied."""
-    generator = torch.Generator().manual_seed(seed)
-    buffers = dict(module.named_buffers(remove_duplicate=False))
-    drawn: dict[int, torch.Tensor] = {}
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            if isinstance(tensor, torch.Tensor):
-                state[name] = tensor.detach()
-            continue
-        if (key := tensor.data_ptr()) not in drawn or drawn[key].shape != tensor.shape:
-            drawn[key] = _perturbed(name, tensor.detach().double(), name in buffers, generator)
-        state[name] = drawn[key]
-    rest = {
-        name: tensor.double() if tensor.is_floating_point() else tensor
-        for name, tensor in buffers.items()
-        if name not in state
-    }
-    return state, rest
-
-
-def _perturbed(name: str, tensor: torch.Tensor, is_buffer: bool, generator: torch.Generator) -> torch.Tensor:
-    noise = torch.rand(tensor.shape, generator=generator).to(tensor.device).double().sub_(0.5)
-    if name.endswith("running_var") or (is_buffer and not name.endswith("running_mean")):
-        return noise.add_(1).mul_(tensor)  # stays positive; a mask of −∞ and 0 stays one
-    scale = float(torch.linalg.vector_norm(tensor)) / max(tensor.numel(), 1) ** 0.5
-    return noise.mul_(max(scale, 0.05)).add_(tensor)
-
-
-def _outputs(
-    module: torch.nn.Module, weights: Mapping[str, torch.Tensor], args: Iterable[Any], kwargs: Mapping[str, Any]
-) -> list[torch.Tensor]:
-    def double(value: torch.Tensor) -> torch.Tensor:
-        return value.double() if value.is_floating_point() else value
-
-    given = tuple(tree_map_only(torch.Tensor, double, tuple(args)))
-    named = dict(tree_map_only(torch.Tensor, double, dict(kwargs)))
-    try:
-        with torch.no_grad(), _Double():  # type: ignore[no-untyped-call]
-            result = functional_call(module, dict(weights), given, named, tie_weights=False)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{type(module).__name__} cannot be self-tested, it does not run in float64: {error}; "
-            "derive with self_test=False if you trust the derivation"
-        ) from error
-    leaves = tree_flatten(result)[0]
-    return [leaf.double() for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_complex()]
-
-
-def _relative(expected: torch.Tensor, found: torch.Tensor) -> float:
-    if expected.shape != found.shape:
-        return float(np.inf)
-    if expected.numel() == 0:
-        return 0.0
-    return float((expected - found).abs().max() / expected.abs().max().clamp_min(1e-30))

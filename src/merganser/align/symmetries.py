@@ -28,6 +28,8 @@ from merganser.strict_json import parse_json
 
 Indices = NDArray[np.int64]
 
+_BY_HAND = "a call of pin"
+
 
 @dataclass(frozen=True, slots=True)
 class Atom:
@@ -113,13 +115,15 @@ class Symmetry:
     """Atoms, and for every tensor the atoms on each of its axes.
 
     `buffers` move with their axes but do not belong to a matching objective (BatchNorm's running statistics);
-    `aliases` maps a tied tensor to the first name of the same storage, which alone counts in an objective.
+    `aliases` maps a tied tensor to the first name of the same storage, which alone counts in an objective;
+    `causes` has, for each axis of a tensor, what pins it or parts of it (`why` says it in a sentence).
     """
 
     atoms: Mapping[str, Atom]
     axes: Mapping[str, tuple[Axis, ...]]
     buffers: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    causes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name, atom in self.atoms.items():
@@ -195,12 +199,42 @@ class Symmetry:
                     found[atom].append((name, dim))
         return {atom: tuple(pairs) for atom, pairs in found.items()}
 
+    def why(self, name: str) -> str:
+        """Say for every axis of tensor `name` what it moves with, or what pins it.
+
+        Args:
+            name: A tensor of the module, as in its state dict.
+
+        Returns:
+            A line for the tensor and one for each of its axes.
+
+        Raises:
+            InputError: There is no such tensor.
+
+        Example:
+            >>> print(symmetry.why("encoder.embed.weight"))
+            encoder.embed.weight
+              axis 0 (40): pinned by the operation embedding at model.py:12
+              axis 1 (32): moves with encoder.embed
+        """
+        if name not in self.axes:
+            raise InputError(f"tensor {name!r} is not part of the symmetry{did_you_mean(name, self.axes)}")
+        causes = self.causes.get(name) or ((),) * len(self.axes[name])
+        lines = [name if self.axes[name] else f"{name}\n  has no axes"]
+        for dim, (axis, own) in enumerate(zip(self.axes[name], causes, strict=True)):
+            lines.append(f"  axis {dim} ({sum(s.length for s in axis)}): {_explanation(axis, own)}")
+        return "\n".join(lines)
+
     def pin(self, *patterns: str) -> Symmetry:
         """The atoms whose names match a pattern, and what is nested in them, no longer move."""
         pinned = set(self._select(patterns))
-        return self._keep(
-            {name for name in self.atoms if name not in pinned and not pinned & set(self.ancestors(name))}
-        )
+        kept = {name for name in self.atoms if name not in pinned and not pinned & set(self.ancestors(name))}
+        causes = dict(self.causes)
+        for name, axes in self.axes.items():
+            old = causes.get(name) or ((),) * len(axes)
+            lost = [any(f.atom not in (None, *kept) for s in axis for f in s.factors) for axis in axes]
+            causes[name] = tuple((*own, _BY_HAND) if now else own for own, now in zip(old, lost, strict=True))
+        return replace(self._keep(kept), causes=causes)
 
     def _select(self, patterns: Sequence[str]) -> Iterator[str]:
         for pattern in patterns:
@@ -222,7 +256,8 @@ class Symmetry:
         """More atoms, and axes of tensors given by hand (they replace what was known of those tensors)."""
         more = {atom.name: atom for atom in atoms}
         given = {name: tuple(value) for name, value in (axes or {}).items()}
-        return replace(self, atoms={**self.atoms, **more}, axes={**self.axes, **given})
+        causes = {name: own for name, own in self.causes.items() if name not in given}
+        return replace(self, atoms={**self.atoms, **more}, axes={**self.axes, **given}, causes=causes)
 
     def to_json(self) -> str:
         def segment(s: Segment) -> dict[str, object]:
@@ -234,6 +269,7 @@ class Symmetry:
                 "axes": {name: [[segment(s) for s in a] for a in axes] for name, axes in self.axes.items()},
                 "buffers": sorted(self.buffers),
                 "aliases": dict(self.aliases),
+                "causes": dict(self.causes),
             }
         )
 
@@ -247,9 +283,10 @@ class Symmetry:
                 for name, axes in data["axes"].items()
             }
             buffers, aliases = frozenset(data["buffers"]), dict(data["aliases"])
+            causes = {name: tuple(map(tuple, own)) for name, own in data.get("causes", {}).items()}
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"not the JSON of a symmetry: {error!r}") from error
-        return cls(atoms, axes, buffers, aliases)
+        return cls(atoms, axes, buffers, aliases, causes)
 
     def __str__(self) -> str:
         """A table: atom, size, and the tensors (with axis) it acts on."""
@@ -261,6 +298,17 @@ class Symmetry:
             rows.append(("  " * len(self.ancestors(name)) + name, size, shown))
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{a:<{widths[0]}}  {s:>{widths[1]}}  {acts}".rstrip() for a, s, acts in rows)
+
+
+def _explanation(axis: Axis, causes: Sequence[str]) -> str:
+    """What an axis moves with, and what pins the rest of it."""
+    atoms = dict.fromkeys(f.atom for s in axis for f in s.factors if f.atom is not None)
+    pinned = any(f.atom is None and f.size > 1 for s in axis for f in s.factors)
+    if not atoms and not pinned:
+        return "has nothing to permute"
+    moves = f"moves with {', '.join(atoms)}" if atoms else ""
+    by = " and ".join(causes) or "what was said of this tensor by hand"
+    return "; ".join(part for part in (moves, f"{'partly ' if atoms else ''}pinned by {by}" if pinned else "") if part)
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:

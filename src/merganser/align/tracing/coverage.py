@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from merganser.align.tracing.dims import Dim, leaves, pin
+from merganser.align.tracing.dims import Dim, because, leaves, pin
 from merganser.align.tracing.graph import Trace
 from merganser.align.tracing.nesting import families
 from merganser.align.tracing.refinement import collapse
@@ -26,7 +26,8 @@ def pin_unreached(state: Iterable[Sequence[Dim]], trace: Trace) -> None:
     while partly := [family for axis in axes for family, _ in families(axis) if _partly(family, reached)]:
         collapse(partly[0])
         reached = _reached(trace)
-    pin(*[axis for axis in axes if any(not leaf.pinned and leaf not in reached for leaf in leaves(axis))])
+    with because("the example inputs, which leave out a part of it that others may use"):
+        pin(*[axis for axis in axes if any(not leaf.pinned and leaf not in reached for leaf in leaves(axis))])
 
 
 def _partly(dim: Dim, reached: set[Dim]) -> bool:
@@ -34,7 +35,7 @@ def _partly(dim: Dim, reached: set[Dim]) -> bool:
 
 
 def _reached(trace: Trace) -> set[Dim]:
-    found = _leaves(dim for axes in trace.outputs for dim in axes)
+    found = _leaves(dim for _, axes in trace.outputs for dim in axes)
     for operands, results in trace.consumed:
         found |= _leaves(dim for axes in operands for dim in axes) - _leaves(dim for axes in results for dim in axes)
     return found

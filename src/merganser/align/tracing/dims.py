@@ -14,6 +14,8 @@ Here are the nodes and how to read them; `refinement` is how operations teach th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from math import prod
 
@@ -51,8 +53,25 @@ class Dim:
     """A node of the union-find; bare (a future atom) while `form` is None. Compare nodes by `find`."""
 
     size: int
-    pinned: bool = False
+    pinned: bool | str = False
+    """False, or what pins it, in words."""
     form: Same | Product | Sum | Family | None = None
+
+    def __post_init__(self) -> None:
+        self.pinned = self.pinned and (_cause.get() if self.pinned is True else self.pinned)
+
+
+_cause = ContextVar("cause", default="the code of the module")
+
+
+@contextmanager
+def because(cause: str) -> Iterator[None]:
+    """Whatever is pinned inside this context is pinned by `cause`."""
+    token = _cause.set(cause)
+    try:
+        yield
+    finally:
+        _cause.reset(token)
 
 
 ONE = Dim(1, pinned=True)
@@ -114,10 +133,11 @@ def is_pinned(dim: Dim) -> bool:
     return all(leaf.pinned for leaf in leaves(dim))
 
 
-def pin(*dims: Dim) -> None:
+def pin(*dims: Dim, cause: bool | str = True) -> None:
+    """Hold dims in place; `cause` says why, by default that of the surrounding `because`."""
     for dim in dims:
         for leaf in leaves(dim):
-            leaf.pinned = True
+            leaf.pinned = leaf.pinned or (_cause.get() if cause is True else cause)
 
 
 def merge(dims: Iterable[Dim]) -> Dim:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from merganser.align.symmetries import Atom, Axis, Factor, Segment, Symmetry
-from merganser.align.tracing.dims import Axes, Dim, leaves, pin
+from merganser.align.tracing.dims import Axes, Dim, because, leaves, pin
 from merganser.align.tracing.graph import Trace
 from merganser.align.tracing.nesting import Piece, enumerate_pinned, parents, pieces, settle
 
@@ -27,13 +27,18 @@ def emit(state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliase
     names = _names(homes, above, trace.hints)
     atoms = {name: Atom(name, dim.size, names[above[dim]] if dim in above else None) for dim, name in names.items()}
     segments = {name: tuple(_axis(axis, names) for axis in axes) for name, axes in cut.items()}
-    return Symmetry(atoms, segments, frozenset(buffers), aliases)
+    causes = {name: tuple(_causes(axis) for axis in axes) for name, axes in cut.items()}
+    return Symmetry(atoms, segments, frozenset(buffers), aliases, causes)
+
+
+def _causes(axis: Sequence[Piece]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(dim.pinned) for piece in axis for dim in piece.dims if dim.pinned))
 
 
 def _pin_squares(axes: Iterable[Dim]) -> None:
     """Units that stand twice on one axis (a flattened outer product) stay: their matching would not be linear."""
-    for axis in axes:
-        for piece in pieces([axis]):
+    with because("its place beside itself on one axis of a weight"):
+        for piece in (piece for axis in axes for piece in pieces([axis])):
             pin(*(dim for dim, times in Counter(piece.dims).items() if times > 1))
 
 

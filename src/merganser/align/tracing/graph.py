@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +14,13 @@ from torch.fx import GraphModule, Node
 
 from merganser.align.tracing import rules as _rules  # noqa: F401  (fills the registry)
 from merganser.align.tracing.calls import RULES, Call, Result, Unsupported
-from merganser.align.tracing.dims import Axes, Dim, fresh, is_pinned, pin
+from merganser.align.tracing.dims import Axes, Dim, because, fresh, is_pinned, pin
 from merganser.align.tracing.nesting import Forbidden
 from merganser.align.tracing.rules.pointwise import pointwise
 
 logger = logging.getLogger(__name__)
+
+_FRAME = re.compile(r'File "(.+)", line (\d+)')
 
 _SILENT = {"_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_size"}
 """Operations without an effect on values."""
@@ -31,11 +34,12 @@ _CUTTING = {"select", "unbind", "slice", "narrow", "split", "split_with_sizes", 
 class Trace:
     """What the walks found: axes of every intermediate tensor, forbidden nestings, hints for names.
 
-    `outputs` are the results of whole programs; `consumed` has the operands and results of operations that cut nothing.
+    `outputs` are the results of whole programs with what they are; `consumed` has the operands and results of
+    operations that cut nothing.
     """
 
     values: list[Axes] = field(default_factory=list)
-    outputs: list[Axes] = field(default_factory=list)
+    outputs: list[tuple[str, Axes]] = field(default_factory=list)
     consumed: list[tuple[list[Axes], list[Axes]]] = field(default_factory=list)
     forbidden: list[Forbidden] = field(default_factory=list)
     hints: list[tuple[Dim, str]] = field(default_factory=list)
@@ -57,7 +61,8 @@ class Trace:
 
     def _attribute(self, module: GraphModule, path: str) -> Any:
         value = operator.attrgetter(path)(module)
-        return fresh(value.shape, pinned=True) if isinstance(value, torch.Tensor) else value
+        with because("a constant in the code of the module"):
+            return fresh(value.shape, pinned=True) if isinstance(value, torch.Tensor) else value
 
     def _call(self, node: Node, env: Mapping[Node, Any]) -> Any:
         args, kwargs = _resolve(node.args, env), _resolve(node.kwargs, env)
@@ -69,12 +74,12 @@ class Trace:
             names = [n.name for n in inner.graph.nodes if n.op == "placeholder"]
             return self.run(inner, dict(zip(names, given, strict=True)))
         if isinstance(node.target, torch._ops.OpOverload):
-            return self._operator(node, node.target, args, kwargs)
+            with because(f"the operation {_operator_name(node.target)}{location(node)}"):
+                return self._operator(node, node.target, args, kwargs)
         return _unknown(node, [*tensors(args), *tensors(kwargs)])
 
     def _operator(self, node: Node, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        namespace, name = target._schema.name.split("::")
-        op = name.rstrip("_") if namespace == "aten" else target._schema.name
+        op = _operator_name(target)
         if op in _SILENT:
             return None
         rule = RULES.get(op) or (pointwise if torch.Tag.pointwise in target.tags else None)
@@ -101,10 +106,18 @@ class Trace:
 
 def _unknown(node: Node, touched: Iterable[Axes]) -> Result | None:
     """Nothing is known of this operation: what it reads and what it returns cannot be permuted."""
+    touched = list(touched)
     if not all(is_pinned(dim) for axes in touched for dim in axes):
         logger.info("unknown operation %s pins its operands%s", node.target, location(node))
-    pin(*(dim for axes in touched for dim in axes))
-    return _pinned(node)
+    with because(f"the operation {node.target}, for which there is no rule{location(node)}"):
+        pin(*(dim for axes in touched for dim in axes))
+        return _pinned(node)
+
+
+def _operator_name(target: torch._ops.OpOverload) -> str:
+    """The name of an ATen operator without overload and underscore; of another one with its namespace."""
+    namespace, name = target._schema.name.split("::")
+    return name.rstrip("_") if namespace == "aten" else f"{namespace}::{name}"
 
 
 def _pinned(node: Node) -> Result | None:
@@ -115,10 +128,9 @@ def _pinned(node: Node) -> Result | None:
 
 
 def location(node: Node) -> str:
-    """`, at file:line` of the user's code behind a node, if known."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
-    found = [line for line in lines if line.startswith("File")]
-    return f", at {found[-1]}" if found else ""
+    """`" at file:line"` of the user's code behind a node, if known."""
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    return f" at {found[-1][0]}:{found[-1][1]}" if found else ""
 
 
 def _shapes(node: Node) -> tuple[tuple[int, ...], ...]:

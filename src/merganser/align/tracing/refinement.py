@@ -52,7 +52,7 @@ def unify(a: Dim, b: Dim) -> None:
         _unify_with_family(a, b, b.form)
     elif a.form is None:
         if a.pinned:
-            pin(b)
+            pin(b, cause=a.pinned)
         a.form = Same(b)
     elif isinstance(a.form, Product) and isinstance(b.form, Product):
         _unify_products(a, b)
@@ -72,7 +72,7 @@ def _unify_with_family(a: Dim, b: Dim, form: Family) -> None:
         unify(a, b)
     elif a.form is None and not _below(a, b):
         if a.pinned:
-            pin(b)
+            pin(b, cause=a.pinned)
         a.form = Same(b)
     else:
         collapse(b)

@@ -1,0 +1,69 @@
+"""Private copies of a module that share its weights: what a forward pass leaves behind, it leaves in the copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+
+from merganser.errors import InputError
+
+
+def private_copy(module: nn.Module) -> nn.Module:
+    """Return a copy in evaluation mode that shares parameters and buffers with `module`, and nothing else.
+
+    Some modules keep tensors that their forward pass computed from the weights (position biases in LeViT and TinyViT).
+    They drop them when training begins, so the copy of such a module is sent into training and back.
+
+    Raises:
+        InputError: The module cannot be copied.
+    """
+    memo: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    for owner in module.modules():
+        for tensor in _kept_tensors(owner):
+            if id(tensor) not in memo and not tensor.is_leaf:  # deepcopy refuses the results of differentiable code
+                memo[id(tensor)] = tensor.detach().clone()
+    try:
+        copy = deepcopy(module, memo)
+    except Exception as error:
+        raise InputError(
+            f"{type(module).__name__} cannot be copied ({error}); symmetries are derived and tested on a copy, so that "
+            "the module is not changed: remove what cannot be copied from it"
+        ) from error
+    for owner in copy.modules():
+        if any(True for _ in _kept_tensors(owner)):
+            owner.train()
+    return copy.eval()
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """No fused attention kernels in this context: they hide from a trace what they compute."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def _kept_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    """The tensors among the attributes of a module that are neither its parameters nor its buffers."""
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            yield from _tensors(value)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)

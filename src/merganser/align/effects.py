@@ -1,0 +1,95 @@
+"""Whether a test could have failed: do the weights and the inputs have an effect on the outputs at all?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from merganser.batches import Arguments
+from merganser.errors import InputError
+
+Run = Callable[[Arguments], list[Tensor]]
+
+
+def without_effect(run: Run, example: Arguments, weights: Mapping[str, Tensor], rtol: float) -> set[str]:
+    """Return the weights w whose effect max |w · ∂L/∂w| is below `rtol`, for a random combination L of the outputs.
+
+    Gradients are looked at and dropped one by one. What has no derivative counts as having an effect.
+    """
+    effects: dict[int, float] = {}
+
+    def note(weight: Tensor) -> None:
+        assert weight.grad is not None
+        effects[id(weight)] = max(effects.get(id(weight), 0.0), float(weight.grad.mul_(weight.detach()).abs().max()))
+        weight.grad = None
+
+    once = {id(weight): weight for weight in weights.values() if weight.is_floating_point() or weight.is_complex()}
+    handles = [
+        weight.requires_grad_().register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+        for weight in once.values()
+    ]
+    try:
+        with torch.enable_grad():
+            outputs = [value for value in run(example) if value.requires_grad]
+            if outputs:
+                _combination(outputs).backward()  # type: ignore[no-untyped-call]
+    except (InputError, RuntimeError):
+        return set()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for weight in once.values():
+            weight.requires_grad_(False)
+            weight.grad = None
+    return {name for name, weight in weights.items() if id(weight) in once and effects.get(id(weight), 0.0) <= rtol}
+
+
+def _combination(outputs: list[Tensor]) -> Tensor:
+    """A random linear combination of outputs, each on its own scale."""
+    generator = torch.Generator().manual_seed(0)
+    terms = []
+    for value in outputs:
+        draw = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        terms.append((value * draw).sum() / value.detach().abs().max().clamp_min(1e-30))
+    return torch.stack(terms).sum()
+
+
+def ignores_inputs(run: Run, example: Arguments, expected: list[Tensor], rtol: float) -> bool:
+    """Whether other inputs give the same outputs: floats are redrawn, integers mirrored in their range.
+
+    Inputs that cannot be changed (a constant integer, a mask) or do not run when they are say nothing: False.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.numel() == 0 or tensor.dtype == torch.bool:
+            return tensor
+        if tensor.is_floating_point() or tensor.is_complex():
+            noise = torch.randn(tensor.shape, generator=generator).to(tensor.device)
+            return tensor + noise.to(tensor.dtype)
+        return tensor.min() + tensor.max() - tensor
+
+    other: Any = tree_map_only(torch.Tensor, change, example)
+    before, after = ([t for t in tree_leaves(value) if isinstance(t, Tensor)] for value in (example, other))
+    if all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+        return False
+    try:
+        found = run(other)
+    except (InputError, IndexError):
+        return False
+    return len(found) == len(expected) and all(
+        relative_difference(a, b) <= rtol for a, b in zip(expected, found, strict=True)
+    )
+
+
+def relative_difference(expected: Tensor, found: Tensor) -> float:
+    """max |expected − found| / max |expected|; infinite for tensors of different shapes."""
+    if expected.shape != found.shape:
+        return float("inf")
+    if expected.numel() == 0:
+        return 0.0
+    return float((expected - found).abs().max() / expected.abs().max().clamp_min(1e-30))
