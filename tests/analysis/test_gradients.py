@@ -136,8 +136,11 @@ def test_curvature_term_against_finite_differences_of_the_gap():
     torch.testing.assert_close(second, -alpha * at_base, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("options", "ahead"), [({}, 1), ({"hessian_at": "expansion"}, 1), ({"hessian_at": "printed"}, 0)]
+)
 @pytest.mark.parametrize("mode", ["forward_over_reverse", "reverse_over_reverse"])
-def test_curvature_term_against_the_materialised_hessian(mode):
+def test_curvature_term_against_the_materialised_hessian(mode, options, ahead):
     subject, alpha = losses(hvp_mode=mode), 0.7
     joint = gr.joint_path(subject, 0.05, alpha, 4)
 
@@ -148,9 +151,36 @@ def test_curvature_term_against_the_materialised_hessian(mode):
     expected = torch.zeros_like(subject.start)
     for task in subject.tasks:
         for e in range(3):
-            hessian = torch.func.hessian(lambda theta, task=task: value(task, theta))(joint[e])
+            hessian = torch.func.hessian(lambda theta, task=task: value(task, theta))(joint[e + ahead])
             expected += hessian @ sum(gr.mismatch(subject, joint[m], alpha)[task] for m in range(e + 1))
-    torch.testing.assert_close(gr.curvature_term(subject, joint, alpha), expected, rtol=1e-10, atol=1e-12)
+    found = gr.curvature_term(subject, joint, alpha, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_gap_and_order_use_the_point_of_the_box_unless_told_otherwise():
+    subject = losses()
+    way = {"eta": 0.05, "alpha": 0.7, "epochs": 3}
+    assert gr.gap(subject, **way) == gr.gap(subject, **way, hessian_at="expansion")
+    assert gr.gap(subject, **way) != gr.gap(subject, **way, hessian_at="printed")
+    etas = [0.02, 0.01]
+    assert gr.observed_order(subject, etas, alpha=0.7, epochs=3).gaps[0] == gr.gap(subject, **way | {"eta": 0.02})
+
+
+def test_the_taylor_term_of_a_step_is_at_the_point_of_that_step():
+    """Experts that part by ε: the box's point leaves O(ε²) of the difference of gradients, the printed one O(ε)."""
+
+    def left_over(epsilon, back):
+        base = tasks(count=1)["t0"]
+        other = (base[0] + epsilon, base[1])
+        subject, eta, alpha, step = losses(data={"a": base, "b": other}), 0.1, 0.5, 3
+        joint = gr.joint_path(subject, eta, alpha, step)
+        theta = gr.expert_paths(subject, eta, step)["a"][step]
+        apart = theta - joint[step]
+        difference = subject.gradient("a", theta) - subject.gradient("a", joint[step])
+        return float((difference - subject.hvp("a", joint[step - back], apart)).norm())
+
+    slopes = [math.log2(left_over(1e-2, back) / left_over(5e-3, back)) for back in (0, 1)]
+    assert slopes == pytest.approx([2, 1], abs=0.1)
 
 
 def test_at_alpha_one_over_t_the_gap_is_a_covariance():

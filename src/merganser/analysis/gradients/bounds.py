@@ -204,7 +204,7 @@ class BoundCheck(Result):
 def check_bound(losses: TaskLosses, *, eta: float, alpha: float, epochs: int) -> BoundCheck:
     """Measure ‖C‖ after `epochs` of joint descent and both bounds. The loss must be cross-entropy."""
     joint = joint_path(losses, eta, alpha, epochs)
-    inner = joint[: max(1, epochs - 1)]
+    inner = joint[:epochs]  # C has gradients at θ⁽⁰⁾ … θ⁽ᵏ⁻²⁾ and Hessians at θ⁽¹⁾ … θ⁽ᵏ⁻¹⁾
     constants = network_constants(losses, inner)
     relu = constants.curvature == 0 and any(isinstance(m, nn.ReLU) for m in losses.module.modules())
     sizes = {"tasks": len(losses.tasks), "epochs": epochs}

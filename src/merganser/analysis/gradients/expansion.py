@@ -51,13 +51,13 @@ def mismatch(losses: TaskLosses, theta: Tensor, alpha: float) -> dict[str, Tenso
 
 
 def curvature_term(
-    losses: TaskLosses, joint: Sequence[Tensor], alpha: float, *, hessian_at: HessianAt = "printed"
+    losses: TaskLosses, joint: Sequence[Tensor], alpha: float, *, hessian_at: HessianAt = "expansion"
 ) -> Tensor:
     """C = Σ_t Σ_{e=0}^{k−2} ∇²L̄_t(θ_e) Σ_{m≤e} r_t(θ_MT⁽ᵐ⁾) along a joint path of k epochs, k = len(joint) − 1.
 
-    `printed` takes the Hessian at θ_e = θ_MT⁽ᵉ⁾ as the thesis does; `expansion` at θ_MT⁽ᵉ⁺¹⁾, where the Taylor
-    expansion puts it. They differ by O(η), so either leaves an O(η³) remainder. Zero for k = 1. One Hessian-vector
-    product per task and epoch.
+    `expansion` takes the Hessian at θ_e = θ_MT⁽ᵉ⁺¹⁾, where the Taylor expansion puts it: the gradients compared there
+    are those of step e + 1. `printed` takes it at θ_MT⁽ᵉ⁾ as the thesis does. The two differ by O(η), so either leaves
+    an O(η³) remainder. Zero for k = 1. One Hessian-vector product per task and epoch.
     """
     one_of("hessian_at", hessian_at, HessianAt)
     total = torch.zeros_like(joint[0])
@@ -94,7 +94,7 @@ class Gap(Result):
         return self.gap / self.travelled if self.travelled else 0.0
 
 
-def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int, hessian_at: HessianAt = "printed") -> Gap:
+def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int, hessian_at: HessianAt = "expansion") -> Gap:
     """Run the experts and the joint model, and compare their gap with the second-order term."""
     one_of("hessian_at", hessian_at, HessianAt)
     if epochs < 1:
@@ -136,7 +136,7 @@ def observed_order(
     *,
     alpha: float,
     epochs: int,
-    hessian_at: HessianAt = "printed",
+    hessian_at: HessianAt = "expansion",
 ) -> Order:
     """Measure the orders at the given step sizes (at least two, all positive), for more than one epoch."""
     if len(set(etas)) < 2 or min(etas) <= 0:
