@@ -14,6 +14,8 @@ from merganser.units import parse_size, show_size
 if TYPE_CHECKING:
     from merganser.experts.library import Library
 
+_MARKS = {True: "ok ", False: "BAD", None: "?  "}
+
 app = typer.Typer(help="Keep many experts of one base as low-rank factors.", no_args_is_help=True)
 
 LibraryPath = Annotated[Path, typer.Argument(metavar="LIB", help="Directory of the library.")]
@@ -89,7 +91,7 @@ def remove(
     base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Remove one expert and its file."""
+    """Remove one expert and its file; again after an interruption."""
     _show(_open(library, base).remove(name), as_json)
 
 
@@ -150,14 +152,14 @@ def merge(
 
 @app.command()
 def verify(library: LibraryPath, base: Base = None, as_json: Json = False) -> None:
-    """Read every file and compare it with what the library says; exit code 1 if something is wrong."""
+    """Read every byte and compare it with what the library says; exit code 1 if something is wrong."""
     findings = _open(library, base).verify()
     if as_json:
         emit(findings)
     else:
         for finding in findings:
-            say(f"{'ok ' if finding.sound else 'BAD'}  {finding.part}: {finding.message}")
-    if not all(finding.sound for finding in findings):
+            say(f"{_MARKS[finding.sound]}  {finding.part}: {finding.message}")
+    if any(finding.sound is False for finding in findings):
         raise typer.Exit(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -12,6 +13,8 @@ from merganser.checkpoints.base import Checkpoint, is_integer
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError
+
+_CHUNK = 1 << 24
 
 
 def place_of(base: Reference) -> str | None:
@@ -31,6 +34,20 @@ def open_base(library: Path, place: Reference, fingerprints: Collection[str], mo
     if opened.fingerprint() not in fingerprints:
         raise CheckpointError(f"{library}: {opened.label} is not the base this library was built on")
     return opened
+
+
+def weights_checksum(checkpoint: Checkpoint) -> str:
+    """The sha256 of every weight with its name, dtype and shape, however the checkpoint is split into files."""
+    digest = hashlib.sha256()
+    for name in sorted({*checkpoint.names(), *checkpoint.aliases()}):
+        spec = checkpoint.spec(name)
+        digest.update(f"{name} {spec.dtype} {list(spec.shape)}\n".encode())
+        height = spec.shape[0] if spec.shape else 1
+        step = max(1, _CHUNK * height // max(1, spec.nbytes))
+        for start in range(0, height, step):
+            rows = checkpoint.read(name, (start, min(start + step, height)) if spec.shape else None)
+            digest.update(rows.to(spec.dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def main_dtype(base: Checkpoint) -> torch.dtype:

@@ -13,7 +13,7 @@ from torch import Tensor
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.checkpoints.quantised import refuse_quantised
 from merganser.errors import CheckpointError, MerganserError
-from merganser.experts.manifest import ExpertRecord, Manifest
+from merganser.experts.manifest import ExpertRecord, Manifest, expert_file
 from merganser.experts.ranks import Changed, RankPolicy, allot
 from merganser.experts.storage import FACTOR_DTYPES, Slot, encode, header_room, product, write_expert
 from merganser.kernels.spectra import randomized_svd, spectrum, top_svd
@@ -58,7 +58,7 @@ class Compressor:
         slots = [Slot(tensor, expert.spec(tensor), rank) for tensor, rank in plan["ranks"].items()]
         slots = [slot for slot in slots if slot.rank != 0]
         ledger = _Ledger()
-        file = f"experts/{name}.safetensors"
+        file = expert_file(name)
         path = self.directory / file
         sha256 = write_expert(
             path, slots, self.dtype, self._metadata(name), plan["room"], self._stored(name, expert, slots, plan, ledger)

@@ -14,14 +14,15 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dtypes import dtype_of, name_of
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.confine import confine
 from merganser.engine.directories import check_writable
 from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean
-from merganser.experts.bases import main_dtype, open_base, place_of
+from merganser.experts.bases import main_dtype, open_base, place_of, weights_checksum
 from merganser.experts.building import Compressor, Step, check_fit
-from merganser.experts.manifest import FILE, LOCK, ExpertRecord, Manifest, check_name, locked
+from merganser.experts.manifest import FILE, LOCK, ExpertRecord, Manifest, check_name, expert_file, locked
 from merganser.experts.ranks import RankPolicy
-from merganser.experts.storage import FACTOR_DTYPES, ExpertFile, checksum
+from merganser.experts.storage import FACTOR_DTYPES, ExpertFile, checksum, delete, partial_of
 from merganser.experts.views import Expert, MergedExperts
 from merganser.kernels.spectra import Factors
 from merganser.methods.registry import build as build_method
@@ -46,10 +47,10 @@ class Size:
 
 @dataclass(frozen=True)
 class Finding:
-    """What `verify` has to say of one part of a library."""
+    """What `verify` has to say of one part of a library. `sound` is None where it could not be found out."""
 
     part: str
-    sound: bool
+    sound: bool | None
     message: str
 
 
@@ -156,12 +157,21 @@ class Library:
         return Library(self.path, self.base)
 
     def remove(self, name: str) -> Library:
-        """The library without an expert; its file is deleted."""
+        """The library without an expert; its file is deleted.
+
+        A removal that was interrupted may have left the file behind: doing it again deletes it.
+        """
+        check_name(name)
+        file = confine(self.path, expert_file(name), f"{self.path}: experts")
         with locked(self.path):
             current = Library(self.path, self.base)
-            record = current._record(name)
-            current.manifest.without(name).write(self.path)
-            (self.path / record.file).unlink(missing_ok=True)
+            files = [path for path in (file, partial_of(file)) if os.path.lexists(path)]
+            if name in current:
+                current.manifest.without(name).write(self.path)
+            elif not files:
+                current._record(name)  # says which experts there are
+            for path in files:
+                delete(path)
         return Library(self.path, self.base)
 
     @property
@@ -210,8 +220,9 @@ class Library:
         return Size(weights, {name: record.nbytes for name, record in self.manifest.experts.items()})
 
     def verify(self, on_part: Callable[[str], None] = lambda part: None) -> list[Finding]:
-        """Read every file and compare it with the manifest."""
-        findings = [Finding("base", True, f"{self.base.label} is the base this library was built on")]
+        """Read every byte of the base and of the experts, and compare their checksums with the manifest."""
+        on_part("base")
+        findings = [self._verify_base()]
         for name, record in self.manifest.experts.items():
             on_part(name)
             problem = self._damage(record)
@@ -226,6 +237,16 @@ class Library:
             if f"experts/{path.name}" not in known:
                 findings.append(Finding(path.name, False, "not in the manifest; left by an interrupted change"))
         return findings
+
+    def _verify_base(self) -> Finding:
+        expected = self.manifest.base_sha256
+        if expected is None:
+            return Finding(
+                "base", None, f"{self.base.label} looks right, but the library has no checksum of its weights"
+            )
+        if weights_checksum(self.base) != expected:
+            return Finding("base", False, f"{self.base.label}: its weights have changed since the library was built")
+        return Finding("base", True, f"{self.base.label} is the base this library was built on")
 
     def _policy(self) -> RankPolicy:
         """The rule for the ranks of one more expert."""
@@ -285,8 +306,9 @@ def _make(directory: Path) -> None:
 def _begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
     """The manifest of a new library, on disk, after the copy of the base if there is to be one."""
     if wanted.base_copied:
-        copy = write_checkpoint(base, directory / "base", overwrite=True)
-        wanted = replace(wanted, base_fingerprint=open_checkpoint(copy).fingerprint())
+        base = open_checkpoint(write_checkpoint(base, directory / "base", overwrite=True))
+        wanted = replace(wanted, base_fingerprint=base.fingerprint())
+    wanted = replace(wanted, base_sha256=weights_checksum(base))
     wanted.write(directory)
     return wanted
 

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.quantised import refuse_quantised
+from merganser.confine import confine
 from merganser.engine.directories import check_out, check_replaceable, publish
 from merganser.engine.export import write_checkpoint
 from merganser.engine.geometry import Parts, over_blocks
@@ -41,8 +42,9 @@ from merganser.errors import CheckpointError, InputError, by_name, did_you_mean,
 from merganser.experts.bases import main_dtype, open_base, place_of
 from merganser.experts.building import check_finite
 from merganser.experts.library import Size
-from merganser.experts.manifest import check_name, read_json, write_json
+from merganser.experts.manifest import check_name, named_sections, read_json, write_json
 from merganser.experts.mask_bits import FULL, Kind, Packed, unpack
+from merganser.experts.schema import Section
 
 FILE = "masks.json"
 FORMAT, VERSION = "merganser-masks", 1
@@ -65,13 +67,12 @@ class MaskLibrary:
     def __init__(self, path: str | os.PathLike[str], base: Reference | None = None) -> None:
         """Open one. `base` names the base's new place if it was moved."""
         self.path = Path(path)
-        self.manifest = read_json(self.path / FILE, "a library of masks", FORMAT, VERSION)
-        try:
-            self.kind: Kind = self.manifest["kind"]
-            place, fingerprint = self.manifest["base"], self.manifest["fingerprint"]
-            self._scales = {name: float(record["scale"]) for name, record in self.manifest["experts"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{self.path / FILE}: damaged: {error}") from None
+        content = read_json(self.path / FILE, "a library of masks", FORMAT, (VERSION,))
+        self.kind = cast(Kind, content.choice("kind", get_args(Kind)))
+        place = content.text("base") if content.has("base") else None
+        fingerprint = content.text("fingerprint")
+        self._scales = {name: _scale(record) for name, record in named_sections(content, "experts")}
+        content.done()
         self.base = open_base(self.path, self.path / "base" if place is None else place, (fingerprint,), base)
         self.shared = Stored(open_checkpoint(self.path / "shared"))
 
@@ -154,7 +155,7 @@ class MaskLibrary:
 
     def _bits(self, name: str) -> Checkpoint:
         # `open` would give the expert itself.
-        return Directory(self.path / "experts" / name)
+        return Directory(confine(self.path, f"experts/{name}", f"{self.path / FILE}: experts"))
 
     def density(self, name: str) -> float:
         """The share of entries an expert's mask keeps."""
@@ -256,6 +257,12 @@ def _rescaler(delta: Vector, shared: Vector) -> float:
     found = [value for _, value in over_blocks([delta, shared], delta.names(), sums)]
     total = math.fsum(kept for _, kept in found)
     return math.fsum(own for own, _ in found) / total if total else 1.0
+
+
+def _scale(record: Section) -> float:
+    scale = record.number("scale")
+    record.done()
+    return scale
 
 
 def _own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from merganser.errors import InputError
 from merganser.experts.storage import Slot, component_bytes
 from merganser.methods.matrices import rank_kept
 
+Kind = Literal["fraction", "energy", "budget"]
+KINDS: tuple[str, ...] = get_args(Kind)
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -23,7 +25,7 @@ class RankPolicy:
     """`fraction`: k = max(1, ⌊value · n⌋). `energy`: the least k with Σ_{r≤k} σ_r² ≥ value · ‖Δ‖². `budget`: the expert
     files together take at most `value` bytes, spent where a byte buys the largest share of an expert's energy."""
 
-    kind: Literal["fraction", "energy", "budget"]
+    kind: Kind
     value: float
 
     def __post_init__(self) -> None:

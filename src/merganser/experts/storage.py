@@ -21,6 +21,7 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Rows, TensorSpec, select_rows
 from merganser.checkpoints.safetensors_file import CODES, SafetensorsFile
+from merganser.engine.disk import Disk
 from merganser.errors import CheckpointError
 from merganser.kernels.spectra import Factors
 
@@ -30,6 +31,7 @@ FACTOR_DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
+DISK = Disk()
 _LARGEST = 10**16
 _PIECE = 1 << 18
 
@@ -128,7 +130,8 @@ def write_expert(
         header[key] = described | {"data_offsets": [end, end + spec.nbytes]}
         end += spec.nbytes
     text = json.dumps(header, separators=(",", ":")).encode().ljust(room - 8)
-    partial = path.with_name(f"{path.name}.partial")
+    partial = partial_of(path)
+    DISK.before("write", partial)
     with partial.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(room + end)
@@ -140,8 +143,20 @@ def write_expert(
         file.flush()
         os.fsync(file.fileno())
     digest = checksum(partial)
-    partial.rename(path)
+    DISK.rename(partial, path)
     return digest
+
+
+def partial_of(path: Path) -> Path:
+    """Where a file is written before it takes its name."""
+    return path.with_name(f"{path.name}.partial")
+
+
+def delete(path: Path) -> None:
+    """Remove a file for good."""
+    DISK.before("remove", path)
+    path.unlink()
+    DISK.sync_directory(path.parent)
 
 
 class ExpertFile:

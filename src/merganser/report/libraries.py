@@ -13,6 +13,8 @@ from merganser.report.charts import Dot, dot_plot
 from merganser.report.page import Page
 from merganser.report.tables import Table
 
+_SOUND = {True: "yes", False: "NO", None: "unknown"}
+
 
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     """From the manifest alone if the base is not at hand; `check` compares every file with its checksum."""
@@ -48,7 +50,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     )
     findings = library.verify() if check and library is not None else []
     if findings:
-        checked = [[finding.part, "yes" if finding.sound else "NO", finding.message] for finding in findings]
+        checked = [[finding.part, _SOUND[finding.sound], finding.message] for finding in findings]
         page.add(Table(["part", "sound", ""], checked, "Files against the manifest"))
     page.text("Where the experts interfere: merganser inspect DIR --html FILE.")
     return {
@@ -56,7 +58,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         "experts": names,
         "bytes": bytes_of,
         "ratio": library.size().ratio if library else None,
-        "sound": all(finding.sound for finding in findings) if findings else None,
+        "sound": all(finding.sound is not False for finding in findings) if findings else None,
     }
 
 

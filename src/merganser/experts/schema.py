@@ -1,0 +1,93 @@
+"""Objects of a manifest, read field by field: each of the type it must have, none left over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from merganser.errors import CheckpointError, did_you_mean
+
+#: No text of a manifest is longer: paths, names and checksums.
+LONGEST = 1 << 14
+#: No number of a manifest is larger: sizes of files, ranks.
+GREATEST = 1 << 60
+
+
+class Section:
+    """One object of a manifest. `where` names the file and the object in it, for messages."""
+
+    def __init__(self, content: Any, where: str) -> None:
+        self.where = where
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{where}: damaged: expected an object, got {_shown(content)}")
+        self._content = content
+        self._read: set[str] = set()
+
+    def names(self) -> list[str]:
+        return list(self._content)
+
+    def has(self, key: str) -> bool:
+        """Whether the field is there, and not null."""
+        self._read.add(key)
+        return self._content.get(key) is not None
+
+    def section(self, key: str) -> Section:
+        return Section(self._take(key), f"{self.where}: {_shown(key)[1:-1]}")
+
+    def text(self, key: str) -> str:
+        value = self._take(key)
+        if not isinstance(value, str) or len(value) > LONGEST or "\0" in value:
+            raise self.damaged(key, "a text", value)
+        return value
+
+    def choice(self, key: str, known: Collection[str]) -> str:
+        value = self.text(key)
+        if value not in known:
+            raise self.damaged(key, f"one of {', '.join(known)}", value)
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self._take(key)
+        if not isinstance(value, bool):
+            raise self.damaged(key, "true or false", value)
+        return value
+
+    def count(self, key: str) -> int:
+        value = self._take(key)
+        if type(value) is not int or not 0 <= value <= GREATEST:
+            raise self.damaged(key, "a whole number from 0 up", value)
+        return value
+
+    def optional_count(self, key: str) -> int | None:
+        return None if self._take(key) is None else self.count(key)
+
+    def number(self, key: str) -> float:
+        value = self._take(key)
+        if type(value) not in (int, float) or not 0 <= value <= GREATEST or math.isnan(value):
+            raise self.damaged(key, "a number from 0 up", value)
+        return value  # type: ignore[no-any-return]
+
+    def done(self) -> None:
+        """Refuse fields that nobody has asked for."""
+        if left := next((key for key in self._content if key not in self._read), None):
+            raise CheckpointError(
+                f"{self.where}: damaged: unknown field {_shown(left)}{did_you_mean(left, self._read)}"
+            )
+
+    def damaged(self, key: str, expected: str, value: object) -> CheckpointError:
+        """The error for a field that is not what it must be."""
+        return CheckpointError(f"{self.where}: damaged: {_shown(key)} must be {expected}, got {_shown(value)}")
+
+    def _take(self, key: str) -> Any:
+        self._read.add(key)
+        if key not in self._content:
+            raise CheckpointError(f"{self.where}: damaged: {_shown(key)} is missing")
+        return self._content[key]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = repr(value[:100] if isinstance(value, str) else value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
