@@ -159,9 +159,10 @@ def _step(total: int) -> Callable[[str], None]:
 
 def _matrices(source: Library | str) -> int:
     from merganser.checkpoints import open as open_checkpoint
+    from merganser.experts.unfolding import is_matrix
 
     base = open_checkpoint(source) if isinstance(source, str) else source.base
-    return sum(len(base.spec(name).shape) == 2 and min(base.spec(name).shape) > 1 for name in base.names())
+    return sum(is_matrix(base.spec(name).shape) for name in base.names())
 
 
 def _write_page(source: Library | str, experts: Mapping[str, str] | None, found: Interference, html: Path) -> None:

@@ -1,4 +1,4 @@
-"""What flows into chosen layers: pooled inputs of linear modules, from a pass that stops at the last of them."""
+"""What flows into chosen layers: pooled inputs of linear modules and convolutions, in a pass that stops at the last."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from merganser.align.moments import evaluating
 from merganser.errors import InputError, did_you_mean
+from merganser.experts.convolutions import (
+    CONVOLUTIONS,
+    Convolution,
+    axes_of,
+    count_patches,
+    is_plain,
+    pooled_patches,
+)
 from merganser.experts.inputs import Inputs
 
 #: The mean over tokens (those the attention mask keeps), or the first token (CLS), or the last one.
@@ -35,8 +43,12 @@ class Activations:
         return Activations({layer: z.mean(0, keepdim=True) for layer, z in self.inputs.items()}, self.rows)
 
 
-def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """The linear modules by name whose call is y = W x + b, so that a hook sees x and may add to y.
+Layer: TypeAlias = nn.Linear | Convolution
+
+
+def matrix_layers(module: nn.Module) -> dict[str, Layer]:
+    """The linear modules and convolutions by name whose call is y = W x + b, x being a patch for convolutions, so that
+    a hook sees x and may add to y.
 
     A subclass with a forward pass of its own may use W otherwise; attention reads the weight of its output projection
     without calling it; a module with several names would get under each of them what it should get once.
@@ -46,12 +58,17 @@ def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
     return {
         name: part
         for name, part in module.named_modules()
-        if isinstance(part, nn.Linear)
-        and type(part).forward is nn.Linear.forward
+        if isinstance(part, (nn.Linear, *CONVOLUTIONS))
+        and (type(part).forward is nn.Linear.forward or is_plain(part))
         and "forward" not in vars(part)
         and part not in read
         and names[part] == 1
     }
+
+
+def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    """The linear modules among the `matrix_layers`."""
+    return {name: part for name, part in matrix_layers(module).items() if isinstance(part, nn.Linear)}
 
 
 def fused_layers(module: nn.Module) -> frozenset[str]:
@@ -77,7 +94,7 @@ def unpacked(module: nn.Module) -> Iterator[None]:
 
 
 def input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """x of a call of a linear module, `layer(x)` or `layer(input=x)`."""
+    """x of a call of a layer, `layer(x)` or `layer(input=x)`."""
     x: Tensor = args[0] if args else kwargs["input"]
     return x
 
@@ -87,21 +104,25 @@ _HEADS = frozenset({"classifier", "embed_out", "head", "head_dist", "lm_head", "
 
 
 def output_layers(module: nn.Module) -> frozenset[str]:
-    """Linear modules whose output is the module's own: those named as heads are, and the module defined last.
+    """Layers whose output is the module's own: those named as heads are, and the module defined last.
 
     Their inputs are what the task asks for rather than what the input is, and a pass that ends there is a whole one.
     """
     leaves = [name for name, part in module.named_modules() if next(part.children(), None) is None]
-    return frozenset(name for name in linear_layers(module) if name.rpartition(".")[2] in _HEADS or name == leaves[-1])
+    return frozenset(name for name in matrix_layers(module) if name.rpartition(".")[2] in _HEADS or name == leaves[-1])
 
 
-def layer_of(name: str, module: nn.Module) -> str:
-    """The name of a linear module, from itself or from the name of its weight."""
-    known = linear_layers(module)
+def layer_of(name: str, known: Mapping[str, Layer]) -> str:
+    """The name of one of the known layers, from itself or from the name of its weight."""
     layer = name.removesuffix(".weight")
     if layer not in known:
-        raise InputError(f"{name!r} is no linear layer that the module calls{did_you_mean(layer, known)}")
+        raise InputError(f"{name!r} is no layer that the module calls as y = W x + b{did_you_mean(layer, known)}")
     return layer
+
+
+def input_width(layer: Layer) -> int:
+    """How many numbers W multiplies: the width of a row, or of a patch."""
+    return layer.weight[0].numel()
 
 
 @torch.no_grad()
@@ -120,24 +141,20 @@ def capture(
             if layer in seen:
                 return
             x = input_of(args, kwargs)
-            if x.dim() < 2:
-                raise InputError(
-                    f"{layer!r} sees a tensor of shape {list(x.shape)}, not samples × width: a batch of one sample is "
-                    "x[None]"
-                )
+            _check_axes(layer, known[layer], x)
             if x.shape[0] != size:
                 raise InputError(f"{layer!r} sees {x.shape[0]} samples, the batch has {size}: routing needs them first")
-            seen[layer] = pool(x, pooling, inputs.mask).float()
-            rows = max(rows, x.shape[:-1].numel())
+            seen[layer], count = _pooled_input(known[layer], x, pooling, inputs.mask)
+            rows = max(rows, count)
             if stop and len(seen) == len(layers):
                 raise _Reached
 
         return hook
 
-    known = linear_layers(module)
+    known = matrix_layers(module)
     for layer in layers:
         if layer not in known:
-            layer_of(layer, module)  # says which layers there are
+            layer_of(layer, known)  # says which layers there are
     handles = [known[layer].register_forward_pre_hook(watch(layer), with_kwargs=True) for layer in layers]
     try:
         with unpacked(module), evaluating(module):
@@ -150,6 +167,24 @@ def capture(
     if missed := [layer for layer in layers if layer not in seen]:
         raise InputError(f"{missed[0]!r} is not called in the module's forward pass; name other layers to route at")
     return Activations({layer: seen[layer] for layer in layers}, rows)
+
+
+def _check_axes(name: str, layer: Layer, x: Tensor) -> None:
+    if isinstance(layer, nn.Linear):
+        fits, wanted = x.dim() >= 2, "samples × width"
+    else:
+        fits, wanted = x.dim() == axes_of(layer), f"samples × channels and {axes_of(layer) - 2} axes of positions"
+    if not fits:
+        raise InputError(
+            f"{name!r} sees a tensor of shape {list(x.shape)}, not {wanted}: a batch of one sample is x[None]"
+        )
+
+
+def _pooled_input(layer: Layer, x: Tensor, pooling: Pooling, mask: Tensor | None) -> tuple[Tensor, int]:
+    """samples × width, and how many rows or patches of all samples W multiplies."""
+    if isinstance(layer, nn.Linear):
+        return pool(x, pooling, mask).float(), x.shape[:-1].numel()
+    return pooled_patches(layer, x, pooling).float(), len(x) * count_patches(layer, x)
 
 
 def pool(x: Tensor, pooling: Pooling, mask: Tensor | None = None) -> Tensor:

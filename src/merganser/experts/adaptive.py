@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError, did_you_mean, one_of
-from merganser.experts.activations import Activations, Pooling, capture, layer_of, linear_layers
+from merganser.experts.activations import Activations, Pooling, capture, layer_of, matrix_layers
 from merganser.experts.caching import CompositionCache
 from merganser.experts.composition import Composer, Composition, applied
 from merganser.experts.heads import Head, Heads, Prediction, Score, default_features
@@ -58,8 +58,8 @@ class AdaptiveModel:
     The module must hold the base's weights (or say `load_base=True`), and is otherwise left alone: nothing but hooks,
     swapped tensors and evaluation mode during a call. Calls from several threads wait for each other.
 
-    `layer` names one or several linear modules; without it the first half of those that experts changed vote
-    together (`experts.layers` scores single ones). `source` ("fixed" or "base") is the model of the first pass,
+    `layer` names one or several linear modules or convolutions; without it the first half of those that experts changed
+    vote together (`experts.layers` scores single ones). `source` ("fixed" or "base") is the model of the first pass,
     `normalize` says how residuals become weights: softmax of their z-scores over the tasks, or of themselves as in the
     thesis ("softmax"), which only a single layer with large inputs makes differ from task to task. `router` stands in
     the place of all three. `merge` are parameters of the method `tsv` for both steps (`{"orthogonalize": "none"}` is
@@ -115,10 +115,11 @@ class AdaptiveModel:
     def _layers(self, layer: str | Sequence[str] | None) -> list[str]:
         if layer is None:
             return leading_layers(self.library, self.module)
-        return [layer_of(name, self.module) for name in ([layer] if isinstance(layer, str) else layer)]
+        known = matrix_layers(self.module)
+        return [layer_of(name, known) for name in ([layer] if isinstance(layer, str) else layer)]
 
     def _fitting(self, router: Router) -> Router:
-        return checked(router, self.library, linear_layers(self.module))
+        return checked(router, self.library, matrix_layers(self.module))
 
     def with_settings(self, **changes: Any) -> AdaptiveModel:
         """The same model (module, router, cache) under other `Settings`."""

@@ -16,6 +16,7 @@ from merganser.errors import CheckpointError, MerganserError
 from merganser.experts.manifest import ExpertRecord, Manifest, expert_file
 from merganser.experts.ranks import Changed, RankPolicy, allot
 from merganser.experts.storage import FACTOR_DTYPES, Slot, encode, header_room, product, write_expert
+from merganser.experts.unfolding import as_matrix, is_matrix
 from merganser.kernels.spectra import randomized_svd, spectrum, top_svd
 
 Step = Callable[[str, str], None]
@@ -77,7 +78,7 @@ class Compressor:
                     ledger.add(task_matrix(self.base, expert, slot.name))
                 yield slot, (expert.read(slot.name).to(slot.spec.dtype),)
                 continue
-            delta = task_matrix(self.base, expert, slot.name)
+            delta = as_matrix(task_matrix(self.base, expert, slot.name))
             try:
                 factors = decompose(delta, slot.rank)
             except MerganserError as error:
@@ -153,16 +154,16 @@ def changes(base: Checkpoint, expert: Checkpoint, spectra: bool, where: str) -> 
             continue
         check_finite(theirs, name, where)
         check_finite(ours, name, base.label)
-        matrix = len(spec.shape) == 2 and min(spec.shape) > 1 and not is_integer(spec.dtype)
+        matrix = is_matrix(spec.shape) and not is_integer(spec.dtype)
         if not (matrix and spectra):
             yield Changed(name, spec, matrix)
             continue
-        squares = spectrum(task_matrix(base, expert, name)).square()
+        squares = spectrum(as_matrix(task_matrix(base, expert, name))).square()
         yield Changed(name, spec, True, squares.numpy())
 
 
 def task_matrix(base: Checkpoint, expert: Checkpoint, name: str) -> Tensor:
-    """θ_t − θ₀, in float32, or float64 where a source is."""
+    """θ_t − θ₀ in the tensor's own shape, in float32, or float64 where a source is."""
     ours, theirs = base.read(name), expert.read(name)
     wide = torch.float64 if torch.float64 in (ours.dtype, theirs.dtype) else torch.float32
     return theirs.to(wide) - ours.to(wide)

@@ -1,5 +1,5 @@
-"""The merge of a set of experts as changes to a live module: low-rank updates beside linear layers, whole tensors
-elsewhere."""
+"""The merge of a set of experts as changes to a live module: low-rank updates beside linear layers and convolutions,
+whole tensors elsewhere."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from merganser.align.moments import evaluating
 from merganser.checkpoints.base import is_integer
 from merganser.errors import InputError, did_you_mean
-from merganser.experts.activations import fused_layers, linear_layers
+from merganser.experts.activations import Layer, fused_layers, matrix_layers
+from merganser.experts.convolutions import convolve
 from merganser.experts.cores import core_cost, core_of
 from merganser.experts.library import Library
+from merganser.experts.unfolding import as_matrix
 from merganser.experts.uses import beside
 from merganser.experts.views import Expert, MergedExperts
 from merganser.kernels.spectra import FLOAT32_LIMIT
+from merganser.methods.matrices import matrix_shape
 
 
 @dataclass(frozen=True)
@@ -47,22 +50,29 @@ class LowRank:
         d, m, r = self.left[0].shape[0], self.right[0].shape[0], self.core.shape[0]
         return d * m * r + (d * r * r if self.core.dim() == 2 else 0)
 
-    def applied_to(self, x: Tensor) -> Tensor:
-        """L (C (Rᵀ x)) for rows x."""
+    def applied_to(self, x: Tensor, layer: Layer) -> Tensor:
+        """L (C (Rᵀ x)) for the rows x that go into a linear layer, or for the patches that a convolution looks at."""
         kind, x = x.dtype, x.to(self.core.dtype)
-        z = torch.cat([x @ factor for factor in self.right], dim=-1)
+        if isinstance(layer, nn.Linear):
+            return self._raised(torch.cat([x @ factor for factor in self.right], dim=-1)).to(kind)
+        z = torch.cat([convolve(layer, x, factor.T) for factor in self.right], dim=1)
+        return self._raised(z.movedim(1, -1)).movedim(-1, 1).to(kind)
+
+    def _raised(self, z: Tensor) -> Tensor:
+        """L (C z)."""
         z = z * self.core if self.core.dim() == 1 else z @ self.core.T
-        update, start = x.new_zeros(()), 0
+        update, start = z.new_zeros(()), 0
         for factor in self.left:
             stop = start + factor.shape[1]
             update, start = update + z[..., start:stop] @ factor.T, stop
-        return update.to(kind)
+        return update
 
     def added_to(self, base: Tensor) -> Tensor:
-        """base + Δ."""
+        """base + Δ, in the base's shape."""
         left = torch.cat(self.left, dim=1)
         left = left * self.core if self.core.dim() == 1 else left @ self.core
-        return torch.addmm(base.to(left.dtype), left, torch.cat(self.right, dim=1).T).to(base.dtype)
+        whole = torch.addmm(as_matrix(base).to(left.dtype), left, torch.cat(self.right, dim=1).T)
+        return whole.to(base.dtype).view(base.shape)
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ class Composer:
         library.merge(library.experts[:1], **self.parameters)  # refuses parameters that `tsv` does not have
         self.tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
         #: Weights of layers that are called, so that an update beside them has its effect.
-        self.called = {f"{name}.weight" for name in linear_layers(module).keys() - fused_layers(module)}
+        self.called = {f"{name}.weight" for name in matrix_layers(module).keys() - fused_layers(module)}
         self.stored = _stored_names(self.tensors, library)
         self._vectors: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
         _match(self.tensors, self.stored, library, load_base)
@@ -135,7 +145,7 @@ class Composer:
         stored = self.stored[name]
         experts, factors = merged.changing(stored), merged.factors(stored)
         core, amplification = core_of(factors, merged.rule)
-        d, m = self.tensors[name].shape
+        d, m = matrix_shape(tuple(self.tensors[name].shape))
         cost = core_cost(d, m, len(core)) if core.dim() == 2 else 0
         if amplification > FLOAT32_LIMIT:
             return None, cost
@@ -156,11 +166,10 @@ class Composer:
         """Multiply-adds of merging a matrix into a whole one: two polar factors (half a Gram matrix, 5r³ for its root,
         the product) and their product. Decomposing matrices the library keeps whole is not counted."""
         stored = self.stored[name]
-        shape = tuple(self.tensors[name].shape)
         experts = merged.changing(stored)
-        if not experts or not merged.rule.applies(stored, shape):
+        if not experts or not merged.is_factored(stored):
             return 0
-        d, m = shape
+        d, m = matrix_shape(tuple(self.tensors[name].shape))
         columns = sum(
             min(merged.rank_of(stored), e.file.rank(stored) if e.file.kinds[stored] == "factors" else min(d, m))
             for e in experts
@@ -181,11 +190,11 @@ class Composer:
         """Whether updates beside the layer are possible, and cost less than its weight."""
         stored = self.stored[name]
         experts = merged.changing(stored)
-        if name not in self.called or not experts or not merged.rule.applies(stored, tuple(self.tensors[name].shape)):
+        if name not in self.called or not experts or not merged.is_factored(stored):
             return False
         if any(expert.file.kinds[stored] != "factors" for expert in experts):
             return False
-        d, m = self.tensors[name].shape
+        d, m = matrix_shape(tuple(self.tensors[name].shape))
         r = sum(min(merged.rank_of(stored), expert.file.rank(stored)) for expert in experts)
         return r * (d + m) + (r * r if len(experts) > 1 else 0) < d * m
 
@@ -238,14 +247,16 @@ def applied(module: nn.Module, composition: Composition) -> Iterator[set[str]]:
     threads at once. Gives the tensors with a low-rank update that were read without a call of their layer."""
     if module in _IN_USE:
         raise InputError("the module runs with another set of experts at the moment; leave that one first")
-    linears = linear_layers(module)
-    layers = {name: linears[name.removesuffix(".weight")] for name in composition.low_rank}
+    called = matrix_layers(module)
+    layers = {name: called[name.removesuffix(".weight")] for name in composition.low_rank}
     with ExitStack() as undo:
         _IN_USE.add(module)
         undo.callback(_IN_USE.discard, module)
         for name, whole in composition.whole.items():
             undo.callback(_swap(module, name, whole))
-        read = undo.enter_context(beside(layers, lambda name, x: composition.low_rank[name].applied_to(x)))
+        read = undo.enter_context(
+            beside(layers, lambda name, x: composition.low_rank[name].applied_to(x, layers[name]))
+        )
         undo.enter_context(evaluating(module))
         yield read
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
-from merganser.experts.activations import linear_layers, output_layers
+from merganser.experts.activations import matrix_layers, output_layers
 from merganser.experts.library import Library
 from merganser.experts.routing import ProjectionRouter, task_accuracy
 from merganser.experts.samples import batches_by_task
 from merganser.experts.sti import Overlap
+from merganser.experts.unfolding import is_matrix
 from merganser.kernels.spectra import Factors
 
 if TYPE_CHECKING:
@@ -83,16 +84,15 @@ class LayerScore:
 
 
 def score_layers(module: nn.Module, library: Library) -> list[LayerScore]:
-    """Every linear layer that all experts changed, in the module's order. Needs no data."""
+    """Every linear layer and convolution that all experts changed, in the module's order. Needs no data."""
     factors = {}
-    for layer in linear_layers(module):
-        if f"{layer}.weight" in library.base:
-            found = [library.factors(name, f"{layer}.weight") for name in library.experts]
-            if present := [f for f in found if f is not None and f.rank]:
-                factors[layer] = present
+    for layer in _routable(library, module):
+        found = [library.factors(name, f"{layer}.weight") for name in library.experts]
+        if present := [f for f in found if f is not None and f.rank]:
+            factors[layer] = present
     factors = {layer: found for layer, found in factors.items() if len(found) == len(library)}
     if not factors:
-        raise InputError("no linear layer of the module was changed by every expert: nothing to route on")
+        raise InputError("no layer of the module was changed by every expert: nothing to route on")
     return [_score(layer, factors) for layer in factors]
 
 
@@ -128,14 +128,21 @@ def _margin(shares: Tensor) -> float:
     return float((shares.diagonal() - _best_other(shares)).mean())
 
 
+def _routable(library: Library, module: nn.Module) -> list[str]:
+    """The layers of the module that are matrices of the base."""
+    base = library.base
+    layers = [layer for layer in matrix_layers(module) if f"{layer}.weight" in base]
+    return [layer for layer in layers if is_matrix(base.spec(f"{layer}.weight").shape)]
+
+
 def leading_layers(library: Library, module: nn.Module, share: float = 0.5) -> list[str]:
-    """The linear layers that experts changed, the first `share` of them: a router over several layers beats the best
+    """The layers that experts changed, the first `share` of them: a router over several layers beats the best
     single one, and the first pass ends half-way, since the later layers add little to what the earlier say of the task.
     Output layers count only if there are no others."""
     kinds = {name for expert in library.experts for name in library.expert(expert).file.kinds}
-    layers = [layer for layer in linear_layers(module) if f"{layer}.weight" in kinds]
+    layers = [layer for layer in _routable(library, module) if f"{layer}.weight" in kinds]
     if not layers:
-        raise InputError("no linear layer of the module was changed by an expert: nothing to route on")
+        raise InputError("no linear layer or convolution of the module was changed by an expert: nothing to route on")
     last = output_layers(module)
     inner = [layer for layer in layers if layer not in last] or layers
     return inner[: max(1, round(share * len(inner)))]

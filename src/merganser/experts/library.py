@@ -200,13 +200,14 @@ class Library:
     def merge(self, names: Sequence[str] | None = None, **parameters: Any) -> MergedExperts:
         """TSV-Merge of some experts (all of them by default), straight from the stored factors.
 
-        `parameters` are those of the method `tsv`. The result is a checkpoint computed as it is read; `state_dict()`
+        `parameters` are those of the method `tsv`; convolution kernels are merged as matrices unless `convolutions` is
+        false. The result is a checkpoint computed as it is read; `state_dict()`
         gives it in memory, `save` puts it on disk. Tensors an expert does not share with the base stay out of it.
         """
         chosen = list(self.experts) if names is None else list(names)
         if not chosen or len(set(chosen)) < len(chosen):
             raise InputError("merge needs at least one expert, and each of them once")
-        rule = build_method(TSV, parameters, chosen)
+        rule = build_method(TSV, {"convolutions": True} | parameters, chosen)
         assert isinstance(rule, TSV)
         return MergedExperts(self.base, [self.expert(name) for name in chosen], rule)
 

@@ -13,7 +13,7 @@ import torch
 from merganser.checkpoints.base import TensorSpec
 from merganser.errors import InputError
 from merganser.experts.storage import Slot, component_bytes
-from merganser.methods.matrices import rank_kept
+from merganser.methods.matrices import matrix_shape, rank_kept
 
 Kind = Literal["fraction", "energy", "budget"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -78,7 +78,7 @@ def allot(
 def _rank(policy: RankPolicy, tensor: Changed) -> int:
     if not tensor.matrix:
         return 0
-    n = min(tensor.spec.shape)
+    n = min(matrix_shape(tensor.spec.shape))
     if policy.kind == "fraction":
         return rank_kept(n, 1, policy.value)
     assert tensor.squares is not None
@@ -88,7 +88,7 @@ def _rank(policy: RankPolicy, tensor: Changed) -> int:
 
 def largest_rank(spec: TensorSpec, dtype: torch.dtype) -> int:
     """The most components that are smaller than the matrix itself."""
-    return min(min(spec.shape), (spec.nbytes - 1) // component_bytes(spec, dtype))
+    return min(*matrix_shape(spec.shape), (spec.nbytes - 1) // component_bytes(spec, dtype))
 
 
 def _slot(tensor: Changed, rank: int, dtype: torch.dtype) -> Slot:
@@ -131,7 +131,7 @@ def _within(
     for expert, tensor in flat:
         if tensor.matrix:
             steps = next(count)
-            rank = steps if steps <= largest_rank(tensor.spec, dtype) else min(tensor.spec.shape) + 1
+            rank = steps if steps <= largest_rank(tensor.spec, dtype) else min(matrix_shape(tensor.spec.shape)) + 1
             slots[expert].append(_slot(tensor, rank, dtype))
         else:
             slots[expert].append(Slot(tensor.name, tensor.spec, None))

@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from merganser.errors import InputError, did_you_mean, one_of
+from merganser.experts.activations import Layer, input_width
 from merganser.experts.library import Library
+from merganser.experts.unfolding import is_matrix
+from merganser.methods.matrices import matrix_shape
 
 #: The model of the first pass: the base, or the fixed merge of the experts.
 Source = Literal["base", "fixed"]
@@ -128,12 +131,12 @@ def subspaces(library: Library, tensor: str) -> tuple[Tensor, ...]:
     if tensor not in library.base:
         raise library.base.missing(tensor)
     shape = library.base.spec(tensor).shape
-    if len(shape) != 2:
+    if len(shape) != 2 and not is_matrix(shape):
         raise InputError(f"{tensor!r} has shape {list(shape)}: routing projects on the singular vectors of a matrix")
     bases = []
     for name in library.experts:
         factors = library.factors(name, tensor)
-        v = torch.zeros(shape[1], 0) if factors is None else factors.v
+        v = torch.zeros(matrix_shape(shape)[1], 0) if factors is None else factors.v
         bases.append(torch.linalg.qr(v).Q.float() if v.shape[1] else v.float())
     if not any(basis.shape[1] for basis in bases):
         raise InputError(f"no expert of the library changed {tensor!r}: nothing to route on")
@@ -247,18 +250,17 @@ class _Standardize(nn.Module):
         return (x - self.mean) / self.spread
 
 
-def checked(router: Router, library: Library, linears: Mapping[str, nn.Linear]) -> Router:
+def checked(router: Router, library: Library, layers: Mapping[str, Layer]) -> Router:
     """Refuse a router that names experts or layers which are not there, or reads inputs of another width."""
     if unknown := [task for task in router.tasks if task not in library]:
         raise InputError(f"the router knows {unknown[0]!r}, the library not{did_you_mean(unknown[0], library.experts)}")
     if not router.tasks or not router.layers:
         raise InputError("a router needs at least one task and one layer")
-    if away := [layer for layer in router.layers if layer not in linears]:
-        raise InputError(
-            f"the router reads {away[0]!r}, no linear layer that the module calls{did_you_mean(away[0], linears)}"
-        )
+    if away := [layer for layer in router.layers if layer not in layers]:
+        known = did_you_mean(away[0], layers)
+        raise InputError(f"the router reads {away[0]!r}, no layer that the module calls as y = W x + b{known}")
     one_of("source", router.source, Source)
-    read = {layer: linears[layer].in_features for layer in router.layers}
+    read = {layer: input_width(layers[layer]) for layer in router.layers}
     try:
         found = list(router.weights({layer: torch.zeros(1, width) for layer, width in read.items()}).shape)
     except (RuntimeError, ValueError) as error:

@@ -1,5 +1,7 @@
 """An expert on disk: per matrix its factors u · diag(s) · vᵀ, for every other changed tensor the tensor itself.
 
+Convolution kernels are matrices too, output × (input · window); the base knows their shape.
+
 One safetensors file per expert, with the keys `NAME::u`, `NAME::s`, `NAME::v` or `NAME::full`. Column scales of int8
 factors are folded into s, so that the same product rebuilds the task matrix whatever the dtype. Sizes follow from
 shapes and ranks alone: the header has a fixed room, whatever the ranks turn out to be.
@@ -23,7 +25,9 @@ from merganser.checkpoints.base import Rows, TensorSpec, select_rows
 from merganser.checkpoints.safetensors_file import CODES, SafetensorsFile
 from merganser.engine.disk import Disk
 from merganser.errors import CheckpointError
+from merganser.experts.unfolding import as_matrix
 from merganser.kernels.spectra import Factors
+from merganser.methods.matrices import matrix_shape
 
 FACTOR_DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -49,7 +53,7 @@ class Slot:
             return {f"{self.name}::full": self.spec}
         if self.rank == 0:
             return {}
-        d, m = self.spec.shape
+        d, m = matrix_shape(self.spec.shape)
         return {
             f"{self.name}::u": TensorSpec((d, self.rank), dtype),
             f"{self.name}::s": TensorSpec((self.rank,), torch.float32),
@@ -62,7 +66,7 @@ class Slot:
 
 def component_bytes(spec: TensorSpec, dtype: torch.dtype) -> int:
     """What one more component of a matrix costs."""
-    return (spec.shape[0] + spec.shape[1]) * dtype.itemsize + 4
+    return sum(matrix_shape(spec.shape)) * dtype.itemsize + 4
 
 
 def encode(factors: Factors, dtype: torch.dtype, rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,7 +177,8 @@ class ExpertFile:
             self.kinds[name] = "full" if part == "full" else "factors"
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape of a changed tensor; the dtype is that of the expert where the tensor is kept whole."""
+        """Shape of a changed tensor, or of its matrix where factors are kept; the dtype is the expert's own where the
+        tensor is kept whole."""
         if self.kinds[name] == "full":
             return self.weights.spec(f"{name}::full")
         d, m = (self.weights.spec(f"{name}::{part}").shape[0] for part in "uv")
@@ -193,8 +198,9 @@ class ExpertFile:
         return product(*(self.weights.read(f"{name}::{part}") for part in "usv"))
 
     def added_to(self, base: Tensor, name: str, rows: Rows | None = None) -> Tensor:
-        """base + u · diag(s) · vᵀ, or these rows of it, in at least float32."""
+        """base + u · diag(s) · vᵀ in the base's shape, or these rows of it, in at least float32."""
         u, s, v = (self.weights.read(f"{name}::{part}") for part in "usv")
+        shape, base = base.shape, as_matrix(base)
         out = torch.empty(base.shape, dtype=torch.promote_types(base.dtype, torch.float32))
         left, right = (select_rows(u, rows).float() * s).to(out.dtype), v.to(out.dtype).T
         # In pieces that stay in cache between the copy and the product.
@@ -202,7 +208,7 @@ class ExpertFile:
         for start in range(0, base.shape[0], step):
             piece = slice(start, start + step)
             out[piece].copy_(base[piece]).addmm_(left[piece], right)
-        return out
+        return out.view(shape)
 
 
 def checksum(path: Path) -> str:

@@ -17,8 +17,9 @@ from merganser.experts.advice import Advice, advise
 from merganser.experts.library import Library
 from merganser.experts.sti import Overlap, full_rank_procrustes, square_procrustes
 from merganser.experts.task_matrices import TaskMatrices, open_task_matrices
+from merganser.experts.unfolding import is_matrix
 from merganser.kernels.spectra import effective_rank
-from merganser.methods.matrices import FLOOR, rank_kept
+from merganser.methods.matrices import FLOOR, matrix_shape, rank_kept
 
 #: Shares of the components at which the kept energy is reported.
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
@@ -104,7 +105,8 @@ def interference(
     full_rank: bool = False,
     on_matrix: Callable[[str], None] = lambda name: None,
 ) -> Interference:
-    """Measure how the task matrices of experts overlap; takes a base with experts, or a library.
+    """Measure how the task matrices of experts overlap; takes a base with experts, or a library. Convolution kernels
+    count as matrices, output × (input · window).
 
     `rank_fraction` is the share of components looked at, 1/T by default as in TSV-Merge. `full_rank` also measures
     the Procrustes error of whole bases on the long side of every matrix, which is slow.
@@ -115,7 +117,7 @@ def interference(
     products = torch.zeros(len(source.names), len(source.names), dtype=torch.float64)
     matrices: list[MatrixInterference] = []
     for name, spec in source.tensors():
-        matrix = len(spec.shape) == 2 and min(spec.shape) > 1
+        matrix = is_matrix(spec.shape)
         if matrix:
             on_matrix(name)
         products += (own := source.inner_products(name))
@@ -152,7 +154,7 @@ def block_of(name: str) -> str:
 
 
 def _measure(name: str, source: TaskMatrices, rank_fraction: float | None, full_rank: bool) -> MatrixInterference:
-    shape = source.base.spec(name).shape
+    shape = matrix_shape(source.base.spec(name).shape)
     n, tasks = min(shape), len(source.names)
     k = rank_kept(n, tasks, rank_fraction)
     spectra = source.spectra(name)
@@ -167,7 +169,7 @@ def _measure(name: str, source: TaskMatrices, rank_fraction: float | None, full_
     return MatrixInterference(
         name=name,
         block=block_of(name),
-        shape=(shape[0], shape[1]),
+        shape=shape,
         rank=k,
         sti=overlap.interference(),
         normalized=overlap.normalized(),
@@ -185,7 +187,7 @@ def _measure(name: str, source: TaskMatrices, rank_fraction: float | None, full_
 def _procrustes_full(
     name: str, source: TaskMatrices, spectra: Sequence[Tensor], measure: bool
 ) -> tuple[float | None, float | None]:
-    d, m = source.base.spec(name).shape
+    d, m = matrix_shape(source.base.spec(name).shape)
     n = min(d, m)
     if measure:
         whole = source.factors(name, n)

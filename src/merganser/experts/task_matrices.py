@@ -15,8 +15,9 @@ from merganser.errors import CheckpointError, InputError
 from merganser.experts.building import check_finite, check_fit, is_change, task_matrix
 from merganser.experts.library import Library
 from merganser.experts.sti import Overlap
+from merganser.experts.unfolding import as_matrix, is_matrix
 from merganser.kernels.spectra import Factors, spectrum, top_svd
-from merganser.methods.matrices import FLOOR
+from merganser.methods.matrices import FLOOR, matrix_shape
 
 _ELEMENTS = 1 << 22
 
@@ -73,10 +74,13 @@ class WholeTaskMatrices(TaskMatrices):
         return {name: _of_its_own(self.base, expert, expert.names()) for name, expert in named}
 
     def factors(self, name: str, k: int) -> list[Factors]:
-        return [top_svd(task_matrix(self.base, expert, name), k).above(FLOOR) for expert in self._experts]
+        return [top_svd(self._matrix(expert, name), k).above(FLOOR) for expert in self._experts]
 
     def spectra(self, name: str) -> list[Tensor]:
-        return [spectrum(task_matrix(self.base, expert, name)) for expert in self._experts]
+        return [spectrum(self._matrix(expert, name)) for expert in self._experts]
+
+    def _matrix(self, expert: Checkpoint, name: str) -> Tensor:
+        return as_matrix(task_matrix(self.base, expert, name))
 
     def inner_products(self, name: str) -> Tensor:
         spec = self.base.spec(name)
@@ -119,17 +123,17 @@ class StoredTaskMatrices(TaskMatrices):
         return {expert.name: _of_its_own(self.base, expert, expert.file.kinds) for expert in self._experts}
 
     def factors(self, name: str, k: int) -> list[Factors]:
-        d, m = self.base.spec(name).shape
+        d, m = matrix_shape(self.base.spec(name).shape)
         nothing = Factors(*(torch.zeros(size, dtype=torch.float64) for size in ((d, 0), (0,), (m, 0))))
         return [found if (found := expert.factors(name, k)) is not None else nothing for expert in self._experts]
 
     def spectra(self, name: str) -> list[Tensor]:
-        return [factors.s for factors in self.factors(name, min(self.base.spec(name).shape))]
+        return [factors.s for factors in self.factors(name, min(matrix_shape(self.base.spec(name).shape)))]
 
     def inner_products(self, name: str) -> Tensor:
         shape = self.base.spec(name).shape
-        if len(shape) == 2 and all(expert.file.kinds.get(name) != "full" for expert in self._experts):
-            return Overlap.of(self.factors(name, min(shape))).inner_products()
+        if is_matrix(shape) and all(expert.file.kinds.get(name) != "full" for expert in self._experts):
+            return Overlap.of(self.factors(name, min(matrix_shape(shape)))).inner_products()
         flat = torch.stack([expert.delta(name).double().flatten() for expert in self._experts])
         return flat @ flat.T
 

@@ -1,4 +1,4 @@
-"""How a linear layer is used in a forward pass: by its call, which a hook sees, or by a look at its weight."""
+"""How a layer is used in a forward pass: by its call, which a hook sees, or by a look at its weight."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from merganser.experts.activations import input_of
+from merganser.experts.activations import Layer, input_of
 
 #: From a layer's name and its input to what is added to its output.
 Update = Callable[[str, Tensor], Tensor]
 
 
 @contextmanager
-def beside(layers: Mapping[str, nn.Linear], update: Update) -> Iterator[set[str]]:
+def beside(layers: Mapping[str, Layer], update: Update) -> Iterator[set[str]]:
     """y = W x + b + update(name, x) in every call of the layers.
 
     Gives the layers whose weight has been read since their last call. After a forward pass there should be none: where

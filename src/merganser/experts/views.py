@@ -19,8 +19,9 @@ from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError
 from merganser.experts.building import task_matrix
 from merganser.experts.storage import ExpertFile
+from merganser.experts.unfolding import as_matrix, is_matrix
 from merganser.kernels.spectra import Factors, top_svd
-from merganser.methods.matrices import FLOOR, rank_kept
+from merganser.methods.matrices import FLOOR, matrix_shape, rank_kept
 from merganser.methods.tsv import TSV, orthogonal_sum
 
 
@@ -35,11 +36,9 @@ class Expert(View):
         self.name = name
         self.file = file
         for changed in file.kinds:
-            stored = file.spec(changed)
-            if file.kinds[changed] == "factors" and (changed not in base or base.spec(changed).shape != stored.shape):
-                raise CheckpointError(
-                    f"{file.path}: changes {changed!r} of shape {list(stored.shape)}, not in the base"
-                )
+            stored = file.spec(changed).shape
+            if file.kinds[changed] == "factors" and (changed not in base or _matrix(base.spec(changed)) != stored):
+                raise CheckpointError(f"{file.path}: changes {changed!r} of shape {list(stored)}, not in the base")
 
     def names(self) -> Sequence[str]:
         own = [name for name in self.file.kinds if name not in self.source]
@@ -78,18 +77,19 @@ class Expert(View):
         kind = self.file.kinds.get(name)
         if kind is None:
             return None
-        if not self.merges(name) or len(self.spec(name).shape) != 2:
+        shape = self.spec(name).shape
+        if not self.merges(name) or not (len(shape) == 2 or kind == "factors" or is_matrix(shape)):
             raise InputError(f"{self.label}: {name!r}, {self.spec(name)}, is no change of a matrix of the base")
         if kind == "factors":
             found = self.file.factors(name)
             return found if k is None else found.truncate(k)
-        delta = self.delta(name)
+        delta = as_matrix(self.delta(name))
         return top_svd(delta, k or min(delta.shape)).above(FLOOR)
 
     def delta(self, name: str) -> Tensor:
-        """θ_t − θ₀ in float32; in float64 if the tensor is and was kept whole."""
+        """θ_t − θ₀ in float32, in the tensor's own shape; in float64 if the tensor is and was kept whole."""
         if self.file.kinds.get(name) == "factors":
-            return self.file.product(name)
+            return self.file.product(name).view(self.source.spec(name).shape)
         return task_matrix(self.source, self, name)
 
     def merges(self, name: str) -> bool:
@@ -132,9 +132,14 @@ class MergedExperts(View):
         """The experts whose change of a tensor takes part."""
         return [expert for expert in self.experts if name in expert.file.kinds and expert.merges(name)]
 
+    def is_factored(self, name: str) -> bool:
+        """Whether the tensor is merged as a matrix; convolution kernels are, unless the rule says otherwise."""
+        shape = self.source.spec(name).shape
+        return is_matrix(shape) and self.rule.applies(name, shape)
+
     def rank_of(self, name: str) -> int:
-        """How many components each expert may bring to a matrix."""
-        n = min(self.source.spec(name).shape)
+        """How many components each expert may bring to a matrix, or to a kernel as one."""
+        n = min(matrix_shape(self.source.spec(name).shape))
         return rank_kept(n, len(self.experts), self.rule.rank_fraction) if self.rule.low_rank else n
 
     def factors(self, name: str) -> list[Factors]:
@@ -158,12 +163,13 @@ class MergedExperts(View):
     def _compute(self, name: str) -> Tensor:
         spec = self.source.spec(name)
         shape, wide = spec.shape, torch.float64 if spec.dtype == torch.float64 else torch.float32
-        if not self.rule.applies(name, shape) or len(shape) != 2:
+        if not self.is_factored(name):
             total = torch.zeros(shape, dtype=torch.float64)
             for expert in self.changing(name):
                 total.add_(expert.delta(name), alpha=self._weights[expert.name])
             return (total / len(self.experts)).to(wide)
-        return orthogonal_sum(self.factors(name), self.rule.orthogonalize, self.rule.tolerance, wide)
+        merged = orthogonal_sum(self.factors(name), self.rule.orthogonalize, self.rule.tolerance, wide)
+        return merged.view(shape)
 
     def fingerprint(self) -> str:
         parts: Mapping[str, str] = {expert.name: expert.fingerprint() for expert in self.experts}
@@ -171,3 +177,8 @@ class MergedExperts(View):
 
     def files(self) -> Sequence[Path]:
         return [path for expert in self.experts for path in expert.files()]
+
+
+def _matrix(spec: TensorSpec) -> tuple[int, ...]:
+    """The shape of a tensor's factors, multiplied; a vector has none."""
+    return matrix_shape(spec.shape) if len(spec.shape) > 1 else ()

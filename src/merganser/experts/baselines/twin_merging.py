@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError, one_of
-from merganser.experts.activations import Pooling, capture, linear_layers
+from merganser.experts.activations import Pooling, capture, matrix_layers
 from merganser.experts.adaptive import Features
 from merganser.experts.baselines.base import at_least_one
 from merganser.experts.baselines.gated import GatedBaseline, Gates
@@ -49,7 +49,7 @@ class TwinMerging(GatedBaseline):
             at_least_one("rank", rank)
         super().__init__(module, library, heads, features=features, score=score)
         self.pooling: Pooling = pooling
-        self.router = checked(router, library, linear_layers(module))
+        self.router = checked(router, library, matrix_layers(module))
         self.shared = self.rest = self.averaged(scale)
         self.stacks = {layer: self._residuals(layer, scale, rank) for layer in stacks(library, module)}
 

@@ -48,7 +48,7 @@ class WeMoE(GatedBaseline):
         if layers is None:
             chosen = [name for name, part in linears.items() if part.in_features != part.out_features]
         else:
-            chosen = [layer_of(name, module) for name in layers]
+            chosen = [layer_of(name, linears) for name in layers]
         self.stacks = stacks(library, module, chosen)
         if not self.stacks:
             raise InputError("no layer for WeMoE to gate; name the linear layers of the MLPs")

@@ -1,0 +1,43 @@
+"""Which changed tensors are kept, compared and merged as matrices, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from merganser.methods.matrices import matrix_shape
+
+
+def is_matrix(shape: Sequence[int]) -> bool:
+    """Return whether a change of a tensor of this shape is a task matrix.
+
+    Matrices are, and convolution kernels as output × (input · window), the matrix that multiplies a patch of the
+    input. Left as they are, because no such matrix is behind them:
+
+    - a single row or column;
+    - kernels with an input axis of one, those of depthwise convolutions: each row is a filter of its own, and there is
+      little to save;
+    - three axes of which the last is longer than the first: a stack of matrices, such as the experts of a mixture.
+
+    Args:
+        shape: The tensor's own shape.
+
+    Returns:
+        Whether `matrix_shape(shape)` is a matrix worth decomposing.
+
+    Example:
+        >>> is_matrix((64, 32, 3, 3)), is_matrix((64, 1, 3, 3)), is_matrix((8, 256, 128))
+        (True, False, False)
+    """
+    whole = tuple(shape)
+    if len(whole) < 2 or min(matrix_shape(whole)) < 2:
+        return False
+    if len(whole) == 3 and whole[2] > whole[0]:
+        return False
+    return len(whole) == 2 or whole[1] > 1
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """Return a tensor with two axes or more as output × everything else."""
+    return tensor.flatten(1) if tensor.dim() > 2 else tensor
