@@ -90,8 +90,9 @@ def test_not_a_transformers_model(tmp_path):
     save_file({"w": torch.ones(2, 2)}, tmp_path / "plain.safetensors")
     found = evaluate(tmp_path / "plain.safetensors")
     assert (found.verdict, statuses(found)) == ("sound", {"weights": "pass", "loads": "skip"})
+    (tmp_path / "texts.tsv").write_text("0\tw1\n")
     with pytest.raises(InputError, match="tasks need a model"):
-        evaluate(tmp_path / "plain.safetensors", tasks=[Task("q", "multiple-choice", "x")])
+        evaluate(tmp_path / "plain.safetensors", tasks=[Task("q", "perplexity", str(tmp_path / "texts.tsv"))])
 
 
 def test_weights():
@@ -139,13 +140,12 @@ def test_tasks_on_the_command_line():
             Task.parse(text)
 
 
-def test_exact_match_compares_first_lines(llamas, tmp_path):
-    from merganser.evaluate.examiners import extracted
-    from merganser.evaluate.tasks import FIRST_LINE
+def test_exact_match_compares_first_lines():
+    from merganser.evaluate.generation import first_line
 
-    assert extracted(FIRST_LINE, "  forty two \nand more") == "forty two"
-    assert extracted(FIRST_LINE, "x") == "x"
-    assert extracted(FIRST_LINE, " \n") is None
+    assert first_line("  forty two \nand more") == "forty two"
+    assert first_line("x") == "x"
+    assert first_line(" \n") == ""
 
 
 def test_normalized_accuracy():
@@ -165,3 +165,35 @@ def test_the_command(llamas):
     assert result.exit_code in (0, 1), result.output
     assert "perplexity" in result.stdout
     assert "quiz" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "content", "message"),
+    [
+        ("a.jsonl", "multiple-choice", '{"question": "?", "options": ["a", "b"], "answer": 0}\n{"qu', "jsonl, line 2"),
+        ("a.jsonl", "multiple-choice", '{"question": "?", "options": 3, "answer": 0}', "a.jsonl, line 1"),
+        ("a.jsonl", "generation", '{"question": "?", "answer": {}}', "a.jsonl, line 1"),
+        ("a.tsv", "classification", "first\tw1", "a.tsv, line 1"),
+        ("a.json", "perplexity", '[{"text": "w1"}, 5]', "a.json: record 1"),
+        ("a.jsonl", "perplexity", '\x00\x01', "a.jsonl, line 1"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_not_a_broken_model(llamas, tmp_path, name, kind, content, message):
+    (tmp_path / name).write_text(content)
+    result = CliRunner().invoke(build(), ["evaluate", str(llamas / "math"), "--tasks", f"{kind}:{tmp_path / name}"])
+    assert isinstance(result.exception, InputError), result.output
+    assert message in str(result.exception)
+    assert "perplexity of" not in result.output, "nothing is loaded before the questions are checked"
+
+
+def test_questions_that_do_not_fit_are_no_fault_of_the_model(llamas, tmp_path):
+    (tmp_path / "long.jsonl").write_text(json.dumps({"question": "?", "options": ["w1", "w2 " * 70], "answer": 0}))
+    with pytest.raises(InputError, match="an option has 70 tokens"):
+        evaluate(llamas / "math", tasks=[Task("long", "multiple-choice", str(tmp_path / "long.jsonl"))])
+
+
+def test_a_damaged_tokenizer_is_a_broken_model(copy):
+    (copy / "tokenizer.json").write_text("{")
+    found = evaluate(copy)
+    assert found.verdict == "broken"
+    assert "tokenizer cannot be loaded" in found.checks[-1].message

@@ -8,18 +8,15 @@ import pytest
 import torch
 
 from merganser.errors import InputError, MerganserError
-from merganser.evaluate import examiners
-from merganser.evaluate.examiners import (
-    Classification,
-    Function,
-    Generation,
-    Loader,
-    MultipleChoice,
-    Perplexity,
-    extracted,
-    read_records,
-    share_of_script,
-)
+from merganser.evaluate import examiners, questions
+from merganser.evaluate.examiners import KINDS, Classification, Function, MultipleChoice, Perplexity
+from merganser.evaluate.generation import Choice, ExactMatch, Generation, extracted, share_of_script
+from merganser.evaluate.loaders import Loader
+from merganser.evaluate.records import read_records
+
+
+def records_of(path):
+    return [placed.record for placed in read_records(path)]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +33,8 @@ def log_likelihood(model, tokens):
 
 def test_multiple_choice_picks_the_likeliest_option(llamas, model):
     quiz = MultipleChoice(str(llamas / "quiz.jsonl"), str(llamas / "base"), batch=2)
-    tokenizer = examiners.tokenizer_at(str(llamas / "base"))
-    records = read_records(llamas / "quiz.jsonl")
+    tokenizer = questions.tokenizer_at(str(llamas / "base"))
+    records = records_of(llamas / "quiz.jsonl")
     expected = []
     for record in records[:10]:
         prompt = f"Question: {record['question']}\nAnswer:"
@@ -55,8 +52,8 @@ def test_multiple_choice_picks_the_likeliest_option(llamas, model):
 
 def test_long_prompts_lose_their_beginning_not_their_question(llamas, model):
     """64 tokens fit the model: the options stay whole, and are asked after the end of the prompt."""
-    tokenizer = examiners.tokenizer_at(str(llamas / "base"))
-    records = [r | {"context": "w1 w2 w3 w4 w5 " * 40} for r in read_records(llamas / "quiz.jsonl")[:8]]
+    tokenizer = questions.tokenizer_at(str(llamas / "base"))
+    records = [r | {"context": "w1 w2 w3 w4 w5 " * 40} for r in records_of(llamas / "quiz.jsonl")[:8]]
     expected = []
     for record in records:
         prompt = f"{record['context']}\nQuestion: {record['question']}\nAnswer:"
@@ -87,7 +84,7 @@ def test_long_prompts_lose_their_beginning_not_their_question(llamas, model):
 
 
 def test_what_does_not_fit_a_sequence_is_refused(llamas, model):
-    records = read_records(llamas / "quiz.jsonl")[:2]
+    records = records_of(llamas / "quiz.jsonl")[:2]
     records[1]["options"] = ["w1", "w2 " * 70]
     quiz = MultipleChoice(records, str(llamas / "base"))
     with torch.inference_mode():
@@ -97,13 +94,13 @@ def test_what_does_not_fit_a_sequence_is_refused(llamas, model):
         with pytest.raises(InputError, match="leaves no room for a prompt in 64 tokens"):
             Generation(str(llamas / "sums.jsonl"), str(llamas / "base"), max_new_tokens=64)(model, [0])
     assert MultipleChoice(records, str(llamas / "base"), max_length=9).limit(model) == 9
-    assert quiz.limit(torch.nn.Linear(1, 1)) == examiners.LONGEST
+    assert quiz.limit(torch.nn.Linear(1, 1)) == questions.LONGEST
 
 
 def test_perplexity_is_the_mean_over_tokens(llamas, model):
     texts = Perplexity(str(llamas / "texts.tsv"), str(llamas / "base"), batch=3)
-    tokenizer = examiners.tokenizer_at(str(llamas / "base"))
-    records = read_records(llamas / "texts.tsv")
+    tokenizer = questions.tokenizer_at(str(llamas / "base"))
+    records = records_of(llamas / "texts.tsv")
     with torch.inference_mode():
         found = texts(model, [0, 5, 7, 9])["score"]
     for item, value in zip([0, 5, 7, 9], found, strict=True):
@@ -135,8 +132,8 @@ def test_classification(llamas, model):
             return Output
 
     texts = Classification(str(llamas / "texts.tsv"), str(llamas / "base"), batch=7)
-    tokenizer = examiners.tokenizer_at(str(llamas / "base"))
-    records = read_records(llamas / "texts.tsv")
+    tokenizer = questions.tokenizer_at(str(llamas / "base"))
+    records = records_of(llamas / "texts.tsv")
     expected = []
     for record in records:
         predicted = 0 if tokenizer(record["text"])["input_ids"][0] % 2 else 1
@@ -195,14 +192,26 @@ def test_a_function():
     assert Function(f"{__name__}:answer_all", 5)(None, [1, 2]) == {"score": [1.0, 1.0]}
 
 
+GOOD = json.dumps({"question": "x", "options": ["y", "z"], "answer": 1})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", "{bad", "not JSON lines"),
-        ("a.json", "{bad", "not JSON"),
+        ("a.jsonl", "{bad", "a.jsonl, line 1: not JSON"),
+        ("a.jsonl", GOOD + "\n\n{bad", "a.jsonl, line 3: not JSON"),
+        ("a.json", "{bad", "a.json: not JSON"),
         ("a.json", "{}", "expected a list of records"),
-        ("a.jsonl", "", "expected a list of records"),
-        ("a.jsonl", json.dumps({"question": "x", "answers": 1}), "record 0 has no 'options'"),
+        ("a.jsonl", "", "no questions in it"),
+        ("a.jsonl", "[1]", "line 1: expected a record"),
+        ("a.jsonl", "[" * 100_000, "line 1: (nested too deeply|not JSON)"),
+        ("a.jsonl", json.dumps({"question": "x", "answers": 1}), "line 1: no 'options'"),
+        ("a.jsonl", GOOD + "\n" + GOOD.replace(": 1", ": 2"), "line 2: 'answer' must be a whole number from 0 below 2"),
+        ("a.jsonl", GOOD.replace(": 1", ": null"), "line 1: no 'answer'"),
+        ("a.jsonl", GOOD.replace(": 1", ': "b"'), "line 1: 'answer' must be a whole number"),
+        ("a.jsonl", GOOD.replace('["y", "z"]', "5"), "line 1: 'options' must be a list of two texts or more"),
+        ("a.tsv", "question\toptions\tanswer\nq\t[1\t0", "line 2: 'options' is not a JSON list"),
+        ("a.tsv", "question\toptions\tanswer\nq\t[1]\t0\tx", "line 2: 4 columns where there are 3"),
     ],
 )
 def test_bad_data(tmp_path, name, content, message):
@@ -224,3 +233,140 @@ def test_unknown_things():
         Function("absent.module:name", 3)(None, [0])
     with pytest.raises(InputError, match="did you mean 'causal-lm'"):
         Loader("causal_lm", "x")()
+
+
+class Parrot(torch.nn.Module):
+    """Replies with given texts, whatever it is asked."""
+
+    def __init__(self, tokenizer, replies):
+        super().__init__()
+        self.weight, self.tokenizer, self.replies = torch.nn.Parameter(torch.zeros(1)), tokenizer, list(replies)
+
+    def generate(self, input_ids, max_new_tokens, pad_token_id, **options):
+        tokens = [self.tokenizer(self.replies.pop(0))["input_ids"] for _ in input_ids]
+        width = max(map(len, tokens))
+        rows = torch.tensor([row + [pad_token_id] * (width - len(row)) for row in tokens])
+        return torch.cat([input_ids, rows], 1)
+
+
+@pytest.fixture
+def letters(monkeypatch):
+    """A tokenizer of characters, so that any reply can be given."""
+
+    class Characters:
+        pad_token_id, model_max_length = 0, 4096
+        padding_side = truncation_side = "right"
+
+        def __call__(self, texts, **options):
+            if isinstance(texts, str):
+                return {"input_ids": [ord(c) for c in texts]}
+            rows = [[ord(c) for c in text] for text in texts]
+            width = max(map(len, rows))
+            batch = Batch(input_ids=torch.tensor([[0] * (width - len(r)) + r for r in rows]))
+            batch["attention_mask"] = (batch["input_ids"] > 0).long()
+            return batch
+
+        def decode(self, ids, **options):
+            return "".join(chr(i) for i in ids if i)
+
+    class Batch(dict):
+        def to(self, device):
+            return self
+
+    tokenizer = Characters()
+    for module in ("questions", "generation"):
+        monkeypatch.setattr(f"merganser.evaluate.{module}.tokenizer_at", lambda path: tokenizer)
+    return tokenizer
+
+
+def test_a_model_that_writes_the_next_question_is_not_scored_on_it(letters):
+    asked = [{"question": "3 * 6?", "answer": "18"}, {"question": "2 + 2?", "answer": "#### 4"}]
+    replies = ["$18.00\nQuestion: 2 + 2?\nAnswer: 4", "18\n\nQuestion: 2 + 2?\nAnswer: 4"]
+    assert Generation(asked, "none")(Parrot(letters, replies), [0, 1])["score"] == [1, 0]
+    assert Generation(asked, "none", stop=())(Parrot(letters, replies), [0, 1])["score"] == [0, 1]
+
+
+def test_a_pattern_compares_letter_by_letter(letters):
+    asked = [{"question": "3 * 6?", "answer": "18"}] * 2
+    assert Generation(asked, "none", pattern=r"\d+")(Parrot(letters, ["18", "18.0"]), [0, 1])["score"] == [1, 0]
+
+
+def test_choices_are_read_from_what_is_written(letters):
+    asked = [
+        {"question": "Capital of France?", "options": ["Rome", "Paris"], "answer": answer}
+        for answer in ("B", 1, "Paris", "A")
+    ]
+    choice = Choice(asked, "none")
+    assert choice.records[0]["choices"] == "A. Rome\nB. Paris\n"
+    replies = ["(B) because (A) is wrong", "b", "It is Paris.", "Answer: B."]
+    assert choice(Parrot(letters, replies), range(4))["score"] == [1, 1, 1, 0]
+
+
+def test_exact_match_is_a_kind_like_the_others(letters):
+    asked = [{"question": "?", "answer": "forty two"}] * 2
+    assert KINDS["exact-match"] is ExactMatch
+    assert ExactMatch(asked, "none")(Parrot(letters, ["\n forty two \nmore", "Forty two"]), [0, 1])["score"] == [1, 0]
+
+
+def test_generation_stops_at_a_stop_string(llamas, model):
+    """Each reply of a batch on its own: what it would have written further does not count as its length."""
+    plain = Generation(str(llamas / "sums.jsonl"), str(llamas / "base"), max_new_tokens=8, stop=())
+    with torch.inference_mode():
+        lengths = plain(model, range(6))["length"]
+        batch = plain.encoded(
+            [questions.fill(plain.prompt, plain.records[0])], model, pad="left", cut="left", reserved=8
+        )
+        reply = model.generate(**batch, max_new_tokens=8, do_sample=False)[0, batch["input_ids"].shape[1] :]
+        tokenizer = questions.tokenizer_at(str(llamas / "base"))
+        word = str(tokenizer.decode(reply[2:3])).strip()
+        stopped = Generation(str(llamas / "sums.jsonl"), str(llamas / "base"), max_new_tokens=8, stop=(word,))
+        found = stopped(model, range(6))["length"]
+    assert word
+    assert found[0] <= 3 < lengths[0]
+    assert all(a <= b for a, b in zip(found, lengths, strict=True))
+
+
+def test_fields_may_have_other_names(tmp_path):
+    (tmp_path / "sums.tsv").write_text("problem\tsolution\n1 + 1?\t2\n")
+    sums = Generation(str(tmp_path / "sums.tsv"), "none", fields={"question": "problem", "answer": "solution"})
+    assert sums.records[0]["question"] == "1 + 1?"
+    assert sums.records[0]["answer"] == "2"
+    with pytest.raises(InputError, match=r"no 'qestion' to rename; did you mean 'question'\?"):
+        len(Generation(str(tmp_path / "sums.tsv"), "none", fields={"qestion": "problem"}))
+
+
+def test_tables_hold_every_kind_of_question(tmp_path):
+    (tmp_path / "quiz.tsv").write_text('Which?\t["a", "b"]\t1\n')
+    assert MultipleChoice(str(tmp_path / "quiz.tsv"), "none").records[0]["options"] == ["a", "b"]
+    (tmp_path / "line.jsonl").write_text('\ufeff{"question": "a\u2028b", "answer": "5"}\n', encoding="utf-8")
+    assert len(Generation(str(tmp_path / "line.jsonl"), "none")) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": "{qestion}"}, "line 1: the prompt asks for the field 'qestion'.*did you mean 'question'"),
+        ({"prompt": "{question"}, "prompt .* cannot be filled in"),
+        ({"prompt": "{}"}, "line 1: the prompt asks for the field"),
+        ({"pattern": "("}, "not a regular expression"),
+        ({"pattern": "[a-z]+"}, "line 1: the pattern .* finds nothing in the answer '18'"),
+    ],
+)
+def test_what_every_question_would_fail_by_is_said_on_reading(tmp_path, options, message):
+    (tmp_path / "sums.jsonl").write_text('{"question": "3 * 6?", "answer": "18"}\n')
+    with pytest.raises(InputError, match=message):
+        len(Generation(str(tmp_path / "sums.jsonl"), "none", **options))
+
+
+def test_answers_without_a_number_are_refused(tmp_path):
+    (tmp_path / "capitals.jsonl").write_text('{"question": "?", "answer": "Paris"}\n')
+    with pytest.raises(InputError, match="line 1: the answer 'Paris' holds no number; use kind exact-match"):
+        len(Generation(str(tmp_path / "capitals.jsonl"), "none"))
+    with pytest.raises(InputError, match="line 1: 'answer' must be a letter"):
+        len(Choice(str(tmp_path / "capitals.jsonl"), "none"))
+
+
+def test_labels_beyond_the_models_classes_are_a_fault_of_the_file(llamas, model):
+    texts = Classification([{"text": "w1", "label": 10_000}], str(llamas / "base"))
+    with pytest.raises(InputError, match="record 0: the label 10000 is none of the model's"):
+        texts(model, [0])

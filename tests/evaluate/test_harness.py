@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from merganser.errors import InputError, MerganserError
-from merganser.evaluate.examiners import Loader
 from merganser.evaluate.harness import Harness
+from merganser.evaluate.loaders import Loader
 
 lm_eval = pytest.importorskip("lm_eval")
 

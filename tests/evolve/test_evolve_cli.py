@@ -58,7 +58,7 @@ def test_the_whole_story(finished, run_file, tmp_path):
 
 def test_the_exported_recipe_scores_what_the_study_says(finished, run_file, llamas, tmp_path):
     """The merged checkpoint, loaded by transformers, gives the very answers that the trial recorded."""
-    from merganser.evaluate.examiners import Loader
+    from merganser.evaluate.loaders import Loader
     from merganser.evolve import runfile
 
     call("export", finished, tmp_path / "winner.yml")

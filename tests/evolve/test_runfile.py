@@ -65,7 +65,7 @@ BAD = [
     (("kind: multiple-choice", "kind: multiplechoice"), "tasks.quiz: unknown kind 'multiplechoice'; did you mean"),
     (("data: ./quiz.jsonl, ", ""), "tasks.quiz: kind multiple-choice needs data"),
     (("./quiz.jsonl", "./quizz.jsonl"), "cannot be read"),
-    (("./quiz.jsonl", "./sums.jsonl"), "record 0 has no 'options'"),
+    (("./quiz.jsonl", "./sums.jsonl"), "line 1: no 'options'"),
     (("kind: multiple-choice", "kind: function"), "needs function: package.module:name and items"),
     (("c: adaptive", "options: {promt: x}"), "options: unknown 'promt'; did you mean 'prompt'?"),
     (("kind: multiple-choice", "kind: lm-eval"), "kind lm-eval needs task: the name of a task of the harness"),

@@ -20,7 +20,8 @@ def command(
     tasks: Annotated[
         list[str] | None,
         typer.Option(
-            help="[name=]kind:file; kinds: classification, multiple-choice, generation, exact-match, perplexity."
+            help="[name=]kind:file; kinds: classification, multiple-choice, choice, generation, exact-match, "
+            "perplexity."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Questions asked of each task; default: all.")] = None,

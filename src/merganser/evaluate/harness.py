@@ -19,7 +19,8 @@ import numpy as np
 from torch import nn
 
 from merganser.errors import InputError, MerganserError, did_you_mean, require
-from merganser.evaluate.examiners import SCORE, Measures, Records, tokenizer_at
+from merganser.evaluate.questions import SCORE, Direction, Measures, tokenizer_at
+from merganser.evaluate.records import Records
 
 #: What the harness itself seeds its few-shot examples with.
 FEWSHOT_SEED = 1234
@@ -65,6 +66,19 @@ class Harness:
     def records(self) -> Records:
         """The documents, with the name of their `task` unless they have a field of that name."""
         return [{"task": task.task_name, **document} for task in self.tasks for document in task.eval_docs]
+
+    @cached_property
+    def directions(self) -> Mapping[str, Direction]:
+        """Which values of a metric are better, as the tasks say; of the score, if all that it may be agree."""
+        found: dict[str, set[bool]] = {}
+        for task in self.tasks:
+            for metric, higher in task.higher_is_better().items():
+                if isinstance(higher, bool):
+                    found.setdefault(str(metric), set()).add(higher)
+        known: dict[str, Direction] = {m: "higher" if True in s else "lower" for m, s in found.items() if len(s) == 1}
+        of_score = {known[self.metric]} if self.metric in known else set(known.values()) if not self.metric else set()
+        known.pop(self.metric or "", None)
+        return known | ({SCORE: of_score.pop()} if len(of_score) == 1 else {})
 
     @cached_property
     def tasks(self) -> Sequence[Any]:

@@ -14,7 +14,9 @@ from torch import nn
 
 from merganser.checkpoints.json_file import read_config
 from merganser.errors import MerganserError, require
-from merganser.evaluate.examiners import LOADERS, SCORE, Perplexity
+from merganser.evaluate.examiners import Perplexity
+from merganser.evaluate.loaders import LOADERS
+from merganser.evaluate.questions import SCORE
 from merganser.evaluate.texts import TEXTS
 from merganser.evaluate.verdicts import Check, Status
 

@@ -55,10 +55,13 @@ def evaluate(
 ) -> Evaluation:
     """Check and score the model at `checkpoint`, and score its parents for comparison, one in memory at a time.
 
-    `limit` bounds the questions asked of each task. What is not a Hugging Face model is judged by its weights alone.
+    The questions of every task are checked before a model is loaded; `limit` bounds those that are asked. What is not
+    a Hugging Face model is judged by its weights alone.
     """
     if len({task.name for task in tasks}) < len(tasks):
         raise InputError("two tasks have the same name; write name=kind:file")
+    for task in tasks:
+        task.check()
     opened = open_checkpoint(checkpoint)
     on_step(f"weights of {opened.label}")
     checks = [check_weights(opened)]
@@ -79,6 +82,8 @@ def evaluate(
         try:
             own, more = _examined(opened, kind, tasks, limit, device, on_step)
             checks += more
+        except InputError:  # the model is not to blame for what the user can put right
+            raise
         except MerganserError as error:
             checks.append(Check("loads", "fail", str(error)))
         checks += _comparison(opened, own, others, [open_checkpoint(parent) for parent in parents])
@@ -126,8 +131,7 @@ def _comparison(
 ) -> list[Check]:
     """What can only be said beside the parents."""
     checks = []
-    tokenizer = _tokenizer(opened.directory)
-    if own.perplexity is not None and tokenizer is not None:
+    if own.perplexity is not None and (tokenizer := _tokenizer(opened.directory)) is not None:
         beside = {label: scores.perplexity for label, scores in others.items() if scores.perplexity is not None}
         checks.append(language.check_perplexity(own.perplexity, beside, len(tokenizer)))
         theirs = [_tokenizer(parent.directory) for parent in parents]
@@ -145,4 +149,12 @@ def _normalized(tasks: Sequence[Task], own: Scores, others: Sequence[Scores]) ->
 def _tokenizer(directory: Path | None) -> Any:
     if directory is None or not any(directory.glob("tokenizer*")):
         return None
-    return require("transformers", "hf").AutoTokenizer.from_pretrained(str(directory))
+    try:
+        return require("transformers", "hf").AutoTokenizer.from_pretrained(str(directory))
+    except InputError:
+        raise
+    except Exception as error:  # tokenizers fail in as many ways as there are files of them
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise MerganserError(
+            f"{directory}: its tokenizer cannot be loaded: {type(error).__name__}: {reason}"
+        ) from error

@@ -11,16 +11,13 @@ import torch
 from torch import nn
 
 from merganser.errors import InputError, did_you_mean
-from merganser.evaluate.examiners import KINDS, SCORE, Examiner, Generation
-
-#: The first line of a reply, without the space around it.
-FIRST_LINE = r"\A\s*(\S[^\n]*?)[ \t\r]*(?:\n|\Z)"
+from merganser.evaluate.examiners import KINDS
+from merganser.evaluate.questions import SCORE, Examiner
 
 
 @dataclass(frozen=True)
 class Task:
-    """Questions in a .jsonl, .json or .tsv file and how to ask them: the kind of an examiner, or `exact-match`, which
-    compares the first line of a reply with the answer. `options` are the examiner's."""
+    """Questions in a .jsonl, .json or .tsv file and how to ask them: the kind of an examiner, and its options."""
 
     name: str
     kind: str
@@ -37,17 +34,22 @@ class Task:
         return cls(name if equals else Path(path).stem, kind, path)
 
     def __post_init__(self) -> None:
-        if self.kind != "exact-match" and self.kind not in KINDS:
-            kinds = [*KINDS, "exact-match"]
-            raise InputError(f"task {self.name!r}: unknown kind {self.kind!r}{did_you_mean(self.kind, kinds)}")
+        if self.kind not in KINDS:
+            raise InputError(f"task {self.name!r}: unknown kind {self.kind!r}{did_you_mean(self.kind, KINDS)}")
 
     @property
     def higher_is_better(self) -> bool:
         return self.kind != "perplexity"
 
+    def check(self) -> None:
+        """Read and check every question, without a model.
+
+        Raises:
+            InputError: The file cannot be read, or a question in it cannot be asked; with the line.
+        """
+        len(self.examiner(""))
+
     def examiner(self, tokenizer: str) -> Examiner:
-        if self.kind == "exact-match":
-            return Generation(self.path, tokenizer, **{"pattern": FIRST_LINE, **self.options})
         found: Any = KINDS[self.kind](self.path, tokenizer, **self.options)
         return cast(Examiner, found)
 

@@ -23,7 +23,7 @@ from merganser.engine.execute import execute
 from merganser.engine.modules import ModuleNames, RenamingSink
 from merganser.engine.view import open_sources
 from merganser.errors import InputError
-from merganser.evaluate.examiners import SCORE, Examiner
+from merganser.evaluate.questions import SCORE, Examiner
 from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
 from merganser.methods.registry import lookup

@@ -28,8 +28,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from merganser.errors import InputError, MerganserError, did_you_mean, reading
-from merganser.evaluate.examiners import KINDS, LOADERS, Asked, Examiner, Function, Loader
+from merganser.evaluate.examiners import KINDS, Function
 from merganser.evaluate.harness import Harness
+from merganser.evaluate.loaders import LOADERS, Loader
+from merganser.evaluate.questions import Asked, Examiner
 from merganser.evaluate.references import imported
 from merganser.evolve import calibrations, liveness
 from merganser.evolve.design import Design, Objective, Task

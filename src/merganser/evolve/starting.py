@@ -13,7 +13,8 @@ import torch
 
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
-from merganser.evaluate.examiners import Asked, embeddings
+from merganser.evaluate.examiners import embeddings
+from merganser.evaluate.questions import Asked
 from merganser.evolve import runfile
 from merganser.evolve.preparation import Calibration
 from merganser.evolve.runfile import LoadedRun

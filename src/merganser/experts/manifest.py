@@ -25,7 +25,6 @@ FORMAT = "merganser-experts"
 #: Version 2 has the checksum of the base's weights, and experts may keep convolution kernels as factors.
 VERSION = 2
 READABLE = (1, 2)
-#: A manifest has about a hundred bytes for each tensor of a build that is not finished.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

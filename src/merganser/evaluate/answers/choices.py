@@ -1,0 +1,124 @@
+"""Letters of multiple choice in free text: "(C) because (A) is wrong", "b", "Answer: B."."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from merganser.evaluate.answers.marks import find_bold, find_marked
+from merganser.evaluate.answers.normalizing import normalize
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+#: What may stand before a letter that is meant as one.
+_PREFIX = r"(?:option|choice|answer|opci[oó]n|option|antwort|选项|選択肢)?\s*"
+_DENIED = re.compile(
+    r"(?:\bnot|n't|neither|nor|rather than|instead of|except)\s*(?:the\s+)?(?:option\s*)?[(\[]?$", re.I
+)
+_WRONG_AFTER = re.compile(r"[)\].:]?\s*(?:is|are|was)\s+(?:\w+\s+)?(?:wrong|incorrect|false|not|out)\b", re.I)
+
+
+def find_choice(reply: str, options: Sequence[str] = (), count: int | None = None) -> str | None:
+    """Return the letter a reply chooses, or None when it chooses none.
+
+    Args:
+        reply: What a model said, cut at its stop strings.
+        options: The texts of the options, if they are known: a reply that repeats one of them chooses it.
+        count: How many letters there are; as many as `options`, or ten.
+
+    Returns:
+        An upper-case letter.
+
+    Example:
+        >>> find_choice("(C) because (A) is wrong")
+        'C'
+    """
+    letters = LETTERS[: count or len(options) or 10]
+    text = normalize(reply).strip()
+    for part in [*find_marked(text), *find_bold(text)]:
+        found = _leading(part, letters) or _named(part, letters, last=False) or _repeated(part, options)
+        if found:
+            return found
+    return (
+        _leading(text, letters) or _named(text, letters, last=True) or _repeated(text, options) or _alone(text, letters)
+    )
+
+
+def read_choice(answer: object, options: Sequence[str] = ()) -> str | None:
+    """Return the letter of a reference answer: a letter, the index of an option, or its text.
+
+    Args:
+        answer: "C", "(c)", 2, or one of `options`.
+        options: The texts of the options, if there are any.
+
+    Returns:
+        An upper-case letter, or None when `answer` is none of these.
+
+    Example:
+        >>> read_choice(2), read_choice("(b)"), read_choice("Rome", ["Paris", "Rome"])
+        ('C', 'B', 'B')
+    """
+    count = len(options) or len(LETTERS)
+    if isinstance(answer, bool):
+        return None
+    if isinstance(answer, int):
+        return LETTERS[answer] if 0 <= answer < count else None
+    text = str(answer).strip()
+    if text in options:
+        return LETTERS[list(options).index(text)]
+    match = re.fullmatch(r"[(\[]?([A-Za-z])[)\].:]?", normalize(text).strip())
+    if match:
+        return match[1].upper() if match[1].upper() in LETTERS[:count] else None
+    return LETTERS[int(text)] if text.isdigit() and int(text) < count else None
+
+
+def _leading(text: str, letters: str) -> str | None:
+    """A letter at the beginning: alone, in brackets, or before a mark; an article `A` or `I` before a word is none."""
+    match = re.match(rf"[\s\"'`*$]*{_PREFIX}[\"'`*$]*([(\[]?)([A-Za-z])(?![A-Za-z0-9])([)\].:,;]|\*\*)?", text, re.I)
+    if not match or match[2].upper() not in letters or _denied(text, match.start(2), match.end(2)):
+        return None
+    rest = text[match.end() :]
+    marked = bool(match[1] or match[3])
+    ends = (
+        not rest.strip()
+        or rest.lstrip(" \t")[:1] in "\n-=,;)\"'`*$"
+        or rest[:1] > "\u3000"
+        or re.match(r"\s*(?:because|since|as)\b", rest)
+    )
+    return match[2].upper() if marked or ends else None
+
+
+def _named(text: str, letters: str, *, last: bool) -> str | None:
+    """A letter in brackets, or called an option, that is not said to be wrong."""
+    bracketed = rf"[(\[]([{letters}{letters.lower()}])[)\]]"
+    pattern = rf"{bracketed}|\b(?:option|choice|选项|選択肢)\s*\"?([{letters}])\b|\b([{letters}])\)"
+    found = [m for m in re.finditer(pattern, text) if not _denied(text, m.start(), m.end())]
+    chosen = found[-1 if last else 0] if found else None
+    return next(group for group in chosen.groups() if group).upper() if chosen else None
+
+
+def _alone(text: str, letters: str) -> str | None:
+    """The last upper-case letter that stands alone, other than the words `A` and `I`."""
+    found = [
+        m[0]
+        for m in re.finditer(rf"(?<![\w'])[{letters}](?![\w'])", text)
+        if not _denied(text, m.start(), m.end()) and not (m[0] in "AI" and re.match(r"\s+[a-z]", text[m.end() :]))
+    ]
+    return found[-1] if found else None
+
+
+def _repeated(text: str, options: Sequence[str]) -> str | None:
+    """The option a reply begins with, or the only one it holds; of options that hold each other, the longest."""
+    said = _words(text)
+    known = {_words(option): letter for letter, option in zip(LETTERS, options, strict=False)}
+    held = [words for words in known if words.strip() and words in said]
+    first = [words for words in held if said.startswith(words)]
+    longest = max(first or held, key=len, default="")
+    return known[longest] if longest and (first or all(words in longest for words in held)) else None
+
+
+def _words(text: str) -> str:
+    return " " + re.sub(r"[\W_]+", " ", normalize(text).casefold()).strip() + " "
+
+
+def _denied(text: str, start: int, end: int) -> bool:
+    return bool(_DENIED.search(text[:start]) or _WRONG_AFTER.match(text[end:]))

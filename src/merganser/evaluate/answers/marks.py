@@ -1,0 +1,93 @@
+"""Where in a reply its answer stands: `\\boxed{…}`, `#### …`, "the answer is …", or in bold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+#: What announces an answer, in the languages that replies to translated benchmarks come in.
+_PHRASES = (
+    r"(?:the\s+|my\s+)?(?:final\s+|correct\s+|right\s+|best\s+)*(?:answer|choice|option|result|solution)"
+    r"(?:\s+to\s+(?:the|this)\s+(?:question|problem))?\s*(?:is|was|are|will\s+be|would\s+be|=|:)",
+    r"(?:la\s+)?(?:respuesta|soluci[oó]n|resposta|risposta|r[eé]ponse|solution)(?:\s+(?:final|finale|correcta|corretta"
+    r"|correcte|correta))?\s*(?:es|est|è|é|:|=)",
+    r"(?:die\s+)?(?:antwort|l[oö]sung|ergebnis)\s*(?:ist|lautet|:|=)",
+    r"(?:ответ|відповідь)\s*(?:-|:|=)?",
+    r"(?:答え|解答|回答|正解)\s*(?:は|:|=)",
+    r"(?:正确)?答案\s*(?:是|为|為|:|=)",
+    r"(?:정답|답)\s*(?:은|는|:|=)",
+    r"(?:الإجابة|الجواب)\s*(?:هي|هو|:|=)?",
+)
+_ANNOUNCED = re.compile("|".join(f"(?:{phrase})" for phrase in _PHRASES), re.IGNORECASE)
+_HASHES = re.compile(r"####\s*([^\n]*)")
+_BOLD = re.compile(r"\*\*([^*\n]{1,60})\*\*")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
+
+
+def cut(text: str, stops: Sequence[str]) -> str:
+    """Return `text` up to the first of the stop strings; one at the very beginning does not count.
+
+    Args:
+        text: A reply.
+        stops: Strings that begin something else than the reply, such as the next question.
+
+    Returns:
+        The reply alone.
+
+    Example:
+        >>> cut("18\\nQuestion: How many …", ["\\nQuestion:"])
+        '18'
+    """
+    start = len(text) - len(text.lstrip())
+    places = [place for stop in stops if stop and (place := text.find(stop, start)) >= 0]
+    return text[: min(places)] if places else text
+
+
+def find_marked(text: str) -> list[str]:
+    """Return the marked parts of a reply, those to be trusted most first; the last of each sort comes first.
+
+    Args:
+        text: A reply, cut and normalised.
+
+    Returns:
+        What stands in boxes, then after `####`, then what follows an announcement, each to the end of its sentence.
+
+    Example:
+        >>> find_marked("The answer is 5. Wait.\\n#### 18 apples")
+        ['18 apples', '5']
+    """
+    announced = []
+    for match in _ANNOUNCED.finditer(text):
+        following = text[match.end() :].lstrip(" \t*:_`\"'")
+        # An announcement may stand on a line of its own, above the answer.
+        line = following.lstrip().split("\n", 1)[0]
+        if line.strip():
+            announced.append(_sentence(line))
+    hashes = [match[1].strip() for match in _HASHES.finditer(text) if match[1].strip()]
+    return [*reversed(_boxed(text)), *reversed(hashes), *reversed(announced)]
+
+
+def find_bold(text: str) -> list[str]:
+    """Return what is in bold, the last first, headings (which end in a colon) left out."""
+    return [found for match in reversed(list(_BOLD.finditer(text))) if not (found := match[1].strip()).endswith(":")]
+
+
+def _boxed(text: str) -> list[str]:
+    found = []
+    for match in _BOX.finditer(text):
+        if match[1] is None:
+            found.append(text[match.end() :].split("$")[0].strip())
+            continue
+        depth = 1
+        for place in range(match.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                found.append(text[match.end() : place].strip())
+                break
+    return [each for each in found if each]
+
+
+def _sentence(line: str) -> str:
+    """The line up to a full stop that ends a sentence: not one inside a number or an abbreviation."""
+    end = re.search(r"(?<=[\w)%°$\"'*}\]])[.!?。](?=\s+[A-Z#\\(]|\s*$)", line)
+    return line[: end.start()] if end else line

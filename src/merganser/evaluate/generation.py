@@ -1,0 +1,194 @@
+"""Examiners that read what a model writes: a value, a letter, a line."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from merganser.errors import InputError, require
+from merganser.evaluate.answers.choices import LETTERS, find_choice, read_choice
+from merganser.evaluate.answers.judging import holds_number, is_right
+from merganser.evaluate.answers.marks import cut
+from merganser.evaluate.questions import (
+    SCORE,
+    Asked,
+    Direction,
+    Measures,
+    check_prompt,
+    fill,
+    read_options,
+    tokenizer_at,
+)
+from merganser.evaluate.records import Placed
+
+#: What a model writes when it goes on with a question of its own.
+STOPS = ("\nQuestion:", "\n\nQuestion", "\nQ:", "\nProblem:", "\nUser:", "\nHuman:", "<|im_start|>", "<|user|>")
+#: Tokens from the end of a reply among which a stop string is looked for.
+TAIL = 16
+
+
+@dataclass(frozen=True)
+class Generation(Asked):
+    """`question` and `answer`: right when the reply's answer has the value of the reference.
+
+    With `pattern`, right when what it finds last in the reply is what it finds last in the answer, letter by letter.
+    A reply ends where one of the `stop` strings begins. Prompt and reply share the `max_length`. Also measures
+    `length`, the reply's tokens, and with `script` (a prefix of Unicode names such as "HIRAGANA|CJK") `language`, the
+    share of the reply's letters in it.
+    """
+
+    prompt: str = "{context}Question: {question}\nAnswer:"
+    pattern: str | None = None
+    max_new_tokens: int = 128
+    script: str | None = None
+    stop: Sequence[str] = STOPS
+
+    needed: ClassVar[tuple[str, ...]] = ("question", "answer")
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        return ("length", "language") if self.script else ("length",)
+
+    @property
+    def directions(self) -> Mapping[str, Direction]:
+        return {SCORE: "higher", "language": "higher"} if self.script else {SCORE: "higher"}
+
+    def checked(self, placed: Placed) -> dict[str, Any]:
+        check_prompt(self.prompt, placed)
+        answer = str(placed.record["answer"])
+        if self.pattern is not None:
+            if extracted(self.pattern, answer) is None:
+                raise InputError(f"{placed.place}: the pattern {self.pattern!r} finds nothing in the answer {answer!r}")
+        elif not holds_number(answer) and not re.search(r"[\\^_]", answer):
+            raise InputError(
+                f"{placed.place}: the answer {answer[:40]!r} holds no number; use kind exact-match or choice, or a "
+                "pattern"
+            )
+        return placed.record
+
+    def is_right(self, reply: str, record: Mapping[str, Any]) -> bool:
+        """Whether a reply, cut at its stop string, gives the answer of a record."""
+        if self.pattern is None:
+            return is_right(reply, str(record["answer"]))
+        found = extracted(self.pattern, reply)
+        return found is not None and found == extracted(self.pattern, str(record["answer"]))
+
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
+        measures: Measures = {SCORE: [], "length": []}
+        if self.script:
+            measures["language"] = []
+        tokenizer = tokenizer_at(self.tokenizer)
+        generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
+        if (limit := self.limit(model)) <= self.max_new_tokens:
+            raise InputError(f"max_new_tokens {self.max_new_tokens} leaves no room for a prompt in {limit} tokens")
+        for records in self.chosen(items):
+            prompts = [fill(self.prompt, record) for record in records]
+            batch = self.encoded(prompts, model, pad="left", cut="left", reserved=self.max_new_tokens)
+            start = batch["input_ids"].shape[1]
+            ids = generate(
+                **batch,
+                max_new_tokens=self.max_new_tokens,
+                do_sample=False,
+                pad_token_id=tokenizer.pad_token_id,
+                stopping_criteria=_stopping(tokenizer, tuple(self.stop), start),
+            )
+            for record, reply in zip(records, ids[:, start:], strict=True):
+                text = cut(str(tokenizer.decode(reply, skip_special_tokens=True)), self.stop)
+                measures[SCORE].append(float(self.is_right(text, record)))
+                measures["length"].append(float((reply != tokenizer.pad_token_id).sum()))
+                if self.script:
+                    measures["language"].append(share_of_script(text, self.script))
+        return measures
+
+
+@dataclass(frozen=True)
+class ExactMatch(Generation):
+    """`question` and `answer`: right when the first line of the reply is the answer's, letter by letter."""
+
+    def checked(self, placed: Placed) -> dict[str, Any]:
+        check_prompt(self.prompt, placed)
+        if not str(placed.record["answer"]).strip():
+            raise InputError(f"{placed.place}: the answer is empty")
+        return placed.record
+
+    def is_right(self, reply: str, record: Mapping[str, Any]) -> bool:
+        return first_line(reply) == first_line(str(record["answer"]))
+
+
+@dataclass(frozen=True)
+class Choice(Generation):
+    """`question`, `answer` and `options`: right when the reply chooses the answer's letter.
+
+    `answer` is a letter, the index of an option or its text. `options` may be left out where the question lists them;
+    otherwise the prompt shows them as `A. …` (`{choices}`).
+    """
+
+    prompt: str = "{context}Question: {question}\n{choices}Answer:"
+    max_new_tokens: int = 32
+
+    def checked(self, placed: Placed) -> dict[str, Any]:
+        options = read_options(placed) if placed.record.get("options") is not None else []
+        letter = read_choice(placed.record["answer"], options)
+        if letter is None:
+            known = f"a letter up to {LETTERS[len(options) - 1]}, an index or an option" if options else "a letter"
+            raise InputError(f"{placed.place}: 'answer' must be {known}, not {placed.record['answer']!r}")
+        lines = [f"{name}. {option}\n" for name, option in zip(LETTERS, options, strict=False)]
+        asked = placed.record | {"options": options, "letter": letter, "choices": "".join(lines)}
+        check_prompt(self.prompt, Placed(placed.place, asked))
+        return asked
+
+    def is_right(self, reply: str, record: Mapping[str, Any]) -> bool:
+        return bool(find_choice(reply, record["options"]) == record["letter"])
+
+
+def extracted(pattern: str, text: str) -> str | None:
+    """Return the last match of a pattern, its first group if it has one, without thousands separators."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"pattern {pattern!r}: not a regular expression: {error}") from None
+    found = [(match[1] or "") if compiled.groups else match[0] for match in compiled.finditer(text)]
+    return found[-1].replace(",", "").strip() if found else None
+
+
+def first_line(text: str) -> str:
+    """Return the first line that holds anything, without the space around it."""
+    return next((line.strip() for line in text.split("\n") if line.strip()), "")
+
+
+def share_of_script(text: str, script: str) -> float:
+    """Share of the letters whose Unicode name starts with one of the `|`-separated prefixes."""
+    prefixes = tuple(script.upper().split("|"))
+    letters = [unicodedata.name(c, "") for c in text if c.isalpha()]
+    return sum(name.startswith(prefixes) for name in letters) / len(letters) if letters else 0.0
+
+
+@lru_cache(maxsize=1)
+def _stopper() -> type:
+    """The criterion's class, made once `transformers` is there."""
+    base: Any = require("transformers", "hf").StoppingCriteria
+
+    class StopStrings(base):  # type: ignore[misc]
+        """Ends each reply of a batch where it holds a stop string."""
+
+        def __init__(self, tokenizer: Any, stops: Sequence[str], start: int) -> None:
+            self.tokenizer, self.stops, self.start = tokenizer, stops, start
+
+        def __call__(self, input_ids: Tensor, scores: Tensor, **options: Any) -> Tensor:
+            tails = input_ids[:, self.start :][:, -TAIL:]
+            texts = self.tokenizer.batch_decode(tails, skip_special_tokens=True)
+            ended = [bool(text.strip()) and any(stop in text for stop in self.stops) for text in texts]
+            return torch.tensor(ended, device=input_ids.device)
+
+    return StopStrings
+
+
+def _stopping(tokenizer: Any, stops: Sequence[str], start: int) -> list[Any] | None:
+    return [_stopper()(tokenizer, stops, start)] if stops else None

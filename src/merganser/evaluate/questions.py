@@ -1,0 +1,173 @@
+"""What every examiner of a `transformers` model has: questions, a tokenizer, batches, directions of its measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from merganser.errors import InputError, MerganserError, did_you_mean, require
+from merganser.evaluate.records import Placed, Records, read_records
+from merganser.strict_json import parse_json
+
+Measures: TypeAlias = "dict[str, list[float]]"
+#: Which values of a measure are better.
+Direction: TypeAlias = 'Literal["higher", "lower"]'
+#: The measure that is a task's own.
+SCORE = "score"
+#: Tokens of a sequence where neither the caller nor the model asks for fewer.
+LONGEST = 2048
+
+
+class Examiner(Protocol):
+    """Asks a model some items of one task. Returns measures by name; `score` is the task's own.
+
+    An examiner may have `directions`, from measures to "higher" or "lower"; a measure it leaves out has none.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Mapping[str, Sequence[float]]: ...
+
+
+@lru_cache(maxsize=8)
+def tokenizer_at(path: str) -> Any:
+    """The tokenizer of a directory or hub id, padding with the end of text when it has no padding token."""
+    tokenizer = require("transformers", "hf").AutoTokenizer.from_pretrained(path)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Questions from a file (or given), a tokenizer, and batches.
+
+    A sequence has at most `max_length` tokens: by default as many as model and tokenizer say they read, and no more
+    than `LONGEST`. Texts lose their end beyond it; prompts lose their beginning, so that the question stays. `fields`
+    says what the file calls a field, as in `{"question": "problem"}`.
+    """
+
+    source: str | Records
+    tokenizer: str
+    batch: int = 16
+    max_length: int | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    #: The fields of a record that the examiner needs.
+    needed: ClassVar[tuple[str, ...]] = ("text",)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What is measured besides the score."""
+        return ()
+
+    @property
+    def directions(self) -> Mapping[str, Direction]:
+        """Which values of a measure are better; of one that is not there, that depends."""
+        return {SCORE: "higher"}
+
+    @cached_property
+    def records(self) -> Records:
+        """The questions, every one of them checked."""
+        for ours in self.fields:
+            if ours not in (known := (*self.needed, "context", "options", "group")):
+                raise InputError(f"fields: there is no {ours!r} to rename{did_you_mean(ours, known)}")
+        names = [self.fields.get(name, name) for name in self.needed]
+        if isinstance(self.source, str):
+            placed = read_records(self.source, names)
+        else:
+            placed = [Placed(f"record {number}", dict(record)) for number, record in enumerate(self.source)]
+        found = []
+        for each in placed:
+            for name in names:
+                each.field(name)
+            renamed = {ours: each.record[theirs] for ours, theirs in self.fields.items() if theirs in each.record}
+            found.append(self.checked(Placed(each.place, each.record | renamed)))
+        return found
+
+    def checked(self, placed: Placed) -> dict[str, Any]:
+        """Return the record of a question as it is asked; one that cannot be asked is an error with its place."""
+        return placed.record
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "records"}
+
+    def chosen(self, items: Sequence[int]) -> Iterator[Records]:
+        for start in range(0, len(items), self.batch):
+            yield [self.records[i] for i in items[start : start + self.batch]]
+
+    def limit(self, model: nn.Module) -> int:
+        """Tokens that a sequence may have."""
+        if self.max_length is not None:
+            return self.max_length
+        positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+        return min(int(positions or LONGEST), int(tokenizer_at(self.tokenizer).model_max_length), LONGEST)
+
+    def encoded(
+        self, texts: Sequence[str], model: nn.Module, *, pad: str = "right", cut: str = "right", reserved: int = 0
+    ) -> Any:
+        """The texts as one batch, padded on the side `pad`, cut on the side `cut`; `reserved` tokens are left free."""
+        tokenizer = tokenizer_at(self.tokenizer)
+        tokenizer.padding_side, tokenizer.truncation_side = pad, cut
+        length = self.limit(model) - reserved
+        batch = tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
+        batch.pop("token_type_ids", None)
+        return batch.to(next(model.parameters()).device)
+
+
+def read_index(placed: Placed, name: str, count: int | None = None) -> int:
+    """Return a field that is a whole number from 0 (to below `count`), also when it is written as text."""
+    value = placed.field(name)
+    whole = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    if isinstance(whole, bool) or not isinstance(whole, int) or whole < 0 or (count is not None and whole >= count):
+        bound = "" if count is None else f" below {count}"
+        raise InputError(f"{placed.place}: {name!r} must be a whole number from 0{bound}, not {value!r}")
+    return whole
+
+
+def read_options(placed: Placed) -> list[str]:
+    """Return the options of a record, two or more; in a table they are a JSON list."""
+    value = placed.field("options")
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = parse_json(value)
+        except ValueError:
+            raise InputError(f"{placed.place}: 'options' is not a JSON list: {value[:40]!r}") from None
+    if not isinstance(value, list) or len(value) < 2 or any(isinstance(option, (dict, list)) for option in value):
+        raise InputError(f"{placed.place}: 'options' must be a list of two texts or more, not {str(value)[:40]!r}")
+    return [str(option) for option in value]
+
+
+def fill(prompt: str, record: Mapping[str, Any]) -> str:
+    """Return the prompt with the fields of a record; a context stands on lines of its own."""
+    context = str(record.get("context") or "")
+    return prompt.format(**{**record, "context": f"{context}\n" if context else ""})
+
+
+def check_prompt(prompt: str, placed: Placed) -> None:
+    """Refuse a prompt that names a field which the record has not, or that is no template."""
+    try:
+        fill(prompt, placed.record)
+    except (KeyError, IndexError) as error:
+        name = str(error.args[0]) if error.args else ""
+        raise InputError(
+            f"{placed.place}: the prompt asks for the field {name!r}, which the record does not have"
+            f"{did_you_mean(name, map(str, placed.record))}"
+        ) from None
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InputError(f"prompt {prompt!r}: cannot be filled in: {error}; write a brace as {{{{") from None
+
+
+def require_finite(logits: Tensor) -> Tensor:
+    """Return the logits, or raise an error: comparing NaN would make up answers."""
+    if not bool(torch.isfinite(logits).all()):
+        raise MerganserError("the merged model's logits are not finite")
+    return logits
