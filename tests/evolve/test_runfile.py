@@ -96,6 +96,15 @@ BAD = [
     (("population: 5", "population: 1"), "a population of 1 is too small"),
     (("generations: 2", "generations: 0"), "0 generations"),
     (("model: {kind: causal-lm}", "workers: 0"), "workers: 0; at least 1"),
+    # directions
+    (
+        ("objectives: [quiz]", "objectives: [{name: q, measures: {quiz: 1.0}, maximize: false}]"),
+        "objective 'q': maximize: false would look for the worst 'quiz', whose higher values are better; leave it out",
+    ),
+    (
+        (TASK, "p: {kind: perplexity, data: ./texts.tsv, estimator: p-irt}"),
+        "task 'p': IRT is for answers that are right or wrong",
+    ),
     # YAML itself
     (("method: ties", "method: ties\nmethod: linear"), "'method' is given twice"),
     (("objectives: [quiz]", "objectives: [quiz"), "not valid YAML"),
@@ -248,3 +257,44 @@ def test_what_is_no_text_and_what_is_a_directory(tmp_path, toy):
         runfile.load(tmp_path / "base.safetensors")
     with pytest.raises(MerganserError, match="is a directory, not a run file"):
         runfile.load(tmp_path)
+
+
+PERPLEXITY = (TASK, f"p: {{kind: perplexity, data: ./texts.tsv}}\n  {TASK}")
+
+
+@pytest.mark.parametrize(
+    ("objective", "maximize"),
+    [
+        ("p", False),
+        ("{name: x, measures: {p: 1.0}}", False),
+        ("{name: x, measures: {p: 1.0}, maximize: false}", False),
+        ("{name: x, measures: {p: -1.0}}", True),
+        ("{name: x, measures: {quiz: 1.0, p: -0.1}}", True),
+        ("{name: x, measures: {quiz: -1.0, p: 0.1}}", False),
+        ("quiz", True),
+    ],
+)
+def test_measures_know_their_direction(run_file, objective, maximize):
+    found = runfile.load(run_file(PERPLEXITY, ("objectives: [quiz]", f"objectives: [{objective}]")))
+    assert found.design.objectives[0].maximize is maximize
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ("{name: x, measures: {quiz: 1.0, p: 1.0}}", "a better 'quiz' raises it and a better 'p' lowers it"),
+        (
+            "{name: x, measures: {p: 1.0}, maximize: true}",
+            "would look for the worst 'p', whose lower values are better",
+        ),
+        ("{name: x, measures: {p: -1.0}, maximize: false}", "would look for the worst 'p'"),
+    ],
+)
+def test_objectives_that_reward_worse_models_are_refused(run_file, objective, message):
+    with pytest.raises(MerganserError, match=message):
+        runfile.load(run_file(PERPLEXITY, ("objectives: [quiz]", f"objectives: [{objective}]")))
+
+
+def test_exact_match_and_choice_are_kinds_of_a_run_file(run_file):
+    change = (TASK, "quiz: {kind: exact-match, data: ./sums.jsonl, options: {fields: {question: question}}}")
+    assert len(runfile.load(run_file(change)).evaluate.examiners["quiz"]) == 30

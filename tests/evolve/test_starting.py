@@ -152,3 +152,17 @@ def test_a_function_that_answers_by_item_is_told_what_is_expected(toy, tmp_path)
     path = toy(('"toy_experts:right"', '"toy_experts:by_item"'))
     with pytest.raises(MerganserError, match="toy_experts:by_item: expected a list of answers"):
         start(path, tmp_path / "s.sqlite")
+
+
+def test_a_study_that_maximised_what_should_fall_is_not_gone_on_with(toy, tmp_path, monkeypatch):
+    """As versions did that knew no directions."""
+    monkeypatch.chdir(tmp_path)
+    study = start(toy(), "toy.sqlite")
+    design = study.store.get("design")
+    design["objectives"][0]["maximize"] = False
+    for task in design["tasks"]:
+        del task["direction"]
+    study.store.set(design=design)
+    study.close()
+    with pytest.raises(InputError, match="was started by a version that would minimise 'mean'.*start another study"):
+        start(toy(), "toy.sqlite", resume=True)

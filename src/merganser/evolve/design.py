@@ -12,6 +12,7 @@ import numpy as np
 from merganser.errors import InputError, did_you_mean
 from merganser.evolve import estimators
 from merganser.evolve.arrays import Array
+from merganser.evolve.directions import choose_direction
 from merganser.evolve.irt.model import MAX_DIMENSIONS
 from merganser.evolve.searchers import Search, searcher
 from merganser.evolve.space import Choices, Parameter, Range, Space
@@ -26,7 +27,7 @@ class Task:
     """`items` questions, of which `subset` are asked of every candidate and a share `test` is kept for the end.
 
     `c` of gp-IRT and gmp-IRT is a number, "adaptive" (gmp-IRT*) or "bias-variance". `strata` label the items for the
-    stratified extractor.
+    stratified extractor. `direction` says whether "higher" or "lower" scores are better, where that is known.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Task:
     dimensions: int | None = None
     test: float = 0.2
     strata: tuple[str | int, ...] | None = None
+    direction: str | None = None
 
     def __post_init__(self) -> None:
         where = f"task {self.name!r}"
@@ -66,6 +68,10 @@ class Task:
             raise InputError(f"{where}: c lies in [0, 1], not {self.c}")
         if self.dimensions is not None and not 1 <= self.dimensions <= MAX_DIMENSIONS:
             raise InputError(f"{where}: between 1 and {MAX_DIMENSIONS} dimensions, not {self.dimensions}")
+        if self.direction not in (None, "higher", "lower"):
+            raise InputError(f"{where}: a direction is 'higher' or 'lower', not {self.direction!r}")
+        if self.direction == "lower" and self.needs_irt:
+            raise InputError(f"{where}: IRT is for answers that are right or wrong; use the naive estimator")
         if (self.strata is None) == (self.extractor == "stratified"):
             raise InputError(f"{where}: strata and the stratified extractor go together")
         if self.strata is not None and len(self.strata) != self.items:
@@ -134,10 +140,12 @@ class Design:
         names = [task.name for task in self.tasks]
         if len(set(names)) < len(names):
             raise InputError(f"two tasks are called {next(n for n in names if names.count(n) > 1)!r}")
+        known = {task.name: task.direction for task in self.tasks if task.direction is not None}
         for objective in self.objectives:
             for measure in objective.weights:
                 if measure.split(".")[0] not in names:
                     raise InputError(f"objective {objective.name!r}: no task {measure!r}{did_you_mean(measure, names)}")
+            choose_direction(objective.name, objective.weights, objective.maximize, known)
         called = [objective.name for objective in self.objectives]
         if len(set(called)) < len(called):
             raise InputError(f"two objectives are called {next(n for n in called if called.count(n) > 1)!r}")

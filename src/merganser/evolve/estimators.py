@@ -41,11 +41,12 @@ class Estimate:
 
 
 def naive(answers: ArrayLike, subset: Subset) -> Estimate:
-    """Σ_S w y, with the sampling error of a mean of Bernoulli answers."""
+    """Σ_S w y, with its sampling error: of Bernoulli answers in [0, 1], else from their spread."""
     y = _answers(answers, subset)
     value = float(subset.weights @ y)
-    spread = max(value * (1 - value), 0.0) * float((subset.weights**2).sum())
-    return Estimate(value, spread**0.5)
+    graded = y.min() >= 0 and y.max() <= 1
+    variance = value * (1 - value) if graded else float(subset.weights @ (y - value) ** 2)
+    return Estimate(value, (max(variance, 0.0) * float((subset.weights**2).sum())) ** 0.5)
 
 
 def p_irt(answers: ArrayLike, subset: Subset, irt: IRT, *, fit: Fit = "mle") -> Estimate:

@@ -28,16 +28,16 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from merganser.errors import InputError, MerganserError, did_you_mean, reading
-from merganser.evaluate.examiners import KINDS, Function
-from merganser.evaluate.harness import Harness
 from merganser.evaluate.loaders import LOADERS, Loader
-from merganser.evaluate.questions import Asked, Examiner
+from merganser.evaluate.questions import Examiner
 from merganser.evaluate.references import imported
 from merganser.evolve import calibrations, liveness
 from merganser.evolve.design import Design, Objective, Task
+from merganser.evolve.directions import choose_direction
 from merganser.evolve.fitness import MergedModels
 from merganser.evolve.preparation import Calibration
 from merganser.evolve.runschema import ObjectiveEntry, RunFile, SpaceEntry, TaskEntry, problems
+from merganser.evolve.runtasks import HARNESS, build_examiner, build_task, directions_of
 from merganser.evolve.space import Choices, Parameter, Range, Space
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as declared
@@ -46,11 +46,6 @@ from merganser.recipes.references import locate
 
 T = TypeVar("T")
 Section = TypeVar("Section", bound=BaseModel)
-#: The kind of a task of the lm-evaluation-harness.
-HARNESS = "lm-eval"
-#: Extractor, estimator and c unless told otherwise: of a subset whose items a calibration tells of, and of any other.
-INFORMED = ("irt", "gmp-irt", "adaptive")
-UNINFORMED = ("random", "naive", 0.5)
 
 
 @dataclass(frozen=True)
@@ -151,16 +146,17 @@ class _Resolver:
         tasks: list[Task | None] = []
         calibration: dict[str, Calibration] = {}
         for name, entry in run.tasks.items():
-            examiner = self.attempt(f"tasks.{name}", self.examiner, entry)
+            examiner = self.attempt(f"tasks.{name}", build_examiner, entry, run)
             if examiner is not None:
                 examiners[name] = examiner
-                tasks.append(self.attempt("", self.task, name, entry, examiner))
+                tasks.append(self.attempt("", build_task, name, entry, examiner))
             if entry.calibration is not None:
                 count = None if examiner is None else len(examiner)
                 known = self.attempt(f"tasks.{name}.calibration", calibrations.read, entry.calibration, count)
                 calibration |= {name: known} if known else {}
         self.measures(examiners)
-        objectives = [self.attempt(f"objectives[{i}]", _objective, each) for i, each in enumerate(run.objectives)]
+        directions = {m: d for name, examiner in examiners.items() for m, d in directions_of(name, examiner).items()}
+        objectives = [self.attempt("", _objective, each, directions) for each in run.objectives]
         if run.workers < 1:
             self.problems.append(f"workers: {run.workers}; at least 1")
         self.finish()
@@ -227,38 +223,6 @@ class _Resolver:
             elif entry.per == "model" and not known[name]:
                 self.problems.append(f"space.{name}: one value for all models of a merge; leave out 'per: model'")
 
-    def examiner(self, entry: TaskEntry) -> Examiner:
-        if entry.kind == "function":
-            if entry.function is None or entry.items is None:
-                raise InputError("kind function needs function: package.module:name and items: their number")
-            if entry.items < 1:
-                raise InputError(f"items: {entry.items}; how many there are to ask, 1 or more")
-            imported(entry.function)
-            return Function(entry.function, entry.items)
-        kinds = [*KINDS, HARNESS, "function"]
-        if entry.kind not in kinds:
-            raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, kinds)}")
-        tokenizer = self.run.model.tokenizer or self.run.model.path or self.run.base or ""
-        if not tokenizer:
-            raise InputError("which tokenizer? There is no base; say model: {tokenizer: …}")
-        examiner = self.harness(entry, tokenizer) if entry.kind == HARNESS else self.asked(entry, tokenizer)
-        if not len(examiner):
-            raise InputError(f"{entry.data or entry.task}: no questions")
-        return examiner
-
-    def asked(self, entry: TaskEntry, tokenizer: str) -> Examiner:
-        if entry.data is None:
-            raise InputError(f"kind {entry.kind} needs data: a file of questions")
-        kind = KINDS[entry.kind]
-        _check_options(entry.options, kind, {"source", "tokenizer"})
-        return kind(entry.data, tokenizer, **entry.options)  # type: ignore[return-value]
-
-    def harness(self, entry: TaskEntry, tokenizer: str) -> Harness:
-        if entry.task is None:
-            raise InputError(f"kind {HARNESS} needs task: the name of a task of the harness")
-        _check_options(entry.options, Harness, {"task", "tokenizer", "data"})
-        return Harness(entry.task, tokenizer, entry.data, **entry.options)
-
     def measures(self, examiners: Mapping[str, Examiner]) -> None:
         """What objectives are of must be reported; only functions and the harness cannot tell before they are asked."""
         for i, objective in enumerate(self.run.objectives):
@@ -269,31 +233,6 @@ class _Resolver:
                     hint = did_you_mean(measure, [task, *(f"{task}.{each}" for each in known)])
                     self.problems.append(f"objectives[{i}]: nothing measures {measure!r}{hint}")
 
-    def task(self, name: str, entry: TaskEntry, examiner: Examiner) -> Task:
-        strata = None
-        if entry.strata is not None:
-            records = getattr(examiner, "records", None)
-            if records is None:
-                raise InputError(f"task {name!r}: strata are a field of the data, and a function has none")
-            missing = next((i for i, r in enumerate(records) if entry.strata not in r), None)
-            if missing is not None:
-                raise InputError(f"task {name!r}: record {missing} has no field {entry.strata!r} to stratify by")
-            strata = tuple(str(r[entry.strata]) for r in records)
-        extractor, estimator, c = INFORMED if entry.calibration and entry.subset else UNINFORMED
-        if entry.extractor == "representation" and not isinstance(examiner, Asked):
-            raise InputError(f"task {name!r}: {entry.kind} has no texts to embed; choose another extractor")
-        return Task(
-            name,
-            len(examiner),
-            entry.subset,
-            entry.extractor or extractor,
-            entry.estimator or estimator,
-            c if entry.c is None else entry.c,
-            entry.dimensions,
-            entry.test,
-            strata,
-        )
-
     def loader(self) -> Loader:
         model = self.run.model
         path = model.path or self.run.base or next(iter(self.run.models.values()))
@@ -303,13 +242,6 @@ class _Resolver:
             self.attempt("model.kind", imported, model.kind)
         self.finish()
         return Loader(model.kind, path, model.device)
-
-
-def _check_options(options: Iterable[str], kind: type[Asked | Harness], others: set[str]) -> None:
-    known = set(kind.__dataclass_fields__) - others
-    for option in options:
-        if option not in known:
-            raise InputError(f"options: unknown {option!r}{did_you_mean(option, known)}")
 
 
 def _parameter(name: str, entry: SpaceEntry, models: tuple[str, ...]) -> Parameter:
@@ -326,12 +258,13 @@ def _domain(entry: SpaceEntry) -> Range | Choices:
     return Range(entry.low, entry.high, entry.integer, entry.log)
 
 
-def _objective(entry: str | ObjectiveEntry) -> Objective:
+def _objective(entry: str | ObjectiveEntry, directions: Mapping[str, str]) -> Objective:
     if isinstance(entry, str):
-        return Objective.of(entry)
+        return Objective.of(entry, choose_direction(entry, {entry: 1.0}, None, directions))
     if not entry.measures:
-        raise InputError("measures: name at least one")
-    return Objective(entry.name, entry.measures, entry.maximize)
+        raise InputError(f"objective {entry.name!r}: measures: name at least one")
+    maximize = choose_direction(entry.name, entry.measures, entry.maximize, directions)
+    return Objective(entry.name, entry.measures, maximize)
 
 
 def _error(found: Iterable[str], source: str) -> InputError:

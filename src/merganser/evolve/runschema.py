@@ -45,7 +45,7 @@ class TaskEntry(_Section):
 class ObjectiveEntry(_Section):
     name: str
     measures: dict[str, float]
-    maximize: bool = True
+    maximize: bool | None = None
 
 
 class SearchEntry(_Section):

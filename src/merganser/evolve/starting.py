@@ -82,6 +82,12 @@ def _check_the_same(loaded: LoadedRun, study: Study, run: str | PathLike[str], r
         raise InputError(f"{place}: holds a study already; go on with it (--resume, resume=True), or choose another")
     if runfile.read(stored["text"], stored["root"]).decisive() != loaded.file.decisive():
         raise InputError(f"{run}: differs from the run file that {place} was started with; start another study")
+    for then, today in zip(study.design.objectives, loaded.design.objectives, strict=True):
+        if then.maximize != today.maximize:
+            raise InputError(
+                f"{place}: was started by a version that would {'maximise' if then.maximize else 'minimise'} "
+                f"{then.name!r}, whose {'lower' if then.maximize else 'higher'} values are better; start another study"
+            )
     before, now = stored.get("files", {}), _fingerprints(loaded.file)
     if changed := [path for path in before if before[path] != now.get(path)]:
         raise InputError(f"{changed[0]}: has changed since {place} was started; start another study")

@@ -181,7 +181,7 @@ def _estimators(used: Estimator) -> dict[str, Estimator]:
 def _winner(study: Study, trial: Trial, endpoints: Mapping[str, Mapping[str, Array]]) -> Winner:
     answers = _test_answers(study, trial.label)
     transfer = {}
-    for task in (t.name for t in study.design.tasks):
+    for task in (t.name for t in study.design.tasks if t.direction != "lower"):
         rows = [found[task] for found in endpoints.values() if task in found]
         if task in answers and rows:
             transfer[task] = negative_transfer(answers[task], np.array(rows))

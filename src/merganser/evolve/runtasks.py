@@ -1,0 +1,99 @@
+"""The tasks of a run file: how each is asked, and what the study is to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+
+from merganser.errors import InputError, did_you_mean
+from merganser.evaluate.examiners import KINDS, Function
+from merganser.evaluate.harness import Harness
+from merganser.evaluate.questions import SCORE, Asked, Examiner
+from merganser.evaluate.references import imported
+from merganser.evolve.design import Task
+from merganser.evolve.runschema import RunFile, TaskEntry
+
+#: The kind of a task of the lm-evaluation-harness.
+HARNESS = "lm-eval"
+#: Extractor, estimator and c unless told otherwise: of a subset whose items a calibration tells of, and of any other.
+INFORMED = ("irt", "gmp-irt", "adaptive")
+UNINFORMED = ("random", "naive", 0.5)
+
+
+def build_examiner(entry: TaskEntry, run: RunFile) -> Examiner:
+    """Return what asks a model the questions of a task; every question has been checked."""
+    if entry.kind == "function":
+        if entry.function is None or entry.items is None:
+            raise InputError("kind function needs function: package.module:name and items: their number")
+        if entry.items < 1:
+            raise InputError(f"items: {entry.items}; how many there are to ask, 1 or more")
+        imported(entry.function)
+        return Function(entry.function, entry.items)
+    kinds = [*KINDS, HARNESS, "function"]
+    if entry.kind not in kinds:
+        raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, kinds)}")
+    tokenizer = run.model.tokenizer or run.model.path or run.base or ""
+    if not tokenizer:
+        raise InputError("which tokenizer? There is no base; say model: {tokenizer: …}")
+    examiner = _harness(entry, tokenizer) if entry.kind == HARNESS else _asked(entry, tokenizer)
+    if not len(examiner):
+        raise InputError(f"{entry.data or entry.task}: no questions")
+    return examiner
+
+
+def build_task(name: str, entry: TaskEntry, examiner: Examiner) -> Task:
+    """Return the task as the study knows it."""
+    extractor, estimator, c = INFORMED if entry.calibration and entry.subset else UNINFORMED
+    if entry.extractor == "representation" and not isinstance(examiner, Asked):
+        raise InputError(f"task {name!r}: {entry.kind} has no texts to embed; choose another extractor")
+    return Task(
+        name,
+        len(examiner),
+        entry.subset,
+        entry.extractor or extractor,
+        entry.estimator or estimator,
+        c if entry.c is None else entry.c,
+        entry.dimensions,
+        entry.test,
+        None if entry.strata is None else _column(name, examiner, entry.strata, "stratify by"),
+        direction=directions_of(name, examiner).get(name),
+    )
+
+
+def directions_of(name: str, examiner: Examiner) -> dict[str, str]:
+    """Return the directions of a task's measures, by the names that objectives call them."""
+    known: Mapping[str, str] = getattr(examiner, "directions", {})
+    return {name if measure == SCORE else f"{name}.{measure}": direction for measure, direction in known.items()}
+
+
+def _column(name: str, examiner: Examiner, field: str, purpose: str) -> tuple[str, ...]:
+    """A field of every record, as text."""
+    records = getattr(examiner, "records", None)
+    if records is None:
+        raise InputError(f"task {name!r}: {field!r} is a field of the data, and a function has none")
+    missing = next((i for i, record in enumerate(records) if field not in record), None)
+    if missing is not None:
+        raise InputError(f"task {name!r}: record {missing} has no field {field!r} to {purpose}")
+    return tuple(str(record[field]) for record in records)
+
+
+def _asked(entry: TaskEntry, tokenizer: str) -> Examiner:
+    if entry.data is None:
+        raise InputError(f"kind {entry.kind} needs data: a file of questions")
+    kind = KINDS[entry.kind]
+    _check_options(entry.options, kind, {"source", "tokenizer"})
+    return kind(entry.data, tokenizer, **entry.options)  # type: ignore[return-value]
+
+
+def _harness(entry: TaskEntry, tokenizer: str) -> Harness:
+    if entry.task is None:
+        raise InputError(f"kind {HARNESS} needs task: the name of a task of the harness")
+    _check_options(entry.options, Harness, {"task", "tokenizer", "data"})
+    return Harness(entry.task, tokenizer, entry.data, **entry.options)
+
+
+def _check_options(options: Iterable[str], kind: type[Asked | Harness], others: set[str]) -> None:
+    known = {field.name for field in fields(kind)} - others
+    for option in options:
+        if option not in known:
+            raise InputError(f"options: unknown {option!r}{did_you_mean(option, known)}")
