@@ -167,13 +167,12 @@ def test_functions_of_the_current_directory(run_file, tmp_path, monkeypatch):
 @pytest.mark.parametrize("form", ["answers", "tinyBenchmarks"])
 def test_a_calibration_brings_its_extractor_and_estimator(run_file, tmp_path, form):
     rng = np.random.default_rng(0)
-    reference = f"{tmp_path}/known.pkl#lb/quiz" if form == "tinyBenchmarks" else f"{tmp_path}/known.npy"
+    reference = f"{tmp_path}/known.npz#lb/quiz" if form == "tinyBenchmarks" else f"{tmp_path}/known.npy"
     if form == "answers":
         np.save(tmp_path / "known.npy", rng.integers(0, 2, (5, 60)))
     else:
-        parameters = {"A": rng.normal(size=(1, 2, 70)), "B": rng.normal(size=(1, 1, 70))}
-        entry = {"irt_parameters": parameters, "scenarios_position": {"quiz": list(range(10, 70))}}
-        (tmp_path / "known.pkl").write_bytes(pickle.dumps({"lb": entry}))
+        parameters = {"lb/A": rng.normal(size=(1, 2, 70)), "lb/B": rng.normal(size=(1, 1, 70))}
+        np.savez(tmp_path / "known.npz", **parameters, **{"lb/scenarios/quiz": np.arange(10, 70)})
     told, untold = ("estimator: gmp-irt, c: adaptive", f"calibration: '{reference}'"), ("subset: 8, ", "")
     task = runfile.load(run_file(told)).design.tasks[0]
     assert (task.extractor, task.estimator, task.c) == ("irt", "gmp-irt", "adaptive")
@@ -199,7 +198,7 @@ TOY_BAD = [
     (("subset: 12}\nobj", "subset: 12, dimensions: 99}\nobj"), "between 1 and 15 dimensions"),
     (("subset: 12}\nobj", "subset: 12, extractor: representation}\nobj"), "no texts to embed; choose another"),
     (("  left: {kind", "  left.a: {kind"), "a task's name has no dot"),
-    (("subset: 12}\nobj", "subset: 12, calibration: ./text.npy}\nobj"), "text.npy: answers are numbers"),
+    (("subset: 12}\nobj", "subset: 12, calibration: ./text.npy}\nobj"), "text.npy: an array of numbers is needed"),
     (("subset: 12}\nobj", "subset: 12, calibration: ./deep.npy}\nobj"), "not an array of shape (2, 2, 60)"),
     (("subset: 12}\nobj", "subset: 12, calibration: ./large.npy}\nobj"), "answers lie in [0, 1]; found 7 to 7"),
     (("./right.safetensors", "./nested.yml"), "a nested recipe cannot be evolved"),

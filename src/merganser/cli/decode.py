@@ -88,11 +88,9 @@ def _array(path: Path) -> Tensor:
     import torch
 
     from merganser.errors import InputError
+    from merganser.evolve.arrayfiles import read_arrays
 
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path}: not a numpy array: {error}") from None
-    if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu":
-        raise InputError(f"{path}: not an array of numbers; one with a row per text is needed")
+    found = read_arrays(path).get("")
+    if found is None:
+        raise InputError(f"{path}: several arrays; one with a row per text is needed")
     return torch.from_numpy(found.astype(np.float64))

@@ -34,7 +34,12 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a study that was interrupted.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: as the run file says.")] = None,
     ray: Annotated[str | None, typer.Option(help="Evaluate on a Ray cluster at this address.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the run file, say what it means, stop.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Check the run file, say what it means, stop. Imports the Python modules the file names."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the study a run file describes; kill it whenever you like and --resume it.

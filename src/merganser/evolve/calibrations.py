@@ -1,18 +1,17 @@
-"""What a run file's `calibration` names: answers of other models, or the IRT of tinyBenchmarks' file."""
+"""What a run file's `calibration` names: answers of other models, or the IRT of tinyBenchmarks' file, converted."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from merganser.errors import InputError, did_you_mean
+from merganser.evolve.arrayfiles import read_arrays
 from merganser.evolve.preparation import Calibration, checked_answers
 
 
 def read(reference: str, count: int | None) -> Calibration:
     """Of a task of `count` items: `.npy` or `.npz` (array `answers`, models × items), or the IRT of
-    `tinyBenchmarks.pkl#benchmark/scenario`."""
+    `tinyBenchmarks.npz#benchmark/scenario`."""
     path, _, part = reference.partition("#")
     if not Path(path).is_file():
         raise InputError(f"{path}: no such file")
@@ -37,11 +36,10 @@ def _published(path: str, part: str) -> Calibration:
 
 def _answered(path: str) -> Calibration:
     """Answers of other models, models × items."""
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        answers = loaded["answers"] if not isinstance(loaded, np.ndarray) else loaded
-    except (ValueError, OSError, KeyError) as error:
-        raise InputError(f"{path}: not a numpy file with the array 'answers': {error}") from error
+    arrays = read_arrays(path)
+    answers = arrays.get("", arrays.get("answers"))
+    if answers is None:
+        raise InputError(f"{path}: has no array 'answers'{did_you_mean('answers', arrays)}")
     try:
         return Calibration(answers=checked_answers(answers))
     except InputError as error:
