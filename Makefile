@@ -1,7 +1,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-EXTRAS := all,bench,test,lint
+EXTRAS := all,bench,test,lint,docs
 
 # Where benchmarks and tests find trained models and data; bin directories (and a python) of programs to compare with.
 ZOO ?= $(or $(MERGANSER_ZOO),$(HOME)/.cache/merganser/zoo)
@@ -14,7 +14,7 @@ QUICK := multi_task compression theory mergeability adaptive evolve single_task_
   lowrank alignment irt taskvectors merge_speed
 BENCH = MERGANSER_ZOO=$(ZOO) MERGANSER_DATA=$(DATA) $(BIN)/python -m
 
-.PHONY: demo test lint format results zoo bench bench-quick clean
+.PHONY: demo test lint docs format results zoo bench bench-quick clean
 
 demo: $(VENV)/.installed
 	$(BIN)/merganser demo --out demo-output --overwrite
@@ -26,6 +26,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The documentation as a web site in site/, which opens from the file system and needs no network.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
@@ -60,7 +64,7 @@ bench-quick: $(VENV)/.installed
 	@echo "bench-quick/results.md shows what was measured"
 
 clean:
-	rm -rf $(VENV) build dist demo-output bench bench-quick .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist site demo-output bench bench-quick .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
