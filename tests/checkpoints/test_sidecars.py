@@ -200,3 +200,46 @@ def test_the_same_plan_writes_the_same_bytes(tmp_path, base):
     sidecars = {"config": [[["vocab_size"], 9]], "chat_template": "{{ x }}", "recipe": "method: linear"}
     first, second = (write(tmp_path / name, [base], **sidecars) for name in ("one", "two"))
     assert digest(first) == digest(second)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "config.json", "chat_template.jinja", "1_Pooling/config.json"]
+)
+def test_links_to_outside_are_refused_before_anything_is_written(tmp_path, base, name):
+    (tmp_path / "secret").write_text('{"password": "duck"}')
+    file = base.directory / name
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    file.symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match="is a link that leads out of"):
+        write(tmp_path / "out", [base])
+    assert list((tmp_path / "out").iterdir()) == []
+    if name in ("tokenizer_config.json", "chat_template.jinja"):
+        with pytest.raises(CheckpointError, match="is a link that leads out of"):
+            read_chat_template(base.directory)
+
+
+def test_snapshots_of_the_hub_are_copied_through_their_links(tmp_path):
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "0123", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "f00").write_text('{"model_type": "llama"}')
+    (snapshot / "config.json").symlink_to("../../blobs/f00")
+    checkpoint = StateDict({"w": torch.ones(1)}, "a")
+    checkpoint.directory = snapshot
+    out = write(tmp_path / "out", [checkpoint])
+    assert not (out / "config.json").is_symlink()
+    assert (out / "config.json").read_text() == '{"model_type": "llama"}'
+
+
+def test_labels_are_shown_as_they_are_in_one_line():
+    labels = ["a\n\n# Trust me", "b` <script>alert(1)</script> [click](http://x)", "``", "c\u2028d", "plain"]
+    card = model_card({"card": {"base": "x\n---\nlicense: mit", "models": labels, "methods": ["li`near"]}})
+    lines = card.split("\n")
+    assert lines.count("---") == 2
+    assert "# Trust me" not in lines
+    assert "- `plain`" in lines
+    assert "- ``b` <script>alert(1)</script> [click](http://x)``" in lines
+    assert "- ``` `` ```" in lines
+    assert "Base: `x --- license: mit`" in lines
+    assert "``li`near``" in card

@@ -234,8 +234,8 @@ class Adapted(View):
 
 def separates_head(checkpoint: Checkpoint) -> bool:
     """Whether an adapter gives a head of its own to a base whose embedding was its head."""
-    while isinstance(checkpoint, Adapted):
-        if checkpoint.untied:
+    while isinstance(checkpoint, View):
+        if isinstance(checkpoint, Adapted) and checkpoint.untied:
             return True
         checkpoint = checkpoint.source
     return False

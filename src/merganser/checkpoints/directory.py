@@ -1,4 +1,4 @@
-"""A Hugging Face directory: one file, or shards named by an index."""
+"""A Hugging Face directory: one file, or shards named by an index, and modules in folders of their own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
 from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.checkpoints.submodules import SEPARATOR, module_weights, refuse_pipeline
 from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.confine import confine
 from merganser.errors import CheckpointError
@@ -39,6 +40,10 @@ class Directory(Checkpoint):
         self._owner: dict[str, Checkpoint] = {}
         self._aliases: dict[str, str] = {}
         self._shards: dict[str, Checkpoint] = _open_indexed(place) if named else _open_shards(place)
+        if not named:
+            for folder, weights in module_weights(place).items():
+                prefix = f"{folder}{SEPARATOR}"
+                self._shards[f"{prefix}{weights.name}"] = Prefixed(_open_file(weights), prefix)
         for file, shard in self._shards.items():
             for name in shard.names():
                 if name in self._owner:
@@ -76,7 +81,36 @@ class Directory(Checkpoint):
         return shard
 
 
+class Prefixed(View):
+    """A checkpoint whose names all begin with a prefix."""
+
+    def __init__(self, source: Checkpoint, prefix: str) -> None:
+        super().__init__(source, source.label)
+        self._own = {prefix + name: name for name in (*source.names(), *source.aliases())}
+        self._names = [prefix + name for name in source.names()]
+        self._aliases = {prefix + alias: prefix + name for alias, name in source.aliases().items()}
+
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    def aliases(self) -> Mapping[str, str]:
+        return self._aliases
+
+    def spec(self, name: str) -> TensorSpec:
+        return self.source.spec(self._own.get(name, name))
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        return self.source.read(self._own.get(name, name), rows)
+
+    def overhead(self, name: str, entries: int) -> int:
+        return self.source.overhead(self._own.get(name, name), entries)
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        self.source.prefetch(self._own.get(name, name), rows)
+
+
 def _open_shards(directory: Path) -> dict[str, Checkpoint]:
+    refuse_pipeline(directory)
     for name in _CHOICES:
         file = directory / name
         if file.is_file():

@@ -21,7 +21,7 @@ from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.errors import CheckpointError, require
 
 Reference: TypeAlias = "str | os.PathLike[str] | Checkpoint | Mapping[str, Any] | nn.Module"
-_HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "pytorch_model*.bin"]
+_HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "pytorch_model*.bin", "*/pytorch_model.bin"]
 
 #: Libraries of experts, which later packages define: the file that marks one -> what opens an expert of it.
 _LIBRARIES = {

@@ -26,9 +26,13 @@ import yaml
 from merganser import __version__
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_object
+from merganser.checkpoints.submodules import MODULES, module_weights
 from merganser.checkpoints.tokenizer import extended
+from merganser.confine import confine
 from merganser.errors import CheckpointError, reading
 
+_TOKENIZER_CODE = ("tokenization_*.py",)
+_MODEL_CODE = ("configuration_*.py", "modeling_*.py")
 _TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -38,7 +42,7 @@ _TOKENIZER_FILES = (
     "*.model",
     "*.tiktoken",
     "tekken.json",
-    "tokenization_*.py",
+    *_TOKENIZER_CODE,
 )
 _TEMPLATES = "chat_template.*"
 _MODEL_FILES = (
@@ -46,9 +50,8 @@ _MODEL_FILES = (
     "generation_config.json",
     "*preprocessor_config.json",
     "processor_config.json",
-    "configuration_*.py",
-    "modeling_*.py",
-    "modules.json",
+    *_MODEL_CODE,
+    MODULES,
     "sentence_*config.json",
     "config_sentence_transformers.json",
     "[0-9]_*/config.json",
@@ -74,18 +77,24 @@ def prepare_sidecars(plan: Described, sources: Sequence[Checkpoint]) -> Callable
     origin = sources[tokenizer["model"]].directory
     chat_template = sidecars.get("chat_template")
     made = {"README.md": model_card(sidecars)}
+    copied: dict[str, Path] = {}
     if template is not None:
+        copied |= _to_copy(template, _MODEL_FILES)
+        for folder, file in module_weights(template).items():
+            if folder not in sidecars.get("folders", ()):
+                copied[f"{folder}/{file.name}"] = file
         for name, edits in (("config.json", "config"), ("generation_config.json", "generation")):
             if sidecars.get(edits) and (template / name).is_file():
                 made[name] = _rendered(edited(read_object(template / name), sidecars[edits]))
     if origin is not None:
+        patterns = _TOKENIZER_FILES if chat_template is not None else (*_TOKENIZER_FILES, _TEMPLATES)
+        copied |= _to_copy(origin, patterns)
         made |= _changed_tokenizer(origin, tokenizer.get("add") or (), chat_template)
 
     def write(directory: Path) -> None:
-        if template is not None:
-            _copy(template, directory, _MODEL_FILES)
-        if origin is not None:
-            _copy(origin, directory, _TOKENIZER_FILES if chat_template is not None else (*_TOKENIZER_FILES, _TEMPLATES))
+        for name, file in copied.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, directory / name)
         for name, text in made.items():
             (directory / name).write_text(text, encoding="utf-8", newline="\n")
 
@@ -110,13 +119,16 @@ def _rendered(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-def _copy(origin: Path, directory: Path, patterns: Sequence[str]) -> None:
-    for pattern in patterns:
-        for file in sorted(origin.glob(pattern)):
-            if file.is_file():
-                target = directory / file.relative_to(origin)
-                target.parent.mkdir(exist_ok=True)
-                shutil.copyfile(file, target)
+def code_files(directory: Path | None) -> list[str]:
+    """The files with Python code that are copied along with a model."""
+    return [] if directory is None else sorted(_to_copy(directory, (*_MODEL_CODE, *_TOKENIZER_CODE)))
+
+
+def _to_copy(origin: Path, patterns: Sequence[str]) -> dict[str, Path]:
+    """The files of these patterns by their names in a directory; a link to outside would take a stranger along."""
+    names = (file.relative_to(origin) for pattern in patterns for file in sorted(origin.glob(pattern)))
+    found = {str(name): confine(origin, str(name), str(origin)) for name in names}
+    return {name: file for name, file in found.items() if file.is_file()}
 
 
 def _changed_tokenizer(origin: Path, added: Sequence[Mapping[str, Any]], template: str | None) -> dict[str, str]:
@@ -147,12 +159,13 @@ def read_chat_template(directory: Path | None) -> str | None:
     if directory is None:
         return None
     if (directory / "chat_template.jinja").is_file():
+        confine(directory, "chat_template.jinja", str(directory))
         with reading(directory / "chat_template.jinja", CheckpointError):
             return (directory / "chat_template.jinja").read_text(encoding="utf-8")
     file = directory / "tokenizer_config.json"
     if not file.is_file():
         return None
-    template = read_object(file).get("chat_template")
+    template = read_object(confine(directory, file.name, str(directory))).get("chat_template")
     if isinstance(template, list):  # several, by name
         named = [each for each in template if isinstance(each, dict)]
         template = next((each.get("template") for each in named if each.get("name") == "default"), None)
@@ -169,13 +182,25 @@ def model_card(sidecars: Mapping[str, Any]) -> str:
     header |= {"library_name": "transformers", "tags": ["merge", "merganser"]}
     front = yaml.safe_dump(header, sort_keys=False, allow_unicode=True).strip()
     lines = ["---", front, "---", "", "# Merged model", ""]
-    made = ", ".join(f"`{method}`" for method in methods) or "a copy"
+    made = ", ".join(map(_code, methods)) or "a copy"
     lines += [f"Merged with merganser {__version__} by {made}.", ""]
     if card.get("base"):
-        lines += [f"Base: `{card['base']}`", ""]
+        lines += [f"Base: {_code(card['base'])}", ""]
     if models:
-        lines += ["Models:", "", *(f"- `{label}`" for label in models), ""]
+        lines += ["Models:", "", *(f"- {_code(label)}" for label in models), ""]
     if recipe := sidecars.get("recipe", "").strip():
-        fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", recipe)), default=0))
+        fence = "`" * max(3, 1 + _longest_run(recipe))
         lines += ["Recipe:", "", f"{fence}yaml", recipe, fence, ""]
     return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """A text that Markdown shows as it is, in one line: labels come from recipes, which come from anywhere."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    fence = "`" * (1 + _longest_run(line))
+    pad = " " if line.startswith("`") or line.endswith("`") or not line.strip() else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)

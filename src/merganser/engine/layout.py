@@ -22,20 +22,29 @@ class Shard:
 
 
 def lay_out(plan: Plan) -> list[Shard]:
-    """Shards of at most `plan.shard_size` bytes of weights (a larger tensor has one to itself), in plan order."""
+    """Shards of at most `plan.shard_size` bytes of weights (a larger tensor has one to itself), in plan order.
+
+    Weights of modules that have a folder (`plan.sidecars["folders"]`) go to a file in theirs, by their names there.
+    """
+    stem = plan.sidecars.get("weights", "model")
+    apart: dict[str, list[Output]] = {f"{folder}/": [] for folder in plan.sidecars.get("folders", ())}
     groups: list[list[Output]] = [[]]
     held = 0
     for output in plan.outputs:
         _check_storable(output)
+        if (prefix := next((prefix for prefix in apart if output.name.startswith(prefix)), None)) is not None:
+            apart[prefix].append(output)
+            continue
         if groups[-1] and held + output.spec.nbytes > plan.shard_size:
             groups.append([])
             held = 0
         groups[-1].append(output)
         held += output.spec.nbytes
+    modules = [_shard(f"{prefix}model.safetensors", inner, plan.aliases, prefix) for prefix, inner in apart.items()]
     if len(groups) == 1:
-        return [_shard("model.safetensors", groups[0], plan.aliases)]
-    names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
-    return [_shard(name, group, plan.aliases) for name, group in zip(names, groups, strict=True)]
+        return [_shard(f"{stem}.safetensors", groups[0], plan.aliases), *modules]
+    names = [f"{stem}-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
+    return [*(_shard(name, group, plan.aliases) for name, group in zip(names, groups, strict=True)), *modules]
 
 
 def _check_storable(output: Output) -> None:
@@ -51,25 +60,30 @@ def _check_storable(output: Output) -> None:
         )
 
 
-def index_json(shards: Sequence[Shard], plan: Plan) -> bytes:
-    """The index Hugging Face loaders expect beside several shards."""
-    weight_map = {name: shard.file for shard in shards for name in shard.offsets}
-    content = {"metadata": {"total_size": plan.bytes_out}, "weight_map": dict(sorted(weight_map.items()))}
-    return (json.dumps(content, indent=2) + "\n").encode()
+def make_index(shards: Sequence[Shard], plan: Plan) -> tuple[str, bytes] | None:
+    """The index Hugging Face loaders expect beside several shards: its name and content; None for a single one."""
+    own = [shard for shard in shards if "/" not in shard.file]
+    if len(own) == 1:
+        return None
+    weight_map = {name: shard.file for shard in own for name in shard.offsets}
+    total = sum(output.spec.nbytes for output in plan.outputs if output.name in weight_map)
+    content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    stem = plan.sidecars.get("weights", "model")
+    return f"{stem}.safetensors.index.json", (json.dumps(content, indent=2) + "\n").encode()
 
 
-def _shard(file: str, outputs: Sequence[Output], aliases: Mapping[str, str]) -> Shard:
+def _shard(file: str, outputs: Sequence[Output], aliases: Mapping[str, str], prefix: str = "") -> Shard:
     # Wide types first, so that every tensor is aligned to its own item size.
     ordered = sorted(outputs, key=lambda output: -output.spec.dtype.itemsize)
     names = {output.name for output in outputs}
-    tied = {alias: name for alias, name in aliases.items() if name in names}
+    tied = {a.removeprefix(prefix): name.removeprefix(prefix) for a, name in aliases.items() if name in names}
     header: dict[str, object] = {METADATA: {"format": "pt", **tied}}
     places: dict[str, int] = {}
     end = 0
     for output in ordered:
         places[output.name] = end
         end += output.spec.nbytes
-        header[output.name] = {
+        header[output.name.removeprefix(prefix)] = {
             "dtype": CODES[output.spec.dtype],
             "shape": list(output.spec.shape),
             "data_offsets": [places[output.name], end],

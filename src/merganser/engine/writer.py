@@ -17,7 +17,7 @@ from merganser.engine.blocks import Piece
 from merganser.engine.directories import check_absent, check_replaceable, check_writable, paths_in
 from merganser.engine.disk import Disk, explain
 from merganser.engine.journal import Journal
-from merganser.engine.layout import Shard, index_json, lay_out
+from merganser.engine.layout import Shard, lay_out, make_index
 from merganser.errors import InputError, MerganserError
 from merganser.recipes.plan import Output, Plan
 
@@ -36,6 +36,8 @@ class ShardFiles:
         try:
             for path, shard in zip(self._paths, shards, strict=True):
                 if create:
+                    if path.parent != directory:
+                        disk.make_directory(path.parent)
                     self._handles.append(disk.create(path, shard.size))
                     disk.write_at(self._handles[-1], memoryview(shard.header), 0, path)
                 else:
@@ -228,9 +230,8 @@ class CheckpointWriter:
                 self.commit()
                 self._files.close()
                 add_sidecars(self.directory)
-                if len(self._shards) > 1:
-                    index = self.directory / "model.safetensors.index.json"
-                    self._disk.write_file(index, index_json(self._shards, self._plan))
+                if (index := make_index(self._shards, self._plan)) is not None:
+                    self._disk.write_file(self.directory / index[0], index[1])
                 self._disk.sync_tree(self.directory)
                 self._journal.append({"publishing": True})
                 if os.path.lexists(self.out):

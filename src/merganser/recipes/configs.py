@@ -11,6 +11,8 @@ from typing import Any
 
 from merganser.checkpoints.adapter import separates_head
 from merganser.checkpoints.chat_templates import TEMPLATES
+from merganser.checkpoints.sidecars import code_files
+from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem
 from merganser.checkpoints.ties import untied_edits
 from merganser.errors import RecipeError, did_you_mean, reading
 from merganser.recipes.layers import Stack
@@ -75,7 +77,32 @@ def describe(
         },
         "recipe": recipe.text,
     }
-    return sidecars, notes
+    more, remarks = describe_files(table, outputs, tokenizer.directory)
+    return sidecars | more, notes + remarks
+
+
+def describe_files(table: Table, outputs: Sequence[Output], speaker: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """What the files of weights are called, if not `model.safetensors`, and what to know of others that are copied."""
+    found: dict[str, Any] = {}
+    notes: list[str] = []
+    if (stem := weights_stem(table.config(0))) != "model":
+        found["weights"] = stem
+    home, label = table.checkpoints[0].directory, table.models[0].label
+    modules = module_weights(home) if home is not None else {}
+    written = [folder for folder in modules if any(o.name.startswith(f"{folder}{SEPARATOR}") for o in outputs)]
+    if written:
+        found["folders"] = written
+    notes += [
+        f"{folder}{SEPARATOR}{file.name} of {label} is copied as it is; to merge it, name the models' directories"
+        for folder, file in modules.items()
+        if folder not in written
+    ]
+    if code := sorted({*code_files(home), *code_files(speaker)}):
+        notes.append(
+            f"{', '.join(code)} of {label} is copied: Python code, which transformers runs where the output is loaded "
+            "with trust_remote_code; read it before you share or load the output"
+        )
+    return found, notes
 
 
 def _sections(
