@@ -14,6 +14,7 @@ import argparse
 import json
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,25 @@ import json, sys, yaml
 from mergekit.config import MergeConfiguration
 from mergekit.merge import run_merge
 from mergekit.options import MergeOptions
+failures = {}
 for name, (document, out) in json.load(open(sys.argv[1])).items():
-    run_merge(MergeConfiguration.model_validate(document), out, MergeOptions(copy_tokenizer=False, quiet=True))
+    try:
+        run_merge(MergeConfiguration.model_validate(document), out, MergeOptions(copy_tokenizer=False, quiet=True))
+    except Exception as error:
+        failures[name] = f"{type(error).__name__}: {error}"
+json.dump(failures, open(sys.argv[2], "w"))
 """
+Document = dict[str, Any]
+
+
+def run_peer(mergekit: Path, directory: Path, jobs: Mapping[str, tuple[Document, str]]) -> dict[str, str]:
+    """Run every document through mergekit; returns what it refused, by the name of the job."""
+    todo, failures = directory / "jobs.json", directory / "failures.json"
+    todo.write_text(json.dumps(jobs))
+    command = [str(mergekit / "python"), "-c", PEER, str(todo), str(failures)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    found: dict[str, str] = json.loads(failures.read_text())
+    return found
 
 
 def make_models(directory: Path) -> list[Path]:
@@ -123,9 +140,8 @@ def main() -> None:
         directory = Path(temporary)
         paths = make_models(directory)
         jobs = {case: (document(case, paths), str(directory / f"theirs-{i}")) for i, case in enumerate(CASES)}
-        (directory / "jobs.json").write_text(json.dumps(jobs))
-        command = [str(options.mergekit / "python"), "-c", PEER, str(directory / "jobs.json")]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if failures := run_peer(options.mergekit, directory, jobs):
+            raise SystemExit(f"mergekit refused {failures}")
         results = {}
         for number, (case, (recipe, theirs)) in enumerate(jobs.items()):
             ours = mg.run(recipe, directory / f"ours-{number}")

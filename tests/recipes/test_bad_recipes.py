@@ -262,13 +262,16 @@ sed: 1
     with pytest.raises(RecipeError) as error:
         recipes.load(text)
     lines = str(error.value).splitlines()
-    assert lines[0] == "recipe: 5 problems"
+    assert lines[0] == "recipe: 8 problems"  # three of them models that are nowhere
     assert [line.split(":")[0].strip() for line in lines[1:]] == [
         "unknown key 'sed'; did you mean 'seed'?",
         "models[0]",
         "models[1].weight",
         "parameters.density",
         "output.dtype",
+        "base",
+        "models[0]",
+        "models[1]",
     ]
 
 
@@ -322,7 +325,7 @@ def test_what_only_the_models_reveal_is_said_before_a_weight_is_read(name, hub):
 
 
 def test_a_missing_model_says_where_it_was_looked_for(tmp_path):
-    (tmp_path / "recipe.yml").write_text("method: linear\nmodels: [./nowhere/a, ./nowhere/b]\n")
+    (tmp_path / "recipe.yml").write_text("method: linear\nmodels: [./nowhere/a]\n")
     with pytest.raises(CheckpointError) as error:
         recipes.plan(recipes.load(tmp_path / "recipe.yml"))
     assert str(error.value).startswith("models[0]: ./nowhere/a: no such file or directory")

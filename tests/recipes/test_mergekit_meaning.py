@@ -67,7 +67,7 @@ def test_methods_of_our_own_take_all_their_parameters():
 def test_a_filter_list_without_a_default_is_refused_where_a_weight_is_needed(hub):
     own = {"weight": [{"filter": "mlp", "value": 0.5}]}
     document = {"merge_method": "linear", "models": [{"model": "a", "parameters": own}, MODELS[1]]}
-    with pytest.raises(RecipeError, match=r"weight of a has no value for 'model.embed_tokens.weight'.*\{value: …\}"):
+    with pytest.raises(RecipeError, match=r"tensor 'model.embed_tokens.weight' and 14 more: weight of a has no"):
         recipes.plan(recipes.load(document), hub())
     document["parameters"] = {"weight": 0.5}
     plan = recipes.plan(recipes.load(document), hub())

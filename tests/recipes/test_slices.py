@@ -13,7 +13,7 @@ from merganser import recipes
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.sidecars import edited
 from merganser.errors import CheckpointError, RecipeError
-from merganser.recipes.configs import layer_edits
+from merganser.recipes.layer_settings import layer_edits as edits_of
 from merganser.recipes.layers import Stack
 from merganser.recipes.plan import Source
 from merganser.recipes.stacking import Restacked
@@ -148,7 +148,11 @@ def test_a_nested_stack_passes_its_config_on(directory, tmp_path):
 
 
 def restacked(prefix="model.layers", old=4, order=(0, 1, 2, 1, 2, 3)):
-    return [Restacked(Stack(prefix, "", tuple(range(old)), 10), tuple(order))]
+    return [Restacked(Stack(prefix, "", tuple(range(old)), 10), tuple((0, i) for i in order), (old,))]
+
+
+def layer_edits(config, restacked):
+    return edits_of([config], restacked)
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os.path
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,13 @@ from merganser.checkpoints.sidecars import code_files
 from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem
 from merganser.checkpoints.ties import untied_edits
 from merganser.errors import RecipeError, did_you_mean, reading
-from merganser.recipes.layers import Stack
+from merganser.recipes.layer_settings import Edit, layer_edits, sections
 from merganser.recipes.plan import Output
 from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
 from merganser.recipes.sources import Table, Tokenizer
 from merganser.recipes.stacking import Restacked
 from merganser.recipes.vocabularies import Unified, resized
-
-Edit = tuple[list[str], Any]
-_COUNT = re.compile(r"layer|block|depth")
-#: Counts of layers that are something else than the depth of a stack.
-_NOT_COUNT = re.compile(r"interval|every|window|index|start|shared|first|dense|skip|norm|per_")
 
 
 def describe(
@@ -39,7 +33,7 @@ def describe(
 ) -> tuple[dict[str, Any], list[str]]:
     """The sidecars of a plan, and what its user should know about them; `dtype` is another than the template's."""
     config = table.config(0)
-    edits, notes = layer_edits(config, restacked)
+    edits, notes = layer_edits([table.config(i) for i in range(len(table))], restacked)
     nested = table.models[0].plan
     inherited: Mapping[str, list[Any]] = nested.sidecars if nested else {"config": [], "generation": []}
     edits = [*((list(path), value) for path, value in inherited["config"]), *edits]
@@ -105,83 +99,12 @@ def describe_files(table: Table, outputs: Sequence[Output], speaker: Path | None
     return found, notes
 
 
-def _sections(
-    config: Mapping[str, Any], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """The config and the configs inside it (text_config, vision_config), outermost first."""
-    yield path, config
-    for key, value in config.items():
-        if isinstance(value, dict) and key.endswith("config"):
-            yield from _sections(value, (*path, key))
-
-
-def layer_edits(config: Mapping[str, Any], restacked: Sequence[Restacked]) -> tuple[list[Edit], list[str]]:
-    """The number of layers, and lists with an entry for each layer taken along.
-
-    The count is whichever key equals the old one; of several configs, the one that shares a word with the stack's
-    name (vision_config for vision_tower.…) or the outermost. In an encoder-decoder, keys that name neither are the
-    encoder's: num_layers of T5, num_hidden_layers of BART.
-    """
-    edits: list[Edit] = []
-    notes: list[str] = []
-    if not config:
-        return edits, notes
-    for each in restacked:
-        old, new = each.stack.layers, len(each.order)
-        if each.order == tuple(range(old)):
-            continue
-        found = []
-        for path, given in _sections(config):
-            section = _spelt_out(given)
-            own = _of_stack(section, each.stack)
-            keys = [k for k in own if type(section[k]) is int and section[k] == old and _is_count(k)]
-            if keys:
-                words = {word for key in path for word in key.split("_") if word != "config"}
-                found.append((any(word in each.stack.prefix for word in words), path, section, keys, given))
-        if not found:
-            notes.append(
-                f"config.json says nowhere that there were {old} layers under {each.stack.title!r}; "
-                f"set the number of layers to {new} there by hand"
-            )
-            continue
-        _, path, section, keys, given = max(found, key=lambda hit: hit[0])
-        edits = [*(([*path, key], section[key]) for key in section if given.get(key) != section[key]), *edits]
-        edits += [([*path, key], new) for key in keys]
-        for key in _of_stack(section, each.stack):
-            value = section[key]
-            if isinstance(value, list) and len(value) == old and re.search("layer|block", key):
-                edits.append(([*path, key], [value[i] for i in each.order]))
-    return edits, notes
-
-
-def _spelt_out(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """T5's decoder is as deep as its encoder unless the config says otherwise: said before one of them changes."""
-    unsaid = section.get("is_encoder_decoder") and section.get("num_decoder_layers") is None
-    return {**section, "num_decoder_layers": section["num_layers"]} if unsaid and "num_layers" in section else section
-
-
-def _of_stack(section: Mapping[str, Any], stack: Stack) -> list[str]:
-    """The keys that are not about the other half of an encoder-decoder."""
-    own = next((part for part in stack.prefix.split(".") if part in ("encoder", "decoder")), None)
-    if own is None:
-        return list(section)
-    other = "decoder" if own == "encoder" else "encoder"
-    halves = section.get("is_encoder_decoder") or any(other in key and _is_count(key) for key in section)
-    if own == "decoder" and halves:
-        return [key for key in section if own in key and other not in key]
-    return [key for key in section if other not in key]
-
-
-def _is_count(key: str) -> bool:
-    return bool(_COUNT.search(key)) and not _NOT_COUNT.search(key)
-
-
 def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
     if dtype is None or not config:
         return []
     found = [
         ([*path, key], dtype)
-        for path, section in _sections(config)
+        for path, section in sections(config)
         for key in ("torch_dtype", "dtype")
         if isinstance(section.get(key), str)
     ]
@@ -208,7 +131,7 @@ def quantisation_edits(
 
 def vocabulary_edits(config: Mapping[str, Any], rows: int, before: int | None = None) -> list[Edit]:
     """The size of the vocabulary wherever it is another; only where it was `before`, if that is given."""
-    sizes = [(path, section["vocab_size"]) for path, section in _sections(config) if "vocab_size" in section]
+    sizes = [(path, section["vocab_size"]) for path, section in sections(config) if "vocab_size" in section]
     return [([*path, "vocab_size"], rows) for path, size in sizes if size != rows and before in (None, size)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.dtypes import ALIASES, FLOATS
@@ -12,6 +13,7 @@ from merganser.methods.base import Method
 from merganser.methods.parameters import Parameter
 from merganser.methods.registry import aliases as parameter_aliases
 from merganser.methods.registry import parameters as method_parameters
+from merganser.recipes.references import missing, places
 from merganser.recipes.schema import Problems, TokenizerOptions, TokenRow
 from merganser.recipes.settings import Choice, Gradient, Scalar, Setting
 from merganser.units import parse_size
@@ -67,6 +69,15 @@ def known_keys(data: Mapping[str, Any], known: Iterable[str], where: str, proble
     for key in data:
         if key not in known and not (where == "" and str(key).startswith("x-")):
             problems.add(where, f"unknown key {key!r}{did_you_mean(str(key), known)}")
+
+
+def finish(problems: Problems, references: Iterable[tuple[str, str]], root: Path | None, source: str) -> None:
+    """Raise what is wrong with a document and, if anything is, also the models it names that are nowhere."""
+    if problems:
+        for where, reference in references:
+            if (path := missing(reference, root)) is not None:
+                problems.add(where, f"{path}: no such file or directory{places(path, root)}")
+    problems.finish(source)
 
 
 def dtype(value: Any, where: str) -> str:

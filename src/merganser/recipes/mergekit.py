@@ -17,7 +17,7 @@ from merganser.methods.parameters import Parameter
 from merganser.methods.registry import lookup, mergekit_defaults
 from merganser.recipes import fields
 from merganser.recipes.fields import Declared, expect, kind_of, known_keys
-from merganser.recipes.mergekit_parameters import acting, required, without_effect
+from merganser.recipes.mergekit_parameters import KNOWN, REMARKS, acting, required, without_effect
 from merganser.recipes.schema import Entry, OutputOptions, Part, Problems, Recipe, Slice
 from merganser.recipes.settings import Case, Choice
 
@@ -89,7 +89,7 @@ def read(
     """The recipe in `data`; `stages` are earlier named merges, usable like models."""
     reader = _Reader(nested, stages)
     recipe = reader.recipe(data, root, text)
-    reader.problems.finish(source)
+    fields.finish(reader.problems, reader.references, root, source)
     assert recipe is not None
     return recipe
 
@@ -100,6 +100,8 @@ class _Reader:
         self.notes: list[str] = []
         self.nested = nested
         self.stages = stages
+        #: Every path and hub id, with its place.
+        self.references: list[tuple[str, str]] = []
         self.declared = Declared(())
         self.called = ""
 
@@ -107,24 +109,24 @@ class _Reader:
         problems = self.problems
         method = None
         with problems.collect():
-            name = expect(data.get("merge_method"), str, "merge_method")
-            method = lookup(name, "merge_method")
-        if method is None:
-            return None
-        self.declared = Declared((method,), acting(name, method))
-        self.called = name
+            self.called = expect(data.get("merge_method"), str, "merge_method")
+            method = lookup(self.called, "merge_method")
+            self.declared = Declared((method,), acting(self.called, method))
         known_keys(self._without_strays(data), KEYS, "", problems)
         base = self._model(data["base_model"], "base_model") if data.get("base_model") is not None else None
         parts = self._parts(data)
         parameters = self._settings(data.get("parameters"), "parameters")
+        output = self._output(data)
+        if method is None:
+            return None
         return Recipe(
             method=method.name,
             parts=parts,
             base=base,
             parameters=parameters,
             defaults=mergekit_defaults(method),
-            required=required(name),
-            output=self._output(data),
+            required=required(self.called),
+            output=output,
             dialect="mergekit",
             notes=tuple(dict.fromkeys(self.notes)),
             text=text,
@@ -136,10 +138,10 @@ class _Reader:
         them there."""
         kept = {}
         for key, value in data.items():
-            elsewhere = _ELSEWHERE.get(str(key))
-            if elsewhere is None and self.declared.find(str(key)) is not None:
-                elsewhere = "under parameters it has one"
-            reason = elsewhere or without_effect(str(key), self.called, self.declared.methods[0])
+            reason = _ELSEWHERE.get(str(key))
+            if reason is None and self.declared.find(str(key)) is not None:
+                reason = "under parameters it has one"
+            reason = reason or self._without_effect(str(key))
             if key in KEYS or reason is None:
                 kept[key] = value
             else:
@@ -185,6 +187,8 @@ class _Reader:
             known_keys(raw, ("sources", "base_model", "residual_weight", "parameters"), where, self.problems)
             if raw.get("residual_weight") is not None:
                 self.notes.append(f"{where}.residual_weight has no effect (in mergekit neither)")
+            base = self._model(raw["base_model"], f"{where}.base_model") if raw.get("base_model") is not None else None
+            parameters = self._settings(raw.get("parameters"), f"{where}.parameters")
             sources = expect(raw.get("sources"), list, f"{where}.sources")
             entries = [
                 self._entry(each, f"{where}.sources[{i}]", ("model", "layer_range", "parameters"))
@@ -192,31 +196,28 @@ class _Reader:
             ]
             if not entries:
                 raise RecipeError(f"{where}.sources: expected at least one model")
-            base = self._model(raw["base_model"], f"{where}.base_model") if raw.get("base_model") is not None else None
-            parameters = self._settings(raw.get("parameters"), f"{where}.parameters")
             return Slice(tuple(e for e in entries if e), where, base, parameters)
         return None
 
     def _entry(self, raw: Any, where: str, keys: tuple[str, ...]) -> Entry | None:
+        if not isinstance(raw, dict):
+            self.problems.add(where, f"expected a mapping with the key model, got {kind_of(raw)}")
+            return None
+        known_keys(raw, keys, where, self.problems)
+        layers = None
         with self.problems.collect():
-            if not isinstance(raw, dict):
-                raise RecipeError(f"{where}: expected a mapping with the key model, got {kind_of(raw)}")
-            known_keys(raw, keys, where, self.problems)
-            if "model" not in raw:
-                raise RecipeError(f"{where}: says no model")
-            entry = self._model(raw["model"], f"{where}.model")
-            if entry is None:
-                return None
-            layers = None
             if "layer_range" in keys:
                 layers = fields.layer_range(raw.get("layer_range"), f"{where}.layer_range")
-            parameters = self._settings(raw.get("parameters"), f"{where}.parameters")
-            for name in list(parameters):
-                if not any(p.per_model for p in self.declared.known[name]):
-                    self.notes.append(f"{where}.parameters.{name} has no effect: it is one value for the whole merge")
-                    del parameters[name]
-            return Entry(entry.label, where, entry.recipe, layers, parameters)
-        return None
+        parameters = self._settings(raw.get("parameters"), f"{where}.parameters")
+        for name in list(parameters):
+            if not any(p.per_model for p in self.declared.known[name]):
+                self.notes.append(f"{where}.parameters.{name} has no effect: it is one value for the whole merge")
+                del parameters[name]
+        if "model" not in raw:
+            self.problems.add(where, "says no model")
+            return None
+        entry = self._model(raw["model"], f"{where}.model")
+        return Entry(entry.label, where, entry.recipe, layers, parameters) if entry else None
 
     def _model(self, raw: Any, where: str) -> Entry | None:
         with self.problems.collect():
@@ -227,17 +228,29 @@ class _Reader:
                 return Entry(reference, where, self.stages[reference])
             if reference.endswith((".yml", ".yaml")):
                 return Entry(reference, where, self.nested(reference, where))
+            self.references.append((where, reference))
             return Entry(reference, where)
         return None
 
     def _settings(self, raw: Any, where: str) -> dict[str, Any]:
         def ignored(name: str) -> bool:
-            reason = without_effect(name, self.called, self.declared.methods[0])
+            reason = self._without_effect(name)
             if reason is not None:
                 self.notes.append(f"{where}.{name} has no effect: {reason}")
             return reason is not None
 
+        if not self.declared.methods:
+            return {}  # parameters cannot be judged without their method, and would only add noise
+        for name in raw if isinstance(raw, dict) else ():
+            if remark := REMARKS.get((self.called, str(name))):
+                self.notes.append(f"{where}.{name}: {remark}")
         return fields.settings(raw, self.declared, where, self.problems, by_filter, ignored)
+
+    def _without_effect(self, name: str) -> str | None:
+        """Return why a parameter has no effect; of an unknown method, every parameter of mergekit's has none."""
+        if self.declared.methods:
+            return without_effect(name, self.called, self.declared.methods[0])
+        return "the method is unknown" if name in KNOWN else None
 
     def _output(self, data: Mapping[str, Any]) -> OutputOptions:
         options: dict[str, Any] = {}

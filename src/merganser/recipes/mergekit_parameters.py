@@ -42,6 +42,11 @@ WITHOUT_EFFECT = {
     "int8_mask": "masks cost no memory here",
     "embed_slerp": "it belongs to an older mergekit; output rows follow the tokenizer settings",
 }
+#: Parameters that act a little differently, by method and name.
+REMARKS = {
+    ("multislerp", "eps"): "here it is only the length below which directions cancel; mergekit adds it to lengths and "
+    "angles as well, which shows unless it is tiny",
+}
 KNOWN = frozenset(name for names in ACTING.values() for name in names) | WITHOUT_EFFECT.keys()
 
 

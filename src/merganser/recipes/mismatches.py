@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.checkpoints.quantised import is_scale
 from merganser.errors import CheckpointError
-from merganser.recipes.prefixes import WRAPPERS, wrapped
+from merganser.recipes.explanations import Names, reasons, unequal_shapes
+from merganser.recipes.plan import Source
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import Table
@@ -24,9 +25,14 @@ _INDEX = re.compile(r"(ids|idx|index|indices|mask|masks|bias)$")
 _SHOWN = 8
 
 
+def is_computed(name: str) -> bool:
+    """Whether a tensor is a buffer that libraries compute themselves."""
+    return _COMPUTED.search(name) is not None
+
+
 def is_buffer(name: str, spec: TensorSpec) -> bool:
     """Whether a tensor is copied, never merged."""
-    return is_integer(spec.dtype) or _COMPUTED.search(name) is not None
+    return is_integer(spec.dtype) or is_computed(name)
 
 
 def tied_source(name: str, checkpoint: Checkpoint) -> str | None:
@@ -45,33 +51,47 @@ class Mismatches:
         self.table = table
         self.notes: list[str] = []
         self._found: list[str] = []
-        #: Missing and surplus names by model: one line says it if all of them have one reason.
-        self._names: dict[int, list[str]] = {}
+        #: Missing and surplus names by model.
+        self._missing: dict[int, list[str]] = {}
+        self._surplus: dict[int, list[str]] = {}
+        #: Tensors with the same shapes in the same models, by these.
+        self._shapes: dict[tuple[tuple[int, tuple[int, ...]], ...], list[str]] = {}
         #: A quantised tensor of each model that has any where it must not.
         self._quantised: dict[int, str] = {}
         self._unlike: dict[int, str] = {}
         self._copied: dict[int, list[str]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._found or self._names or self._quantised or self._unlike)
+        return bool(self._found or self._missing or self._surplus or self._shapes or self._quantised or self._unlike)
 
     def add(self, line: str) -> None:
         self._found.append(line)
 
     def missing(self, name: str, model: int) -> None:
-        have = self.table.checkpoints[0].label
-        line = f"{name!r} of {have} is missing from {self.table.models[model].label}"
-        self._names.setdefault(model, []).append(line)
+        self._missing.setdefault(model, []).append(name)
 
-    def shapes(self, name: str, given: Sequence[tuple[str, TensorSpec]], inside: bool) -> None:
-        listed = ", ".join(f"{list(spec.shape)} in {label}" for label, spec in given)
+    def shapes(self, name: str, given: Sequence[tuple[Source, TensorSpec]], inside: bool) -> None:
+        """Note unequal shapes of a tensor in several models."""
         shapes = {spec.shape for _, spec in given}
-        vocabulary = not inside and len({shape[1:] for shape in shapes}) == 1 and all(shapes)
-        hint = ""
-        if vocabulary:
-            key = "tokenizer_source" if self.recipe.dialect == "mergekit" else "output.tokenizer"
-            hint = f"; if their vocabularies differ, set {key} to base, union or one of the models"
-        self.add(f"{name!r} has unequal shapes: {listed}{hint}")
+        if any(source.name != name for source, _ in given) or (not inside and _is_vocabulary(name, shapes)):
+            self.add(self._unequal(name, given, hint=not inside and _is_vocabulary(name, shapes)))
+        else:
+            key = tuple((source.model, spec.shape) for source, spec in given)
+            self._shapes.setdefault(key, []).append(name)
+
+    def other_layers(self, name: str, shape: tuple[int, ...], usual: tuple[int, ...], model: int) -> None:
+        """Note a stacked tensor that has another shape than in the layers of the template."""
+        self._shapes.setdefault(((0, usual), (model, shape)), []).append(name)
+
+    def _unequal(self, name: str, given: Sequence[tuple[Source, TensorSpec]], hint: bool) -> str:
+        labels = [self.table.models[source.model].label for source, _ in given]
+        places = [
+            f"{list(spec.shape)} in {label if source.name == name else f'{source.name!r} of {label}'}"
+            for (source, spec), label in zip(given, labels, strict=True)
+        ]
+        key = "tokenizer_source" if self.recipe.dialect == "mergekit" else "output.tokenizer"
+        advice = f"; if their vocabularies differ, set {key} to base, union or one of the models" if hint else ""
+        return f"{name!r} has unequal shapes: {', '.join(places)}{advice}"
 
     def quantised(self, name: str, model: int) -> None:
         """A merge that would combine codes, or lose them: said once for each model, of codes rather than scales."""
@@ -99,7 +119,6 @@ class Mismatches:
     def extra(self, planned: Iterable[str], stacking: Stacking) -> None:
         """Tensors of the models that the output would silently lose; layers no slice takes are left out on purpose."""
         known = set(planned) | set(self.table.checkpoints[0].names())
-        tied = self.table.checkpoints[0].aliases()
         dropped: dict[str, list[str]] = {}
         for i, checkpoint in enumerate(self.table.checkpoints):
             label = self.table.models[i].label
@@ -113,11 +132,7 @@ class Mismatches:
                 elif self._copies_embedding(i, name):
                     self.notes.append(f"{name!r} of {label} repeats its tied embedding and is left out")
                 else:
-                    why = f"ties to {tied[name]!r}" if name in tied else "has not"
-                    self._names.setdefault(i, []).append(
-                        f"{label} has {name!r}, which {self.table.checkpoints[0].label} {why}; "
-                        f"to leave it out: {self._exclude_key}: [{name!r}]"
-                    )
+                    self._surplus.setdefault(i, []).append(name)
         for label, names in dropped.items():
             self.notes.append(f"{len(names)} buffer(s) only {label} has are left out, such as {names[0]!r}")
 
@@ -133,18 +148,24 @@ class Mismatches:
             label = self.table.models[model].label
             self.notes.append(f"{len(names)} integer tensor(s) are copied from {label} alone, such as {names[0]!r}")
         found = [*self._found, *self._codes()]
-        for model, lines in self._names.items():
-            # Codes have other names and shapes than weights: that they are codes says it all.
-            if not {0, model} & self._quantised.keys():
-                found += self._wrapped(model) or lines
+        told = Names(self.table, self._missing, self._surplus, self._exclude_key)
+        models = sorted({*self._missing, *self._surplus})
+        # Codes have other names and shapes than weights: that they are codes says it all.
+        models = [model for model in models if not {0, model} & self._quantised.keys()]
+        for model in models:
+            found += told.explain(model)
+        found += unequal_shapes(self.table, self._shapes)
         if not found:
             return
+        unlike = {*models, *(model for key in self._shapes for model, _ in key)} - {0}
+        why = [reason for model in sorted(unlike) for reason in reasons(self.table, model)]
+        heading = "the checkpoints do not fit" + (f" ({'; '.join(why)})" if why else "")
         if len(found) == 1:
-            raise CheckpointError(f"the checkpoints do not fit: {found[0]}")
+            raise CheckpointError(f"{heading}: {found[0]}")
         shown = [f"  {line}" for line in found[:_SHOWN]]
         if len(found) > _SHOWN:
             shown.append(f"  … and {len(found) - _SHOWN} more")
-        raise CheckpointError(f"the checkpoints do not fit: {len(found)} problems\n" + "\n".join(shown))
+        raise CheckpointError(f"{heading}: {len(found)} problems\n" + "\n".join(shown))
 
     def _codes(self) -> Iterator[str]:
         advice = "dequantise the model first, and name the result here"
@@ -162,17 +183,8 @@ class Mismatches:
                 f"say; {advice}"
             )
 
-    def _wrapped(self, model: int) -> list[str]:
-        first, other = ({*c.names(), *c.aliases()} for c in (self.table.checkpoints[0], self.table.checkpoints[model]))
-        found = wrapped(first, other)
-        if found is None:
-            return []
-        given, expected = found
-        label, have = self.table.models[model].label, self.table.models[0].label
-        prefix = given.removesuffix(expected) if len(given) > len(expected) else expected.removesuffix(given)
-        longer = label if len(given) > len(expected) else have
-        if longer == label or WRAPPERS.fullmatch(prefix):
-            change = f"take the prefix {prefix!r} off the names of {longer}"
-        else:
-            change = f"put the prefix {prefix!r} before the names of {label}"
-        return [f"{label} calls {given!r} what {have} calls {expected!r}, and so on; {change} and save it again"]
+
+def _is_vocabulary(name: str, shapes: Set[tuple[int, ...]]) -> bool:
+    """Whether shapes of a matrix, or of the bias of a head, differ in nothing but their rows."""
+    rows_alone = len({shape[1:] for shape in shapes}) == 1 and all(shapes)
+    return rows_alone and (name.endswith("bias") or all(len(shape) > 1 for shape in shapes))

@@ -45,7 +45,7 @@ def read(data: Mapping[str, Any], nested: Nested, root: Path | None, text: str, 
     """The recipe in `data`; `nested` reads a recipe inside it (a mapping, or the path of a file)."""
     reader = _Reader(nested)
     recipe = reader.recipe(data, root, text)
-    reader.problems.finish(source)
+    fields.finish(reader.problems, reader.references, root, source)
     assert recipe is not None
     return recipe
 
@@ -54,6 +54,10 @@ class _Reader:
     def __init__(self, nested: Nested) -> None:
         self.problems = Problems()
         self.nested = nested
+        #: Every path and hub id, with its place.
+        self.references: list[tuple[str, str]] = []
+        #: Parameters cannot be judged without their method, and would only add noise.
+        self.judges = True
 
     def recipe(self, data: Mapping[str, Any], root: Path | None, text: str) -> Recipe | None:
         problems = self.problems
@@ -68,9 +72,7 @@ class _Reader:
             if isinstance(raw, dict) and raw.get("method") is not None:
                 with problems.collect():
                     methods.append(lookup(expect(raw["method"], str, f"overrides[{i}].method"), f"overrides[{i}]"))
-        if main is None:
-            # Parameters cannot be judged without their method, and would only add noise.
-            return None
+        self.judges = main is not None
         declared = Declared(methods)
         base = None
         if data.get("base") is not None:
@@ -79,14 +81,18 @@ class _Reader:
                 problems.add("base.layers", "a base is always taken whole")
         parts = self._with_statistics(self._parts(data, declared), data.get("statistics"), declared)
         overrides = [self._override(raw, f"overrides[{i}]", declared) for i, raw in enumerate(raw_overrides)]
+        parameters = self._settings(data.get("parameters"), declared, "parameters")
+        output, seed = self._output(data.get("output")), self._seed(data.get("seed", 0))
+        if main is None:
+            return None
         return Recipe(
             method=main.name,
             parts=parts,
             base=base,
-            parameters=fields.settings(data.get("parameters"), declared, "parameters", problems, by_glob),
+            parameters=parameters,
             overrides=tuple(o for o in overrides if o),
-            output=self._output(data.get("output")),
-            seed=self._seed(data.get("seed", 0)),
+            output=output,
+            seed=seed,
             text=text,
             root=root,
         )
@@ -114,9 +120,7 @@ class _Reader:
             if isinstance(raw, dict) and "models" in raw:
                 known_keys(raw, ("models", "parameters"), where, self.problems)
                 entries = self._models(raw["models"], f"{where}.models", declared)
-                parameters = fields.settings(
-                    raw.get("parameters"), declared, f"{where}.parameters", self.problems, by_glob
-                )
+                parameters = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
                 found.append(Slice(entries, where, parameters=parameters))
             elif (single := self._entry(raw, where, declared)) is not None:
                 found.append(Slice((single,), where))
@@ -124,7 +128,7 @@ class _Reader:
             for entry in each.models:
                 if entry.layers is None:
                     self.problems.add(entry.where, "a slice says which layers it takes: layers: [first, last)")
-        if not found and not self.problems.found:
+        if not found and not self.problems:
             self.problems.add("slices", "expected at least one slice")
         return (Part(tuple(found)),)
 
@@ -150,6 +154,7 @@ class _Reader:
             raise RecipeError(f"{where}: an empty path")
         if path.endswith((".yml", ".yaml")):
             return Entry(path, where, recipe=self.nested(path, where))
+        self.references.append((where, path))
         return Entry(path, where)
 
     def _mapping(self, raw: Mapping[str, Any], where: str, declared: Declared) -> Entry:
@@ -160,19 +165,27 @@ class _Reader:
         else:
             recipe = self.nested(raw["recipe"], f"{where}.recipe")
             entry = Entry(raw["recipe"] if isinstance(raw["recipe"], str) else where, where, recipe=recipe)
-        label = expect(raw.get("label", entry.label), str, f"{where}.label")
-        if label != entry.label and entry.recipe is None:
-            raise RecipeError(f"{where}.label: only a nested recipe needs a label; a model is called by its path")
-        layers = fields.layer_range(raw["layers"], f"{where}.layers") if raw.get("layers") is not None else None
+        layers: tuple[int, int] | None = None
+        statistics = {}
+        with self.problems.collect():
+            label = expect(raw.get("label", entry.label), str, f"{where}.label")
+            if label != entry.label and entry.recipe is None:
+                raise RecipeError(f"{where}.label: only a nested recipe needs a label; a model is called by its path")
+            entry = replace(entry, label=label)
+        with self.problems.collect():
+            if raw.get("layers") is not None:
+                layers = (0, 1)  # whatever they are: that they are missing is not to be said as well
+                layers = fields.layer_range(raw["layers"], f"{where}.layers")
         kinds = statistics_of(declared)
-        statistics = {kind: expect(raw[kind], str, f"{where}.{kind}") for kind in kinds if kind in raw}
+        with self.problems.collect():
+            statistics = {kind: expect(raw[kind], str, f"{where}.{kind}") for kind in kinds if kind in raw}
         parameters = self._own(raw, (*_ENTRY_KEYS, *kinds), where, declared)
         for name in parameters:
             if not any(p.per_model for p in declared.known[name]):
                 self.problems.add(
                     f"{where}.{name}", "is one value for all models of a merge; move it to the recipe's parameters"
                 )
-        return Entry(label, where, entry.recipe, layers, parameters, statistics)
+        return replace(entry, layers=layers, parameters=parameters, statistics=statistics)
 
     def _with_statistics(self, parts: tuple[Part, ...], raw: Any, declared: Declared) -> tuple[Part, ...]:
         """Statistics given for all models at once, `{fisher: [path, path]}`, handed to each."""
@@ -198,6 +211,8 @@ class _Reader:
 
     def _own(self, raw: Mapping[str, Any], keys: tuple[str, ...], where: str, declared: Declared) -> dict[str, Any]:
         """Parameters written beside an entry's own keys, or under `parameters`."""
+        if not self.judges:
+            return {}
         beside = {key: value for key, value in raw.items() if key not in keys}
         for key in list(beside):
             if declared.find(str(key)) is None:
@@ -205,10 +220,13 @@ class _Reader:
                 self.problems.add(where, f"unknown key or parameter {key!r}{did_you_mean(str(key), words)}")
                 del beside[key]
         found = fields.settings(beside, declared, where, self.problems, by_glob)
-        under = fields.settings(raw.get("parameters"), declared, f"{where}.parameters", self.problems, by_glob)
+        under = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
         for name in found.keys() & under.keys():
             self.problems.add(f"{where}.{name}", "is given twice, here and under parameters")
         return found | under
+
+    def _settings(self, raw: Any, declared: Declared, where: str) -> dict[str, Any]:
+        return fields.settings(raw, declared, where, self.problems, by_glob) if self.judges else {}
 
     def _override(self, raw: Any, where: str, declared: Declared) -> Override | None:
         with self.problems.collect():
@@ -220,7 +238,7 @@ class _Reader:
             own = declared
             if isinstance(method, str):
                 own = Declared([m for m in declared.methods if m.name == method])
-            if own.methods:
+            if own.methods or not self.judges:
                 model = raw.get("model")
                 if model is not None:
                     expect(model, str, f"{where}.model")
@@ -242,8 +260,9 @@ class _Reader:
             if raw.get("shard_size") is not None:
                 with self.problems.collect():
                     options["shard_size"] = fields.size(raw["shard_size"], "output.shard_size")
-            if raw.get("chat_template") is not None:
-                options["chat_template"] = expect(raw["chat_template"], str, "output.chat_template")
+            with self.problems.collect():
+                if raw.get("chat_template") is not None:
+                    options["chat_template"] = expect(raw["chat_template"], str, "output.chat_template")
             options["exclude"] = fields.globs(raw.get("exclude"), "output.exclude")
         return OutputOptions(**options)
 

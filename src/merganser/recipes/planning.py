@@ -15,16 +15,20 @@ from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.errors import RecipeError
 from merganser.methods.registry import build
+from merganser.recipes import differences
 from merganser.recipes.configs import describe
+from merganser.recipes.differences import other_architecture
 from merganser.recipes.dtypes import Dtypes
-from merganser.recipes.mismatches import Mismatches, is_buffer, tied_source
+from merganser.recipes.layer_places import check_places
+from merganser.recipes.layer_settings import kinds
+from merganser.recipes.mismatches import Mismatches, is_buffer, is_computed, tied_source
 from merganser.recipes.plan import Output, Plan, Source
 from merganser.recipes.resolve import override_for
 from merganser.recipes.roles import Roles, assign
-from merganser.recipes.schema import Entry, Recipe
+from merganser.recipes.schema import Entry, Problems, Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import Nested, Open, Table
-from merganser.recipes.stacking import Job, Stacking
+from merganser.recipes.stacking import Job, Restacked, Stacking
 from merganser.recipes.unmatched import notes as unmatched_notes
 from merganser.recipes.vocabularies import renumbered, unify
 
@@ -39,7 +43,10 @@ def plan(recipe: Recipe, open: Open = open_checkpoint) -> Plan:
 
 def _plan(recipe: Recipe, opener: Open) -> Nested:
     table = Table(recipe, opener, lambda inner: _plan(inner, opener))
-    vocabulary = unify(recipe, table)
+    problems = Problems()
+    vocabulary = None
+    with problems.collect():
+        vocabulary = unify(recipe, table)
     if vocabulary is not None:
         plain = list(table.checkpoints)
         for i, remap in enumerate(vocabulary.remaps):
@@ -47,9 +54,13 @@ def _plan(recipe: Recipe, opener: Open) -> Nested:
                 table.models[i] = replace(table.models[i], remap=remap)
                 table.checkpoints[i] = Remapped(plain[i], remap, plain)
     planner = _Planner(recipe, table)
-    outputs = planner.outputs()
+    outputs: list[Output] = []
+    with problems.collect():
+        outputs = planner.outputs(unified=not problems)
+    problems.finish()
     dtype = recipe.output.dtype or planner.dtypes.widened
     sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs, dtype)
+    remarks = [*differences.notes(table), *remarks]
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
     unmatched = unmatched_notes(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
     rows = vocabulary.notes if vocabulary is not None else renumbered(recipe, table)
@@ -87,18 +98,37 @@ class _Planner:
         self._roles: dict[tuple[int, int], Roles] = {}
         self._built: dict[tuple[int, str], dict[str, Any]] = {}
         self._fresh: set[str] = set()
+        #: What a rule refuses, by place and complaint: the tensors it refuses it for.
+        self._invalid: dict[tuple[str, str], list[str]] = {}
         self._heads: dict[tuple[int, str], str | None] = {}
 
-    def outputs(self) -> list[Output]:
+    def outputs(self, unified: bool = True) -> list[Output]:
+        """Plan every tensor; raises all that is wrong, but for shapes of vocabularies that could not be `unified`."""
         jobs = [job for job in self.stacking.jobs if not self._excluded(job.name)]
         known = {job.name for job in jobs}
-        jobs += self._added(known)
-        outputs = [output for job in jobs if (output := self._output(job)) is not None]
-        if not outputs and not self.mismatches:
+        problems = self.stacking.problems
+        with problems.collect():
+            jobs += self._added(known)
+        for each in self.stacking.restacked if not problems else ():
+            with problems.collect():
+                self._check_places(each)
+        outputs = []
+        for job in jobs:
+            with problems.collect():
+                if (output := self._output(job)) is not None:
+                    outputs.append(output)
+        for (where, message), names in self._invalid.items():
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            problems.add(f"{where}, tensor {names[0]!r}{others}", message)
+        if not outputs and not self.mismatches and not problems:
             why = "everything is excluded" if self.stacking.jobs else f"{self.table.models[0].label} holds none"
             raise RecipeError(f"the merge has no tensors: {why}")
-        self.mismatches.extra(known, self.stacking)
-        self.mismatches.finish()
+        if unified and not self.stacking.problems:
+            self.mismatches.extra(known, self.stacking)
+        if unified:
+            with problems.collect():
+                self.mismatches.finish()
+        problems.finish()
         self.notes += [*self.mismatches.notes, *self.dtypes.notes()]
         return outputs
 
@@ -132,6 +162,21 @@ class _Planner:
                     found.append(Job(name, self.stacking.depth_outside(name), part, part.slices[0]))
         return found
 
+    def _check_places(self, each: Restacked) -> None:
+        """Refuse stacked layers that the template's config has no place for."""
+        used = {0, *(model for model, _ in each.order)}
+        if not self.table.config(0) or any(self.table.quantised(model) for model in used):
+            return  # codes have other names than weights, and a config of their own
+        models = range(len(self.table))
+
+        def counts(layer: int, rest: str) -> bool:
+            name = each.stack.name(layer, rest)
+            return not is_computed(name) and not self._excluded(name)
+
+        why = [f": {other}" if (other := other_architecture(self.table, i)) else "" for i in models]
+        known = kinds([self.table.config(i) for i in models], each)
+        check_places(each, known, [self.table.models[i].label for i in models], counts, why)
+
     def _output(self, job: Job) -> Output | None:
         roles = self._roles_of(job)
         sources = [self._source(job, entry) for entry in roles.inputs]
@@ -149,6 +194,11 @@ class _Planner:
             return None
         # Without a base, the first model gives the shape; the dtype is the template's unless the recipe says.
         shape = self.table.checkpoints[sources[0].model].spec(sources[0].name).shape
+        if job.offset is not None:
+            usual = self.stacking.shape_of_layers(job.part, job.rest)
+            if usual is not None and usual != shape:
+                self.mismatches.other_layers(job.name, shape, usual, sources[0].model)
+                return None
         parameters = self._parameters(roles, job, [source.name for source in sources])
         output = Output(
             job.name,
@@ -242,15 +292,13 @@ class _Planner:
         return self._roles[key]
 
     def _fits(self, job: Job, sources: list[Source]) -> bool:
-        specs: list[tuple[str, TensorSpec]] = []
+        specs: list[tuple[Source, TensorSpec]] = []
         for source in sources:
             checkpoint = self.table.checkpoints[source.model]
             if source.name not in checkpoint:
                 self.mismatches.missing(job.name if job.offset is None else source.name, source.model)
                 return False
-            label = self.table.models[source.model].label
-            place = label if source.name == job.name else f"{source.name!r} of {label}"
-            specs.append((place, checkpoint.spec(source.name)))
+            specs.append((source, checkpoint.spec(source.name)))
         if len({spec.shape for _, spec in specs}) > 1:
             self.mismatches.shapes(job.name, specs, inside=job.name in self.table.layout(0).places)
             return False
@@ -260,12 +308,14 @@ class _Planner:
         """The resolved parameters, checked by building the rule; equal ones are one object."""
         if roles.constant and (id(roles), "") in self._built:
             return self._built[id(roles), ""]
-        found = roles.resolver.at(job.name, names, job.t)
-        key = (id(roles), "" if roles.constant else json.dumps(found))
-        if key not in self._built:
-            try:
+        found: dict[str, Any] = {}
+        try:
+            found = roles.resolver.at(job.name, names, job.t)
+            key = (id(roles), "" if roles.constant else json.dumps(found))
+            if key not in self._built:
                 build(roles.method, found, [entry.label for entry in roles.inputs])
-            except RecipeError as error:
-                raise RecipeError(f"{job.each.where}, tensor {job.name!r}: {error}") from None
-            self._built[key] = found
-        return self._built[key]
+                self._built[key] = found
+            return self._built[key]
+        except RecipeError as error:
+            self._invalid.setdefault((job.each.where, str(error)), []).append(job.name)
+            return found

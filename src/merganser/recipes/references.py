@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 from pathlib import Path
 
-from merganser.checkpoints.references import exists, parts
+from merganser.checkpoints.references import HUB_ID, exists, parts
 
 
 def locate(reference: str, root: Path | None) -> str:
@@ -14,6 +14,12 @@ def locate(reference: str, root: Path | None) -> str:
         return reference
     found = parts(reference, lambda part: os.path.exists(_beside(part, root)) or exists(part))
     return "+".join(_one(part, root) for part in found)
+
+
+def missing(reference: str, root: Path | None) -> str | None:
+    """Return the part of a reference that is a path and is nowhere, if there is one; hub ids are not looked up."""
+    found = parts(locate(reference, root))
+    return next((part for part in found if not exists(part) and not HUB_ID.fullmatch(part)), None)
 
 
 def places(reference: str, root: Path | None) -> str:

@@ -137,7 +137,7 @@ class Resolver:
             for chain, value, label in zip(chains, values, self.labels, strict=True):
                 if key in self.required and chain and value is None:
                     raise RecipeError(
-                        f"{key} of {label} has no value for {name!r}: no filter matches; end its list with {{value: …}}"
+                        f"{key} of {label} has no value: none of its filters matches; end its list with {{value: …}}"
                     )
             if any(value is not None for value in values):
                 found[key] = [self._or_default(key, value, i) for i, value in enumerate(values)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from merganser.errors import RecipeError
+from merganser.errors import CheckpointError, InputError, RecipeError
 from merganser.recipes.settings import Setting
 
 Parameters = Mapping[str, Setting]
@@ -127,28 +128,45 @@ class Recipe:
 
 
 class Problems:
-    """Collects what is wrong with a recipe, so that all of it is said at once."""
+    """Collects what is wrong with a recipe or its models, so that all of it is said at once."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self._found: dict[str, InputError] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
 
     def add(self, where: str, message: str) -> None:
-        self.found.append(f"{where}: {message}" if where else message)
+        self._keep(RecipeError(f"{where}: {message}" if where else message))
 
     @contextmanager
     def collect(self) -> Iterator[None]:
         """Errors raised inside become problems."""
         try:
             yield
-        except RecipeError as error:
-            self.found.append(str(error))
+        except (RecipeError, CheckpointError) as error:
+            self._keep(error)
 
     def finish(self, source: str = "") -> None:
-        """Raise everything found: one line a problem."""
-        if not self.found:
-            return
+        """Raise everything found: one line a problem, a lone error as it is."""
         prefix = f"{source}: " if source else ""
-        lines = list(dict.fromkeys(self.found))
-        if len(lines) == 1:
-            raise RecipeError(prefix + lines[0])
-        raise RecipeError(f"{prefix}{len(lines)} problems\n" + "\n".join(f"  {line}" for line in lines))
+        errors = list(self._found.values())
+        if not errors:
+            return
+        kind = CheckpointError if all(isinstance(error, CheckpointError) for error in errors) else RecipeError
+        if len(errors) == 1:
+            raise kind(f"{prefix}{errors[0]}") from errors[0].__cause__
+        lines = list(dict.fromkeys(line for error in errors for line in _lines(error)))
+        raise kind(f"{prefix}{len(lines)} problems\n" + "\n".join(f"  {line}" for line in lines))
+
+    def _keep(self, error: InputError) -> None:
+        self._found.setdefault(str(error), error)
+
+
+def _lines(error: InputError) -> list[str]:
+    """Return the problems an error lists, each with the place the error names, or the error as the only one."""
+    heading, *lines = str(error).split("\n")
+    place = re.fullmatch(r"(.*: |)\d+ problems", heading)
+    if place is None or not lines:
+        return [str(error)]
+    return [f"{place[1]}{line.strip()}" for line in lines]

@@ -21,7 +21,7 @@ from merganser.errors import CheckpointError, did_you_mean
 from merganser.recipes.layers import Layout, layout
 from merganser.recipes.plan import Model, Plan
 from merganser.recipes.references import locate, places
-from merganser.recipes.schema import Entry, Recipe
+from merganser.recipes.schema import Entry, Problems, Recipe
 
 Open = Callable[[str], Checkpoint]
 #: The plan of a recipe inside another, and where its config and its tokenizer are.
@@ -81,23 +81,31 @@ class Table:
         self._sides: dict[str, tuple[Model, Checkpoint]] = {}
         self._located: dict[str, str] = {}
         self._homes: dict[int, Path | None] = {}
-        places: dict[str, int] = {}
+        self._places: dict[str, int] = {}
+        problems, tried = Problems(), set()
         for entry in recipe.entries():
             key = self._key(entry)
-            if key in self._index:
-                continue
-            self._index[key] = len(self.models)
-            if entry.recipe is not None:
-                plan, directory, self._homes[len(self.models)] = nested(entry.recipe)
-                self.models.append(Model(entry.label, plan=plan))
-                self.checkpoints.append(Planned(plan, entry.label, directory))
-                continue
-            opened = self._open(entry, key, opener)
-            if (place := _place(key, opened)) is not None:
-                self._index[key] = places.setdefault(place, len(self.models))
-            if self._index[key] == len(self.models):
-                self.models.append(Model(entry.label, key))
-                self.checkpoints.append(opened)
+            if key not in tried:
+                tried.add(key)
+                with problems.collect():
+                    self._add(entry, key, nested)
+        problems.finish()
+
+    def _add(self, entry: Entry, key: Any, nested: Callable[[Recipe], Nested]) -> None:
+        """Open a model, or plan the merge it is."""
+        index = len(self.models)
+        if entry.recipe is not None:
+            plan, directory, self._homes[index] = nested(entry.recipe)
+            self.models.append(Model(entry.label, plan=plan))
+            self.checkpoints.append(Planned(plan, entry.label, directory))
+            self._index[key] = index
+            return
+        opened = self._open(entry, key, self._opener)
+        place = _place(key, opened)
+        self._index[key] = index if place is None else self._places.setdefault(place, index)
+        if self._index[key] == index:
+            self.models.append(Model(entry.label, key))
+            self.checkpoints.append(opened)
 
     def __len__(self) -> int:
         return len(self.models)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from merganser.errors import CheckpointError, RecipeError, did_you_mean
 from merganser.recipes.layers import Layout, Stack, is_input
-from merganser.recipes.schema import Entry, Part, Recipe, Slice
+from merganser.recipes.schema import Entry, Part, Problems, Recipe, Slice
 from merganser.recipes.sources import Table
 
 #: What mergekit's architecture files call the modules whose tensors have these words in their names.
@@ -17,6 +17,9 @@ _MODULE_WORDS = {
     "vision_encoder": ("vision", "visual"),
     "multi_modal_projector": ("projector", "merger"),
 }
+
+#: A layer of the output: the model it comes from, and its number there.
+Origin = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,22 @@ class Job:
 
 @dataclass(frozen=True)
 class Restacked:
-    """A stack of the template that now consists of other layers: `order` names the source layer of each."""
+    """A stack of the template that now consists of other layers: `order` names the model and the layer of each.
+
+    `depths` are the numbers of layers of every model of the plan, 0 for those that are not in the stack. `tensors` are
+    the names after the number of each layer, `before` those of the template's layers.
+    """
 
     stack: Stack
-    order: tuple[int, ...]
+    order: tuple[Origin, ...]
+    depths: tuple[int, ...]
+    tensors: tuple[tuple[str, ...], ...] = ()
+    before: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the layers are those of the template, in their places."""
+        return self.order == tuple((0, i) for i in range(self.stack.layers))
 
 
 class Stacking:
@@ -47,11 +62,14 @@ class Stacking:
         self.table = table
         self.jobs: list[Job] = []
         self.restacked: list[Restacked] = []
+        self.problems = Problems()
         self._rests: dict[tuple[int, str], dict[int, list[str]]] = {}
         self._stacks: dict[tuple[int, str | None], Stack] = {}
+        self._shapes: dict[tuple[str | None, str], tuple[int, ...] | None] = {}
         names = table.checkpoints[0].names()
         for part, own in zip(recipe.parts, members(recipe.parts, names, table.checkpoints[0].label), strict=True):
-            self.jobs += self._sliced(part, own) if part.sliced else self._whole(part, own)
+            with self.problems.collect():
+                self.jobs += self._sliced(part, own) if part.sliced else self._whole(part, own)
 
     def source_name(self, job: Job, entry: Entry) -> str:
         """What the output tensor is called in a model."""
@@ -82,6 +100,16 @@ class Stacking:
                         lost = set(self._layers(entry, part)[theirs]) - set(self._layers(first, part)[ours])
                         yield from (self._stack(entry, part).name(theirs, rest) for rest in sorted(lost))
 
+    def shape_of_layers(self, part: Part, rest: str) -> tuple[int, ...] | None:
+        """Return the shape a tensor has in every layer of the template, or None if it varies or is in none."""
+        key = (part.module, rest)
+        if key not in self._shapes:
+            stack, template = self._main(0, part, "slices"), self.table.checkpoints[0]
+            having = [n for n, names in self._by_number(0, stack).items() if rest in names]
+            found = {template.spec(stack.name(n, rest)).shape for n in having}
+            self._shapes[key] = found.pop() if len(found) == 1 else None
+        return self._shapes[key]
+
     def depth_outside(self, name: str) -> float:
         """Depth of a tensor that is in no layer: in mergekit's dialect 0, in ours 0 before the layers, 1 after."""
         return 0.0 if self.recipe.dialect == "mergekit" or is_input(name) else 1.0
@@ -106,32 +134,43 @@ class Stacking:
         outside = [name for name in names if name not in places or places[name].stack != stack]
         before = {name for name in outside if name in places or is_input(name)}
         yield from (Job(n, self.depth_outside(n), part, part.slices[0]) for n in outside if n in before)
-        order: list[int] = []
+        order: list[Origin] = []
+        tensors: list[tuple[str, ...]] = []
         for each in part.slices:
             first = each.models[0]
-            start, count = self._range(part, each)
+            start = count = 0
+            with self.problems.collect():
+                start, count = self._range(part, each)
             by_number = self._layers(first, part)
             for k in range(count):
                 t = k / (count - 1) if count > 1 else 1.0
                 for rest in by_number[start + k]:
                     yield Job(stack.name(len(order), rest), t, part, each, k, rest)
-                order.append(start + k)
+                order.append((self.table.of(first), start + k))
+                tensors.append(tuple(by_number[start + k]))
         yield from (Job(n, self.depth_outside(n), part, part.slices[-1]) for n in outside if n not in before)
-        self.restacked.append(Restacked(stack, tuple(order)))
+        models = {0, *(model for model, _ in order)}
+        depths = [self._main(i, part, "slices").layers if i in models else 0 for i in range(len(self.table))]
+        template = self._by_number(0, stack)
+        self.restacked.append(
+            Restacked(
+                stack, tuple(order), tuple(depths), tuple(tensors), tuple(tuple(template[n]) for n in stack.numbers)
+            )
+        )
 
     def _range(self, part: Part, each: Slice) -> tuple[int, int]:
         """First layer and number of layers of a slice, checked against every source."""
         counts = []
+        problems = Problems()
         for entry in each.models:
             assert entry.layers is not None
             first, last = entry.layers
             stack = self._stack(entry, part)
             if last > stack.layers:
-                raise RecipeError(
-                    f"{entry.where}: layers [{first}, {last}] of {entry.label}, "
-                    f"which has {stack.layers} (0 to {stack.layers - 1}) under {stack.title!r}"
-                )
+                has = f"which has {stack.layers} (0 to {stack.layers - 1}) under {stack.title!r}"
+                problems.add(entry.where, f"layers [{first}, {last}] of {entry.label}, {has}")
             counts.append(last - first)
+        problems.finish()
         if len(set(counts)) > 1:
             pairs = zip(counts, each.models, strict=True)
             given = ", ".join(f"{count} from {entry.label}" for count, entry in pairs)
@@ -142,7 +181,9 @@ class Stacking:
 
     def _layers(self, entry: Entry, part: Part) -> dict[int, list[str]]:
         """Layer number -> the names of its tensors after the number."""
-        model, stack = self.table.of(entry), self._stack(entry, part)
+        return self._by_number(self.table.of(entry), self._stack(entry, part))
+
+    def _by_number(self, model: int, stack: Stack) -> dict[int, list[str]]:
         key = (model, stack.title)
         if key not in self._rests:
             found = self._rests[key] = {}

@@ -1,0 +1,86 @@
+"""What the configs of two models say differently, where it changes what their weights mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from merganser.recipes.sources import Table
+
+#: Settings of training, generation and storage, and those that other checks are about.
+_HARMLESS = re.compile(
+    r"^_|version|dtype|dropout|initializer|init_|_init$|(^|_)std$|token|label|^output_|return_dict|auto_map|name|loss|"
+    r"architectures|model_type|torchscript|gradient|pruned|task|problem|quantization|tie_word|vocab|finetuning|decay|"
+    r"chunk_size_feed|jitter|num_beams|temperature|^top_[kp]$|max_length|min_length|penalty|sample|early|suppress|"
+    r"use_cache|cache_|implementation|legacy|pretraining_tp|prefix|is_decoder|is_encoder|cross_attention$|"
+    r"max_window_layers|(num|n)_(\w+_)?layers?$|_layers$|first_k_dense|depth$"
+)
+_SIZES = re.compile(r"size|dim|heads?$|head|width|inner|ffn|experts|layers?$|n_embd|d_model|d_ff|d_kv")
+_SHOWN = 6
+
+
+def architecture(table: Table, model: int) -> str | None:
+    """Return the class or the kind of a model, as its config says."""
+    config = table.config(model)
+    named = config.get("architectures")
+    found = named[0] if isinstance(named, list) and named else config.get("model_type")
+    return found if isinstance(found, str) else None
+
+
+def notes(table: Table) -> list[str]:
+    """Say which models are of another architecture than the template, or have other settings."""
+    found = []
+    have, config = table.models[0].label, table.config(0)
+    for i in range(1, len(table)):
+        label = table.models[i].label
+        if other := other_architecture(table, i):
+            found.append(f"{other}; the output gets the config of {have}")
+        pairs = list(_differing(config, table.config(i)))
+        if pairs:
+            shown = ", ".join(f"{key} {theirs} ({ours} in {have})" for key, ours, theirs in pairs[:_SHOWN])
+            more = f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
+            found.append(
+                f"{label} has settings that change what its weights mean: {shown}{more}; the output has those of {have}"
+            )
+    return found
+
+
+def other_architecture(table: Table, model: int) -> str | None:
+    """Return `b is a Qwen2ForCausalLM, a a MistralForCausalLM`, or None if they are of one kind."""
+    ours, theirs = architecture(table, 0), architecture(table, model)
+    if ours is None or theirs is None or ours == theirs:
+        return None
+    return f"{table.models[model].label} is a {theirs}, {table.models[0].label} a {ours}"
+
+
+def sizes(table: Table, model: int) -> list[str]:
+    """Return the sizes that differ: `hidden_size is 32 in b and 64 in a`."""
+    have, label = table.models[0].label, table.models[model].label
+    pairs = _differing(table.config(0), table.config(model), _SIZES)
+    whole = [(key, ours, theirs) for key, ours, theirs in pairs if type(ours) is int]
+    return [f"{key} is {theirs} in {label} and {ours} in {have}" for key, ours, theirs in whole[:_SHOWN]]
+
+
+def _differing(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], only: re.Pattern[str] | None = None
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the settings both configs have with unequal values; `only` those whose names it matches."""
+    first, second = dict(_flat(ours)), dict(_flat(theirs))
+    for key, value in first.items():
+        last = key.rpartition(".")[2]
+        wanted = only.search(last) if only is not None else not _HARMLESS.search(last)
+        if wanted and key in second and second[key] != value:
+            yield key, value, second[key]
+
+
+def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the single values of a config and of the configs inside it; what is said of rotary positions by its own
+    name, wherever a library's version puts it."""
+    for key, value in config.items():
+        if isinstance(value, dict) and key.startswith("rope_"):
+            yield from ((f"{path}{inner}", each) for inner, each in value.items() if not isinstance(each, (dict, list)))
+        elif isinstance(value, dict) and key.endswith("config"):
+            yield from _flat(value, f"{path}{key}.")
+        elif not isinstance(value, (dict, list)):
+            yield f"{path}{key}", value

@@ -1,0 +1,114 @@
+"""What kind each layer of a stack is, where the config says it by the layer's number.
+
+Some stacks have layers of two kinds: dense and sparse MLPs, attention and state spaces, full and sliding windows.
+Configs say which is which in four ways, and stacking layers anew must say it anew:
+
+- a list (or a text) with an entry for each layer: entries move with their layers;
+- a list of layer numbers (`mlp_only_layers: [0, 3]`): renumbered;
+- a number of first layers that are of the one kind (`first_k_dense_replace`): counted anew, if they still come first;
+- a period (`attn_layer_period` with `attn_layer_offset`, `decoder_sparse_step`): kept if every layer stays in step.
+
+What cannot be said is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from merganser.recipes.stacking import Origin
+
+Section = Mapping[str, Any]
+_EACH = re.compile(r"layer|block|pattern|_types?(_list)?$|heads|multipliers")
+_NUMBERS = re.compile(r"layers$|idx|indices|indexes")
+#: Flags for each layer, although they could be layer numbers.
+_FLAGS = ("no_rope_layers",)
+_FIRST = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers")
+_PERIOD = re.compile(
+    r"(attn|attention|layer|moe|expert|window|global|sparse).*(period|interval|every|freq|step|pattern)"
+)
+_STEP, _ONLY = "decoder_sparse_step", "mlp_only_layers"
+
+
+class Kinds:
+    """The settings of one config section that are about single layers, for each model whose layers are stacked.
+
+    `sections` are the same section of every model's config (the template's first), `depths` their numbers of layers.
+    """
+
+    def __init__(self, sections: Sequence[Section], depths: Sequence[int], keys: Sequence[str]) -> None:
+        self._sections = sections
+        self._depths = depths
+        self._keys = [key for key in keys if self._rule(key) is not None]
+
+    def of(self, origin: Origin) -> tuple[Any, ...]:
+        """Return everything the configs say about one layer."""
+        return tuple(self._value(key, origin) for key in self._keys)
+
+    def edits(self, order: Sequence[Origin]) -> tuple[dict[str, Any], list[str]]:
+        """Return the settings that say of the stacked layers what they were, and the keys that cannot say it."""
+        found: dict[str, Any] = {}
+        impossible = []
+        for key in self._keys:
+            rule, given = self._rule(key), self._sections[0][key]
+            values = [self._value(key, origin) for origin in order]
+            if rule == "each":
+                found[key] = "".join(values) if isinstance(given, str) else values
+            elif rule == "numbers":
+                found[key] = [k for k, value in enumerate(values) if value]
+            elif rule == "first":
+                count = sum(values)
+                if values != [k < count for k in range(len(order))]:
+                    impossible.append(key)
+                found[key] = count if count < len(order) or given < count else given
+            elif rule == "step":
+                found |= {_STEP: 1, _ONLY: [k for k, sparse in enumerate(values) if not sparse]}
+            elif values != [self._value(key, (0, k)) for k in range(len(order))]:
+                impossible.append(key)
+        return {key: value for key, value in found.items() if value != self._sections[0].get(key)}, impossible
+
+    def _rule(self, key: str) -> str | None:
+        """Return how a key speaks of layers: `each`, `numbers`, `first`, `step`, `period`, or None if it does not."""
+        value, depth = self._sections[0].get(key), self._depths[0]
+        if key in (_STEP, _ONLY) and self._sections[0].get(_STEP, 1) > 1:
+            return "step" if key == _STEP else None
+        if isinstance(value, list):
+            if _NUMBERS.search(key) and key not in _FLAGS and _are_numbers(value, depth):
+                return "numbers"
+            return "each" if len(value) == depth and _EACH.search(key) else None
+        if isinstance(value, str):
+            return "each" if len(value) == depth and "pattern" in key else None
+        if type(value) is not int:
+            return None
+        if key in _FIRST or (key == "max_window_layers" and self._slides()):
+            return "first"
+        return "period" if value > 1 and _PERIOD.search(key) and not self._spelt_out(key) else None
+
+    def _slides(self) -> bool:
+        return bool(self._sections[0].get("use_sliding_window")) and "layer_types" not in self._sections[0]
+
+    def _spelt_out(self, key: str) -> bool:
+        """Whether a list says for each layer what a period says of attention."""
+        return bool(re.search("attn|attention|window|global", key)) and "layer_types" in self._sections[0]
+
+    def _value(self, key: str, origin: Origin) -> Any:
+        model, layer = origin
+        section, rule = self._sections[model], self._rule(key)
+        value = section.get(key, self._sections[0][key])
+        if rule == "each":
+            return value[layer] if layer < len(value) else None
+        if rule == "numbers":
+            return layer in value
+        if rule == "first":
+            return layer < value
+        if rule == "step":
+            return layer not in section.get(_ONLY, ()) and (layer + 1) % value == 0
+        offset = section.get(key.replace("period", "offset"))
+        return layer % value == offset if "period" in key and type(offset) is int else layer % value
+
+
+def _are_numbers(value: Sequence[Any], depth: int) -> bool:
+    """Whether a list names layers: distinct numbers below the depth, and not a flag for each of two layers."""
+    whole = all(type(each) is int and 0 <= each < depth for each in value)
+    return whole and len(set(value)) == len(value)

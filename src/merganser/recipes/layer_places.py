@@ -1,0 +1,74 @@
+"""Stacked layers whose tensors the output's config has no place for: a library would drop some and invent others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from merganser.errors import CheckpointError
+from merganser.recipes.layer_kinds import Kinds
+from merganser.recipes.stacking import Restacked
+
+Names = frozenset[str]
+
+
+def check_places(
+    each: Restacked, kinds: Kinds, labels: Sequence[str], counts: Callable[[int, str], bool], why: Sequence[str]
+) -> None:
+    """Refuse layers that do not have the tensors their place in the output must have.
+
+    What a place must have is what the template's layers of the same kind have, if the config tells their kinds apart;
+    else what the template's layer of that number has, as a pattern that goes on beyond its depth.
+
+    Args:
+        each: The stack, with the names of the tensors in each layer.
+        kinds: What the configs say of single layers.
+        labels: The models' names; the first is the template's.
+        counts: Whether a tensor counts, by its layer and its name after the number.
+        why: What is to be said of the difference of the models, for each of them.
+
+    Raises:
+        CheckpointError: A layer has a tensor too many, or lacks one.
+    """
+    before = [frozenset(n for n in names if counts(i, n)) for i, names in enumerate(each.before)]
+    made = [frozenset(n for n in names if counts(k, n)) for k, names in enumerate(each.tensors)]
+    expected = _expected(each, kinds, before, made)
+    wrong = [k for k, names in enumerate(made) if names != expected[k]]
+    if not wrong:
+        return
+    k = wrong[0]
+    model, layer = each.order[k]
+    has, lacks = sorted(made[k] - expected[k]), sorted(expected[k] - made[k])
+    what = f"has {has[0]!r}" if has else f"lacks {lacks[0]!r}"
+    more = f" (and {len(wrong) - 1} more layers do not fit)" if len(wrong) > 1 else ""
+    raise CheckpointError(
+        f"slices: layer {k} of the output is layer {layer} of {labels[model]}, which {what}; by the config of "
+        f"{labels[0]} the layer in this place {'has it not' if has else 'has it'}{more}{why[model]}; choose slices "
+        "that keep layers of each kind in their places, or models of one architecture"
+    )
+
+
+def _expected(each: Restacked, kinds: Kinds, before: Sequence[Names], made: Sequence[Names]) -> list[Names]:
+    """Return the tensors that each layer of the output must have."""
+    by_kind: dict[str, set[Names]] = {}
+    for i, names in enumerate(before):
+        by_kind.setdefault(repr(kinds.of((0, i))), set()).add(names)
+    if any(len(found) > 1 for found in by_kind.values()):
+        return [_extended(before, k) for k in range(len(made))]
+    found = []
+    for origin, names in zip(each.order, made, strict=True):
+        like = by_kind.get(repr(kinds.of(origin)))
+        # A kind the template has no layer of: fine if one has these tensors nevertheless.
+        found.append(next(iter(like)) if like else names if names in before else before[0])
+    return found
+
+
+def _extended(before: Sequence[Names], place: int) -> Names:
+    """Return entry `place` of a sequence that goes on as it repeats itself: the shortest beginning and period."""
+    if place < len(before):
+        return before[place]
+    for length in range(1, len(before) + 1):
+        for period in range(1, length + 1):
+            start = length - period
+            if all(before[i] == before[i - period] for i in range(length, len(before))):
+                return before[start + (place - start) % period]
+    return before[-1]

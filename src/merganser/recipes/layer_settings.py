@@ -1,0 +1,119 @@
+"""What a config says of a stack that was stacked anew: the number of layers, and the kind of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from merganser.errors import RecipeError
+from merganser.recipes.layer_kinds import Kinds
+from merganser.recipes.layers import Stack
+from merganser.recipes.stacking import Restacked
+
+Edit = tuple[list[str], Any]
+Config = Mapping[str, Any]
+_COUNT = re.compile(r"layer|block|depth")
+#: Counts of layers that are something else than the depth of a stack.
+_NOT_COUNT = re.compile(r"interval|every|window|index|start|shared|first|dense|skip|norm|per_")
+
+
+def sections(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Config]]:
+    """Yield the config and the configs inside it (text_config, vision_config), outermost first."""
+    yield path, config
+    for key, value in config.items():
+        if isinstance(value, dict) and key.endswith("config"):
+            yield from sections(value, (*path, key))
+
+
+def layer_edits(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tuple[list[Edit], list[str]]:
+    """Return the edits to the first config, the template's, that the stacks need, and notes on what has none.
+
+    The count is whichever key equals the old one; of several configs, the one that shares a word with the stack's
+    name (vision_config for vision_tower.…) or the outermost. In an encoder-decoder, keys that name neither are the
+    encoder's: num_layers of T5, num_hidden_layers of BART.
+
+    Raises:
+        RecipeError: The config cannot say which kind the stacked layers are.
+    """
+    edits: list[Edit] = []
+    notes: list[str] = []
+    for each in restacked if configs[0] else ():
+        old, new = each.stack.layers, len(each.order)
+        if each.unchanged:
+            continue
+        found = _section(configs[0], each.stack)
+        if found is None:
+            notes.append(
+                f"config.json says nowhere that there were {old} layers under {each.stack.title!r}; "
+                f"set the number of layers to {new} there by hand"
+            )
+            continue
+        path, section, keys = found
+        given = _dig(configs[0], path)
+        edits = [*(([*path, key], section[key]) for key in section if given.get(key) != section[key]), *edits]
+        changed, impossible = kinds(configs, each, path).edits(each.order)
+        if impossible:
+            raise RecipeError(_refusal(each, section, impossible))
+        edits += [([*path, key], new) for key in keys]
+        edits += [([*path, key], value) for key, value in changed.items()]
+    return edits, notes
+
+
+def kinds(configs: Sequence[Config], each: Restacked, path: tuple[str, ...] | None = None) -> Kinds:
+    """Return what the configs say of single layers of a stack; `path` leads to the section that speaks of it."""
+    if path is None:
+        found = _section(configs[0], each.stack)
+        path = found[0] if found is not None else ()
+    own = [_dig(config, path) or config for config in configs]
+    return Kinds(own, each.depths, _of_stack(own[0], each.stack))
+
+
+def _refusal(each: Restacked, section: Config, impossible: Sequence[str]) -> str:
+    settings = ", ".join(f"{key}: {section[key]}" for key in impossible)
+    return (
+        f"slices: the config says by the number of a layer which kind it is ({settings}), and cannot say it of the "
+        f"layers under {each.stack.title!r} in their new order; choose slices that keep each kind in its places"
+    )
+
+
+def _section(config: Config, stack: Stack) -> tuple[tuple[str, ...], Config, list[str]] | None:
+    """Return where a config speaks of a stack: the path, the section, and the keys that count its layers."""
+    found = []
+    for path, given in sections(config):
+        section = _spelt_out(given)
+        own = _of_stack(section, stack)
+        keys = [k for k in own if type(section[k]) is int and section[k] == stack.layers and _is_count(k)]
+        if keys:
+            words = {word for key in path for word in key.split("_") if word != "config"}
+            found.append((any(word in stack.prefix for word in words), path, section, keys))
+    return max(found, key=lambda hit: hit[0])[1:] if found else None
+
+
+def _dig(config: Config, path: Sequence[str]) -> Config:
+    for key in path:
+        inner = config.get(key)
+        config = inner if isinstance(inner, dict) else {}
+    return config
+
+
+def _spelt_out(section: Config) -> Config:
+    """T5's decoder is as deep as its encoder unless the config says otherwise: said before one of them changes."""
+    unsaid = section.get("is_encoder_decoder") and section.get("num_decoder_layers") is None
+    return {**section, "num_decoder_layers": section["num_layers"]} if unsaid and "num_layers" in section else section
+
+
+def _of_stack(section: Config, stack: Stack) -> list[str]:
+    """Return the keys that are not about the other half of an encoder-decoder."""
+    own = next((part for part in stack.prefix.split(".") if part in ("encoder", "decoder")), None)
+    if own is None:
+        return list(section)
+    other = "decoder" if own == "encoder" else "encoder"
+    halves = section.get("is_encoder_decoder") or any(other in key and _is_count(key) for key in section)
+    if own == "decoder" and halves:
+        return [key for key in section if own in key and other not in key]
+    return [key for key in section if other not in key]
+
+
+def _is_count(key: str) -> bool:
+    return bool(_COUNT.search(key)) and not _NOT_COUNT.search(key)
