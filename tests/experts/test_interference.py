@@ -9,7 +9,8 @@ import torch
 from merganser.errors import CheckpointError, InputError
 from merganser.experts import Library, interference
 from merganser.experts.sti import Overlap, full_rank_procrustes, square_procrustes
-from merganser.experts.survey import FRACTIONS, block_of, similarity
+from merganser.experts.survey import FRACTIONS, block_of, natural_order, similarity
+from merganser.kernels import spectra
 from merganser.kernels.spectra import Factors
 
 
@@ -244,3 +245,27 @@ def test_heads_of_another_shape_are_left_out_as_in_a_library(tmp_path):
 )
 def test_blocks(name, block):
     assert block_of(name) == block
+
+
+def test_layers_come_in_the_order_people_count():
+    rng = torch.Generator().manual_seed(0)
+    base = {f"layers.{i}.{part}.weight": torch.randn(8, 6, generator=rng) for i in (10, 2, 1, 11) for part in "qa"}
+    experts = {e: {n: t + torch.randn(t.shape, generator=rng) for n, t in base.items()} for e in "xy"}
+    found = interference(base, experts)
+    assert [b.block for b in found.blocks] == [f"layers.{i}" for i in (1, 2, 10, 11)]
+    assert [m.name for m in found.matrices][:3] == ["layers.1.a.weight", "layers.1.q.weight", "layers.2.a.weight"]
+    assert sorted(["b10", "b9x", "b9", "a", "9", "10.w"], key=natural_order) == ["9", "10.w", "a", "b9", "b9x", "b10"]
+
+
+def test_every_matrix_is_decomposed_once(monkeypatch):
+    """One Gram matrix for each expert and matrix, none for what did not change, no vectors where all fit."""
+    base = {name: torch.randn(80, 48, generator=torch.Generator().manual_seed(1)) for name in ("a", "b", "still")}
+    experts = {e: {n: t + (torch.randn(80, 48) if n != "still" else 0) for n, t in base.items()} for e in "xy"}
+    grams, vectors = [], []
+    gram, eigh = spectra.gram, torch.linalg.eigh
+    monkeypatch.setattr(spectra, "gram", lambda *args, **kw: grams.append(1) or gram(*args, **kw))
+    monkeypatch.setattr(torch.linalg, "eigh", lambda *args: vectors.append(1) or eigh(*args))
+    found = interference(base, experts)
+    assert [m.name for m in found.matrices] == ["a", "b"]
+    assert len(grams) == 4
+    assert not vectors

@@ -18,6 +18,7 @@ from merganser.kernels.spectra import (
     polar_and_norm,
     randomized_svd,
     spectrum,
+    spectrum_and_svd,
     top_svd,
     top_svds,
 )
@@ -186,3 +187,21 @@ def test_gram_of_rows_and_columns_that_share_memory():
     for matrix in (line.expand(50, 40), line.T.expand(40, 50), torch.randn(90, dtype=torch.float64).unfold(0, 50, 1)):
         dense = matrix.numpy().copy()
         np.testing.assert_allclose(np.tril(gram(matrix)), np.tril(dense.T @ dense), rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(40, 20), (20, 40), (90, 60), (60, 90), (200, 64)])
+@pytest.mark.parametrize("share", [0.1, 0.4, 1.0])
+@pytest.mark.parametrize("rank", [None, 5])
+def test_spectrum_and_factors_from_one_decomposition(shape, share, rank):
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal(shape)
+    if rank is not None:
+        matrix = rng.standard_normal((shape[0], rank)) @ rng.standard_normal((rank, shape[1]))
+    k = max(1, int(share * min(shape)))
+    values, factors = spectrum_and_svd(torch.from_numpy(matrix), k)
+    expected = np.linalg.svd(matrix, compute_uv=False)
+    np.testing.assert_allclose(values, expected, atol=2e-7 * expected[0])
+    alone = top_svd(torch.from_numpy(matrix), k)
+    assert factors.rank == alone.rank
+    np.testing.assert_allclose(factors.matrix(), alone.matrix(), atol=1e-9 * expected[0])
+    np.testing.assert_allclose(factors.s, alone.s, rtol=1e-9)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,12 +26,13 @@ class Overlap:
 
     @classmethod
     def of(cls, factors: Sequence[Factors]) -> Overlap:
-        u, s, v = (torch.cat([part.double() for part in parts], dim=-1) for parts in zip(*factors, strict=True))
-        return cls(u.T @ u, v.T @ v, s, tuple(f.rank for f in factors), (u.shape[0], v.shape[0]))
+        us, ss, vs = ([part.double() for part in parts] for parts in zip(*factors, strict=True))
+        shape = (us[0].shape[0], vs[0].shape[0])
+        return cls(_block_gram(us), _block_gram(vs), torch.cat(ss), tuple(f.rank for f in factors), shape)
 
     def interference(self) -> float:
         """STI = ‖(UᵀU − I) Σ (VᵀV − I)‖₁, entrywise."""
-        return sti(self.left, self.s, self.right)
+        return float(self._deviation.abs().sum())
 
     def normalized(self) -> float:
         """‖(UᵀU − I) Σ (VᵀV − I)‖ / (c_T ‖Σ‖), Frobenius: 0 for orthogonal tasks, 1 for identical ones, of any size.
@@ -41,7 +43,7 @@ class Overlap:
         size = float(self.s.norm())
         if len(self.sizes) < 2 or size == 0:
             return 0.0
-        return float(deviation(self.left, self.s, self.right).norm()) / (size * _identical(len(self.sizes)))
+        return float(self._deviation.norm()) / (size * _identical(len(self.sizes)))
 
     def chance(self) -> float:
         """The `normalized` value to expect of unrelated tasks, with singular vectors uniform on their spheres.
@@ -75,14 +77,24 @@ class Overlap:
         rows = torch.stack([part.sum(dim=0) for part in _parts(weighted, self.sizes)])
         return torch.stack([part.sum(dim=1) for part in _parts(rows, self.sizes, 1)], dim=1)
 
+    @cached_property
+    def _deviation(self) -> Tensor:
+        return deviation(self.left, self.s, self.right)
+
+    @cached_property
+    def _squares(self) -> tuple[Tensor, Tensor]:
+        """The squared singular values of U and of V, ascending."""
+        return torch.linalg.eigvalsh(self.left), torch.linalg.eigvalsh(self.right)
+
     def after_merging(self, tolerance: float = TOLERANCE) -> float:
         """The STI of the orthogonalised factors, U⊥ᵀU⊥ and V⊥ᵀV⊥: zero where T·k directions fit into the space."""
+        if any(_is_isometry(squares, tolerance) for squares in self._squares):
+            return 0.0
         return sti(_polar_gram(self.left, tolerance), self.s, _polar_gram(self.right, tolerance))
 
     def procrustes(self) -> tuple[float, float]:
         """‖U − U⊥‖ and ‖V − V⊥‖ for the orthogonal Procrustes solutions, relative to ‖U‖ = ‖V‖ = √(Tk)."""
-        left = _procrustes_error(torch.linalg.eigvalsh(self.left), self.shape[0])
-        right = _procrustes_error(torch.linalg.eigvalsh(self.right), self.shape[1])
+        left, right = (_procrustes_error(*side) for side in zip(self._squares, self.shape, strict=True))
         size = math.sqrt(max(1, self.s.numel()))
         return left / size, right / size
 
@@ -133,6 +145,26 @@ def _procrustes_error(squares: Tensor, dimension: int) -> float:
     """√Σ(σ − 1)² over the singular values a matrix of this many rows can have."""
     values = squares.flip(0)[:dimension].clamp(min=0).sqrt()
     return float((values - 1).norm())
+
+
+def _block_gram(parts: Sequence[Tensor]) -> Tensor:
+    """[A₁ A₂ …]ᵀ[A₁ A₂ …], each block above the diagonal once."""
+    sizes = [part.shape[1] for part in parts]
+    total = parts[0].new_empty(sum(sizes), sum(sizes))
+    starts = list(itertools.accumulate(sizes, initial=0))
+    for a, b in itertools.combinations_with_replacement(range(len(parts)), 2):
+        block = parts[a].T @ parts[b]
+        rows, columns = slice(starts[a], starts[a + 1]), slice(starts[b], starts[b + 1])
+        total[rows, columns] = block
+        total[columns, rows] = block.T
+    return total
+
+
+def _is_isometry(squares: Tensor, tolerance: float) -> bool:
+    """Whether the filtered polar factor of a matrix with these squared singular values keeps every direction."""
+    if squares.numel() == 0 or not squares[0] > 0:
+        return False
+    return bool(passband((squares[:1] / squares[-1]).sqrt(), tolerance) == 1)
 
 
 def _polar_gram(gram: Tensor, tolerance: float) -> Tensor:

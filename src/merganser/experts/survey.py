@@ -116,7 +116,7 @@ def interference(
     source = open_task_matrices(base, experts)
     products = torch.zeros(len(source.names), len(source.names), dtype=torch.float64)
     matrices: list[MatrixInterference] = []
-    for name, spec in source.tensors():
+    for name, spec in sorted(source.tensors(), key=lambda item: natural_order(item[0])):
         matrix = is_matrix(spec.shape)
         if matrix:
             on_matrix(name)
@@ -153,14 +153,25 @@ def block_of(name: str) -> str:
     return match[0] if match else name.rpartition(".")[0] or name
 
 
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts names as people count: layer 2 before layer 10.
+
+    Example:
+        >>> sorted(["layers.10", "layers.2"], key=natural_order)
+        ['layers.2', 'layers.10']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
 def _measure(name: str, source: TaskMatrices, rank_fraction: float | None, full_rank: bool) -> MatrixInterference:
     shape = matrix_shape(source.base.spec(name).shape)
     n, tasks = min(shape), len(source.names)
     k = rank_kept(n, tasks, rank_fraction)
-    spectra = source.spectra(name)
+    decomposed = source.decomposed(name, k)
+    spectra = [values for values, _ in decomposed]
     energies = [values.square() for values in spectra]
     totals = [float(energy.sum()) for energy in energies]
-    overlap = Overlap.of(source.factors(name, k))
+    overlap = Overlap.of([factors for _, factors in decomposed])
 
     def kept(rank: int) -> tuple[float, ...]:
         return tuple(float(e[:rank].sum()) / total if total else 1.0 for e, total in zip(energies, totals, strict=True))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, is_integer
+from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError, InputError
@@ -16,8 +16,8 @@ from merganser.experts.building import check_finite, check_fit, is_change, task_
 from merganser.experts.library import Library
 from merganser.experts.sti import Overlap
 from merganser.experts.unfolding import as_matrix, is_matrix
-from merganser.kernels.spectra import Factors, spectrum, top_svd
-from merganser.methods.matrices import FLOOR, matrix_shape
+from merganser.kernels.spectra import Factors, spectrum_and_svd, top_svd
+from merganser.methods.matrices import FLOOR, matrix_shape, side_by_side
 
 _ELEMENTS = 1 << 22
 
@@ -42,8 +42,8 @@ class TaskMatrices(ABC):
         """The top k components of every expert."""
 
     @abstractmethod
-    def spectra(self, name: str) -> list[Tensor]:
-        """All singular values of every expert."""
+    def decomposed(self, name: str, k: int) -> list[tuple[Tensor, Factors]]:
+        """All singular values of every expert, and its top k components."""
 
     @abstractmethod
     def inner_products(self, name: str) -> Tensor:
@@ -76,8 +76,12 @@ class WholeTaskMatrices(TaskMatrices):
     def factors(self, name: str, k: int) -> list[Factors]:
         return [top_svd(self._matrix(expert, name), k).above(FLOOR) for expert in self._experts]
 
-    def spectra(self, name: str) -> list[Tensor]:
-        return [spectrum(self._matrix(expert, name)) for expert in self._experts]
+    def decomposed(self, name: str, k: int) -> list[tuple[Tensor, Factors]]:
+        def decompose(expert: Checkpoint) -> tuple[Tensor, Factors]:
+            values, factors = spectrum_and_svd(self._matrix(expert, name), k)
+            return values, factors.above(FLOOR)
+
+        return side_by_side(decompose, self._experts)
 
     def _matrix(self, expert: Checkpoint, name: str) -> Tensor:
         return as_matrix(task_matrix(self.base, expert, name))
@@ -89,13 +93,17 @@ class WholeTaskMatrices(TaskMatrices):
         total = torch.zeros(len(self._experts), len(self._experts), dtype=torch.float64)
         for start in range(0, height, step):
             rows = (start, min(start + step, height)) if spec.shape else None
-            ours = self.base.read(name, rows).double()
-            flat = torch.stack([self._delta(index, name, rows, ours) for index in range(len(self._experts))])
+            ours = self.base.read(name, rows)
+            read = [expert.read(name, rows) for expert in self._experts]
+            # Far cheaper than to find zeros in float64.
+            if all(theirs.dtype == ours.dtype and torch.equal(theirs, ours) for theirs in read):
+                continue
+            wide = ours.double()
+            flat = torch.stack([self._delta(index, name, theirs.double(), wide) for index, theirs in enumerate(read)])
             total += flat @ flat.T
         return total
 
-    def _delta(self, index: int, name: str, rows: Rows | None, ours: Tensor) -> Tensor:
-        theirs = self._experts[index].read(name, rows).double()
+    def _delta(self, index: int, name: str, theirs: Tensor, ours: Tensor) -> Tensor:
         delta = theirs - ours
         if not bool(delta.sum().isfinite()):
             if torch.equal(theirs, ours):  # infinite in both, such as a mask
@@ -127,8 +135,9 @@ class StoredTaskMatrices(TaskMatrices):
         nothing = Factors(*(torch.zeros(size, dtype=torch.float64) for size in ((d, 0), (0,), (m, 0))))
         return [found if (found := expert.factors(name, k)) is not None else nothing for expert in self._experts]
 
-    def spectra(self, name: str) -> list[Tensor]:
-        return [factors.s for factors in self.factors(name, min(matrix_shape(self.base.spec(name).shape)))]
+    def decomposed(self, name: str, k: int) -> list[tuple[Tensor, Factors]]:
+        whole = self.factors(name, min(matrix_shape(self.base.spec(name).shape)))
+        return [(factors.s, factors.truncate(k)) for factors in whole]
 
     def inner_products(self, name: str) -> Tensor:
         shape = self.base.spec(name).shape

@@ -20,7 +20,7 @@ from torch import Tensor
 from merganser.errors import MerganserError
 
 #: Every argument is a pointer: to characters, numbers or arrays.
-_ARGUMENTS = {"dsyrk": 10, "dsyevd": 11, "dsytrd": 10, "dstemr": 21, "dormtr": 13}
+_ARGUMENTS = {"dsyrk": 10, "dsyevd": 11, "dsytrd": 10, "dsterf": 4, "dstemr": 21, "dormtr": 13}
 
 #: What dormtr forgets to ask for; without it, it applies reflectors one by one, four times slower.
 _BLOCK_REFLECTOR = 65 * 64
@@ -48,6 +48,19 @@ def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values.flip(0)[:k], vectors.flip(0)[:k].T
 
 
+def eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """All eigenvalues, descending, and the vectors of the k largest as columns, for hardly more than
+    `leading_eigenpairs` costs; reads the lower triangle."""
+    n = symmetric.shape[0]
+    k = min(k, n)
+    whole = torch.empty(n, dtype=torch.float64, device="cpu")
+    if 2 * k >= n:
+        whole, vectors = _all_pairs(symmetric)
+    else:
+        _, vectors = _some_pairs(symmetric, k, whole)
+    return whole.flip(0), vectors.flip(0)[:k].T
+
+
 def _all_pairs(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     """Divide and conquer, vectors in place of a copy of the matrix."""
     n = symmetric.shape[0]
@@ -56,8 +69,9 @@ def _all_pairs(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
-def _some_pairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """A tridiagonal matrix, k of its pairs by relatively robust representations, and the way back.
+def _some_pairs(symmetric: Tensor, k: int, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A tridiagonal matrix, k of its pairs by relatively robust representations, and the way back. All eigenvalues,
+    which the tridiagonal matrix gives away, are written to `whole`.
 
     dsyevr takes the same steps, but for a part of the spectrum it bisects and iterates inversely, which is slower.
     """
@@ -68,6 +82,8 @@ def _some_pairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
     support = torch.empty(2 * k, dtype=torch.int32, device="cpu")
     triangle = (b"U", _int(n), reflectors.data_ptr(), _int(n))
     _call_with_workspace("dsytrd", *triangle, diagonal.data_ptr(), beside.data_ptr(), scales.data_ptr())
+    if whole is not None:
+        _all_values(whole.copy_(diagonal), beside.clone())
     _call_with_workspace(
         "dstemr", b"V", b"I", _int(n), diagonal.data_ptr(), beside.data_ptr(), _double(0.0), _double(0.0),
         _int(n - k + 1), _int(n), _int(0), values.data_ptr(), vectors.data_ptr(), _int(n), _int(k), support.data_ptr(),
@@ -78,6 +94,18 @@ def _some_pairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
         vectors.data_ptr(), _int(n),
     )  # fmt: skip
     return values[:k], vectors
+
+
+def _all_values(diagonal: Tensor, beside: Tensor) -> None:
+    """The eigenvalues of a tridiagonal matrix, ascending, in the place of its diagonal."""
+    info = ctypes.c_int()
+    _lapack("dsterf")(_int(diagonal.numel()), diagonal.data_ptr(), beside.data_ptr(), ctypes.byref(info))
+    _check("dsterf", info)
+
+
+def _check(name: str, info: ctypes.c_int) -> None:
+    if info.value:
+        raise MerganserError(f"the eigenvalues of a Gram matrix did not converge (LAPACK's {name} says {info.value})")
 
 
 def _call_with_workspace(name: str, *arguments: Any) -> None:
@@ -95,8 +123,7 @@ def _call_with_workspace(name: str, *arguments: Any) -> None:
     iwork = torch.empty(int(iwork) if integers else 0, dtype=torch.int32, device="cpu")
     with _one_thread:
         call(work, work.numel(), iwork, iwork.numel())
-    if info.value:
-        raise MerganserError(f"the eigenvalues of a Gram matrix did not converge (LAPACK's {name} says {info.value})")
+    _check(name, info)
 
 
 def _int(value: int) -> Any:

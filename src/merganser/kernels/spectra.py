@@ -77,6 +77,21 @@ def top_svd(matrix: Tensor, k: int) -> Factors:
     return _by_gram(matrix, k)
 
 
+def spectrum_and_svd(matrix: Tensor, k: int) -> tuple[Tensor, Factors]:
+    """`spectrum` and `top_svd` of a matrix, from one Gram matrix and one decomposition of it."""
+    if matrix.shape[0] < matrix.shape[1]:
+        values, factors = spectrum_and_svd(matrix.T, k)
+        return values, factors.T
+    k = min(k, matrix.shape[1])
+    if matrix.shape[1] <= SMALL:
+        whole = _direct(matrix.double().unsqueeze(0), matrix.shape[1])[0]
+        missing = matrix.shape[1] - whole.rank
+        return torch.nn.functional.pad(whole.s, (0, missing)), whole.truncate(k)
+    held = matrix.to(torch.float64) if matrix.numel() <= HELD else matrix
+    squares, vectors = _eigenvalues_and_leading_vectors(gram(held), k)
+    return squares.clamp(min=0).sqrt(), _by_gram(held, k, (squares[:k], vectors))
+
+
 def top_svds(matrices: Sequence[Tensor], k: int) -> list[Factors]:
     """`top_svd` of each; small matrices of one shape go through one batched call."""
     first = matrices[0]
@@ -92,14 +107,16 @@ def _direct(stack: Tensor, k: int) -> list[Factors]:
     return [f.above(RANK_FLOOR) for f in full]
 
 
-def _by_gram(matrix: Tensor, k: int) -> Factors:
-    """Gram passes over the tall matrix; each takes the components within `RESOLVED` of what is left."""
+def _by_gram(matrix: Tensor, k: int, first: tuple[Tensor, Tensor] | None = None) -> Factors:
+    """Gram passes over the tall matrix; each takes the components within `RESOLVED` of what is left. `first` are the
+    leading eigenpairs of its Gram matrix where they are known."""
     d, m = matrix.shape
     if matrix.numel() <= HELD:  # converted once, not in every pass
         matrix = matrix.to(torch.float64)
     u, s, v = (matrix.new_empty(shape, dtype=torch.float64) for shape in ((d, 0), (0,), (m, 0)))
     while s.numel() < k:
-        values, w = _leading_eigenpairs(gram(matrix, without=v), k - s.numel())
+        values, w = first or _leading_eigenpairs(gram(matrix, without=v), k - s.numel())
+        first = None
         scale = values.clamp(min=0).sqrt()
         if scale[0] <= RANK_FLOOR * (s[0] if s.numel() else 0.0):
             break
@@ -255,6 +272,16 @@ def _leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(symmetric)
         return values.flip(0)[:k], vectors.flip(1)[:, :k]
     return leading_eigenpairs(symmetric, k)
+
+
+def _eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """All eigenvalues, descending, with the vectors of the k largest, from the lower triangle."""
+    from merganser.kernels.lapack import eigenvalues_and_leading_vectors
+
+    if symmetric.device.type != "cpu":
+        values, vectors = torch.linalg.eigh(symmetric)
+        return values.flip(0), vectors.flip(1)[:, :k]
+    return eigenvalues_and_leading_vectors(symmetric, k)
 
 
 def _row_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
-from merganser.experts.survey import block_of
+from merganser.experts.survey import block_of, natural_order
 from merganser.report.page import Page
 from merganser.report.tables import Link, Table
 
@@ -65,7 +65,7 @@ class Contents:
 def contents(checkpoint: Checkpoint, *, check: bool = False) -> Contents:
     """Describe a checkpoint from its headers; `check` reads every weight to find values that are not finite."""
     entries = []
-    for name in checkpoint.names():
+    for name in sorted(checkpoint.names(), key=natural_order):
         spec = checkpoint.spec(name)
         entries.append(
             TensorEntry(
