@@ -11,7 +11,10 @@ from scipy.special import expit
 
 from merganser.errors import InputError
 from merganser.evolve import estimators, subsets
-from merganser.evolve.irt import IRT, Items, Normal
+from merganser.evolve.blending import cross_validated_c, leave_out
+from merganser.evolve.design import Task
+from merganser.evolve.irt import IRT, Items, Normal, fit
+from merganser.evolve.preparation import prepare, split
 
 
 def world(seed, items=60, dimensions=2, models=3):
@@ -186,3 +189,65 @@ def test_validation_error_is_small_for_the_true_model():
 def test_bad_estimators_are_refused(build, message):
     with pytest.raises(InputError, match=message):
         build(world(0)[0])
+
+
+def simulated(seed, models, items=300):
+    """Answers of models with known abilities in two dimensions: those to fit, and fifty to estimate."""
+    rng = np.random.default_rng(seed)
+    discrimination, difficulty = rng.lognormal(-0.3, 0.4, (items, 2)), rng.normal(size=items)
+    p = 1 / (1 + np.exp(difficulty - 0.8 * rng.normal(size=(models + 50, 2)) @ discrimination.T))
+    answers = (rng.random(p.shape) < p).astype(float)
+    return answers[:models], answers[models:]
+
+
+@pytest.mark.parametrize(("estimator", "c"), [("naive", 0.5), ("gp-irt", "adaptive"), ("gp-irt", "bias-variance")])
+def test_items_chosen_by_an_irt_of_three_models_are_no_worse_than_random_ones(estimator, c):
+    errors, inside, baseline = [], [], []
+    for seed in range(3):
+        seen, others = simulated(seed, 3)
+        chosen, plain = (
+            prepare(task, seed, {str(i): row[split(task, seed).pool] for i, row in enumerate(seen)})
+            for task in (
+                Task("t", 300, 60, "irt", estimator, c, dimensions=1),
+                Task("t", 300, 60),
+            )
+        )
+        assert 1 / (chosen.subset.weights**2).sum() > 50
+        for row in others:
+            pool = row[chosen.split.pool]
+            found = chosen.estimator(pool[chosen.subset.items], chosen.subset)
+            errors.append(found.value - pool.mean())
+            inside.append(abs(errors[-1]) <= 1.96 * found.error)
+            baseline.append(plain.estimator(pool[plain.subset.items], plain.subset).value - pool.mean())
+    assert np.std(errors) < 1.15 * np.std(baseline)
+    assert np.mean(inside) > 0.9
+
+
+def test_c_is_judged_by_models_that_the_irt_has_not_seen():
+    """Answers at random: an IRT explains those it saw, and says nothing of others, so the subset's mean is trusted."""
+    answers = (np.random.default_rng(0).random((4, 200)) < np.array([0.2, 0.4, 0.6, 0.8])[:, None]).astype(float)
+
+    def fitted(rows):
+        return fit(rows, dimensions=1)
+
+    def extract(irt):
+        return subsets.irt_clustering(irt.items, 60)
+
+    unseen = list(leave_out(answers, fitted, extract))
+    assert len(unseen) == 4
+    assert 0 <= cross_validated_c(iter(unseen)) <= 1
+    assert cross_validated_c(iter(())) == 1, "nothing speaks for an IRT that could not be tried"
+
+
+def test_a_likelihood_leaves_out_directions_that_the_items_do_not_tell_apart():
+    rng = np.random.default_rng(0)
+    discrimination = np.column_stack([rng.lognormal(0, 0.3, 40), rng.normal(0, 0.01, (40, 2))])
+    irt = IRT(
+        np.zeros((0, 3)), Items(discrimination, rng.normal(size=40)), Normal(np.array([0.2, -0.3, 0.4]), np.ones(3))
+    )
+    answers = (rng.random(40) < irt.probabilities(np.array([1.0, 0.0, 0.0]))).astype(float)
+    found = irt.ability(answers, prior=False)
+    np.testing.assert_allclose(found.mean[1:], [-0.3, 0.4], atol=0.1)
+    np.testing.assert_allclose(np.diag(found.covariance)[1:], 1, atol=0.1)
+    alone = IRT(np.zeros((0, 1)), Items(discrimination[:, :1], irt.items.difficulty), Normal(np.zeros(1), np.ones(1)))
+    assert found.mean[0] == pytest.approx(alone.ability(answers, prior=False).mean[0], abs=0.05)

@@ -66,3 +66,25 @@ def test_deterministic_by_seed():
 def test_impossible_sizes(size):
     with pytest.raises(InputError, match="out of 5"):
         subsets.random(5, size)
+
+
+@pytest.mark.parametrize("size", [20, 100, 200])
+def test_items_that_coincide_share_the_weight_of_their_cluster(size):
+    """Three models know eight patterns of answers; no item may stand for a whole one."""
+    patterns = np.random.default_rng(0).integers(0, 2, (400, 3)).astype(float)
+    subset = subsets.clustering(patterns, size)
+    assert 1 / (subset.weights**2).sum() > 0.9 * size
+    names = patterns @ [4, 2, 1]
+    for name in range(8):
+        share = subset.weights[names[subset.items] == name].sum()
+        assert share == pytest.approx((names == name).mean()), "every pattern has its own weight"
+
+
+def test_a_heavy_pattern_among_many_others_is_shared_too():
+    rng = np.random.default_rng(1)
+    points = np.concatenate([np.zeros((300, 2)), 5 + rng.normal(size=(100, 2))])
+    subset = subsets.clustering(points, 40)
+    heavy = subset.items < 300
+    assert heavy.sum() == 30
+    assert subset.weights[heavy].sum() == pytest.approx(0.75)
+    assert subset.weights.max() < 0.1

@@ -49,11 +49,14 @@ def run(
     from merganser.evolve import runfile
     from merganser.evolve.starting import start
 
+    loaded = runfile.load(run_file)
+    for caution in loaded.cautions:
+        say(f"note: {caution}", sys.stderr)
     if dry_run:
-        _describe(runfile.load(run_file), as_json)
+        _describe(loaded, as_json)
         return
     path = study or run_file.parent / f"{run_file.stem}.sqlite"
-    opened = start(run_file, path, resume=resume, workers=workers, ray=ray, on_event=_Listener(as_json))
+    opened = start(loaded, path, resume=resume, workers=workers, ray=ray, on_event=_Listener(as_json))
     _show_best(opened, None, as_json)
 
 

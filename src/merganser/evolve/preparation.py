@@ -17,6 +17,12 @@ from numpy.typing import ArrayLike
 from merganser.errors import InputError
 from merganser.evolve import subsets
 from merganser.evolve.arrays import Array, Indices
+from merganser.evolve.blending import (
+    ENOUGH_MODELS,
+    cross_validated_bias_variance_c,
+    cross_validated_c,
+    leave_out,
+)
 from merganser.evolve.design import Task
 from merganser.evolve.estimators import Estimator, adaptive_c, bias_variance_c, naive, validation_error
 from merganser.evolve.irt.model import IRT, Items, Normal
@@ -114,7 +120,7 @@ def prepare(
     if irt is None or task.estimator == "naive":
         return Prepared(parts, subset, Estimator())
     abilities = irt.abilities[len(irt.abilities) - len(rows) :]
-    c = _blend(task, parts, irt, rows, subset, known)
+    c = _blend(task, parts, irt, rows, subset, known, seed)
     return Prepared(parts, subset, Estimator(task.estimator, irt, abilities, c))
 
 
@@ -151,28 +157,35 @@ def _extracted(task: Task, parts: Split, size: int, irt: IRT | None, known: Cali
     return subsets.random(len(parts.pool), size, seed=seed)
 
 
-def _blend(task: Task, parts: Split, irt: IRT, rows: Array, subset: Subset, known: Calibration) -> float:
+def _blend(task: Task, parts: Split, irt: IRT, rows: Array, subset: Subset, known: Calibration, seed: int) -> float:
+    """c; a given IRT saw no endpoint, a fitted one is fitted without each model."""
     if not isinstance(task.c, str):
         return float(task.c)
-    if task.c == "adaptive":
-        return adaptive_c(rows, subset, irt)
-    variance = float(np.mean([(naive(row[subset.items], subset).error or 0.0) ** 2 for row in rows]))
-    return bias_variance_c(_bias(task, parts, irt, rows, subset, known), variance)
-
-
-def _bias(task: Task, parts: Split, irt: IRT, rows: Array, subset: Subset, known: Calibration) -> float:
-    """The IRT's error on models it has not seen: a given one saw no endpoint, a fitted one is fitted without each."""
+    adaptive = task.c == "adaptive"
     if known.irt is not None:
-        return validation_error(irt, rows, subset)
+        if adaptive:
+            return adaptive_c(rows, subset, irt)
+        variance = float(np.mean([(naive(row[subset.items], subset).error or 0.0) ** 2 for row in rows]))
+        return bias_variance_c(validation_error(irt, rows, subset), variance)
     from merganser.evolve.irt.fitting import fit
 
-    others = _others(task, parts, known)
-    errors = []
-    for left_out, row in enumerate(rows):
-        rest = np.concatenate([others, np.delete(rows, left_out, axis=0)])
-        without = fit(rest, dimensions=irt.dimensions) if len(rest) else irt
-        errors.append(validation_error(without, row, subset))
-    return float(np.mean(errors))
+    unseen = leave_out(
+        np.concatenate([_others(task, parts, known), rows]),
+        lambda answers: fit(answers, dimensions=min(irt.dimensions, max(1, len(answers)))),
+        lambda without: _extracted(task, parts, len(subset), without, known, seed),
+    )
+    return cross_validated_c(unseen) if adaptive else cross_validated_bias_variance_c(unseen)
+
+
+def cautions(task: Task, endpoints: int, known: Calibration) -> list[str]:
+    """Return what a user should know of a task before its IRT is trusted."""
+    models = endpoints + (0 if known.answers is None else len(np.atleast_2d(known.answers)))
+    if not task.needs_irt or known.irt is not None or models >= ENOUGH_MODELS:
+        return []
+    return [
+        f"task {task.name!r}: its IRT is fitted to {models} models, and fewer than {ENOUGH_MODELS} tell little of the "
+        "items; give answers of more models (calibration), or use random items and the naive estimator"
+    ]
 
 
 def to_bytes(prepared: Prepared) -> bytes:

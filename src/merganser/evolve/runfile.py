@@ -35,7 +35,7 @@ from merganser.evolve import calibrations, liveness
 from merganser.evolve.design import Design, Objective, Task
 from merganser.evolve.directions import choose_direction
 from merganser.evolve.fitness import MergedModels
-from merganser.evolve.preparation import Calibration
+from merganser.evolve.preparation import Calibration, cautions
 from merganser.evolve.runschema import ObjectiveEntry, RunFile, SpaceEntry, TaskEntry, problems
 from merganser.evolve.runtasks import HARNESS, build_examiner, build_task, directions_of
 from merganser.evolve.space import Choices, Parameter, Range, Space
@@ -59,6 +59,9 @@ class LoadedRun:
     file: RunFile
     text: str
     root: str
+    source: str = "run file"
+    cautions: tuple[str, ...] = ()
+    """What is no error, and should be known before the study runs."""
 
 
 def load(source: str | os.PathLike[str]) -> LoadedRun:
@@ -176,7 +179,14 @@ class _Resolver:
         self.finish()
         assert design is not None
         evaluate = MergedModels(self.loader(), document, tuple(run.models), space, examiners)
-        return LoadedRun(design, evaluate, calibration, run.workers, run, self.text, self.root)
+        warned = [
+            caution
+            for task in design.tasks
+            for caution in cautions(task, len(design.endpoints), calibration.get(task.name, Calibration()))
+        ]
+        return LoadedRun(
+            design, evaluate, calibration, run.workers, run, self.text, self.root, self.source, tuple(warned)
+        )
 
     def attempt(self, where: str, build: Callable[..., T], *args: Any) -> T | None:
         """What `build` returns; an error it raises becomes a problem."""

@@ -25,7 +25,7 @@ from merganser.evolve.study import Study
 
 
 def start(
-    run: str | PathLike[str],
+    run: str | PathLike[str] | LoadedRun,
     study: str | PathLike[str],
     *,
     resume: bool = False,
@@ -37,14 +37,14 @@ def start(
 
     A resumed study goes by the run file, weights and data it was started with; it is an error if they changed.
     """
-    loaded = runfile.load(run)
+    loaded = run if isinstance(run, LoadedRun) else runfile.load(run)
     if resume and not Path(study).is_file():
         raise InputError(f"{study}: no such study to go on with; to start it, leave out --resume (resume=True)")
     opened = Study.open(study)
     try:
         known = opened.store.get("design") is not None
         if known:
-            _check_the_same(loaded, opened, run, resume)
+            _check_the_same(loaded, opened, resume)
         settings: dict[str, Any] = {
             "calibration": _with_embeddings(loaded, opened),
             "workers": loaded.workers if workers is None else workers,
@@ -72,7 +72,7 @@ def recipe(study: Study, trial: Trial) -> dict[str, Any]:
     return study.design.space.recipe(template, study.design.endpoints, trial.values)
 
 
-def _check_the_same(loaded: LoadedRun, study: Study, run: str | PathLike[str], resume: bool) -> None:
+def _check_the_same(loaded: LoadedRun, study: Study, resume: bool) -> None:
     """A file that holds a study is gone on with on demand only, and only as the study it is."""
     place = study.store.path
     stored = study.store.get("run")
@@ -81,7 +81,9 @@ def _check_the_same(loaded: LoadedRun, study: Study, run: str | PathLike[str], r
     if not resume:
         raise InputError(f"{place}: holds a study already; go on with it (--resume, resume=True), or choose another")
     if runfile.read(stored["text"], stored["root"]).decisive() != loaded.file.decisive():
-        raise InputError(f"{run}: differs from the run file that {place} was started with; start another study")
+        raise InputError(
+            f"{loaded.source}: differs from the run file that {place} was started with; start another study"
+        )
     for then, today in zip(study.design.objectives, loaded.design.objectives, strict=True):
         if then.maximize != today.maximize:
             raise InputError(

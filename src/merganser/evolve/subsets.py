@@ -76,15 +76,56 @@ def representation_clustering(
 
 
 def clustering(points: Array, size: int, *, seed: int = 0) -> Subset:
-    """The point nearest to the centroid of each of `size` clusters, weighted by the cluster's share of all points."""
+    """The point nearest to the centroid of each cluster, weighted by the cluster's share of all points.
+
+    Points that coincide are one cluster, which k-means could not cut any further: one with a share of 2/size or more
+    gives as many of its points as its share is worth, drawn at random, and they share its weight. Whatever is left of
+    `size` when every distinct point is a cluster goes to the clusters whose points stand for most.
+    """
     _check(len(points), size)
+    pattern, counts = _distinct(points)
+    allotted = np.where(counts * size >= 2 * len(points), counts * size // len(points), 0)
+    rest = np.flatnonzero(allotted[pattern] == 0)
+    left = size - int(allotted.sum())
+    items, weights = [], []
+    if len(rest) and left < len(np.unique(pattern[rest])):
+        representatives, shares = _representatives(points[rest], left, seed)
+        items += rest[representatives].tolist()
+        weights += (shares * len(rest) / len(points)).tolist()
+    else:
+        _allot(allotted, counts, size)
+    generator = np.random.default_rng(seed)
+    for each in np.flatnonzero(allotted):
+        members = np.flatnonzero(pattern == each)
+        items += generator.choice(members, allotted[each], replace=False).tolist()
+        weights += [counts[each] / len(points) / allotted[each]] * int(allotted[each])
+    order = np.argsort(items)
+    return Subset(np.array(items, dtype=np.intp)[order], np.array(weights)[order])
+
+
+def _distinct(points: Array) -> tuple[Indices, Indices]:
+    """Which of the distinct points each point is, up to rounding, and how many points are that one."""
+    scale = np.maximum(points.std(0), 1e-300)
+    _, pattern, counts = np.unique(np.round(points / scale, 6), axis=0, return_inverse=True, return_counts=True)
+    return pattern.reshape(-1).astype(np.intp), counts.astype(np.intp)
+
+
+def _allot(allotted: Indices, counts: Indices, size: int) -> None:
+    """Give every distinct point its first item, and the others one by one to where an item stands for most."""
+    np.maximum(allotted, 1, out=allotted)
+    while allotted.sum() < size:
+        allotted[np.where(allotted < counts, counts / allotted, -1.0).argmax()] += 1
+    while allotted.sum() > size:
+        allotted[np.where(allotted > 1, counts / allotted, np.inf).argmin()] -= 1
+
+
+def _representatives(points: Array, size: int, seed: int) -> tuple[Indices, Array]:
+    """The point nearest to each centroid of `size` clusters, and the cluster's share of the points."""
     labels, centroids = kmeans(points, size, seed=seed)
     distance = ((points - centroids[labels]) ** 2).sum(1)
     order = np.lexsort((np.arange(len(points)), distance))
     representatives = np.array([order[labels[order] == k][0] for k in range(size)], dtype=np.intp)
-    shares = np.bincount(labels, minlength=size) / len(points)
-    ascending = np.argsort(representatives)
-    return Subset(representatives[ascending], shares[ascending])
+    return representatives, np.bincount(labels, minlength=size) / len(points)
 
 
 def kmeans(points: Array, clusters: int, *, seed: int = 0, starts: int = 4, sweeps: int = 100) -> tuple[Indices, Array]:

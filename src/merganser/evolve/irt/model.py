@@ -44,6 +44,8 @@ class Items:
         return np.column_stack([self.discrimination, self.difficulty])
 
 
+#: Information along a direction, in units of the prior's, below which a likelihood has no say on it.
+INFORMED = 0.1
 #: Dimensions of ability at most.
 MAX_DIMENSIONS = 15
 
@@ -83,14 +85,32 @@ class IRT:
     def ability(self, answers: ArrayLike, items: ArrayLike | None = None, *, prior: bool = True) -> Posterior:
         """Ability of a model from its answers to some items (all by default), item parameters held fixed.
 
-        With `prior` the mode of the posterior, without it the maximum of the likelihood, as in tinyBenchmarks.
+        With `prior` the mode of the posterior, without it the maximum of the likelihood, as in tinyBenchmarks, over the
+        directions that these items tell apart; in the others, where it could lie anywhere, it is the prior's mean.
         """
         seen = self.items if items is None else self.items[items]
         targets = np.asarray(answers, dtype=np.float64)
         if targets.shape != (len(seen),):
             raise InputError(f"{len(seen)} items need {len(seen)} answers, not an array of shape {targets.shape}")
-        mean, precision = (self.prior.mean, self.prior.precision) if prior else (0.0, 0.0)
-        return regress(seen.discrimination, -seen.difficulty, targets, mean, precision)
+        if prior:
+            return regress(seen.discrimination, -seen.difficulty, targets, self.prior.mean, self.prior.precision)
+        return self._most_likely(seen, targets)
+
+    def _most_likely(self, seen: Items, targets: Array) -> Posterior:
+        """γ = μ + Λ^(-½) V z, V the right singular vectors of a Λ^(-½) along which the items inform: σ²/4 ≥ `INFORMED`
+        (an item informs by at most a²/4, in units of the prior's), and the first in any case."""
+        whitened = seen.discrimination / np.sqrt(self.prior.precision)
+        _, sigma, directions = np.linalg.svd(whitened, full_matrices=True)
+        strength = np.zeros(self.dimensions)
+        strength[: len(sigma)] = sigma**2 / 4
+        informed = (strength >= INFORMED) | (np.arange(self.dimensions) == 0)
+        if informed.all():
+            return regress(seen.discrimination, -seen.difficulty, targets)
+        basis = directions[informed].T / np.sqrt(self.prior.precision)[:, None]
+        silent = directions[~informed].T / np.sqrt(self.prior.precision)[:, None]
+        offset = seen.discrimination @ self.prior.mean - seen.difficulty
+        found = regress(seen.discrimination @ basis, offset, targets)
+        return Posterior(self.prior.mean + basis @ found.mean, basis @ found.covariance @ basis.T + silent @ silent.T)
 
     def intervals(self, level: float = 0.95) -> tuple[Array, Array]:
         """Laplace intervals of the fitted abilities, item parameters held fixed."""
