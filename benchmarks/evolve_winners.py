@@ -100,6 +100,7 @@ def measure_winners(
                 population=population,
                 generations=generations,
                 seed=seed,
+                split_seed=seed,
             )
             with tempfile.TemporaryDirectory() as folder:
                 study = Study.open(Path(folder, "study.sqlite"))

@@ -49,7 +49,7 @@ class Asked:
 
     A sequence has at most `max_length` tokens: by default as many as model and tokenizer say they read, and no more
     than `LONGEST`. Texts lose their end beyond it; prompts lose their beginning, so that the question stays. `fields`
-    says what the file calls a field, as in `{"question": "problem"}`.
+    says what the file calls a field, as in `{"question": "problem"}`. The questions of another file, `test`, follow.
     """
 
     source: str | Records
@@ -57,6 +57,7 @@ class Asked:
     batch: int = 16
     max_length: int | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
+    test: str | None = None
 
     #: The fields of a record that the examiner needs.
     needed: ClassVar[tuple[str, ...]] = ("text",)
@@ -82,6 +83,8 @@ class Asked:
             placed = read_records(self.source, names)
         else:
             placed = [Placed(f"record {number}", dict(record)) for number, record in enumerate(self.source)]
+        if self.test is not None:
+            placed = [*placed, *read_records(self.test, names)]
         found = []
         for each in placed:
             for name in names:

@@ -9,16 +9,13 @@ from merganser.evolve.arrayfiles import read_arrays
 from merganser.evolve.preparation import Calibration, checked_answers
 
 
-def read(reference: str, count: int | None) -> Calibration:
-    """Of a task of `count` items: `.npy` or `.npz` (array `answers`, models × items), or the IRT of
+def read(reference: str) -> Calibration:
+    """`.npy` or `.npz` (array `answers`, models × items), or the IRT of
     `tinyBenchmarks.npz#benchmark/scenario`."""
     path, _, part = reference.partition("#")
     if not Path(path).is_file():
         raise InputError(f"{path}: no such file")
-    known = _published(path, part) if part else _answered(path)
-    if count is not None and known.items != count:
-        raise InputError(f"{reference}: tells of {known.items} items, and the task has {count}")
-    return known
+    return _published(path, part) if part else _answered(path)
 
 
 def _published(path: str, part: str) -> Calibration:

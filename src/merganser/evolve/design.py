@@ -24,7 +24,8 @@ EXTRACTORS = ("random", "stratified", "irt", "representation")
 
 @dataclass(frozen=True)
 class Task:
-    """`items` questions, of which `subset` are asked of every candidate and a share `test` is kept for the end.
+    """`items` questions, of which `subset` are asked of every candidate and a share `test` is kept for the end; or
+    those that `test_items` lists.
 
     `c` of gp-IRT and gmp-IRT is a number, "adaptive" (gmp-IRT*) or "bias-variance". `strata` label the items for the
     stratified extractor. `direction` says whether "higher" or "lower" scores are better, where that is known.
@@ -40,6 +41,7 @@ class Task:
     test: float = 0.2
     strata: tuple[str | int, ...] | None = None
     direction: str | None = None
+    test_items: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         where = f"task {self.name!r}"
@@ -55,6 +57,9 @@ class Task:
             raise InputError(
                 f"{where}: test is the share of items kept for the final score, between 0 and 1, not {self.test}"
             )
+        listed = self.test_items or ()
+        if len(set(listed)) < len(listed) or any(not 0 <= item < self.items for item in listed):
+            raise InputError(f"{where}: test items are different numbers from 0 below {self.items}")
         if self.pool < 1 or self.items - self.pool < 1:
             raise InputError(f"{where}: {self.items} items cannot be split into fitness and test items")
         if self.subset is not None and not 1 <= self.subset <= self.pool:
@@ -80,6 +85,8 @@ class Task:
     @property
     def pool(self) -> int:
         """Items that fitness and IRT may see."""
+        if self.test_items is not None:
+            return self.items - len(self.test_items)
         return self.items - max(1, round(self.items * self.test))
 
     @property
@@ -120,7 +127,8 @@ class Design:
     """Everything that determines a study besides the evaluator. `endpoints` are the labels of the merged models.
 
     `stability` candidates (the best ones, and others spread over the ranking) get a full evaluation on the pool at the
-    end, so that the estimator is judged on merges.
+    end, so that the estimator is judged on merges. `split_seed` draws the test items, which searches of other seeds
+    then share.
     """
 
     space: Space
@@ -132,6 +140,7 @@ class Design:
     generations: int = 7
     seed: int = 0
     stability: int = 0
+    split_seed: int = 0
     reference_points: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -151,8 +160,9 @@ class Design:
             raise InputError(f"two objectives are called {next(n for n in called if called.count(n) > 1)!r}")
         if self.stability < 0:
             raise InputError(f"stability: {self.stability} full evaluations at the end; 0 or more")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise InputError(f"seed: {self.seed}; a whole number from 0 to {MAX_SEED}")
+        for name, seed in (("seed", self.seed), ("split_seed", self.split_seed)):
+            if not 0 <= seed <= MAX_SEED:
+                raise InputError(f"{name}: {seed}; a whole number from 0 to {MAX_SEED}")
         if self.generations < 1:
             raise InputError(f"{self.generations} generations; at least 1")
         for task in self.tasks:
@@ -193,9 +203,13 @@ class Design:
         points = data["reference_points"]
         return cls(
             space=Space(tuple(map(_parameter, data["space"]["parameters"])), tuple(data["space"]["constraints"])),
-            tasks=tuple(Task(**{**t, "strata": _tuple(t["strata"])}) for t in data["tasks"]),
+            tasks=tuple(
+                Task(**{**t, "strata": _tuple(t["strata"]), "test_items": _tuple(t.get("test_items"))})
+                for t in data["tasks"]
+            ),
             objectives=tuple(Objective(**o) for o in data["objectives"]),
             endpoints=tuple(data["endpoints"]),
+            split_seed=data.get("split_seed", data["seed"]),  # once they were the same
             reference_points=None if points is None else tuple(map(tuple, points)),
             **{k: data[k] for k in ("algorithm", "population", "generations", "seed", "stability")},
         )

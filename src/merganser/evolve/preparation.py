@@ -70,13 +70,25 @@ def check(task: Task, known: Calibration) -> None:
             checked_answers(known.answers)
         except InputError as error:
             raise InputError(f"{where}: calibration: {error}") from None
-    if known.items not in (None, task.items):
-        raise InputError(f"{where}: the calibration tells of {known.items} items, and the task has {task.items}")
+    check_items(task, known)
     if task.extractor == "representation":
         if known.embeddings is None:
             raise InputError(f"{where}: the representation extractor needs embeddings of the items")
         if wrong := [each.shape for each in known.embeddings if each.ndim != 2 or len(each) != task.items]:
             raise InputError(f"{where}: embeddings are {task.items} items × width, not of shape {wrong[0]}")
+
+
+def check_items(task: Task, known: Calibration) -> None:
+    """What is known of items must be of all items of the task, or of all but those of its test file."""
+    if known.items not in (None, task.items, searched := _searched(task)):
+        wanted = str(task.items) if searched == task.items else f"{searched}, or {task.items} with those of the test"
+        raise InputError(f"task {task.name!r}: the calibration tells of {known.items} items, and the task has {wanted}")
+
+
+def _searched(task: Task) -> int:
+    """Items before the test items, if those are the last ones, as from a file of their own; else all."""
+    last = range(task.pool, task.items)
+    return task.pool if task.test_items is not None and sorted(task.test_items) == list(last) else task.items
 
 
 @dataclass(frozen=True)
@@ -101,17 +113,28 @@ class Prepared:
 
 
 def split(task: Task, seed: int) -> Split:
-    """A random split that depends on the seed and the task's name only."""
+    """A random split that depends on the seed and the task's name only; or the one that the task lists."""
+    if task.test_items is not None:
+        test = np.sort(np.array(task.test_items, dtype=np.intp))
+        return Split(np.setdiff1d(np.arange(task.items), test), test)
     generator = np.random.default_rng([seed, zlib.crc32(task.name.encode())])
     order = generator.permutation(task.items)
     return Split(np.sort(order[: task.pool]), np.sort(order[task.pool :]))
 
 
 def prepare(
-    task: Task, seed: int, endpoints: Mapping[str, ArrayLike] | None, calibration: Calibration | None = None
+    task: Task,
+    seed: int,
+    endpoints: Mapping[str, ArrayLike] | None,
+    calibration: Calibration | None = None,
+    *,
+    split_seed: int = 0,
 ) -> Prepared:
-    """`endpoints` are the endpoints' answers to the pool, by label, in the pool's order; needed when IRT is."""
-    parts = split(task, seed)
+    """`endpoints` are the endpoints' answers to the pool, by label, in the pool's order; needed when IRT is.
+
+    `split_seed` draws the test items, `seed` the subset.
+    """
+    parts = split(task, split_seed)
     known = calibration or Calibration()
     rows = np.array([np.asarray(a, dtype=np.float64) for a in (endpoints or {}).values()])
     irt = _calibrated(task, parts, rows, known, seed) if task.needs_irt else None

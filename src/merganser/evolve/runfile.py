@@ -35,9 +35,9 @@ from merganser.evolve import calibrations, liveness
 from merganser.evolve.design import Design, Objective, Task
 from merganser.evolve.directions import choose_direction
 from merganser.evolve.fitness import MergedModels
-from merganser.evolve.preparation import Calibration, cautions
+from merganser.evolve.preparation import Calibration, cautions, check_items
 from merganser.evolve.runschema import ObjectiveEntry, RunFile, SpaceEntry, TaskEntry, problems
-from merganser.evolve.runtasks import HARNESS, build_examiner, build_task, directions_of
+from merganser.evolve.runtasks import HARNESS, build_examiner, build_task, choose_test_items, directions_of
 from merganser.evolve.space import Choices, Parameter, Range, Space
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as declared
@@ -118,7 +118,8 @@ def _placed(run: RunFile, root: Path) -> RunFile:
         options = entry.options
         if entry.kind == HARNESS and "include" in options:
             options = {**options, "include": place(str(options["include"]))}
-        return placed(entry, "data", "calibration").model_copy(update={"options": options})
+        files = ("data", "calibration", "test") if isinstance(entry.test, str) else ("data", "calibration")
+        return placed(entry, *files).model_copy(update={"options": options})
 
     return placed(run, "base").model_copy(
         update={
@@ -152,11 +153,15 @@ class _Resolver:
             examiner = self.attempt(f"tasks.{name}", build_examiner, entry, run)
             if examiner is not None:
                 examiners[name] = examiner
-                tasks.append(self.attempt("", build_task, name, entry, examiner))
             if entry.calibration is not None:
-                count = None if examiner is None else len(examiner)
-                known = self.attempt(f"tasks.{name}.calibration", calibrations.read, entry.calibration, count)
+                known = self.attempt(f"tasks.{name}.calibration", calibrations.read, entry.calibration)
                 calibration |= {name: known} if known else {}
+        held = self.attempt("", choose_test_items, run, examiners) or {}
+        for name, examiner in examiners.items():
+            task = self.attempt("", build_task, name, run.tasks[name], examiner, held.get(name))
+            tasks.append(task)
+            if task is not None and name in calibration:
+                self.attempt(f"tasks.{name}.calibration", check_items, task, calibration[name])
         self.measures(examiners)
         directions = {m: d for name, examiner in examiners.items() for m, d in directions_of(name, examiner).items()}
         objectives = [self.attempt("", _objective, each, directions) for each in run.objectives]

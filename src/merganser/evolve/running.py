@@ -60,7 +60,9 @@ class StudyRun:
         if not all(self.store.artifact(f"prepared/{task.name}") for task in design.tasks):
             endpoints = self._endpoint_answers()
             for task in design.tasks:
-                prepared = prepare(task, design.seed, endpoints.get(task.name), self.calibration.get(task.name))
+                known = self.calibration.get(task.name)
+                answers = endpoints.get(task.name)
+                prepared = prepare(task, design.seed, answers, known, split_seed=design.split_seed)
                 self.store.keep(f"prepared/{task.name}", to_bytes(prepared))
         self.tasks = stored(self.store, design)
         done = len(self.store.trials("candidate"))
@@ -68,7 +70,7 @@ class StudyRun:
 
     def _endpoint_answers(self) -> dict[str, dict[str, Array]]:
         """Answers of every endpoint to the pools of the tasks that need an IRT: {task: {endpoint: answers}}."""
-        items = {t.name: split(t, self.design.seed).pool.tolist() for t in self.design.tasks if t.needs_irt}
+        items = {t.name: split(t, self.design.split_seed).pool.tolist() for t in self.design.tasks if t.needs_irt}
         if not items:
             return {}
         self._evaluate("endpoint", self.design.endpoints, items, "calibrate")

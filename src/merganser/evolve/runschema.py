@@ -36,8 +36,9 @@ class TaskEntry(_Section):
     estimator: str | None = None
     c: float | str | None = None
     dimensions: int | None = None
-    test: float = 0.2
+    test: float | str = 0.2
     strata: str | None = None
+    group: str | None = None
     calibration: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
@@ -53,6 +54,7 @@ class SearchEntry(_Section):
     population: int = 25
     generations: int = 7
     seed: int = 0
+    split_seed: int = 0
     stability: int = 0
     reference_points: list[list[float]] | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.examiners import KINDS, Function
@@ -11,6 +11,7 @@ from merganser.evaluate.harness import Harness
 from merganser.evaluate.questions import SCORE, Asked, Examiner
 from merganser.evaluate.references import imported
 from merganser.evolve.design import Task
+from merganser.evolve.holdout import Grouped, connected, hold_out
 from merganser.evolve.runschema import RunFile, TaskEntry
 
 #: The kind of a task of the lm-evaluation-harness.
@@ -22,6 +23,10 @@ UNINFORMED = ("random", "naive", 0.5)
 
 def build_examiner(entry: TaskEntry, run: RunFile) -> Examiner:
     """Return what asks a model the questions of a task; every question has been checked."""
+    if isinstance(entry.test, str) and entry.kind in ("function", HARNESS):
+        raise InputError(
+            f"test: {entry.test!r} is a file of questions, which kind {entry.kind} does not read; give a share"
+        )
     if entry.kind == "function":
         if entry.function is None or entry.items is None:
             raise InputError("kind function needs function: package.module:name and items: their number")
@@ -41,8 +46,8 @@ def build_examiner(entry: TaskEntry, run: RunFile) -> Examiner:
     return examiner
 
 
-def build_task(name: str, entry: TaskEntry, examiner: Examiner) -> Task:
-    """Return the task as the study knows it."""
+def build_task(name: str, entry: TaskEntry, examiner: Examiner, test_items: tuple[int, ...] | None = None) -> Task:
+    """Return the task as the study knows it; `test_items` if they are not drawn by the task alone."""
     extractor, estimator, c = INFORMED if entry.calibration and entry.subset else UNINFORMED
     if entry.extractor == "representation" and not isinstance(examiner, Asked):
         raise InputError(f"task {name!r}: {entry.kind} has no texts to embed; choose another extractor")
@@ -54,10 +59,48 @@ def build_task(name: str, entry: TaskEntry, examiner: Examiner) -> Task:
         entry.estimator or estimator,
         c if entry.c is None else entry.c,
         entry.dimensions,
-        entry.test,
+        entry.test if isinstance(entry.test, float) else 0.2,
         None if entry.strata is None else _column(name, examiner, entry.strata, "stratify by"),
         direction=directions_of(name, examiner).get(name),
+        test_items=test_items,
     )
+
+
+def choose_test_items(run: RunFile, examiners: Mapping[str, Examiner]) -> dict[str, tuple[int, ...]]:
+    """Return the test items of tasks with a test file, and of those that ask questions of other tasks too."""
+    found: dict[str, tuple[int, ...]] = {}
+    grouped: dict[str, Grouped] = {}
+    for name, examiner in examiners.items():
+        entry = run.tasks[name]
+        own = _own_test(entry, examiner)
+        if own:
+            found[name] = tuple(range(len(examiner) - own, len(examiner)))
+        if (groups := _groups(name, entry, examiner, run)) is not None:
+            share = entry.test if isinstance(entry.test, float) else 0.2
+            grouped[name] = Grouped(groups, share, own)
+    for names in connected({name: task.groups for name, task in grouped.items()}):
+        found |= hold_out({name: grouped[name] for name in names}, run.search.split_seed)
+    return found
+
+
+def _own_test(entry: TaskEntry, examiner: Examiner) -> int:
+    """How many of the last items are from the task's test file."""
+    if isinstance(entry.test, float) or not isinstance(examiner, Asked):
+        return 0
+    return len(examiner) - len(replace(examiner, test=None))
+
+
+def _groups(name: str, entry: TaskEntry, examiner: Examiner, run: RunFile) -> tuple[str, ...] | None:
+    """The group of every item: the field that the task names, a field `group`, or the place in a file that several
+    tasks ask."""
+    if entry.group is not None:
+        return _column(name, examiner, entry.group, "group by")
+    records = getattr(examiner, "records", None)
+    if records is not None and all("group" in record for record in records):
+        return tuple(str(record["group"]) for record in records)
+    if entry.data is not None and sum(each.data == entry.data for each in run.tasks.values()) > 1:
+        return tuple(f"{entry.data}#{item}" for item in range(len(examiner)))
+    return None
 
 
 def directions_of(name: str, examiner: Examiner) -> dict[str, str]:
@@ -81,8 +124,9 @@ def _asked(entry: TaskEntry, tokenizer: str) -> Examiner:
     if entry.data is None:
         raise InputError(f"kind {entry.kind} needs data: a file of questions")
     kind = KINDS[entry.kind]
-    _check_options(entry.options, kind, {"source", "tokenizer"})
-    return kind(entry.data, tokenizer, **entry.options)  # type: ignore[return-value]
+    _check_options(entry.options, kind, {"source", "tokenizer", "test"})
+    test = None if isinstance(entry.test, float) else entry.test
+    return kind(entry.data, tokenizer, test=test, **entry.options)  # type: ignore[return-value]
 
 
 def _harness(entry: TaskEntry, tokenizer: str) -> Harness:

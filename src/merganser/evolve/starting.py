@@ -105,7 +105,8 @@ def _fingerprints(run: RunFile) -> dict[str, str]:
     models = dict.fromkeys([*([run.base] if run.base else []), *run.models.values()])
     found = {path: open_checkpoint(path).fingerprint() for path in models}
     for entry in run.tasks.values():
-        for path in (entry.data, entry.calibration and entry.calibration.partition("#")[0]):
+        test = entry.test if isinstance(entry.test, str) else None
+        for path in (entry.data, test, entry.calibration and entry.calibration.partition("#")[0]):
             if path and Path(path).is_file():
                 found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return found
