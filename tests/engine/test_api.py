@@ -162,10 +162,17 @@ def test_save_copies_codes_but_does_not_cast_them(checkpoint: Callable[..., Path
     assert written.spec("w.weight").dtype == torch.float8_e4m3fn
 
 
-def test_a_running_average_takes_the_place_of_the_last_one(checkpoint: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("spelt", ["average", "link", "average/../average"])
+def test_an_input_is_never_what_is_replaced(checkpoint: Callable[..., Path], tmp_path: Path, spelt: str) -> None:
     average, model = checkpoint("average", state(1.0)), checkpoint("model", state(3.0))
-    mg.run({"method": "linear", "models": [str(average), str(model)]}, average, overwrite=True)
-    assert all(torch.equal(mg.open(average).read(name), value) for name, value in state(2.0).items())
+    (tmp_path / "link").symlink_to("average")
+    recipe = {"method": "linear", "models": [str(tmp_path / spelt), str(model)]}
+    with pytest.raises(InputError, match=r"average cannot be replaced: the input .* is it"):
+        mg.run(recipe, average, overwrite=True)
+    with pytest.raises(InputError, match="link cannot be replaced: the input .* is it"):
+        mg.run(recipe, tmp_path / "link", overwrite=True)
+    assert all(torch.equal(mg.open(average).read(name), value) for name, value in state(1.0).items())
+    assert sorted(os.listdir(tmp_path)) == ["average", "link", "model"]
 
 
 @pytest.mark.parametrize(("out", "reason"), [("here", "current directory"), ("models", "input"), ("link", "input")])

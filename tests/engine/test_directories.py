@@ -3,14 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from merganser.engine.directories import check_out, publish
+from merganser.engine.directories import check_out
+from merganser.engine.publishing import publish
 from merganser.errors import InputError, MerganserError
 
 
 def test_a_directory_appears_whole_and_takes_the_place_of_another(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     for content in ("first", "second"):
-        assert publish(out, lambda d, content=content: (d / "file").write_text(content)) == out
+        assert publish(out, lambda d, content=content: (d / "file").write_text(content), overwrite=True) == out
         assert (out / "file").read_text() == content
     assert os.listdir(out.parent) == ["out"]
 
@@ -24,7 +25,7 @@ def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, error: Exception)
         raise error
 
     with pytest.raises(MerganserError if isinstance(error, OSError) else ValueError):
-        publish(out, fail)
+        publish(out, fail, overwrite=True)
     assert (out / "file").read_text() == "old"
     assert os.listdir(tmp_path) == ["out"]
 

@@ -22,7 +22,7 @@ from merganser.engine.compute import BoundPlan, Settings
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Progress, batches, execute, pending
 from merganser.engine.processes import execute_in_processes, worthwhile
-from merganser.engine.sinks import DictSink
+from merganser.engine.sinks import DictSink, Sink
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import InputError, MerganserError
 from merganser.methods.task_vectors import Ties
@@ -147,9 +147,12 @@ def test_streams_locked_by_another_thread_do_not_stop_a_worker(tmp_path: Path, m
         def write(self, text: str) -> int:
             raise AssertionError("the parent's stream was used")
 
-    def talk(batch: object, sink: object) -> None:
+    run_batch = processes.run_batch
+
+    def talk(batch: list, sink: Sink) -> None:
         print("hello")
         warnings.warn("hello", stacklevel=1)
+        run_batch(batch, sink)
 
     monkeypatch.setattr(processes, "run_batch", talk)
     monkeypatch.setattr(sys, "stdout", Locked())

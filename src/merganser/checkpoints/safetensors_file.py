@@ -167,6 +167,8 @@ class SafetensorsFile(Checkpoint):
         entry = self._find(name)
         if entry.start == entry.stop:
             return select_rows(torch.empty(entry.spec.shape, dtype=entry.spec.dtype, device="cpu"), rows)
+        if self._map.size() < entry.stop:  # reading beyond the end would kill the process
+            raise CheckpointError(f"{self.path}: was cut short while it was read; is something else writing it?")
         raw = self._bytes[entry.start : entry.stop]
         if entry.start % entry.spec.dtype.itemsize:
             raw = raw.clone()  # the format promises no alignment

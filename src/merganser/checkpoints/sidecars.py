@@ -6,7 +6,8 @@ A plan describes it as data (`Plan.sidecars`):
 - `config`, `generation`: edits `[path, value]`, a value of None removes the key;
 - `tokenizer`: `{model, add}`, whose tokenizer files are taken and the tokens to append;
 - `chat_template`: its text, if it changes;
-- `card`: `{base, models, methods}` as the recipe names them; `recipe`: its text.
+- `card`: `{base, models, methods}` as the recipe names them; `recipe`: its text;
+- `fingerprint`: that of the plan and its sources, for the card.
 
 The same plan writes the same bytes: no dates, no paths of this machine beyond what the recipe says.
 """
@@ -191,6 +192,8 @@ def model_card(sidecars: Mapping[str, Any]) -> str:
     if recipe := sidecars.get("recipe", "").strip():
         fence = "`" * max(3, 1 + _longest_run(recipe))
         lines += ["Recipe:", "", f"{fence}yaml", recipe, fence, ""]
+    if fingerprint := sidecars.get("fingerprint"):
+        lines += [f"Fingerprint of recipe and sources: `{fingerprint}`", ""]
     return "\n".join(lines)
 
 

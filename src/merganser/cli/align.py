@@ -63,12 +63,13 @@ def command(
         raise InputError("--model pkg.module:factory is needed to derive the symmetries (or --permutations of a run)")
     inputs = [path for reference in named.values() for path in paths_in(reference)]
     check_out(out, overwrite, [*inputs, *([permutations] if permutations else [])])
-    _align(named, out, model, shape, method, permutations, seed, allow_unused, as_json)
+    _align(named, out, overwrite, model, shape, method, permutations, seed, allow_unused, as_json)
 
 
 def _align(
     named: Mapping[str, str],
     out: Path,
+    overwrite: bool,
     model: str | None,
     shape: str | None,
     method: str,
@@ -79,9 +80,11 @@ def _align(
 ) -> None:
     from merganser import align
     from merganser.checkpoints import open as open_checkpoint
-    from merganser.engine.directories import publish
+    from merganser.engine.directories import check_replaceable
+    from merganser.engine.publishing import publish
 
     opened = [open_checkpoint(path) for path in named.values()]
+    check_replaceable(out, [file for checkpoint in opened for file in checkpoint.files()])
     states = [checkpoint.state_dict() for checkpoint in opened]
     if permutations is not None:
         found = align.Universe.load(permutations, states)
@@ -90,7 +93,7 @@ def _align(
         found = _match(states, _symmetry(model, shape, allow_unused), method, seed)
     stored = [once({*checkpoint.names(), *checkpoint.aliases()}, found.symmetry) for checkpoint in opened]
     report = {"method": "given" if permutations else method, **_report(list(named), found)}
-    publish(out, lambda directory: _write(found, list(named), stored, report, directory))
+    publish(out, lambda directory: _write(found, list(named), stored, report, directory), overwrite=overwrite)
     _show({**report, "out": str(out)}, as_json)
 
 

@@ -39,15 +39,16 @@ def command(
     as they are and after alignment.
     """
     from merganser.digits import Digits
-    from merganser.engine.directories import check_out, publish
+    from merganser.engine.directories import check_out, is_empty
+    from merganser.engine.publishing import publish
     from merganser.errors import InputError
     from merganser.report.demonstration import is_demo
 
     digits = Digits(seed)
     check_out(out, overwrite)
-    if out.exists() and not is_demo(out):
+    if out.exists() and not is_empty(out) and not is_demo(out):
         raise InputError(f"{out} cannot be replaced: no demo has made it; choose another --out")
-    publish(out, lambda directory: _show(digits, directory))
+    publish(out, lambda directory: _show(digits, directory), overwrite=overwrite)
     say(f"\nMerged checkpoints are in {out}/merged, the report is {out}/report.html")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,16 +121,19 @@ def run(
     processes: bool = False,
     on_plan: Callable[[Plan, Sequence[Checkpoint]], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_complete: Callable[[Path], None] = lambda out: None,
 ) -> Path:
     """Merge as a recipe says and write the checkpoint directory `out`; what `merganser merge` does.
 
     `processes` makes workers of forked processes, which are faster than threads: for programs that have no threads of
     their own to fear for. `ray` names a cluster (`"local"` starts one on this machine) to compute on; sources and `out`
-    must be on a file system all its nodes share.
+    must be on a file system all its nodes share. `on_complete` is called, and nothing done, if `resume` finds
+    that `out` is finished already, made by this recipe from these models.
     """
     check_workers(workers, device)
     opened = functools.cache(open_checkpoint)  # planning and merging look at the same headers
-    plan = recipes.plan(recipe if isinstance(recipe, Recipe) else recipes.load(recipe), opened)
+    loaded = recipe if isinstance(recipe, Recipe) else recipes.load(recipe)
+    plan = recipes.plan(loaded, opened)
     sources = open_sources(plan, opened)
     if on_plan is not None:
         on_plan(plan, sources)
@@ -145,7 +148,17 @@ def run(
             here = execute_in_processes if processes else execute
             here(plan, sources, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
 
-    return write_plan(plan, sources, out, compute, resume=resume, overwrite=overwrite)
+    given = [] if isinstance(recipe, (Mapping, Recipe)) or not os.path.exists(recipe) else [Path(recipe)]
+    return write_plan(
+        plan,
+        sources,
+        out,
+        compute,
+        resume=resume,
+        overwrite=overwrite,
+        inputs=[*given, *_recipe_files(loaded)],
+        on_complete=on_complete,
+    )
 
 
 def save(
@@ -187,6 +200,15 @@ def check_several(models: object) -> None:
     """Refuse one model in place of a list: a path would pass as a list of its letters."""
     if isinstance(models, (str, os.PathLike, nn.Module, Checkpoint)) or not isinstance(models, Iterable):
         raise InputError(f"models: expected a list or a mapping of models, got a single {type(models).__name__}")
+
+
+def _recipe_files(recipe: Recipe) -> Iterator[Path]:
+    """The places of the recipes inside a recipe: in which directory they are is all that is known of them."""
+    for entry in recipe.entries():
+        if entry.recipe is not None:
+            yield from _recipe_files(entry.recipe)
+            if entry.recipe.root is not None:
+                yield entry.recipe.root / "recipe"
 
 
 def _labelled(models: Sequence[Reference] | Mapping[str, Reference]) -> Mapping[str, Reference]:

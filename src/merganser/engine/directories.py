@@ -1,16 +1,13 @@
-"""Where results may be written, and a directory that gets its name only when it is complete."""
+"""Where results may be written: never over what is in use, never over anything without being told to."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from merganser.checkpoints.references import exists, parts
-from merganser.engine.disk import Disk
-from merganser.errors import InputError, MerganserError
+from merganser.errors import InputError
 
 
 def paths_in(reference: object) -> Iterator[Path]:
@@ -20,17 +17,27 @@ def paths_in(reference: object) -> Iterator[Path]:
 
 
 def check_replaceable(out: Path, inputs: Iterable[Path]) -> None:
-    """What stands at OUT is removed in the end, and must not take with it what is in use.
+    """What stands at OUT, or unfinished beside it, is removed in the end and must not take with it what is in use.
 
-    An input may itself be what is replaced: a running average takes the place of the last one.
+    Refused are an OUT that is or holds the current directory or an input, and one inside an input's directory, which is
+    part of that input as far as anybody knows.
     """
     if out.name in ("", ".."):
         raise InputError(f"{out}: not a name for the directory to be made")
-    place = out.resolve()
-    others = [("input", path) for path in inputs if path.resolve() != place]
-    for kind, used in (("current directory", Path.cwd()), *others):
-        if used.resolve().is_relative_to(place):
-            raise InputError(f"{out} cannot be replaced: the {kind} {used} is in it; choose another name")
+    used = [("current directory", Path.cwd()), *(("input", path) for path in dict.fromkeys(inputs))]
+    for place in (out, out.with_name(f"{out.name}.partial")):
+        if not os.path.lexists(place):
+            continue
+        for kind, path in used:
+            if _holds(place, path):
+                what = "is" if _same(place, path) else "is in"
+                raise InputError(
+                    f"{place} cannot be replaced: the {kind} {path} {what} it; choose another name for the output"
+                )
+            if kind == "input" and path.is_dir() and not is_empty(place) and _holds(path, place):
+                raise InputError(
+                    f"{place} cannot be replaced: it is in the input {path}; choose another name for the output"
+                )
 
 
 def check_writable(out: Path, directory: Path) -> Path:
@@ -43,9 +50,19 @@ def check_writable(out: Path, directory: Path) -> Path:
     return place
 
 
+def is_empty(path: Path) -> bool:
+    """Whether this is a directory with nothing in it, which is as good as none."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        return next(path.iterdir(), None) is None
+    except OSError:
+        return False
+
+
 def check_absent(out: Path, overwrite: bool) -> None:
-    """That nothing stands at OUT, or may be overwritten."""
-    if os.path.lexists(out) and not overwrite:
+    """That nothing but an empty directory stands at OUT, or that it may be overwritten."""
+    if os.path.lexists(out) and not overwrite and not is_empty(out):
         what = "exists already" if out.exists() else "is a broken link"
         raise InputError(f"{out} {what}; choose another name or overwrite it (--overwrite, overwrite=True)")
 
@@ -57,26 +74,15 @@ def check_out(out: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
     check_writable(out, out.absolute().parent)
 
 
-def publish(out: Path, write: Callable[[Path], object]) -> Path:
-    """`write` fills a new directory beside OUT, which takes the name once it is complete and on disk.
+def _holds(place: Path, path: Path) -> bool:
+    """Whether a path lies at or below a place, as it is spelt or where its links lead."""
+    spelt = path.absolute()
+    forms = (spelt.parent.resolve() / spelt.name, spelt.resolve())
+    return any(_same(place, each) for form in forms for each in (form, *form.parents))
 
-    A failure leaves what stood at OUT as it was, and nothing else behind.
-    """
-    disk = Disk()
-    staging: Path | None = None
+
+def _same(one: Path, other: Path) -> bool:
     try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".partial", dir=out.absolute().parent))
-        made = staging / out.name
-        made.mkdir()
-        write(made)
-        disk.sync_tree(made)
-        if os.path.lexists(out):
-            disk.rename(out, staging / ".replaced")
-        disk.rename(made, out)
-    except OSError as error:
-        raise MerganserError(f"{out} could not be written: {error}") from error
-    finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
-    return out
+        return os.path.samefile(one, other)
+    except OSError:
+        return False

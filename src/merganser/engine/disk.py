@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from merganser.errors import MerganserError
@@ -36,50 +37,65 @@ class Disk:
         return handle
 
     def write_at(self, handle: int, data: memoryview, offset: int, path: Path) -> None:
+        """Write all of the data, however little of it each call takes."""
         self.before("write", path)
         while data:
-            written = os.pwrite(handle, data, offset)
+            written = self._pwrite(handle, data, offset)
             data, offset = data[written:], offset + written
 
     def append(self, handle: int, line: bytes, path: Path) -> None:
         self.before("append", path)
-        os.write(handle, line)
+        left = memoryview(line)
+        while left:
+            left = left[self._write(handle, left) :]
         self.before("sync", path)
-        os.fsync(handle)
+        self._sync(handle)
 
     def sync(self, handle: int, path: Path) -> None:
+        """Put the content of a file on disk; its size was there from the beginning."""
         self.before("sync", path)
-        (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(handle)
+        self._sync(handle, getattr(os, "fdatasync", os.fsync))
 
     def write_file(self, path: Path, content: bytes) -> None:
         self.before("write", path)
         path.write_bytes(content)
 
     def sync_tree(self, directory: Path) -> None:
-        """Every file of a directory and the directory itself."""
-        for path in (*sorted(p for p in directory.rglob("*") if p.is_file()), directory):
-            self.before("sync", path)
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        """Everything in a directory and the directory itself."""
+        for path in (*sorted(directory.rglob("*")), directory):
+            if path.is_file() or path.is_dir():
+                self.before("sync", path)
+                self.sync_directory(path)
 
     def rename(self, source: Path, target: Path) -> None:
+        """Give a file or directory another name. A directory never takes the place of anything but an empty one."""
         self.before("rename", target)
-        source.rename(target)
+        os.rename(source, target)
         self.sync_directory(target.parent)
 
     def sync_directory(self, directory: Path) -> None:
         handle = os.open(directory, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            self._sync(handle)
         finally:
             os.close(handle)
 
     def remove(self, path: Path) -> None:
+        """Remove a file, a link, or a directory with all that is in it."""
         self.before("remove", path)
-        shutil.rmtree(path)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+    def _sync(self, handle: int, how: Callable[[int], None] = os.fsync) -> None:
+        how(handle)
+
+    def _pwrite(self, handle: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(handle, data, offset)
+
+    def _write(self, handle: int, data: memoryview) -> int:
+        return os.write(handle, data)
 
 
 def explain(error: OSError, staging: Path) -> MerganserError:

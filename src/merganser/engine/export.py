@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ import torch
 from merganser.checkpoints.base import Checkpoint, TensorSpec
 from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.sidecars import prepare_sidecars
+from merganser.engine.completion import is_complete
+from merganser.engine.directories import check_replaceable, paths_in
+from merganser.engine.disk import Disk
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
-from merganser.engine.writer import CheckpointWriter
+from merganser.engine.source_files import SourceFiles
+from merganser.engine.staging import Staging
+from merganser.engine.writer import SYNC_SECONDS, CheckpointWriter
+from merganser.errors import InputError, MerganserError
 from merganser.recipes.plan import Model, Output, Plan, Source
 
 
@@ -63,16 +70,92 @@ def write_plan(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    inputs: Iterable[Path] = (),
+    on_complete: Callable[[Path], None] = lambda out: None,
+    disk: Disk | None = None,
+    sync_seconds: float = SYNC_SECONDS,
 ) -> Path:
-    """The directory `out` of a plan: `compute` gives the writer what an earlier run has not finished."""
-    write_sidecars = prepare_sidecars(plan, sources)
-    fingerprint = plan.fingerprint([source.fingerprint() for source in sources])
-    files = [file for source in sources for file in source.files()]
-    writer = CheckpointWriter(Path(out), plan, fingerprint, files, resume=resume, overwrite=overwrite)
+    """Write the directory `out` of a plan: `compute` gives the writer what an earlier run has not finished.
+
+    Args:
+        plan: What to write.
+        sources: Its models, opened.
+        out: The directory to be made.
+        compute: Computes every output that the writer does not have.
+        resume: Continue a merge that was interrupted.
+        overwrite: Replace `out`, or an unfinished merge.
+        inputs: Files that must not be lost besides those of the sources, such as the recipe.
+        on_complete: Called instead of any work if `resume` finds `out` complete already.
+        disk: What touches the disk.
+        sync_seconds: How often to sync what is finished; 0 for after every output.
+
+    Returns:
+        `out`.
+
+    Raises:
+        InputError: If it cannot be written there, or a source is unsound or changes meanwhile; nothing is left behind.
+        MerganserError: If the work fails; what is finished is kept for `resume`.
+    """
+    place, disk = Path(out), disk or Disk()
+    files = SourceFiles(file for source in sources for file in source.files())
+    check_replaceable(place, (*inputs, *_paths(plan), *files.paths))
+    prints = [source.fingerprint() for source in sources]
+    identity = _identity(plan, prints)
+    described = replace(plan, sidecars={**plan.sidecars, "fingerprint": identity})
+    write_sidecars = prepare_sidecars(described, sources)
+    staging = Staging(place, disk)
+    if resume and staging.is_idle() and is_complete(place, plan, identity, files):
+        staging.tidy()
+        on_complete(place)
+        return place
+    writer = CheckpointWriter(
+        place,
+        plan,
+        plan.fingerprint(prints),
+        files,
+        resume=resume,
+        overwrite=overwrite,
+        disk=disk,
+        sync_seconds=sync_seconds,
+    )
     try:
         if not writer.published:
-            compute(writer)
+            _compute(compute, writer, files)
         return writer.publish(write_sidecars)
+    except InputError:
+        writer.discard()
+        raise
     except BaseException:
         writer.abandon()
         raise
+
+
+def _compute(compute: Callable[[CheckpointWriter], None], writer: CheckpointWriter, files: SourceFiles) -> None:
+    """Do the work; a failure of which a changed source is the likely cause is put down to that."""
+    try:
+        compute(writer)
+    except MerganserError as error:
+        try:
+            files.check()
+        except InputError as cause:
+            raise cause from error
+        raise
+
+
+def _identity(plan: Plan, prints: Sequence[str]) -> str:
+    """What was merged and how, wherever it lies: a copy of the models elsewhere gives the same."""
+    return replace(plan, models=tuple(map(_placeless, plan.models)), sidecars={}).fingerprint(prints)
+
+
+def _placeless(model: Model) -> Model:
+    inner = replace(model.plan, models=tuple(map(_placeless, model.plan.models)), sidecars={}) if model.plan else None
+    return replace(model, path=None, label="", plan=inner)
+
+
+def _paths(plan: Plan) -> Iterator[Path]:
+    """The files and directories a plan reads, as far as its references are paths."""
+    for model in plan.models:
+        if model.plan is not None:
+            yield from _paths(model.plan)
+        else:
+            yield from paths_in(model.path)

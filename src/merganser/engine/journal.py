@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from merganser.engine.disk import Disk
-from merganser.errors import InputError
 from merganser.strict_json import parse_json
 
 
@@ -22,21 +21,38 @@ class Journal:
         self._disk = disk
         disk.before("open", path)
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._handle)
-            raise InputError(f"{path.parent}: another merge is writing there") from None
-        self.records, intact = _parse(path.read_bytes())
-        os.ftruncate(self._handle, intact)
+        self.records, self._end = _parse(path.read_bytes())
+        os.ftruncate(self._handle, self._end)
 
     def append(self, record: dict[str, Any]) -> None:
         body = json.dumps(record, sort_keys=True).encode()
-        self._disk.append(self._handle, b"%08x %s\n" % (zlib.crc32(body), body), self.path)
+        line = b"%08x %s\n" % (zlib.crc32(body), body)
+        try:
+            self._disk.append(self._handle, line, self.path)
+        except OSError:
+            with suppress(OSError):  # half a line would spoil the next one
+                os.ftruncate(self._handle, self._end)
+            raise
+        self._end += len(line)
         self.records.append(record)
 
     def close(self) -> None:
-        os.close(self._handle)
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def read_records(path: Path) -> list[dict[str, Any]] | None:
+    """The records of a journal, without opening it for writing; None if the file is not a journal.
+
+    An empty file, or one line without an end, is a journal whose first line was never finished.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    records, _ = _parse(content)
+    return None if not records and b"\n" in content else records
 
 
 def _parse(content: bytes) -> tuple[list[dict[str, Any]], int]:
@@ -46,6 +62,9 @@ def _parse(content: bytes) -> tuple[list[dict[str, Any]], int]:
         checksum, _, body = line.rstrip(b"\n").partition(b" ")
         if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
             break
-        records.append(parse_json(body))
+        record = parse_json(body)
+        if not isinstance(record, dict):
+            break
+        records.append(record)
         intact += len(line)
     return records, intact

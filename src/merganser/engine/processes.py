@@ -11,7 +11,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -30,13 +30,18 @@ from merganser.engine.execute import (
     work,
 )
 from merganser.engine.footprint import footprint
-from merganser.engine.sinks import SharedSink, Sink
+from merganser.engine.sinks import ReportingSink, SharedSink
 from merganser.errors import MerganserError
 from merganser.recipes.plan import Output, Plan
 
 Batch = Sequence[Computation]
 #: So much work is worth forking for.
 _WORTH = 1 << 25
+#: What a worker that was ended by a signal most likely died of.
+_LIKELY = {
+    signal.SIGKILL: " (out of memory?)",
+    signal.SIGBUS: " (a file it read was cut short, or its disk failed)",
+}
 
 
 def execute_in_processes(
@@ -104,13 +109,13 @@ def _run(
             for child in [child for child in busy if child.pipe in ready]:
                 number = busy.pop(child)
                 try:
-                    child.receive()
+                    report = child.receive()
                 except Exception as failure:
                     failures.append(failure)
                     continue
                 idle.append(child)
                 for computation in order[number]:
-                    sink.finished(computation.output)
+                    sink.finished_elsewhere(computation.output, report[computation.output.name])
                     on_finished(computation.output)
             if failures:
                 raise failures[0]
@@ -136,12 +141,14 @@ class _Child:
         with self._alive():
             self.pipe.send(number)
 
-    def receive(self) -> None:
-        """Wait for the batch to be done; what went wrong there is raised here."""
+    def receive(self) -> Mapping[str, str]:
+        """Wait for the batch to be done, and return its checksums; what went wrong there is raised here."""
         with self._alive():
-            failure, where = self.pipe.recv()
+            report, failure, where = self.pipe.recv()
         if failure is not None:
             raise failure from _InWorker(where)
+        checksums: Mapping[str, str] = report
+        return checksums
 
     @contextlib.contextmanager
     def _alive(self) -> Iterator[None]:
@@ -151,8 +158,7 @@ class _Child:
             self.process.join()
             code = self.process.exitcode
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            if code == -signal.SIGKILL:
-                how += " (out of memory?)"
+            how += _LIKELY.get(-code, "")
             raise MerganserError(
                 f"a worker was ended by {how}: finished tensors are kept; the same with --resume (resume=True) goes "
                 "on, with fewer --workers if memory is short"
@@ -208,15 +214,15 @@ def _serve(order: Sequence[Batch], sink: SharedSink, pipe: Connection, others: S
     os._exit(0)
 
 
-def _attempt(batch: Batch, sink: Sink) -> tuple[Exception | None, str]:
-    """Do the work; say what went wrong and where, in a form that reaches the parent."""
+def _attempt(batch: Batch, sink: ReportingSink) -> tuple[Mapping[str, str], Exception | None, str]:
+    """Do the work; report it, or what went wrong and where, in a form that reaches the parent."""
     try:
         run_batch(batch, sink)
-        return None, ""
+        return sink.report(), None, ""
     except Exception as error:
         where = "".join(traceback.format_exception(error))
         try:
             pickle.loads(pickle.dumps(error))
-            return error, where
+            return {}, error, where
         except Exception:
-            return RuntimeError(f"{type(error).__name__}: {error}"), where
+            return {}, RuntimeError(f"{type(error).__name__}: {error}"), where

@@ -12,8 +12,9 @@ from merganser.engine.compute import BoundPlan, Settings
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Counter, Progress, batches, pending, run_batch
 from merganser.engine.layout import lay_out
+from merganser.engine.shard_files import ShardFiles, WorkerSink
 from merganser.engine.view import open_sources
-from merganser.engine.writer import CheckpointWriter, ShardFiles, WorkerSink
+from merganser.engine.writer import CheckpointWriter
 from merganser.errors import MerganserError, require
 from merganser.recipes.plan import Output, Plan
 from merganser.strict_json import parse_json
@@ -50,7 +51,7 @@ def execute_on_ray(
         while running:
             (ready,), running = ray.wait(running, num_returns=1)
             try:
-                names = ray.get(ready)
+                checksums = ray.get(ready)
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause
                 raise cause if isinstance(cause, MerganserError) else MerganserError(str(cause)) from None
@@ -58,8 +59,8 @@ def execute_on_ray(
                 raise MerganserError(
                     f"the Ray cluster failed: {error}; --resume (resume=True) goes on from what is done"
                 ) from error
-            for name in names:
-                writer.finished(outputs[name])
+            for name, checksum in checksums.items():
+                writer.finished_elsewhere(outputs[name], checksum)
                 counter.add(outputs[name])
     finally:
         if started:
@@ -84,10 +85,10 @@ class _RemoteSink(WorkerSink):
 
     def __init__(self, files: ShardFiles) -> None:
         super().__init__(files)
-        self._files = files
         self._touched: set[int] = set()
 
     def finished(self, output: Output) -> None:
+        super().finished(output)
         self._touched.add(self._files.shard_of(output.name))
 
     def sync(self) -> None:
@@ -100,7 +101,10 @@ def _open(text: str) -> tuple[Plan, list[Any]]:
     return plan, open_sources(plan)
 
 
-def _compute(text: str, names: list[str], directory: str, settings: Settings, prepared: Mapping[str, Any]) -> list[str]:
+def _compute(
+    text: str, names: list[str], directory: str, settings: Settings, prepared: Mapping[str, Any]
+) -> dict[str, str]:
+    """Write the named outputs and return their checksums."""
     plan, sources = _open(text)
     bound = BoundPlan(plan, sources, settings, prepared)
     wanted = set(names)
@@ -112,4 +116,4 @@ def _compute(text: str, names: list[str], directory: str, settings: Settings, pr
         sink.sync()
     finally:
         files.close()
-    return names
+    return sink.report()

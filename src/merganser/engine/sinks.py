@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -26,12 +26,24 @@ class Sink(Protocol):
         ...
 
 
+class ReportingSink(Sink, Protocol):
+    """What a worker in another process writes to."""
+
+    def report(self) -> Mapping[str, str]:
+        """Checksums of the outputs finished since the last report, by name."""
+        ...
+
+
 @runtime_checkable
 class SharedSink(Sink, Protocol):
     """A sink that forked workers can write to."""
 
-    def for_worker(self) -> Sink:
+    def for_worker(self) -> ReportingSink:
         """What a forked worker writes to; called there. Only the parent's sink is told what is finished."""
+        ...
+
+    def finished_elsewhere(self, output: Output, checksum: str) -> None:
+        """Called once, after a worker has reported an output."""
         ...
 
 

@@ -18,7 +18,8 @@ from merganser.checkpoints.base import Checkpoint, is_integer
 from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference, locate
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.engine.directories import check_out, paths_in, publish
+from merganser.engine.directories import check_out, paths_in
+from merganser.engine.publishing import publish
 from merganser.errors import CheckpointError, InputError, one_of
 from merganser.experts.building import check_finite, check_fit, task_matrix
 from merganser.experts.views import Expert
@@ -80,11 +81,9 @@ def extract_lora(
     stored = _dtype(dtype)
     tuned, origin = open_checkpoint(finetuned), open_checkpoint(base)
     inputs = [path for source in (finetuned, base, tuned.label, origin.label) for path in paths_in(source)]
-    check_out(Path(out), overwrite, inputs)
-    if any(path.resolve() == Path(out).resolve() for path in inputs):
-        raise InputError(f"{out} cannot be replaced: the adapter is made from it; choose another name")
+    check_out(Path(out), overwrite, [*inputs, *tuned.files(), *origin.files()])
     check_fit(origin, tuned)
-    return _write(_differences(tuned, origin, rank), Path(out), rank, origin, stored, fan_in_fan_out)
+    return _write(_differences(tuned, origin, rank), Path(out), rank, origin, stored, fan_in_fan_out, overwrite)
 
 
 def export_expert(
@@ -103,7 +102,7 @@ def export_expert(
     file = expert.file
     ranks = [file.rank(name) for name, kind in file.kinds.items() if kind == "factors"]
     limit = max(ranks, default=1) if rank is None else rank
-    return _write(_stored(expert, limit), Path(out), limit, expert.source, stored, fan_in_fan_out)
+    return _write(_stored(expert, limit), Path(out), limit, expert.source, stored, fan_in_fan_out, overwrite)
 
 
 def merge_adapters(
@@ -145,7 +144,7 @@ def merge_adapters(
         pairs[name] = truncate_pair(merged, merged[0].shape[1] if rank is None else rank)
         seen, kept = seen + _energy(merged), kept + _energy(pairs[name])
     config = {key: files[0].config.get(key) for key in ("base_model_name_or_path", "task_type", "fan_in_fan_out")}
-    return _save(Path(out), pairs, config, stored, _share(kept, seen))
+    return _save(Path(out), pairs, config, stored, _share(kept, seen), overwrite)
 
 
 def _energy(pair: Pair) -> float:
@@ -203,6 +202,7 @@ def _write(
     base: Checkpoint,
     dtype: torch.dtype,
     fan_in_fan_out: bool,
+    overwrite: bool,
 ) -> AdapterReport:
     pairs: dict[str, Pair] = {}
     left_out: list[str] = []
@@ -218,7 +218,7 @@ def _write(
     if not pairs:
         raise InputError(f"no weight of a Linear layer differs from {base.label}: there is nothing to adapt")
     config = {"base_model_name_or_path": base.label, "fan_in_fan_out": fan_in_fan_out}
-    return _save(out, pairs, config, dtype, _share(kept, seen), left_out)
+    return _save(out, pairs, config, dtype, _share(kept, seen), overwrite, left_out)
 
 
 def _save(
@@ -227,6 +227,7 @@ def _save(
     config: Mapping[str, Any],
     dtype: torch.dtype,
     energy: float,
+    overwrite: bool,
     left_out: Sequence[str] = (),
 ) -> AdapterReport:
     """One rank for all modules, filled up with zeros: some servers know no other."""
@@ -256,6 +257,7 @@ def _save(
             save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"}),
             (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n"),
         ),
+        overwrite=overwrite,
     )
     return AdapterReport(out, rank, len(pairs), energy, tuple(left_out))
 

@@ -34,9 +34,10 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.quantised import refuse_quantised
 from merganser.confine import confine
-from merganser.engine.directories import check_out, check_replaceable, publish
+from merganser.engine.directories import check_out, check_replaceable
 from merganser.engine.export import write_checkpoint
 from merganser.engine.geometry import Parts, over_blocks
+from merganser.engine.publishing import publish
 from merganser.engine.task_vector import Applied
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean, one_of
 from merganser.experts.bases import main_dtype, open_base, place_of
@@ -103,7 +104,7 @@ class MaskLibrary:
             check_name(name)
         thresholds = _thresholds(threshold, list(experts))
         asked = None if dtype is None else dtype_of(dtype)
-        check_out(directory, overwrite=os.path.isdir(directory) and not os.listdir(directory))
+        check_out(directory, overwrite=False)
         origin, place = open_checkpoint(base), place_of(base)
         opened = {name: open_checkpoint(reference) for name, reference in experts.items()}
         for checkpoint in (origin, *opened.values()):

@@ -1,0 +1,91 @@
+"""Checksums of what is written, and the proof that every entry of an output was written exactly once.
+
+The checksum of an output is that of the checksums of its blocks (`engine.blocks.cut`), in order. Blocks are hashed as
+they are written, while they are in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Mapping
+
+import xxhash
+
+from merganser.engine.blocks import BLOCK, Piece, cut
+from merganser.errors import MerganserError
+from merganser.recipes.plan import Output
+
+Block = tuple[int, int]  # entries, checksum
+
+
+class Tally:
+    """The blocks of outputs in flight, from any thread in any order."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, dict[int, Block]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, output: Output, piece: Piece, data: memoryview) -> None:
+        """Note the bytes of a piece.
+
+        Raises:
+            MerganserError: If they are more or fewer than the piece has, or were written before.
+        """
+        itemsize = output.spec.dtype.itemsize
+        if len(data) != piece.numel * itemsize:
+            raise _fault(output, f"{len(data)} bytes were made for {piece.numel} entries of {itemsize}")
+        whole = piece.numel == output.spec.numel
+        found = {}
+        for block in cut(output.spec.shape, BLOCK) if whole else [piece]:
+            start = (block.offset - piece.offset) * itemsize
+            found[block.offset] = block.numel, _hash(data[start : start + block.numel * itemsize])
+        with self._lock:
+            known = self._blocks.setdefault(output.name, {})
+            if twice := known.keys() & found.keys():
+                raise _fault(output, f"the entries from {min(twice)} on were written twice")
+            known.update(found)
+
+    def close(self, output: Output) -> str:
+        """Return the checksum of a finished output, and forget its blocks.
+
+        Raises:
+            MerganserError: If some of its entries were not written, or some twice.
+        """
+        with self._lock:
+            blocks = self._blocks.pop(output.name, {})
+        return combine(output, blocks)
+
+
+def combine(output: Output, blocks: Mapping[int, Block]) -> str:
+    """The checksum of an output from its blocks by offset, which must cover it exactly."""
+    reached = 0
+    digest = xxhash.xxh3_64()
+    for offset in sorted(blocks):
+        entries, checksum = blocks[offset]
+        if offset != reached:
+            raise _fault(output, f"entry {min(offset, reached)} was written {'twice' if offset < reached else 'never'}")
+        digest.update(struct.pack("<QQQ", offset, entries, checksum))
+        reached += entries
+    if reached != output.spec.numel:
+        raise _fault(output, f"{reached} of {output.spec.numel} entries were written")
+    return digest.hexdigest()
+
+
+def checksum(output: Output, read: Callable[[int, int], bytes]) -> str:
+    """The checksum of an output that lies somewhere: `read(start, stop)` gives its bytes, fewer where they end."""
+    itemsize = output.spec.dtype.itemsize
+    blocks = {}
+    for block in cut(output.spec.shape, BLOCK):
+        if block.numel:
+            data = read(block.offset * itemsize, (block.offset + block.numel) * itemsize)
+            blocks[block.offset] = block.numel, _hash(memoryview(data))
+    return combine(output, blocks)
+
+
+def _hash(data: memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def _fault(output: Output, what: str) -> MerganserError:
+    return MerganserError(f"{output.name!r}: {what}; this is a fault in merganser or in a method: please report it")

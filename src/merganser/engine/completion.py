@@ -1,0 +1,32 @@
+"""Whether a directory is the finished result of a plan: what `resume` asks where nothing is left to resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from merganser.engine.layout import Shard, lay_out
+from merganser.engine.source_files import SourceFiles
+from merganser.recipes.plan import Plan
+
+
+def is_complete(out: Path, plan: Plan, identity: str, sources: SourceFiles) -> bool:
+    """Whether `out` was made by this plan from these sources.
+
+    Its card names the fingerprint, its files have the headers and sizes of the plan, and no source was written since.
+    A directory gets its name only when it is complete, so that there is nothing else to find out.
+    """
+    try:
+        card = (out / "README.md").read_text(encoding="utf-8")
+        latest = max((state[2] for state in sources.states), default=0)
+        made = all(_is_written(out / shard.file, shard, latest) for shard in lay_out(plan))
+    except (OSError, UnicodeDecodeError):
+        return False
+    return made and f"`{identity}`" in card.splitlines()[-1]
+
+
+def _is_written(path: Path, shard: Shard, latest: int) -> bool:
+    state = path.stat()
+    if state.st_size != shard.size or state.st_mtime_ns < latest:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(shard.header)) == shard.header

@@ -1,0 +1,98 @@
+"""The files of a checkpoint to be: laid out first, then written in place by anyone in any order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merganser.engine.blocks import Piece
+from merganser.engine.checksums import Tally, checksum
+from merganser.engine.disk import Disk, explain
+from merganser.engine.layout import Shard
+from merganser.recipes.plan import Output
+
+
+class ShardFiles:
+    """The open files of a layout, positional writes into them, and the checksums of what was written."""
+
+    def __init__(self, directory: Path, shards: list[Shard], disk: Disk, create: bool = True) -> None:
+        self._disk = disk
+        self._staging = directory.parent
+        self._paths = [directory / shard.file for shard in shards]
+        self._handles: list[int] = []
+        self._tally = Tally()
+        try:
+            for path, shard in zip(self._paths, shards, strict=True):
+                if create:
+                    if path.parent != directory:
+                        disk.make_directory(path.parent)
+                    self._handles.append(disk.create(path, shard.size))
+                    disk.write_at(self._handles[-1], memoryview(shard.header), 0, path)
+                else:
+                    self._handles.append(os.open(path, os.O_RDWR))
+        except OSError:
+            self.close()
+            raise
+        self._places = {
+            name: (number, offset) for number, shard in enumerate(shards) for name, offset in shard.offsets.items()
+        }
+
+    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+        if not piece.numel:
+            return
+        number, offset = self._places[output.name]
+        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        self._tally.add(output, piece, data)
+        at = offset + piece.offset * output.spec.dtype.itemsize
+        try:
+            self._disk.write_at(self._handles[number], data, at, self._paths[number])
+        except OSError as error:
+            raise explain(error, self._staging) from error
+
+    def close_output(self, output: Output) -> str:
+        """The checksum of an output of which every piece has been written here."""
+        return self._tally.close(output)
+
+    def holds(self, output: Output, expected: str) -> bool:
+        """Whether the bytes of an output are on disk as they were written."""
+        number, origin = self._places[output.name]
+
+        def read(start: int, stop: int) -> bytes:
+            return os.pread(self._handles[number], stop - start, origin + start)
+
+        return checksum(output, read) == expected
+
+    def shard_of(self, name: str) -> int:
+        return self._places[name][0]
+
+    def sync(self, numbers: Collection[int]) -> None:
+        for number in sorted(numbers):
+            self._disk.sync(self._handles[number], self._paths[number])
+
+    def close(self) -> None:
+        while self._handles:
+            os.close(self._handles.pop())
+
+
+class WorkerSink:
+    """Writes into files that another process has laid out and keeps account of."""
+
+    def __init__(self, files: ShardFiles) -> None:
+        self.write = files.write
+        self._files = files
+        self._finished: dict[str, str] = {}
+
+    def done(self) -> Collection[str]:
+        return ()
+
+    def finished(self, output: Output) -> None:
+        self._finished[output.name] = self._files.close_output(output)
+
+    def report(self) -> dict[str, str]:
+        """The checksums of the outputs finished since the last report, by name."""
+        finished, self._finished = self._finished, {}
+        return finished
