@@ -177,6 +177,7 @@ def test_mistakes_are_named(user, options, message):
 def test_nothing_is_replaced_unasked(user, tmp_path):
     module, _ = user
     (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine").touch()
     arguments = ("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--out", "out")
     with pytest.raises(InputError, match="exists already"):
         call(*arguments)
@@ -204,7 +205,8 @@ def test_a_neighbour_called_partial_is_left_alone(user, tmp_path):
     module, _ = user
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial/mine").write_text("kept")
-    call("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--out", "out")
+    with pytest.raises(InputError, match="out.partial is in the way and not ours: it holds 'mine'"):
+        call("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--out", "out")
     assert (tmp_path / "out.partial/mine").read_text() == "kept"
 
 

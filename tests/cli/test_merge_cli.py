@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -232,10 +233,87 @@ def test_more_files_to_read_than_may_be_open(tmp_path: Path) -> None:
     assert code == 0, err
 
 
-def test_resume_with_another_recipe_is_refused(run: Run, recipe: Path, tmp_path: Path, checkpoint: Any) -> None:
+@pytest.fixture
+def interrupted(run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a merge to `out` says that is interrupted after its first tensor."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("merganser.cli.progress.ProgressReporter.__call__", stop)
+        code, _, err = run("merge", recipe, tmp_path / "out", "--workers", 1)
+    assert code == 130
+    return err
+
+
+def test_an_interrupted_merge_says_what_is_left_and_how_to_go_on(
+    run: Run, recipe: Path, tmp_path: Path, interrupted: str
+) -> None:
+    said = re.fullmatch(r"interrupted: (\S+) keeps what is finished; go on with: merganser (.*)\n", interrupted)
+    assert said is not None
+    assert Path(said[1]) == tmp_path / "out.partial"
+    assert Path(said[1]).is_dir()
+    assert run(*shlex.split(said[2]))[0] == 0
+    assert run("merge", recipe, tmp_path / "reference")[0] == 0
+    assert digest(tmp_path / "out") == digest(tmp_path / "reference")
+
+
+@pytest.mark.parametrize("args", [["merge", "recipe.yml", "out"], ["inspect", "a"]])
+def test_an_interruption_before_anything_is_written(
+    run: Run, recipe: Path, tmp_path: Path, args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("merganser.checkpoints.safetensors_file.read_header", stop)
+    assert run(*args)[::2] == (130, "interrupted: nothing was written\n")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_complete_output_needs_no_resuming(run: Run, recipe: Path, tmp_path: Path, checkpoint: Any) -> None:
+    assert run("merge", recipe, tmp_path / "out")[0] == 0
+    before = (tmp_path / "out").stat().st_ino
+    code, out, _ = run("merge", recipe, tmp_path / "out", "--resume")
+    assert (code, "out is complete already, made by this recipe" in out) == (0, True)
+    code, out, _ = run("merge", recipe, tmp_path / "out", "--resume", "--json")
+    assert (code, json.loads(out.splitlines()[-1])["already_complete"]) == (0, True)
+    assert (tmp_path / "out").stat().st_ino == before
+    written = recipe.read_text()
+    recipe.write_text(written.replace("0.4", "0.5"))
+    code, _, err = run("merge", recipe, tmp_path / "out", "--resume")
+    assert (code, "out exists already" in err) == (2, True)
+    recipe.write_text(written)
+    checkpoint("b", load_file(tmp_path / "a" / "model.safetensors"))
+    code, _, err = run("merge", recipe, tmp_path / "out", "--resume")
+    assert (code, "out exists already" in err) == (2, True)
+
+
+def test_an_input_with_nan_leaves_nothing_in_the_way(run: Run, recipe: Path, tmp_path: Path, checkpoint: Any) -> None:
     tensors = load_file(tmp_path / "b" / "model.safetensors")
     checkpoint("b", {k: v * (float("nan") if k == "head" else 1) for k, v in tensors.items()})
-    assert run("merge", recipe, tmp_path / "out", "--workers", 1)[0] == 2
+    code, _, err = run("merge", recipe, tmp_path / "out", "--workers", 1)
+    assert (code, "contains NaN" in err) == (2, True)
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
+    checkpoint("b", tensors)
+    assert run("merge", recipe, tmp_path / "out")[0] == 0
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_recipe_inside_the_output_is_not_lost(run: Run, recipe: Path, tmp_path: Path, nested: bool) -> None:
+    (tmp_path / "out").mkdir()
+    inner = tmp_path / "out" / "inner.yml"
+    inner.write_text(recipe.read_text().replace("./", "../"))
+    outer = tmp_path / "outer.yml"
+    outer.write_text("method: linear\nmodels: [{recipe: out/inner.yml}, ./a]\n")
+    code, _, err = run("merge", outer if nested else inner, tmp_path / "out", "--overwrite")
+    assert (code, "out cannot be replaced: the input" in err) == (2, True)
+    assert inner.exists()
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_resume_with_another_recipe_is_refused(run: Run, recipe: Path, tmp_path: Path) -> None:
     recipe.write_text(recipe.read_text().replace("0.4", "0.5"))
     code, _, err = run("merge", recipe, tmp_path / "out", "--resume")
     assert (code, "begun with another recipe" in err) == (2, True)

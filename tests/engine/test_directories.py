@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from merganser.engine.directories import check_out
-from merganser.engine.publishing import publish
+from merganser.engine.publishing import check_out, publish
 from merganser.errors import InputError, MerganserError
 
 

@@ -29,14 +29,18 @@ COMMANDS = {
     "report": "merganser.cli.report",
     "demo": "merganser.cli.demo",
 }
+INTERRUPTED = 130
 
 
 def build() -> Any:
     """The typer application with every command mounted."""
     import typer
 
+    from merganser.cli.interrupts import Commands
+
     app = typer.Typer(
         name="merganser",
+        cls=Commands,
         help="Merge, align, compress, route and evolve neural networks in weight space.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -71,8 +75,8 @@ def main() -> None:
         build()(standalone_mode=True)
     except MerganserError as error:
         fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        fail("interrupted", 130)
+    except KeyboardInterrupt:  # before a command began
+        fail("interrupted: nothing was written", INTERRUPTED)
     except Exception as error:
         if os.environ.get("MERGANSER_DEBUG"):
             raise
@@ -84,5 +88,5 @@ def fail(message: str, code: int) -> None:
         if "--json" in sys.argv:
             emit({"event": "error", "message": message, "exit_code": code})
     with contextlib.suppress(MerganserError):
-        say(f"error: {message}", sys.stderr)
+        say(message if code == INTERRUPTED else f"error: {message}", sys.stderr)
     sys.exit(code)

@@ -51,7 +51,8 @@ def command(
     merged.safetensors, permutations.safetensors, symmetry.json and alignment.json (what is printed); `merganser report
     OUT` makes a page of them.
     """
-    from merganser.engine.directories import check_out, paths_in
+    from merganser.engine.directories import paths_in
+    from merganser.engine.publishing import check_out
     from merganser.errors import InputError, did_you_mean
 
     named = name_checkpoints(checkpoints)

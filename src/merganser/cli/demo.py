@@ -39,8 +39,8 @@ def command(
     as they are and after alignment.
     """
     from merganser.digits import Digits
-    from merganser.engine.directories import check_out, is_empty
-    from merganser.engine.publishing import publish
+    from merganser.engine.directories import is_empty
+    from merganser.engine.publishing import check_out, publish
     from merganser.errors import InputError
     from merganser.report.demonstration import is_demo
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from merganser.cli import report
+from merganser.cli.interrupts import explain_interrupt, left_in
 from merganser.cli.output import emit, say
 from merganser.units import show_time
 
@@ -56,7 +57,8 @@ def run(
         _describe(loaded, as_json)
         return
     path = study or run_file.parent / f"{run_file.stem}.sqlite"
-    opened = start(loaded, path, resume=resume, workers=workers, ray=ray, on_event=_Listener(as_json))
+    with explain_interrupt(lambda: left_in(path)):
+        opened = start(loaded, path, resume=resume, workers=workers, ray=ray, on_event=_Listener(as_json))
     _show_best(opened, None, as_json)
 
 

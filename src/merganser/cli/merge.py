@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from merganser.cli.interrupts import explain_interrupt, left_in
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.units import parse_size, show_size, show_time
@@ -26,7 +27,9 @@ def command(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to be made.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; reads headers only.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a merge that was interrupted.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a merge that was interrupted; no work if OUT is complete.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, or an unfinished merge.")] = False,
     memory: Annotated[str | None, typer.Option(help="Bound on tensors in flight, e.g. 2GiB (the default).")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Workers; default: one per core.")] = None,
@@ -59,7 +62,9 @@ def command(
     def on_plan(plan: Plan, sources: Sequence[Checkpoint]) -> None:
         _show(_summary_of(plan, sources, limit, workers, strict=memory is not None), as_json)
 
-    with ProgressReporter(as_json) as reporter:
+    complete: list[Path] = []
+    partial = out.with_name(f"{out.name}.partial") if out.name else out
+    with explain_interrupt(lambda: left_in(partial)), ProgressReporter(as_json) as reporter:
 
         def on_progress(progress: Progress) -> None:
             reporter(progress.done, progress.total, progress.name)
@@ -77,10 +82,13 @@ def command(
             processes=True,
             on_plan=on_plan,
             on_progress=on_progress,
+            on_complete=complete.append,
         )
     seconds = time.monotonic() - began
     if as_json:
-        emit({"event": "done", "path": str(path), "seconds": round(seconds, 3)})
+        emit({"event": "done", "path": str(path), "seconds": round(seconds, 3), "already_complete": bool(complete)})
+    elif complete:
+        say(f"{path} is complete already, made by this recipe from these models: nothing to do")
     else:
         say(f"wrote {path} in {show_time(seconds)}")
 

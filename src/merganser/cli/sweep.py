@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from merganser.cli.interrupts import command as same_command
+from merganser.cli.interrupts import explain_interrupt
 from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
@@ -49,16 +51,18 @@ def command(
     def on_score(variant: Variant, budget: int, value: float) -> None:
         say(f"{value:10.4f}  {variant.label} (on {budget})", sys.stderr)
 
-    found = sweep(
-        recipe,
-        parse_over(over),
-        _scored(score) if score else _on_tasks(recipe, tasks or [], device),
-        budgets=rungs,
-        keep=keep,
-        journal=journal or recipe.with_suffix(".sweep.jsonl"),
-        scored_by=score or " ".join(sorted(tasks or [])),
-        on_score=on_score,
-    )
+    scores = journal or recipe.with_suffix(".sweep.jsonl")
+    with explain_interrupt(lambda: f"{scores} keeps the scores so far; go on with: {same_command()}"):
+        found = sweep(
+            recipe,
+            parse_over(over),
+            _scored(score) if score else _on_tasks(recipe, tasks or [], device),
+            budgets=rungs,
+            keep=keep,
+            journal=scores,
+            scored_by=score or " ".join(sorted(tasks or [])),
+            on_score=on_score,
+        )
     if best is not None:
         from merganser.recipes.documents import dump
 

@@ -67,13 +67,6 @@ def check_absent(out: Path, overwrite: bool) -> None:
         raise InputError(f"{out} {what}; choose another name or overwrite it (--overwrite, overwrite=True)")
 
 
-def check_out(out: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
-    """Whatever speaks against making the directory OUT, said before any work. Missing parents are made later."""
-    check_replaceable(out, inputs)
-    check_absent(out, overwrite)
-    check_writable(out, out.absolute().parent)
-
-
 def _holds(place: Path, path: Path) -> bool:
     """Whether a path lies at or below a place, as it is spelt or where its links lead."""
     spelt = path.absolute()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from merganser.engine.directories import check_replaceable, check_writable
 from merganser.engine.disk import Disk
 from merganser.engine.staging import Staging
 from merganser.errors import InputError, MerganserError
+
+
+def check_out(out: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
+    """Whatever speaks against making the directory OUT, said before any work. Missing parents are made later."""
+    check_replaceable(out, inputs)
+    Staging(out, Disk()).check(resume=False, overwrite=overwrite)
+    check_writable(out, out.absolute().parent)
 
 
 def publish(out: Path, write: Callable[[Path], object], *, overwrite: bool = False, disk: Disk | None = None) -> Path:
@@ -35,7 +43,6 @@ def publish(out: Path, write: Callable[[Path], object], *, overwrite: bool = Fal
     disk = disk or Disk()
     staging = Staging(out, disk)
     try:
-        staging.check(resume=False, overwrite=overwrite)
         journal = staging.open(resume=False, overwrite=overwrite)
         try:
             journal.append({"once": True})

@@ -18,8 +18,8 @@ from merganser.checkpoints.base import Checkpoint, is_integer
 from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference, locate
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.engine.directories import check_out, paths_in
-from merganser.engine.publishing import publish
+from merganser.engine.directories import paths_in
+from merganser.engine.publishing import check_out, publish
 from merganser.errors import CheckpointError, InputError, one_of
 from merganser.experts.building import check_finite, check_fit, task_matrix
 from merganser.experts.views import Expert

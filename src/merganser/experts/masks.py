@@ -34,10 +34,10 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.quantised import refuse_quantised
 from merganser.confine import confine
-from merganser.engine.directories import check_out, check_replaceable
+from merganser.engine.directories import check_replaceable
 from merganser.engine.export import write_checkpoint
 from merganser.engine.geometry import Parts, over_blocks
-from merganser.engine.publishing import publish
+from merganser.engine.publishing import check_out, publish
 from merganser.engine.task_vector import Applied
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean, one_of
 from merganser.experts.bases import main_dtype, open_base, place_of
