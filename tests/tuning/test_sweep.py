@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -203,3 +205,63 @@ def test_language_models_by_their_tasks(llamas, tmp_path):
     assert language.kind_of_model(llamas / "base") == "causal-lm"
     base = load(llamas / "base", "causal-lm").module
     assert trials[0.0] == Task("q", "multiple-choice", str(llamas / "quiz.jsonl")).score(base, str(llamas / "base"), 6)
+
+
+def test_one_changed_value_is_another_model(tmp_path):
+    for name in ("base", "tuned"):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.zeros(1024, 2048)}, tmp_path / name / "model.safetensors")
+    recipe = {"method": "task_arithmetic", "base": str(tmp_path / "base"), "models": [str(tmp_path / "tuned")]}
+    file = tmp_path / "tuned" / "model.safetensors"
+
+    def total(variant, budget):
+        return float(variant.weights()["w"].sum())
+
+    def best():
+        return sweep(recipe, {"scale": [1.0]}, total, journal=tmp_path / "scores.jsonl").trials[0].score
+
+    assert best() == 0
+    before = file.stat()
+    with file.open("r+b") as weights:
+        weights.seek(10_000)
+        weights.write(torch.ones(64).numpy().tobytes())
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert best() == 64
+    assert len((tmp_path / "scores.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_model_that_changes_while_it_is_scored(recipe, tmp_path):
+    files = list(tmp_path.rglob("*.safetensors"))
+
+    def score(variant, budget):
+        for file in files:
+            os.utime(file, ns=(1, 1))
+        return 1.0
+
+    with pytest.raises(InputError, match="was written, replaced or removed while"):
+        sweep(recipe, {"scale": [1.0]}, score, journal=tmp_path / "scores.jsonl")
+    assert not (tmp_path / "scores.jsonl").exists()
+
+
+def test_two_sweeps_do_not_share_a_journal(recipe, tmp_path):
+    journal = tmp_path / "scores.jsonl"
+
+    def score(variant, budget):
+        with pytest.raises(InputError, match="another process is writing there"):
+            sweep(recipe, {"scale": [1.0, 2.0]}, score, journal=journal)
+        return variant.values["scale"]
+
+    sweep(recipe, {"scale": [1.0, 2.0]}, score, journal=journal)
+    assert len(journal.read_text().splitlines()) == 2
+    assert not list(tmp_path.glob(".*.lock"))
+
+
+@pytest.mark.parametrize(
+    "content", ["method: linear\n", "no line end", '{"score": 1}\n', "[" * 2000 + "\n", "\udcff\n"]
+)
+def test_a_file_that_is_no_journal_is_never_changed(recipe, tmp_path, content):
+    file = tmp_path / "mine"
+    file.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match="mine.*: not "):
+        sweep(recipe, {"scale": [1.0]}, lambda variant, budget: 1.0, journal=file)
+    assert file.read_bytes() == content.encode(errors="surrogateescape")

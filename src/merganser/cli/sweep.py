@@ -80,6 +80,8 @@ def _check_place(best: Path, recipe: Path) -> None:
 
     if not best.parent.is_dir():
         raise InputError(f"--best {best}: no directory {best.parent}")
+    if best.exists() and recipe.exists() and best.samefile(recipe):
+        raise InputError(f"--best {best}: is the recipe itself; choose another file")
     if best.parent.resolve() == recipe.parent.resolve():
         return
     try:

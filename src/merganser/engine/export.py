@@ -12,6 +12,8 @@ import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec
 from merganser.checkpoints.dtypes import dtype_of
+from merganser.checkpoints.hashing import content_hash
+from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.sidecars import prepare_sidecars
 from merganser.engine.completion import is_complete
 from merganser.engine.directories import check_replaceable, paths_in
@@ -22,6 +24,9 @@ from merganser.engine.staging import Staging
 from merganser.engine.writer import SYNC_SECONDS, CheckpointWriter
 from merganser.errors import InputError, MerganserError
 from merganser.recipes.plan import Model, Output, Plan, Source
+
+#: Of these there is nothing to compare but the weights themselves, and they are at hand.
+_IN_MEMORY = (StateDict, Module)
 
 
 def write_checkpoint(
@@ -99,7 +104,7 @@ def write_plan(
     place, disk = Path(out), disk or Disk()
     files = SourceFiles(file for source in sources for file in source.files())
     check_replaceable(place, (*inputs, *_paths(plan), *files.paths))
-    prints = [source.fingerprint() for source in sources]
+    prints = [content_hash(source) if type(source) in _IN_MEMORY else source.fingerprint() for source in sources]
     identity = _identity(plan, prints)
     described = replace(plan, sidecars={**plan.sidecars, "fingerprint": identity})
     write_sidecars = prepare_sidecars(described, sources)

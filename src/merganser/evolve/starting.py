@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.evaluate.examiners import embeddings
@@ -103,7 +104,7 @@ def _origin(run: LoadedRun) -> dict[str, Any]:
 def _fingerprints(run: RunFile) -> dict[str, str]:
     """Of the weights and data a run file names, by path."""
     models = dict.fromkeys([*([run.base] if run.base else []), *run.models.values()])
-    found = {path: open_checkpoint(path).fingerprint() for path in models}
+    found = {path: content_hash(open_checkpoint(path)) for path in models}
     for entry in run.tasks.values():
         test = entry.test if isinstance(entry.test, str) else None
         for path in (entry.data, test, entry.calibration and entry.calibration.partition("#")[0]):

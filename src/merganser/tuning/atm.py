@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from merganser.checkpoints import open as open_checkpoint
+from merganser.checkpoints.hashing import content_hash
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
 from merganser.strict_json import read_json
@@ -70,7 +71,7 @@ def atm(
     if budget < 1 or epochs_per_round < 1:
         raise InputError(f"budget and epochs_per_round must be positive, got {budget} and {epochs_per_round}")
     settings = {
-        "base": open_checkpoint(base).fingerprint(),
+        "base": content_hash(open_checkpoint(base)),
         "tasks": sorted(steps),
         "alpha": alpha,
         "average": average,

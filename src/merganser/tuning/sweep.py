@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from merganser import recipes
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.hashing import content_hash
 from merganser.engine.execute import execute
 from merganser.engine.modules import ModuleNames, RenamingSink
 from merganser.engine.sinks import DictSink
+from merganser.engine.source_files import SourceFiles
 from merganser.engine.view import open_sources
 from merganser.errors import InputError, did_you_mean, reading
 from merganser.evaluate.tasks import Task
@@ -29,8 +31,8 @@ from merganser.methods.registry import aliases, lookup
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes import documents
 from merganser.recipes.plan import Plan
-from merganser.strict_json import parse_json
 from merganser.tuning.result import Result
+from merganser.tuning.score_journal import ScoreJournal
 from merganser.tuning.search import Search, successive_halving
 
 Over: TypeAlias = Mapping[str, Sequence[Any]]
@@ -51,7 +53,8 @@ class Variant:
         return " ".join(f"{name}={value}" for name, value in self.values.items())
 
     def fingerprint(self) -> str:
-        return self.plan.fingerprint([source.fingerprint() for source in self.sources])
+        """Identifies the merge by its plan and every byte of its sources: scores are kept under this name."""
+        return self.plan.fingerprint([content_hash(source) for source in self.sources])
 
     def weights(self) -> dict[str, Tensor]:
         """The merged state dict."""
@@ -152,65 +155,31 @@ def sweep(
     makes the sweep resumable; `scored_by` names the score in it, lest scores of another kind are taken for these.
     """
     listed = {variant.label: variant for variant in variants(recipe, over)}
-    known = _Journal(None if journal is None else Path(journal), scored_by)
+    place = None if journal is None else Path(journal)
+    if place is not None and isinstance(recipe, (str, os.PathLike)) and _same_file(place, Path(recipe)):
+        raise InputError(f"{place}: is the recipe itself; choose another file for the scores")
+    files = SourceFiles(f for variant in listed.values() for source in variant.sources for f in source.files())
 
     def scored(label: str, budget: int) -> float:
         variant = listed[label]
         key = f"{variant.fingerprint()} {budget}"
         if key not in known.scores:
-            known.add(key, variant, budget, float(score(variant, budget)))
+            value = float(score(variant, budget))
+            files.check()
+            known.add(key, variant.values, variant.label, budget, value)
         on_score(variant, budget, known.scores[key])
         return known.scores[key]
 
-    search = successive_halving(list(listed), scored, budgets=budgets, keep=keep)
+    with ScoreJournal(place, scored_by) as known:
+        search = successive_halving(list(listed), scored, budgets=budgets, keep=keep)
     last = {label: (rung.budget, value) for rung in search.rungs for label, value in rung.scores.items()}
     ordered = sorted(last, key=lambda label: (-last[label][0], last[label][1] != last[label][1], -last[label][1]))
     trials = tuple(Trial(dict(listed[label].values), *last[label]) for label in ordered)
     return Sweep(trials, dict(listed[search.best].document), search)
 
 
-class _Journal:
-    """Scores in the order they were had. A last line cut off by a crash is forgotten."""
-
-    def __init__(self, path: Path | None, scored_by: str) -> None:
-        self.path = path
-        self.scored_by = scored_by
-        self.scores: dict[str, float] = {}
-        if path is None or not path.exists():
-            return
-        kept = []
-        with reading(path):
-            lines = path.read_text(encoding="utf-8").splitlines()
-        for line in lines:
-            try:
-                record = parse_json(line)
-                self.scores[record["key"]] = float("nan") if record["score"] is None else record["score"]
-            except (ValueError, KeyError, TypeError):
-                break
-            if record["scored_by"] != scored_by:
-                raise InputError(
-                    f"{path}: holds scores by {record['scored_by']!r}, not {scored_by!r}; use another file"
-                )
-            kept.append(line + "\n")
-        path.write_text("".join(kept), encoding="utf-8")
-
-    def add(self, key: str, variant: Variant, budget: int, score: float) -> None:
-        self.scores[key] = score
-        if self.path is None:
-            return
-        plain = None if score != score else score
-        record = {
-            "label": variant.label,
-            "values": dict(variant.values),
-            "budget": budget,
-            "score": plain,
-            "scored_by": self.scored_by,
-            "key": key,
-        }
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, default=str) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+def _same_file(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def _read(recipe: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], Path | None]:

@@ -1,0 +1,58 @@
+"""Hashes of everything a checkpoint holds: for results that are kept and used again.
+
+A fingerprint looks at headers and samples. That is enough to tell models apart, and not to notice that a few values of
+one have changed.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import xxhash
+
+from merganser.checkpoints.base import Checkpoint
+
+_CHUNK = 1 << 20
+
+
+def content_hash(checkpoint: Checkpoint) -> str:
+    """Return a hash of what a checkpoint is and of every byte of its weights.
+
+    Files are read once in the life of the process, unless they change.
+
+    Args:
+        checkpoint: Any checkpoint: its files are hashed, or its tensors if it is in memory.
+
+    Returns:
+        The hash, in hexadecimal. Copies have the same one.
+
+    Example:
+        >>> content_hash(merganser.open("model"))  # doctest: +SKIP
+        '5cd9…'
+    """
+    digest = xxhash.xxh3_128(checkpoint.fingerprint().encode())
+    files = checkpoint.files()
+    for file in files:
+        state = file.stat()
+        digest.update(_file_hash(file.resolve(), state.st_size, state.st_mtime_ns, state.st_ino))
+    for name in () if files else checkpoint.names():
+        tensor = checkpoint.read(name).detach().cpu().contiguous().reshape(-1)
+        digest.update(f"{name}\n".encode())
+        digest.update(tensor.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _file_hash(path: Path, size: int, written: int, inode: int) -> bytes:
+    """The hash of a file; size, time and inode are there to forget it when the file changes."""
+    digest = xxhash.xxh3_128()
+    buffer = bytearray(_CHUNK)
+    with path.open("rb") as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
+    return digest.digest()
