@@ -37,7 +37,24 @@ def private_copy(module: nn.Module) -> nn.Module:
     for owner in copy.modules():
         if any(True for _ in _kept_tensors(owner)):
             owner.train()
+    _switch_off_caches(copy)
     return copy.eval()
+
+
+def _switch_off_caches(copy: nn.Module) -> None:
+    """Models of transformers return their key-value cache unless told otherwise, by an argument or their settings."""
+    for owner in copy.modules():
+        config = getattr(owner, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            config.use_cache = False  # type: ignore[union-attr]
+
+
+def use_experts(copy: nn.Module, implementation: str) -> None:
+    """Choose how the experts of transformers are computed: "eager", "batched_mm" or "grouped_mm"."""
+    for owner in copy.modules():
+        config = getattr(owner, "config", None)
+        if getattr(config, "_experts_implementation", None) is not None:
+            config._experts_implementation = implementation  # type: ignore[union-attr]
 
 
 @contextmanager

@@ -11,11 +11,12 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 from merganser.align.buffers import moving_buffers as find_moving_buffers
-from merganser.align.copies import plain_kernels, private_copy
+from merganser.align.copies import plain_kernels, private_copy, use_experts
 from merganser.align.examples import example_arguments
 from merganser.align.outputs import Outputs
 from merganser.align.selftest import prove
 from merganser.align.symmetries import Symmetry
+from merganser.align.tracing.calls import RULES
 from merganser.align.tracing.coverage import pin_unreached
 from merganser.align.tracing.dims import ONE, Axes, Dim, because, fresh, pin
 from merganser.align.tracing.emission import emit
@@ -25,6 +26,9 @@ from merganser.align.tracing.liveness import eliminate_dead, keep_outputs
 from merganser.align.tracing.storage import identity, overlapping
 from merganser.batches import Inputs
 from merganser.errors import InputError
+
+_GROUPED = "transformers::grouped_mm_fallback"
+"""The experts of transformers by default. Without a rule for it, they are traced as batched products."""
 
 
 def symmetry(
@@ -86,7 +90,7 @@ def symmetry(
         if isinstance(tensor, torch.Tensor) and tensor.numel() == 0:
             raise InputError(f"an example input is empty, of shape {tuple(tensor.shape)}: nothing flows through it")
     with plain_kernels(), torch.no_grad():
-        programs = [export(private_copy(module), args, named) for args, named in examples]
+        programs = [_trace(module, args, named) for args, named in examples]
         found, unused = _derive(module, programs, outputs, moving)
         del programs
         if not allow_unused:
@@ -94,6 +98,13 @@ def symmetry(
         if self_test:
             prove(module, found, examples, outputs=outputs, seed=seed)
     return found
+
+
+def _trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    copy = private_copy(module)
+    if _GROUPED not in RULES:
+        use_experts(copy, "batched_mm")
+    return export(copy, args, kwargs)
 
 
 def _derive(

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from merganser.align.buffers import moving_buffers
-from merganser.align.copies import private_copy
+from merganser.align.copies import private_copy, use_experts
 from merganser.align.symmetries import Symmetry
 from merganser.batches import Arguments
 from merganser.errors import InputError
@@ -87,7 +87,7 @@ def call_in_double(module: nn.Module, weights: Mapping[str, Tensor], example: Ar
     """
     args, kwargs = tree_map_only(torch.Tensor, widen, example)
     copy = private_copy(module)
-    _use_plain_experts(copy)
+    use_experts(copy, "eager")  # grouped matrix products have no float64
     try:
         with torch.random.fork_rng(devices=[]), _Double():  # type: ignore[no-untyped-call]
             torch.manual_seed(0)
@@ -97,11 +97,3 @@ def call_in_double(module: nn.Module, weights: Mapping[str, Tensor], example: Ar
             f"{type(module).__name__} cannot be self-tested, it does not run in float64: {error}; "
             "derive with self_test=False if you trust the derivation"
         ) from error
-
-
-def _use_plain_experts(copy: nn.Module) -> None:
-    """Let the experts of transformers run one after another: grouped matrix products have no float64."""
-    for owner in copy.modules():
-        config = getattr(owner, "config", None)
-        if getattr(config, "_experts_implementation", None) not in (None, "eager"):
-            config._experts_implementation = "eager"  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from merganser.align.symmetries import Symmetry
 from merganser.batches import Arguments
 from merganser.errors import InputError
 
@@ -16,7 +17,7 @@ Run = Callable[[Arguments], list[Tensor]]
 
 
 def without_effect(run: Run, example: Arguments, weights: Mapping[str, Tensor], rtol: float) -> set[str]:
-    """Return the weights w whose effect max |w · ∂L/∂w| is below `rtol`, for a random combination L of the outputs.
+    """Return the weights w whose effect max |w| · max |∂L/∂w| is below `rtol`, for a random combination L of outputs.
 
     Gradients are looked at and dropped one by one. What has no derivative counts as having an effect.
     """
@@ -24,7 +25,7 @@ def without_effect(run: Run, example: Arguments, weights: Mapping[str, Tensor], 
 
     def note(weight: Tensor) -> None:
         assert weight.grad is not None
-        effects[id(weight)] = max(effects.get(id(weight), 0.0), float(weight.grad.mul_(weight.detach()).abs().max()))
+        effects[id(weight)] = max(effects.get(id(weight), 0.0), _largest(weight.grad) * _largest(weight.detach()))
         weight.grad = None
 
     once = {id(weight): weight for weight in weights.values() if weight.is_floating_point() or weight.is_complex()}
@@ -48,6 +49,12 @@ def without_effect(run: Run, example: Arguments, weights: Mapping[str, Tensor], 
     return {name for name, weight in weights.items() if id(weight) in once and effects.get(id(weight), 0.0) <= rtol}
 
 
+def _largest(tensor: Tensor) -> float:
+    """max |x|, without a copy of the tensor."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return max((abs(float(end)) for end in real.aminmax()), default=0.0) if real.numel() else 0.0
+
+
 def _combination(outputs: list[Tensor]) -> Tensor:
     """A random linear combination of outputs, each on its own scale."""
     generator = torch.Generator().manual_seed(0)
@@ -56,6 +63,25 @@ def _combination(outputs: list[Tensor]) -> Tensor:
         draw = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
         terms.append((value * draw).sum() / value.detach().abs().max().clamp_min(1e-30))
     return torch.stack(terms).sum()
+
+
+def untested_atoms(
+    run: Run, example: Arguments, symmetry: Symmetry, state: Mapping[str, Tensor], rtol: float
+) -> list[str]:
+    """The atoms none of whose weights has an effect on the outputs.
+
+    The smallest weight of every atom is tried first, and usually tells: gradients of large ones cost memory.
+    """
+    places = {
+        atom: sorted(dict.fromkeys(n for n, _ in found), key=lambda n: state[n].numel())
+        for atom, found in symmetry.occurrences.items()
+    }
+    left = [atom for atom, names in places.items() if names]
+    for most in (1, None):
+        names = {name for atom in left for name in places[atom][:most]}
+        silent = without_effect(run, example, {name: state[name] for name in names}, rtol) if names else set()
+        left = [atom for atom in left if silent.issuperset(places[atom][:most])]
+    return left
 
 
 def ignores_inputs(run: Run, example: Arguments, expected: list[Tensor], rtol: float) -> bool:

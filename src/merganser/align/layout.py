@@ -29,7 +29,9 @@ class Part:
     shape: tuple[int, ...]
 
     def fold(self, tensor: Tensor) -> Tensor:
-        return self.block.read(tensor).reshape(self.sizes).permute(self.order).reshape(self.shape)
+        folded = self.block.read(tensor).reshape(self.sizes).permute(self.order).reshape(self.shape)
+        # Re⟨a, b⟩ of complex weights is the inner product of their real and imaginary parts.
+        return torch.view_as_real(folded.resolve_conj()).flatten(-2) if folded.is_complex() else folded
 
 
 @dataclass(frozen=True)

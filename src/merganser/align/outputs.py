@@ -67,10 +67,11 @@ def _follow(returned: Any, path: str) -> Any:
             value = getattr(value, step)
         else:
             known = [name for name, _ in names(returned)]
-            raise InputError(f"the module returns no output {path!r}{did_you_mean(path, known)}{_listing(returned)}")
+            raise InputError(f"the module returns no output {path!r}{_listing(returned)}{did_you_mean(path, known)}")
     return value
 
 
 def _listing(returned: Any) -> str:
     known = [name for name, _ in names(returned) if name]
-    return f"; it returns {', '.join(known)}" if known else "; it returns one tensor without a name"
+    more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+    return f"; it returns {', '.join(known[:8])}{more}" if known else "; it returns one tensor without a name"

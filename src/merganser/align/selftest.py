@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from merganser.align.copies import plain_kernels
 from merganser.align.double import call_in_double, random_weights
-from merganser.align.effects import ignores_inputs, relative_difference, without_effect
+from merganser.align.effects import ignores_inputs, relative_difference, untested_atoms
 from merganser.align.examples import example_arguments
 from merganser.align.outputs import Outputs, choose
 from merganser.align.permutations import Permutations, identity, inverse, permute_, random
@@ -111,10 +111,7 @@ def self_test(
                 f"(relative, limit {rtol:.0e}) when permuting {', '.join(guilty) or 'all atoms at once'}; "
                 "derive with self_test=False and .pin() these atoms to go on without them"
             )
-        silent = without_effect(run, example, {name: state[name] for name in state if symmetry.free(name)}, rtol)
-        untested = [
-            atom for atom, places in symmetry.occurrences.items() if places and all(n in silent for n, _ in places)
-        ]
+        untested = untested_atoms(run, example, symmetry, state, rtol)
         return SelfTest(worst, tuple(untested), bool(symmetry.atoms) and ignores_inputs(run, example, expected, rtol))
 
 

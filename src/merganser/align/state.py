@@ -57,8 +57,6 @@ def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> li
             if tensor.is_floating_point() and tensor.element_size() == 1:
                 raise InputError(f"{name!r} of model {position} is {tensor.dtype}: convert it to a wider type first")
         for name in symmetry.objective:
-            if state[name].is_complex():
-                raise InputError(f"{name!r} of model {position} is complex: only real weights can be matched")
             if not torch.isfinite(state[name]).all():
                 raise InputError(f"{name!r} of model {position} has entries that are not finite")
     return states
@@ -97,5 +95,12 @@ def shares_of(count: int, weights: Sequence[float] | None) -> list[float]:
 
 
 def average(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
-    """The weighted mean Σ wᵢθᵢ / Σ wᵢ of every floating-point tensor; counters are the first model's."""
-    return combine(states, shares_of(len(states), weights))
+    """The weighted mean Σ wᵢθᵢ / Σ wᵢ of every tensor; counters are the first model's.
+
+    A tensor that is the same in all models (a table of rotary frequencies) stays as it is, to the last bit.
+    """
+    shares = shares_of(len(states), weights)
+    first, *others = states
+    same = {name: tensor for name, tensor in first.items() if all(torch.equal(tensor, s[name]) for s in others)}
+    mean = combine([{name: s[name] for name in first if name not in same} for s in states], shares)
+    return {name: same[name].clone() if name in same else mean[name] for name in first}

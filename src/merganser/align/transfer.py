@@ -35,7 +35,7 @@ def transport(
     wide = {
         name: torch.promote_types(tensor.dtype, torch.float32)
         for name, tensor in new.items()
-        if tensor.is_floating_point()
+        if tensor.is_floating_point() or tensor.is_complex()
     }
     delta = {name: tuned[name].to(dtype) - base[name].to(dtype) for name, dtype in wide.items()}
     moved = apply(symmetry, permutations, delta)

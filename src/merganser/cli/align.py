@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,12 @@ def command(
         Path | None, typer.Option(help="Use the permutations.safetensors of an earlier run; no matching.")
     ] = None,
     seed: Annotated[int, typer.Option(help="For weights and merge_many, which go through layers at random.")] = 0,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output", help="An output of the network that counts, e.g. logits; may be repeated. Default: all."
+        ),
+    ] = None,
     allow_unused: Annotated[
         bool, typer.Option("--allow-unused", help="Go on where the example leaves out weights that may matter.")
     ] = False,
@@ -64,19 +71,18 @@ def command(
         raise InputError("--model pkg.module:factory is needed to derive the symmetries (or --permutations of a run)")
     inputs = [path for reference in named.values() for path in paths_in(reference)]
     check_out(out, overwrite, [*inputs, *([permutations] if permutations else [])])
-    _align(named, out, overwrite, model, shape, method, permutations, seed, allow_unused, as_json)
+    derive = partial(_symmetry, model, shape, outputs or None, allow_unused)
+    _align(named, out, overwrite, derive, method, permutations, seed, as_json)
 
 
 def _align(
     named: Mapping[str, str],
     out: Path,
     overwrite: bool,
-    model: str | None,
-    shape: str | None,
+    derive: Callable[[], Symmetry],
     method: str,
     permutations: Path | None,
     seed: int,
-    allow_unused: bool,
     as_json: bool,
 ) -> None:
     from merganser import align
@@ -90,25 +96,25 @@ def _align(
     if permutations is not None:
         found = align.Universe.load(permutations, states)
     else:
-        assert model is not None
-        found = _match(states, _symmetry(model, shape, allow_unused), method, seed)
+        found = _match(states, derive(), method, seed)
     stored = [once({*checkpoint.names(), *checkpoint.aliases()}, found.symmetry) for checkpoint in opened]
     report = {"method": "given" if permutations else method, **_report(list(named), found)}
     publish(out, lambda directory: _write(found, list(named), stored, report, directory), overwrite=overwrite)
     _show({**report, "out": str(out)}, as_json)
 
 
-def _symmetry(model: str, shape: str | None, allow_unused: bool) -> Symmetry:
+def _symmetry(model: str | None, shape: str | None, outputs: list[str] | None, allow_unused: bool) -> Symmetry:
     from merganser import align
     from merganser.errors import InputError
 
+    assert model is not None
     network, inputs = build_network(model, shape)
     if inputs is None:
         raise InputError(
             f"--model {model}: the symmetry is traced on an example input: return (module, example_inputs) from the "
             "factory, or give its shape, e.g. --shape 1x784"
         )
-    return align.symmetry(network, inputs, allow_unused=allow_unused)
+    return align.symmetry(network, inputs, outputs=outputs, allow_unused=allow_unused)
 
 
 def _match(states: Sequence[dict[str, Tensor]], symmetry: Symmetry, method: str, seed: int) -> Universe:

@@ -103,7 +103,7 @@ def combine(states: Sequence[Weights], coefficients: Sequence[float]) -> dict[st
     """Σ c_i θ_i in float32 or wider; integer tensors are the first's. Inputs are untouched."""
     combined: dict[str, Tensor] = {}
     for name, first in states[0].items():
-        if not first.is_floating_point():
+        if not (first.is_floating_point() or first.is_complex()):
             combined[name] = first.clone()
             continue
         wide = torch.promote_types(first.dtype, torch.float32)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import operator
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from merganser.align.tracing.rules.pointwise import pointwise
 
 logger = logging.getLogger(__name__)
 
+_TORCH = str(Path(torch.__file__).parent)
 _FRAME = re.compile(r'File "(.+)", line (\d+)')
 
 _SILENT = {"_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_size"}
@@ -128,9 +131,14 @@ def _pinned(node: Node) -> Result | None:
 
 
 def location(node: Node) -> str:
-    """`" at file:line"` of the user's code behind a node, if known."""
-    found = _FRAME.findall(node.meta.get("stack_trace") or "")
-    return f" at {found[-1][0]}:{found[-1][1]}" if found else ""
+    """`" at file:line"` of the innermost code behind a node that is not PyTorch's, if known."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    found = [frame for frame in frames if not frame[0].startswith(_TORCH)] or frames
+    if not found:
+        return ""
+    path, line = found[-1]
+    package = max((entry for entry in sys.path if entry and path.startswith(entry)), key=len, default="")
+    return f" at {path.removeprefix(package).lstrip('/')}:{line}"
 
 
 def _shapes(node: Node) -> tuple[tuple[int, ...], ...]:
