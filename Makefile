@@ -14,13 +14,17 @@ QUICK := multi_task compression theory mergeability adaptive evolve single_task_
   lowrank alignment irt taskvectors merge_speed
 BENCH = MERGANSER_ZOO=$(ZOO) MERGANSER_DATA=$(DATA) $(BIN)/python -m
 
-.PHONY: demo test lint docs format results zoo bench bench-quick clean
+.PHONY: demo test lint docs format results zoo bench bench-quick clean fuzz
 
 demo: $(VENV)/.installed
 	$(BIN)/merganser demo --out demo-output --overwrite
 
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 MERGANSER_DATA=$(DATA) $(BIN)/pytest -n 2 --dist loadfile
+
+# Damaged files of every kind that is read, in forked children: any crash, hang, leftover or surprise fails.
+fuzz: $(VENV)/.installed
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --cases 2000 --jobs 2
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -18,9 +18,10 @@ def test_names_inside_are_paths_of_the_directory(tmp_path: Path, name: str) -> N
 
 
 TEXTS = ["", ".", "..", "../a", "a/../../b", "a/..", "/etc/hosts", "a\0b", "\ud800", "C:\\a", "..\\a", "\\\\host\\a"]
+LONG = ["x" * 256, "a/" + "é" * 128, "x" * 5000]
 
 
-@pytest.mark.parametrize("name", [*TEXTS, None, 3, True, ["a"], {"a": 1}, b"a"])
+@pytest.mark.parametrize("name", [*TEXTS, *LONG, None, 3, True, ["a"], {"a": 1}, b"a"])
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: object) -> None:
     with pytest.raises(CheckpointError, match="^index: "):
         confine(tmp_path, name, "index")

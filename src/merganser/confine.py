@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from merganser.errors import CheckpointError
+
+_LONGEST = 255  # bytes that the name of a file may have on the systems there are
 
 
 def confine(directory: Path, name: object, what: str) -> Path:
@@ -34,6 +37,8 @@ def confine(directory: Path, name: object, what: str) -> Path:
         raise CheckpointError(f"{what}: {_shown(name)} is not the name of a file inside {directory}")
     path = directory / name
     try:
+        if any(len(os.fsencode(part)) > _LONGEST for part in path.parts):
+            raise ValueError("it is too long")
         inside = _contains(directory.resolve(), path.resolve())
     except (OSError, RuntimeError, ValueError) as error:  # a ring of links, a name that the file system cannot have
         raise CheckpointError(f"{what}: {_shown(name)} is not the name of a file ({error})") from None

@@ -81,7 +81,8 @@ def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Entry], d
         raise CheckpointError(f"{where}: the header is not valid JSON ({error}); the file is damaged") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{where}: the header is not a JSON object; the file is damaged")
-    metadata = header.pop(METADATA, None) or {}
+    metadata = header.pop(METADATA, None)
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{where}: the header's metadata is not a JSON object of texts")
     origin = 8 + len(raw)

@@ -1,0 +1,339 @@
+"""Every kind of file the product reads: a valid example of it, and what reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+import merganser as mg
+from fuzz import seeds
+from fuzz.harness import Silent, Target
+from fuzz.mutations import mutate
+from merganser import recipes
+from merganser.align.records import Record
+from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.engine.disk import Disk
+from merganser.errors import CheckpointError, MerganserError
+from merganser.evaluate.examiners import read_records
+from merganser.evolve import runfile
+from merganser.evolve.irt.model import IRT
+from merganser.evolve.store import Store, Trial, paired
+from merganser.experts.library import Library
+from merganser.experts.masks import MaskLibrary
+from merganser.tuning.sweep import _Journal
+
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 6, "num_hidden_layers": 1}
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [{"id": 5, "content": "<x>", "special": True, "normalized": False, "single_word": False}],
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}, "merges": []},
+}
+#: The journal of an interrupted merge as it is; anything else is a seed for damage to it.
+WHOLE = b"whole" * 20
+#: Why we refuse a header that the reference library takes: two meanings, or nothing that torch could hold.
+STRICTER = re.compile(r"stands twice|cannot be read|too large for any tensor|is malformed|digits")
+
+
+def weights(value: float = 1.0) -> dict[str, torch.Tensor]:
+    return {
+        "model.embed_tokens.weight": torch.full((6, 4), value),
+        "model.layers.0.mlp.weight": torch.full((4, 4), value),
+        "model.norm.weight": torch.full((4,), value),
+    }
+
+
+def saved(value: float = 1.0, **metadata: str) -> bytes:
+    return bytes(save(weights(value), {"format": "pt", **metadata}))
+
+
+def dumped(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def model(name: str, value: float = 1.0) -> dict[str, bytes]:
+    return {
+        f"{name}/model.safetensors": saved(value),
+        f"{name}/config.json": dumped(CONFIG),
+        f"{name}/tokenizer.json": dumped(TOKENIZER),
+    }
+
+
+def recipe(text: str) -> dict[str, bytes]:
+    return {"recipe.yml": text.encode()}
+
+
+def read_all(reference: Path | str) -> None:
+    opened = mg.open(reference)
+    for name in opened.names():
+        opened.read(name)
+    opened.fingerprint()
+
+
+def merge(directory: Path) -> None:
+    mg.run(directory / "recipe.yml", directory / "out", workers=1)
+
+
+def plan(directory: Path) -> None:
+    each(directory, "recipe", lambda file: recipes.plan(recipes.load(file)))
+
+
+def both(stem: str, text: str) -> dict[str, bytes]:
+    """A YAML document as it is written, and as JSON, which is YAML too and can be damaged by its structure."""
+    return {f"{stem}.yml": text.encode(), f"{stem}.json": dumped(yaml.safe_load(text))}
+
+
+def each(directory: Path, stem: str, read: Callable[[Path], object]) -> None:
+    for end in ("yml", "json"):
+        read(directory / f"{stem}.{end}")
+
+
+def compare_with_safetensors(directory: Path) -> None:
+    """What the reference library rejects is rejected, and what it takes is taken but for a few good reasons."""
+    file = directory / "x.safetensors"
+    try:
+        with safe_open(file, "pt") as opened:
+            names = set(opened.keys())
+        reason = None
+    except (SafetensorError, OSError, ValueError, OverflowError) as error:
+        names, reason = set(), str(error)
+    try:
+        ours = SafetensorsFile(file)
+    except CheckpointError as error:
+        if reason is None and not STRICTER.search(str(error)):
+            raise Silent(f"refused what the reference library takes: {error}") from None
+        raise
+    if reason is not None:
+        raise Silent(f"accepted what the reference library rejects: {reason}")
+    if set(ours.names()) != names:
+        raise Silent(f"read {sorted(ours.names())}, the reference library {sorted(names)}")
+    read_all(file)
+
+
+def read_library(directory: Path) -> None:
+    library = Library(directory / "lib")
+    library.verify()
+    for name in library.experts:
+        read_all(directory / "lib" / "experts" / f"{name}.safetensors")
+    for name in list(library.experts)[:1]:
+        library.remove(name)
+
+
+def read_masks(directory: Path) -> None:
+    library = MaskLibrary(directory / "masks")
+    for name in library.experts:
+        expert = library.expert(name)
+        for tensor in expert.names():
+            expert.read(tensor)
+
+
+def read_study(directory: Path) -> None:
+    store = Store(directory / "study.sqlite", readonly=True)
+    try:
+        store.get("design")
+        for trial in store.trials():
+            store.answers(trial)
+        store.pace("search")
+    finally:
+        store.close()
+
+
+def resume(directory: Path) -> None:
+    """A merge that stops before it is published, its journal damaged as the file `damage` says, then resumed."""
+    rename = Disk.rename
+    Disk.rename = _stop  # type: ignore[method-assign]
+    try:
+        with contextlib.suppress(MerganserError):
+            mg.run(directory / "recipe.yml", directory / "out", workers=1)
+    finally:
+        Disk.rename = rename  # type: ignore[method-assign]
+    journal, damage = directory / "out.partial" / "journal", (directory / "damage").read_bytes()
+    if damage != WHOLE:
+        journal.write_bytes(mutate(journal.read_bytes(), random.Random(damage)))
+    mg.run(directory / "recipe.yml", directory / "out", workers=1, resume=True)
+    merged = mg.open(directory / "out")
+    if not all(bool((merged.read(name) == 1.5).all()) for name in merged.names()):
+        raise Silent("the resumed merge has other weights")
+
+
+def _stop(*_: Any) -> None:
+    raise OSError("stopped")
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def write(directory: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
+
+
+def gguf_file(directory: Path) -> bytes:
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(str(directory / "m.gguf"), "llama")
+    writer.add_array("tokens", ["a", "b"])
+    writer.add_tensor("w", np.ones((2, 4), np.float32))
+    packed = gguf.quants.quantize(np.ones((2, 32), np.float32), gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("q", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return (directory / "m.gguf").read_bytes()
+
+
+def torch_file(zipped: bool) -> bytes:
+    stream = io.BytesIO()
+    torch.save({"state_dict": weights(), "epoch": 3}, stream, _use_new_zipfile_serialization=zipped)
+    return stream.getvalue()
+
+
+def study_file(directory: Path) -> bytes:
+    store = Store(directory / "study.sqlite")
+    store.set(design={"tasks": ["a"]}, seed=1)
+    trial = Trial("candidate", "c0", "done", 0, 0, (0.5,), {"weight": 0.5}, {"a": 0.5}, {"a": {"value": 0.5}})
+    store.add(trial, {"a": paired([0, 1], [0.0, 1.0])})
+    store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store._connection.execute("PRAGMA journal_mode=DELETE")
+    store.close()
+    return (directory / "study.sqlite").read_bytes()
+
+
+PAIR = "method: linear\nmodels: [./a, ./b]\n"
+UNION = "method: linear\nbase: ./a\nmodels: [./a, ./b]\noutput: {tokenizer: union}\n"
+VOCABULARY = "method: linear\nbase: ./b\nmodels: [./a, ./b]\noutput: {tokenizer: union}\n"
+STAGES = """
+method: ties
+base: ./a
+models: [{path: ./a, weight: 0.5}, {path: ./b, density: [0.1, 0.9]}]
+overrides: [{match: "*.mlp.*", weight: {value: 0.3}}]
+output: {dtype: bfloat16, tokenizer: {source: union, pad_to_multiple_of: 8}}
+"""
+MERGEKIT = """
+merge_method: ties
+base_model: ./a
+models: [{model: ./a, parameters: {weight: [{filter: mlp, value: 0.3}, {value: 0.5}]}}, {model: ./b}]
+dtype: bfloat16
+tokenizer_source: union
+"""
+RUN = """
+base: ./a
+models: {left: ./b, right: ./c}
+method: task_arithmetic
+space: {weight: {low: 0, high: 1.5, per: model}}
+tasks: {quiz: {kind: multiple-choice, data: ./quiz.jsonl, subset: 2}}
+objectives: [quiz]
+search: {algorithm: ga, population: 6, generations: 2}
+model: {kind: causal-lm}
+"""
+QUIZ = b"".join(
+    dumped({"question": f"q{i}", "options": ["x", "y"], "answer": i % 2, "topic": "t"}) + b"\n" for i in range(6)
+)
+
+
+def adapter() -> dict[str, bytes]:
+    module = "base_model.model.model.layers.0.mlp"
+    factors = {f"{module}.lora_A.weight": torch.ones(2, 4), f"{module}.lora_B.weight": torch.ones(4, 2)}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "rank_pattern": {"mlp": 2}, "modules_to_save": None}
+    return {"ad/adapter_model.safetensors": bytes(save(factors)), "ad/adapter_config.json": dumped(config)}
+
+
+def modules() -> dict[str, bytes]:
+    """A sentence-transformers model with a dense layer."""
+    listed = [{"idx": i, "name": str(i), "path": path, "type": "t"} for i, path in enumerate(("", "2_Dense"))]
+    dense = {
+        "2_Dense/model.safetensors": bytes(save({"linear.weight": torch.ones(2, 2)})),
+        "2_Dense/config.json": b"{}",
+    }
+    files = {"model.safetensors": saved(), "config.json": dumped(CONFIG), "modules.json": dumped(listed)} | dense
+    return {f"s/{name}": content for name, content in files.items()}
+
+
+def with_vocabulary() -> dict[str, bytes]:
+    files = {name: each for name, each in (model("a") | model("b", 2.0)).items() if name != "a/tokenizer.json"}
+    vocabulary, added = {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}, {"<x>": 5}
+    return files | {"a/vocab.json": dumped(vocabulary), "a/added_tokens.json": dumped(added)}
+
+
+def all_targets() -> list[Target]:
+    """Every target, with files made anew."""
+    pair = model("a") | model("b", 2.0)
+    index = {"weight_map": {name: f"s{i}.safetensors" for i, name in enumerate(weights())}}
+    shards = {f"m/s{i}.safetensors": bytes(save({name: value})) for i, (name, value) in enumerate(weights().items())}
+    with tempfile.TemporaryDirectory() as made:
+        place = Path(made)
+        write(place, pair)
+        Library.build(place / "a", {"math": place / "b"}, place / "lib", copy_base=True)
+        MaskLibrary.build(weights(), {"math": weights(2.0), "code": weights(3.0)}, place / "masks")
+        gguf, study = gguf_file(place), study_file(place)
+        permutations, irt = alignment_file(place), irt_file(place)
+        library = {f"lib/{name}": content for name, content in files_of(place / "lib").items()}
+        masks = {f"masks/{name}": content for name, content in files_of(place / "masks").items()}
+    found = [
+        Target("safetensors", {"x.safetensors": saved()}, ("x.safetensors",), compare_with_safetensors),
+        Target("index", shards | {"m/model.safetensors.index.json": dumped(index)}, ("m/model.safetensors.index.json",),
+               lambda d: read_all(d / "m")),
+        Target("config", pair | recipe(PAIR), ("a/config.json",), merge),
+        Target("tokenizer", pair | recipe(UNION), ("a/tokenizer.json", "b/tokenizer.json"), merge),
+        Target("adapter", pair | adapter() | recipe("method: linear\nmodels: [./a, ./b+./ad]\n"),
+               ("ad/adapter_config.json", "ad/adapter_model.safetensors"), merge),
+        Target("gguf", {"m.gguf": gguf}, ("m.gguf",), lambda d: read_all(d / "m.gguf")),
+        Target("torch", {"m.pt": torch_file(True)}, ("m.pt",), lambda d: read_all(d / "m.pt")),
+        Target("torch-legacy", {"m.pt": torch_file(False)}, ("m.pt",), lambda d: read_all(d / "m.pt")),
+        Target("modules", modules() | recipe("method: linear\nmodels: [./s, ./s]\n"), ("s/modules.json",), merge),
+        Target("vocabulary", with_vocabulary() | recipe(VOCABULARY), ("a/vocab.json", "a/added_tokens.json"), merge),
+        Target("recipe", pair | both("recipe", STAGES), ("recipe.yml", "recipe.json"), plan),
+        Target("mergekit", pair | both("recipe", MERGEKIT), ("recipe.yml", "recipe.json"), plan),
+        Target("library", library, ("lib/library.json", "lib/experts/math.safetensors"), read_library,
+               may_leave=("lib/.lock",)),
+        Target("masks", masks, ("masks/masks.json",), read_masks),
+        Target("journal", pair | recipe(PAIR) | {"damage": WHOLE}, ("damage",), resume, may_leave=("out",)),
+        Target("study", {"study.sqlite": study}, ("study.sqlite",), read_study, may_leave=("study.sqlite-",)),
+        Target("runfile", pair | model("c", 3.0) | both("run", RUN) | {"quiz.jsonl": QUIZ},
+               ("run.yml", "run.json", "quiz.jsonl"), lambda d: each(d, "run", runfile.load)),
+        Target("records", {"quiz.jsonl": QUIZ, "quiz.json": dumped([{"a": 1}])}, ("quiz.jsonl", "quiz.json"),
+               lambda d: (read_records(d / "quiz.jsonl"), read_records(d / "quiz.json"))),
+        Target("sweep", {"sweep.jsonl": b'{"key": "a", "score": 0.5, "scored_by": "x"}\n' * 3}, ("sweep.jsonl",),
+               lambda d: _Journal(d / "sweep.jsonl", "x")),
+        Target("alignment", {"p.safetensors": permutations}, ("p.safetensors",),
+               lambda d: Record.load(d / "p.safetensors")),
+        Target("irt", {"irt.safetensors": irt}, ("irt.safetensors",), lambda d: IRT.load(d / "irt.safetensors")),
+    ]  # fmt: skip
+    return [Target(t.name, t.files, t.damaged, t.run, seeds.STORED.get(t.name, {}), t.may_leave) for t in found]
+
+
+def alignment_file(place: Path) -> bytes:
+    import numpy as np
+
+    from merganser.align.symmetries import Atom, Factor, Symmetry, product
+
+    symmetry = Symmetry({"h": Atom("h", 3, None)}, {"w": (product(Factor("h", 3)),)}, frozenset(), {})
+    Record(symmetry, ("a", "b"), ({"h": np.arange(3)}, {"h": np.array([2, 0, 1])}), 1.0, ()).save(
+        place / "p.safetensors"
+    )
+    return (place / "p.safetensors").read_bytes()
+
+
+def irt_file(place: Path) -> bytes:
+    import numpy as np
+
+    from merganser.evolve.irt.model import Items, Normal
+
+    items = Items(np.ones((4, 2)), np.zeros(4))
+    IRT(np.zeros((3, 2)), items, Normal(np.zeros(2), np.eye(2)), None, {2: 0.5}).save(place / "irt.safetensors")
+    return (place / "irt.safetensors").read_bytes()
