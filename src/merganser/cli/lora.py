@@ -21,8 +21,12 @@ def command(
     rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 64,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     fan_in_fan_out: Annotated[
-        bool, typer.Option("--fan-in-fan-out", help="Weights are stored input × output, as in GPT-2.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--fan-in-fan-out/--no-fan-in-fan-out",
+            help="Whether weights are stored input × output, as in GPT-2; by default as the config says.",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
@@ -73,4 +77,4 @@ def show_report(report: AdapterReport, as_json: bool) -> None:
     say(f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy")
     if report.left_out:
         shown = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
-        say(f"not in it, since adapters change Linear layers only: {shown}")
+        say(f"not in it, since an adapter has no place for norms, biases and tied embeddings: {shown}")

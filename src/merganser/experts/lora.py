@@ -21,6 +21,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.directories import paths_in
 from merganser.engine.publishing import check_out, publish
 from merganser.errors import CheckpointError, InputError, one_of
+from merganser.experts.adapter_modules import AdapterModules, Role
 from merganser.experts.building import check_finite, check_fit, task_matrix
 from merganser.experts.views import Expert
 from merganser.kernels.spectra import Factors, top_svd
@@ -29,8 +30,7 @@ from merganser.methods.registry import build, lookup
 
 #: What PEFT and its servers read.
 DTYPES = ("float32", "bfloat16", "float16")
-#: Embeddings and tensors of this kind are no Linear layers, which is what adapters change.
-_LOOKUPS = ("embed", "wte", "wpe", "lm_head")
+_LINEAR = ("lora_A.weight", "lora_B.weight")
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,21 @@ class AdapterReport:
 
 @dataclass(frozen=True)
 class _Change:
-    """One changed tensor: its energy, and its factors if an adapter can hold it."""
+    """One changed tensor: its energy, and what an adapter can hold of it: factors, or all of it."""
 
     name: str
     energy: float
-    factors: Factors | None
+    role: Role | None = None
+    factors: Factors | None = None
+    whole: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Update:
+    """A low-rank update of a tensor as stored, and how its factors are oriented in the file."""
+
+    pair: Pair
+    role: Role
 
 
 def extract_lora(
@@ -69,13 +79,32 @@ def extract_lora(
     *,
     rank: int = 64,
     dtype: str | torch.dtype = "bfloat16",
-    fan_in_fan_out: bool = False,
+    fan_in_fan_out: bool | None = None,
     overwrite: bool = False,
 ) -> AdapterReport:
-    """The best adapter of `rank` for the difference of two checkpoints, in PEFT's format.
+    """Make the best adapter of `rank` for the difference of two checkpoints, in PEFT's format.
 
-    Only weights of Linear layers fit an adapter; whatever else changed (embeddings, norms, biases) is named in the
-    report, with the share of the energy that was kept.
+    Linear layers, GPT-2's Conv1D and embeddings are changed at low rank; the head of a classifier is saved whole. What
+    else changed (norms, biases, embeddings that are tied to the head) is named in the report, with the share of the
+    energy that was kept.
+
+    Args:
+        finetuned: The fine-tuned checkpoint.
+        base: The checkpoint it was fine-tuned from.
+        out: Directory of the adapter to be made.
+        rank: Rank of every update, at most.
+        dtype: float32, bfloat16 or float16.
+        fan_in_fan_out: Whether weights are stored input × output, as in GPT-2; by default as the config says.
+        overwrite: Replace `out`.
+
+    Returns:
+        What went into the adapter, and what could not.
+
+    Raises:
+        InputError: Nothing that fits an adapter has changed, or `out` cannot be written.
+
+    Example:
+        >>> extract_lora("law", "base", "law-lora", rank=16)  # doctest: +SKIP
     """
     _check_rank(rank)
     stored = _dtype(dtype)
@@ -83,7 +112,8 @@ def extract_lora(
     inputs = [path for source in (finetuned, base, tuned.label, origin.label) for path in paths_in(source)]
     check_out(Path(out), overwrite, [*inputs, *tuned.files(), *origin.files()])
     check_fit(origin, tuned)
-    return _write(_differences(tuned, origin, rank), Path(out), rank, origin, stored, fan_in_fan_out, overwrite)
+    modules = AdapterModules(origin, tuned, fan_in_fan_out)
+    return _write(_differences(tuned, origin, rank, modules), Path(out), rank, origin, stored, modules, overwrite)
 
 
 def export_expert(
@@ -92,7 +122,7 @@ def export_expert(
     *,
     rank: int | None = None,
     dtype: str | torch.dtype = "bfloat16",
-    fan_in_fan_out: bool = False,
+    fan_in_fan_out: bool | None = None,
     overwrite: bool = False,
 ) -> AdapterReport:
     """An expert of a library as an adapter, at its own rank (that of its largest matrix) or less."""
@@ -102,7 +132,8 @@ def export_expert(
     file = expert.file
     ranks = [file.rank(name) for name, kind in file.kinds.items() if kind == "factors"]
     limit = max(ranks, default=1) if rank is None else rank
-    return _write(_stored(expert, limit), Path(out), limit, expert.source, stored, fan_in_fan_out, overwrite)
+    modules = AdapterModules(expert.source, expert, fan_in_fan_out)
+    return _write(_stored(expert, limit, modules), Path(out), limit, expert.source, stored, modules, overwrite)
 
 
 def merge_adapters(
@@ -136,15 +167,23 @@ def merge_adapters(
             odd = sorted(set(file.updates) ^ set(names))[0]
             raise CheckpointError(f"{file.path} and {files[0].path} change different weights, such as {odd!r}")
     rule = build(lookup(method), parameters, [str(file.path) for file in files])
-    pairs: dict[str, Pair] = {}
+    updates: dict[str, _Update] = {}
     seen = kept = 0.0
     for name in names:
         scaled = [(file.updates[name].scale * b, a) for file in files for b, a in [file.factors(name)]]
         merged = merge_pairs(scaled, space, rule)
-        pairs[name] = truncate_pair(merged, merged[0].shape[1] if rank is None else rank)
-        seen, kept = seen + _energy(merged), kept + _energy(pairs[name])
+        pair = truncate_pair(merged, merged[0].shape[1] if rank is None else rank)
+        updates[name] = _Update(pair, _role_in(files[0], name))
+        seen, kept = seen + _energy(merged), kept + _energy(pair)
     config = {key: files[0].config.get(key) for key in ("base_model_name_or_path", "task_type", "fan_in_fan_out")}
-    return _save(Path(out), pairs, config, stored, _share(kept, seen), overwrite)
+    return _save(Path(out), updates, {}, config, stored, _share(kept, seen), overwrite)
+
+
+def _role_in(file: AdapterFile, name: str) -> Role:
+    """Return how an adapter's file has the factors of a weight."""
+    if "lora_embedding_A" in file.updates[name].a:
+        return "embedding"
+    return "turned" if file.config.get("fan_in_fan_out") else "linear"
 
 
 def _energy(pair: Pair) -> float:
@@ -166,33 +205,39 @@ def _dtype(given: str | torch.dtype) -> torch.dtype:
     return dtype_of(given, DTYPES, "adapters")
 
 
-def _differences(tuned: Checkpoint, base: Checkpoint, rank: int) -> Iterator[_Change]:
+def _differences(tuned: Checkpoint, base: Checkpoint, rank: int, modules: AdapterModules) -> Iterator[_Change]:
     for name in tuned.names():
         spec = tuned.spec(name)
-        if name not in base or base.spec(name).shape != spec.shape:
-            yield _Change(name, 0.0, None)
+        known = name in base and base.spec(name).shape == spec.shape
+        if modules.is_head(name):
+            check_finite(tuned.read(name), name, tuned.label)
+            energy = float(task_matrix(base, tuned, name).double().square().sum()) if known else 0.0
+            yield _Change(name, energy, "whole", whole=tuned.read(name))
+        elif not known:
+            yield _Change(name, 0.0)
         elif not torch.equal(tuned.read(name), base.read(name).to(spec.dtype)):
             if is_integer(spec.dtype):
-                yield _Change(name, 0.0, None)
+                yield _Change(name, 0.0)
                 continue
             check_finite(tuned.read(name), name, tuned.label)
             check_finite(base.read(name), name, base.label)
             delta = task_matrix(base, tuned, name)
-            fits = _is_linear(name, spec.shape)
-            yield _Change(name, float(delta.double().square().sum()), top_svd(delta, rank) if fits else None)
+            role = modules.role(name, spec.shape)
+            energy = float(delta.double().square().sum())
+            yield _Change(name, energy, role, top_svd(delta, rank) if role is not None else None)
 
 
-def _stored(expert: Expert, rank: int) -> Iterator[_Change]:
+def _stored(expert: Expert, rank: int, modules: AdapterModules) -> Iterator[_Change]:
     for name in expert.file.kinds:
         if not expert.merges(name):
-            yield _Change(name, 0.0, None)
+            yield _Change(name, 0.0)
             continue
         energy = float(expert.delta(name).double().square().sum())
-        yield _Change(name, energy, expert.factors(name, rank) if _is_linear(name, expert.spec(name).shape) else None)
-
-
-def _is_linear(name: str, shape: Sequence[int]) -> bool:
-    return len(shape) == 2 and name.endswith(".weight") and not any(word in name for word in _LOOKUPS)
+        role = modules.role(name, expert.spec(name).shape)
+        if role == "whole":
+            yield _Change(name, energy, role, whole=expert.read(name))
+        else:
+            yield _Change(name, energy, role, expert.factors(name, rank) if role is not None else None)
 
 
 def _write(
@@ -201,29 +246,39 @@ def _write(
     rank: int,
     base: Checkpoint,
     dtype: torch.dtype,
-    fan_in_fan_out: bool,
+    modules: AdapterModules,
     overwrite: bool,
 ) -> AdapterReport:
-    pairs: dict[str, Pair] = {}
+    updates: dict[str, _Update] = {}
+    whole: dict[str, Tensor] = {}
     left_out: list[str] = []
     seen = kept = 0.0
     for change in changes:
         seen += change.energy
-        if change.factors is None:
+        name = f"{modules.prefix}{change.name}"
+        if change.whole is not None:
+            kept += change.energy
+            whole[name] = change.whole
+        elif change.factors is not None and change.role is not None:
+            factors = change.factors.truncate(rank)
+            kept += float(factors.s.square().sum())
+            updates[name] = _Update(balanced(factors), change.role)
+        else:
             left_out.append(change.name)
-            continue
-        factors = change.factors.truncate(rank)
-        kept += float(factors.s.square().sum())
-        pairs[change.name] = balanced(factors)
-    if not pairs:
-        raise InputError(f"no weight of a Linear layer differs from {base.label}: there is nothing to adapt")
-    config = {"base_model_name_or_path": base.label, "fan_in_fan_out": fan_in_fan_out}
-    return _save(out, pairs, config, dtype, _share(kept, seen), overwrite, left_out)
+    if not updates:
+        raise InputError(f"no weight that an adapter can change differs from {base.label}: there is nothing to adapt")
+    config = {
+        "base_model_name_or_path": base.label,
+        "fan_in_fan_out": modules.fan_in_fan_out,
+        "task_type": modules.task_type,
+    }
+    return _save(out, updates, whole, config, dtype, _share(kept, seen), overwrite, left_out)
 
 
 def _save(
     out: Path,
-    pairs: Mapping[str, Pair],
+    updates: Mapping[str, _Update],
+    whole: Mapping[str, Tensor],
     config: Mapping[str, Any],
     dtype: torch.dtype,
     energy: float,
@@ -231,25 +286,28 @@ def _save(
     left_out: Sequence[str] = (),
 ) -> AdapterReport:
     """One rank for all modules, filled up with zeros: some servers know no other."""
-    rank = max(1, *(b.shape[1] for b, _ in pairs.values()))
-    turned = bool(config.get("fan_in_fan_out"))
-    tensors: dict[str, Tensor] = {}
-    for name, (b, a) in pairs.items():
-        down, up = (b.T, a.T) if turned else (a, b)
+    rank = max(1, *(update.pair[0].shape[1] for update in updates.values()))
+    tensors = {f"base_model.model.{name}": tensor.to(dtype).contiguous() for name, tensor in whole.items()}
+    for name, update in updates.items():
+        b, a = update.pair
+        down, up = (a, b) if update.role == "linear" else (b.T, a.T)
         key = f"base_model.model.{name.removesuffix('.weight')}"
-        tensors[f"{key}.lora_A.weight"] = _filled(down.T, rank, dtype).T.contiguous()
-        tensors[f"{key}.lora_B.weight"] = _filled(up, rank, dtype)
+        names = ("lora_embedding_A", "lora_embedding_B") if update.role == "embedding" else _LINEAR
+        tensors[f"{key}.{names[0]}"] = _filled(down.T, rank, dtype).T.contiguous()
+        tensors[f"{key}.{names[1]}"] = _filled(up, rank, dtype)
     settings = {
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": rank,
-        "target_modules": sorted(name.removesuffix(".weight") for name in pairs),
+        "target_modules": sorted(name.removesuffix(".weight") for name in updates),
         "lora_dropout": 0.0,
         "bias": "none",
         "task_type": None,
         "inference_mode": True,
         "fan_in_fan_out": False,
     }
+    if whole:
+        settings["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole})
     settings |= {key: value for key, value in config.items() if value is not None}
     publish(
         out,
@@ -259,7 +317,7 @@ def _save(
         ),
         overwrite=overwrite,
     )
-    return AdapterReport(out, rank, len(pairs), energy, tuple(left_out))
+    return AdapterReport(out, rank, len(updates), energy, tuple(left_out))
 
 
 def _filled(columns: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
