@@ -26,8 +26,17 @@ def total(values: Tensor) -> float:
     """The sum in float64. Runs of fixed length first: the number of threads changes no bit."""
     flat = values.reshape(-1)
     whole = flat.numel() // _RUN * _RUN
-    runs = flat[:whole].view(-1, _RUN).sum(1, dtype=torch.float64)
-    return math.fsum(runs.tolist()) + float(flat[whole:].sum(dtype=torch.float64))
+    runs = sums(flat[:whole].view(-1, _RUN), 1)
+    return math.fsum(runs.tolist()) + float(sums(flat[whole:], 0))
+
+
+def sums(values: Tensor, axis: int, keepdim: bool = False) -> Tensor:
+    """The sums along an axis, in float64. numpy adds in an order of its own that no processor changes; torch adds as
+    many numbers at once as the vectors of the processor are wide."""
+    wide = values.to(torch.float64)
+    if values.device.type != "cpu":
+        return wide.sum(axis, keepdim=keepdim)
+    return torch.from_numpy(np.asarray(wide.numpy().sum(axis, keepdims=keepdim)))
 
 
 def gram(vectors: Sequence[Tensor]) -> Array:

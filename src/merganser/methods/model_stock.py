@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from merganser.kernels.spheres import sums
 from merganser.methods.averages import weighted_mean
 from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.parameters import param
@@ -49,11 +50,11 @@ class ModelStock(Method):
         if state is not None:
             return torch.lerp(group.anchor, mean, state)
         deltas = group.deltas()
-        norms = [(d * d).sum(-1, keepdim=True, dtype=torch.float64).sqrt_() for d in deltas]
+        norms = [sums(d * d, -1, keepdim=True).sqrt_() for d in deltas]
         cosines = []
         for i, j in combinations(range(len(deltas)), 2):
             scale = norms[i] * norms[j]
-            dot = (deltas[i] * deltas[j]).sum(-1, keepdim=True, dtype=torch.float64)
+            dot = sums(deltas[i] * deltas[j], -1, keepdim=True)
             cosines.append(torch.where(scale > 0, dot / scale, 0.0))
         ratio = _ratio(torch.stack(cosines).mean(0), len(deltas))
         return torch.lerp(group.anchor, mean, ratio.to(mean.dtype))

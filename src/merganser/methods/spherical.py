@@ -119,7 +119,7 @@ class NuSlerp(Method):
 def _products(pair: tuple[Tensor, ...], axis: int) -> Tensor:
     """⟨a, a⟩, ⟨a, b⟩, ⟨b, b⟩ along an axis, in float64."""
     a, b = (vector.double() for vector in pair)
-    return torch.stack([(x * y).sum(axis) for x, y in ((a, a), (a, b), (b, b))])
+    return torch.stack([spheres.sums(x * y, axis) for x, y in ((a, a), (a, b), (b, b))])
 
 
 def _coefficients(products: Tensor, t: float) -> Tensor:
