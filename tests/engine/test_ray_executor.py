@@ -25,9 +25,20 @@ import merganser.engine.execute as execute
 from merganser.engine.api import run
 
 execute.SPAN = 1  # a task for every tensor
-killed = []
+killed, exposed, listening = [], set(), set()
+
+def look_at_ports():
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            addresses = [c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        except psutil.Error:
+            continue
+        listening.update(addresses)
+        exposed.update(a for a in addresses if a.rpartition(":")[2] not in ("127.0.0.1", "1"))
 
 def kill_one(progress):
+    if not listening:
+        look_at_ports()
     if not killed and progress.done > progress.total // 4:
         children = psutil.Process().children(recursive=True)
         workers = [p for p in children if " ".join(p.cmdline()).startswith(("ray::_compute", "ray::IDLE"))]
@@ -37,6 +48,7 @@ def kill_one(progress):
 
 run(json.loads(sys.argv[1]), sys.argv[2], ray="local", workers=2, on_progress=kill_one)
 assert killed, "no worker was found to kill"
+assert listening and not exposed, f"a local cluster listens on {exposed or 'nothing'}"
 """
 
 

@@ -12,6 +12,7 @@ from merganser.engine.compute import BoundPlan, Settings
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Counter, Progress, batches, pending, run_batch
 from merganser.engine.layout import lay_out
+from merganser.engine.ray_cluster import start_ray
 from merganser.engine.shard_files import ShardFiles, WorkerSink
 from merganser.engine.view import open_sources
 from merganser.engine.writer import CheckpointWriter
@@ -35,7 +36,7 @@ def execute_on_ray(
     settings = settings or Settings()
     started = not ray.is_initialized()
     if started:
-        _start(ray, address, workers)
+        start_ray(address, workers, log_to_driver=False)
     try:
         bound = BoundPlan(plan, open_sources(plan), settings)
         todo = pending(bound, writer)
@@ -65,19 +66,6 @@ def execute_on_ray(
     finally:
         if started:
             ray.shutdown()
-
-
-def _start(ray: Any, address: str, workers: int | None) -> None:
-    try:
-        ray.init(
-            address=None if address == "local" else address,
-            num_cpus=workers if address == "local" else None,
-            log_to_driver=False,
-            logging_level="error",
-            include_dashboard=False,
-        )
-    except Exception as error:  # Ray has no class of its own for a cluster that does not come up
-        raise MerganserError(f"--ray {address}: the cluster does not answer: {str(error).strip()}") from error
 
 
 class _RemoteSink(WorkerSink):

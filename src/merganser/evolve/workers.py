@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeAlias
 
+from merganser.engine.ray_cluster import start_ray
 from merganser.errors import InputError, require
 from merganser.evolve.space import Values
 
@@ -193,7 +194,7 @@ class RayWorkers:
     def __init__(self, evaluate: Evaluate, count: int, address: str) -> None:
         self._ray: Any = require("ray", "ray")
         if not self._ray.is_initialized():
-            self._ray.init(address=None if address == "local" else address, logging_level="ERROR")
+            start_ray(address)
         self._actor = self._ray.remote(_RayEvaluator)
         self._evaluate = self._ray.put(evaluate)
         self._count = count
