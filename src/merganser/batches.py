@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """What a module is called with: `module(x)` of a tensor, `module(*xs)` of a tuple or list, `module(**xs)` of a mapping.
-It holds no targets: of the (x, y) that a data loader gives, x is the batch."""
+Where no targets are asked for, the (inputs, targets) of a data loader will do: see `without_targets`."""
 Batch: TypeAlias = tuple[Inputs, Tensor]
 """Inputs and targets, where both are asked for."""
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -20,7 +22,7 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def arguments(inputs: Inputs) -> Arguments:
-    """The arguments that a batch stands for."""
+    """Return the arguments that inputs stand for."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if isinstance(inputs, Tensor):
@@ -33,9 +35,87 @@ def arguments(inputs: Inputs) -> Arguments:
     )
 
 
-def fitting(module: nn.Module, inputs: Inputs) -> Arguments:
-    """The arguments that a batch stands for, if the module takes them."""
-    args, kwargs = arguments(inputs)
+def without_targets(module: nn.Module, batch: Any) -> Any:
+    """Return the inputs of a batch: the first of the (inputs, targets) that a data loader gives, else all of it.
+
+    A pair is (inputs, targets) if its first part is itself a tuple, list or mapping of inputs; if the module cannot
+    take two arguments; or if it need not and the second part is a class for each sample, whole numbers along one axis.
+    Any other tuple or list holds the module's positional arguments.
+
+    Args:
+        module: The module that the batch is for.
+        batch: A tensor, a tuple or list, or a mapping.
+
+    Returns:
+        What `arguments` reads.
+
+    Example:
+        >>> x, y = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
+        >>> without_targets(nn.Linear(3, 2), (x, y)) is x
+        True
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+        return batch
+    inputs, targets = batch
+    if isinstance(inputs, (tuple, list, Mapping)):
+        return inputs
+    if not isinstance(inputs, Tensor):
+        return batch
+    signature = inspect.signature(module.forward)
+    if not _takes(signature, inputs, targets):
+        return inputs if _takes(signature, inputs) else batch
+    classes = targets.dim() == 1 and not (targets.is_floating_point() or targets.is_complex())
+    like_classes = classes and targets.dtype != torch.bool and inputs.dim() > 1 and len(inputs) == len(targets)
+    return inputs if like_classes and _takes(signature, inputs) else batch
+
+
+def _takes(signature: inspect.Signature, *args: Any) -> bool:
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return False
+    return True
+
+
+def labelled(batch: Any, what: str = "data") -> Batch:
+    """Return a batch as (inputs, targets), or refuse one without targets.
+
+    Args:
+        batch: A pair, as data loaders give it.
+        what: How the message calls the data.
+    """
+    if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
+        return batch[0], batch[1]
+    raise InputError(f"{what}: expected labelled batches (inputs, targets), got {_described(batch)}")
+
+
+def several(batches: Any, what: str = "data") -> Iterable[Any]:
+    """Return batches as they are, or refuse a single batch in their place.
+
+    Args:
+        batches: A list, a data loader or an iterator.
+        what: How the message calls the data.
+    """
+    if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
+        raise InputError(f"{what}: expected a list of batches or a data loader, got {_described(batches)}")
+    return batches
+
+
+def reusable(batches: Any, what: str = "data") -> Iterable[Any]:
+    """Return `several` batches that can be read again and again; those of an iterator are read at once."""
+    found = several(batches, what)
+    return list(found) if isinstance(found, Iterator) else found
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
+
+
+def fitting(module: nn.Module, batch: Inputs | Batch) -> Arguments:
+    """Return the arguments that a batch stands for, if the module takes them."""
+    args, kwargs = arguments(without_targets(module, batch))
     check_arguments(module, args, kwargs)
     return args, kwargs
 
@@ -52,14 +132,33 @@ def check_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str,
         ) from None
 
 
-def forward(module: nn.Module, inputs: Inputs) -> Any:
-    """The module's output."""
-    args, kwargs = fitting(module, inputs)
-    return module(*args, **kwargs)
+@contextmanager
+def explained(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Turn what a module raises for inputs of a wrong shape or type into an `InputError` that names them."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except TypeError:
+        check_arguments(module, args, kwargs)
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
+        given = [_described(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{type(module).__name__} cannot take {' and '.join(given) or 'these inputs'}: {reason}"
+        ) from error
+
+
+def forward(module: nn.Module, batch: Inputs | Batch) -> Any:
+    """Return the module's output."""
+    args, kwargs = fitting(module, batch)
+    with explained(module, args, kwargs):
+        return module(*args, **kwargs)
 
 
 def first_tensor(inputs: Inputs) -> Tensor:
-    """The first tensor among the inputs; its leading axis is the batch."""
+    """Return the first tensor among the inputs; its leading axis is the batch."""
     args, kwargs = arguments(inputs)
     for candidate in (*args, *kwargs.values()):
         if isinstance(candidate, Tensor):

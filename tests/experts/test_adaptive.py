@@ -102,7 +102,7 @@ def test_the_module_is_left_as_it_was(built, x):
     parameters = {name: id(parameter) for name, parameter in base.named_parameters()}
     model = model_of(built)
     model.predict(x)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match="cannot take a tensor of shape"):
         model.predict(x[..., :3])
     assert parameters == {name: id(parameter) for name, parameter in base.named_parameters()}
     assert all(torch.equal(before[name], tensor) for name, tensor in base.state_dict().items())
@@ -212,7 +212,10 @@ def test_without_settings_the_threshold_and_the_number_of_tasks_have_an_effect(b
     [
         (torch.zeros(0, 5, WIDTH), "a batch of 0 samples"),
         (torch.zeros(WIDTH), "not samples × width: a batch of one sample"),
-        ((torch.zeros(2, 5, WIDTH), torch.zeros(2)), "cannot take these inputs .* targets have no place"),
+        (
+            (torch.zeros(2, 5, WIDTH), torch.zeros(2), torch.zeros(2)),
+            "cannot take these inputs .* targets have no place",
+        ),
         ({"y": torch.zeros(2, 5, WIDTH)}, "cannot take these inputs"),
     ],
 )

@@ -1,4 +1,5 @@
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -7,9 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from method_driver import RowBlocks, make_group
 
-from merganser.errors import RecipeError
-from merganser.methods.base import threshold
-from merganser.methods.registry import aliases, build, lookup, mergekit_defaults, parameters, register, registry
+from merganser.errors import InputError, RecipeError
+from merganser.methods.base import Method, threshold
+from merganser.methods.registry import (
+    _REGISTRY,
+    aliases,
+    build,
+    lookup,
+    mergekit_defaults,
+    parameters,
+    register,
+    registry,
+)
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 40))
@@ -79,10 +89,37 @@ def test_numbers_of_models_and_the_base_are_checked():
 
 
 def test_names_are_taken_once():
-    with pytest.raises(ValueError, match="two methods are called"):
+    with pytest.raises(InputError, match=r"two methods are called 'ties'.*register\(replace=True\)"):
         register(lookup("ties"))
     assert list(registry()) == sorted(registry())
     assert "ramplus_tl" not in registry()
+
+
+def test_a_method_may_be_registered_again(monkeypatch):
+    """As a cell of a notebook does when it is run twice."""
+    monkeypatch.setattr("merganser.methods.registry._REGISTRY", dict(_REGISTRY))
+
+    def define(nickname, **options):
+        @register(**options)
+        @dataclass(frozen=True)
+        class Mine(Method):
+            name = "mine"
+            also = (nickname,)
+
+            def merge(self, group, state=None):
+                return group.models[0]
+
+        return Mine
+
+    first = define("own")
+    assert lookup("mine") is lookup("own") is first
+    with pytest.raises(InputError, match="two methods are called 'mine'"):
+        define("own")
+    second = define("other", replace=True)
+    assert lookup("mine") is lookup("other") is second
+    assert parameters(second) == {}
+    with pytest.raises(RecipeError, match="unknown method 'own'"):
+        lookup("own")  # all names of the first go with it
 
 
 def test_parameters_are_described():

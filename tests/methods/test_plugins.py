@@ -99,7 +99,7 @@ def test_an_installed_package_adds_its_methods(tmp_path, models):
     ("module", "reason"),
     [
         ("import nothing_like_this", "ModuleNotFoundError: No module named 'nothing_like_this'"),
-        (MODULE.replace("toy_median", "linear"), "ValueError: two methods are called 'linear'"),
+        (MODULE.replace("toy_median", "linear"), "InputError: two methods are called 'linear'"),
     ],
 )
 def test_a_broken_package_is_named_and_stops_nothing_else(tmp_path, models, module, reason):
@@ -111,4 +111,4 @@ def test_a_broken_package_is_named_and_stops_nothing_else(tmp_path, models, modu
     recipe.write_text(json.dumps({"method": "toy_median", "models": list(map(str, models))}))
     refused = call(environment, "merge", str(recipe), str(tmp_path / "other"))
     assert refused.returncode == 2
-    assert f"the plugin toy-merging could not be imported ({reason})" in refused.stderr
+    assert f"the plugin toy-merging could not be imported ({reason}" in refused.stderr

@@ -12,9 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from merganser.analysis.inner_products import finite_products
-from merganser.batches import Batch
+from merganser.batches import Batch, labelled, reusable, several
 from merganser.errors import InputError
-from merganser.tuning.functional import Prepare, Weights, check_state, combine, evaluation_copy, prepared, run
+from merganser.tuning.functional import (
+    Prepare,
+    Weights,
+    check_state,
+    combine,
+    evaluation_copy,
+    prepared,
+    run,
+    weights_of,
+)
 from merganser.tuning.result import Result
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -61,39 +70,40 @@ class Plane(Result):
 
 def score(module: nn.Module, batches: Iterable[Batch], loss: LossFunction) -> Score:
     """Score `module` as it stands (in the mode it is in) on labelled batches."""
-    total, hits, count, labelled = 0.0, 0, 0, 0
+    total, hits, count, asked = 0.0, 0, 0, 0
     with torch.no_grad():
-        for inputs, targets in batches:
+        for inputs, targets in (labelled(batch, "batches") for batch in several(batches, "batches")):
             outputs = run(module, inputs)
             size = targets.shape[0]
             total += float(loss(outputs, targets)) * size
             count += size
             if not targets.is_floating_point() and outputs.shape[:-1] == targets.shape:
                 hits += int((outputs.argmax(-1) == targets).sum())
-                labelled += targets.numel()
+                asked += targets.numel()
     if not count:
         raise InputError("no batches to score on (an iterator that was used up?)")
-    return Score(total / count, hits / labelled if labelled else None)
+    return Score(total / count, hits / asked if asked else None)
 
 
 def segment(
     module: nn.Module,
-    first: Weights,
-    second: Weights,
-    batches: Sequence[Batch],
+    first: nn.Module | Weights,
+    second: nn.Module | Weights,
+    batches: Iterable[Batch],
     loss: LossFunction,
     *,
     points: int | Sequence[float] = 11,
     prepare: Prepare | None = None,
 ) -> Segment:
-    """Score along the segment between two state dicts of `module`; `points` many, or at the given λ in [0, 1].
+    """Score along the segment between two state dicts of `module`, or modules like it.
 
-    With `prepare`, what it returns for the merged module is scored at each point (REPAIR, or fresh statistics).
+    `points` is how many, or the λ in [0, 1] themselves. With `prepare`, what it returns for the merged module is scored
+    at each point (REPAIR, or fresh statistics).
     """
     positions = [float(x) for x in np.linspace(0, 1, points)] if isinstance(points, int) else list(points)
     if len(positions) < 2 or positions[0] != 0 or positions[-1] != 1 or sorted(positions) != positions:
         raise InputError(f"positions must rise from 0 to 1, got {positions}")
-    scorer = _scorer(module, (first, second), batches, loss, prepare)
+    scorer = _scorer(module, _weights((first, second)), batches, loss, prepare)
     scores = [scorer((1 - x, x)) for x in positions]
     losses = [s.loss for s in scores]
     chord = [(1 - x) * losses[0] + x * losses[-1] for x in positions]
@@ -113,26 +123,29 @@ def _highest(values: Sequence[float]) -> float:
 
 def plane(
     module: nn.Module,
-    states: tuple[Weights, Weights, Weights],
-    batches: Sequence[Batch],
+    states: Sequence[nn.Module | Weights],
+    batches: Iterable[Batch],
     loss: LossFunction,
     *,
     resolution: int = 15,
     margin: float = 0.2,
     prepare: Prepare | None = None,
 ) -> Plane:
-    """Score a `resolution`² grid over the plane through three state dicts, `margin` of the extent beyond them.
+    """Score a `resolution`² grid over the plane through three state dicts or modules, and `margin` of it beyond.
 
     With `prepare`, what it returns for the merged module is scored at each point.
     """
-    origin, second, third = states
+    if len(states) != 3:
+        raise InputError(f"a plane goes through three models, got {len(states)}")
+    weights = _weights(states)
+    origin, second, third = weights
     gram = finite_products([second, third], base=origin)
     width = math.sqrt(gram[0, 0])
     along = gram[0, 1] / width if width else 0.0
     height = math.sqrt(max(gram[1, 1] - along**2, 0.0))
     if width == 0 or height <= 1e-6 * math.sqrt(gram[1, 1]):
         raise InputError("the three models lie on one line: use a segment")
-    scorer = _scorer(module, states, batches, loss, prepare)
+    scorer = _scorer(module, weights, batches, loss, prepare)
 
     def grid(low: float, high: float) -> list[float]:
         room = margin * (high - low)
@@ -154,19 +167,24 @@ def plane(
     )
 
 
+def _weights(models: Sequence[nn.Module | Weights]) -> list[Weights]:
+    return [weights_of(model, f"model {index}") for index, model in enumerate(models)]
+
+
 def _scorer(
     module: nn.Module,
     states: Sequence[Weights],
-    batches: Sequence[Batch],
+    batches: Iterable[Batch],
     loss: LossFunction,
     prepare: Prepare | None,
 ) -> Callable[[Sequence[float]], Score]:
     live = evaluation_copy(module)
+    again = reusable(batches, "batches")
     for index, state in enumerate(states):
         check_state(live, state, f"model {index}")
 
     def at(coefficients: Sequence[float]) -> Score:
         live.load_state_dict(combine(states, coefficients), strict=False)
-        return score(prepared(live, prepare), batches, loss)
+        return score(prepared(live, prepare), again, loss)
 
     return at

@@ -91,7 +91,7 @@ class Cost:
 def measure(model: AdaptiveModel, batch: Any) -> Cost:
     """Answer a batch and count. Passes are counted as torch runs them (matrix products, convolutions, attention); the
     switch to a set by its formulas, which include eigenvectors. The model's cache takes part as it always does."""
-    inputs = Inputs.of(batch)
+    inputs = Inputs.of(batch, model.module)
     with evaluating(model.module):
         forward = multiply_adds(lambda: inputs.run(model.module))[1]
     model.prepare()

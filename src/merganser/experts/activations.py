@@ -172,12 +172,16 @@ def capture(
 def _check_axes(name: str, layer: Layer, x: Tensor) -> None:
     if isinstance(layer, nn.Linear):
         fits, wanted = x.dim() >= 2, "samples × width"
+        width, expected = x.shape[-1], layer.in_features
     else:
         fits, wanted = x.dim() == axes_of(layer), f"samples × channels and {axes_of(layer) - 2} axes of positions"
+        width, expected = x.shape[1], layer.in_channels
     if not fits:
         raise InputError(
             f"{name!r} sees a tensor of shape {list(x.shape)}, not {wanted}: a batch of one sample is x[None]"
         )
+    if width != expected:
+        raise InputError(f"{name!r} takes inputs of width {expected} and cannot take a tensor of shape {list(x.shape)}")
 
 
 def _pooled_input(layer: Layer, x: Tensor, pooling: Pooling, mask: Tensor | None) -> tuple[Tensor, int]:

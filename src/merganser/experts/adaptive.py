@@ -157,20 +157,20 @@ class AdaptiveModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Prediction | Routed:
         """Answer a batch given as the module takes it: a `Prediction` with heads, else the routed output."""
-        inputs = Inputs(args, kwargs)
+        inputs = Inputs.of_call(self.module, args, kwargs)
         return self.predict(inputs) if self.heads is not None else self.forward(inputs)
 
     @torch.no_grad()
     def route(self, batch: Any) -> Routing:
         """The first pass alone: which experts each sample gets."""
-        inputs = Inputs.of(batch)
+        inputs = Inputs.of(batch, self.module)
         with self._lock:
             return self._decide(self.first_pass(inputs), inputs.size)
 
     @torch.no_grad()
     def forward(self, batch: Any, routing: Routing | None = None) -> Routed:
         """The routed model's output; `routing` if it is known already."""
-        inputs = Inputs.of(batch)
+        inputs = Inputs.of(batch, self.module)
         with self._lock:
             seen = None if routing else self.first_pass(inputs)
             decided = routing or self._decide(seen, inputs.size)
@@ -199,14 +199,14 @@ class AdaptiveModel:
         """The best (task, class) of every sample, or the best class of `task` if it is given; `routing` if it is known
         already."""
         self._asked(task)
-        inputs = Inputs.of(batch)
+        inputs = Inputs.of(batch, self.module)
         return self.answer(inputs, self.forward(inputs, routing), task)
 
     @torch.no_grad()
     def answer(self, batch: Any, routed: Routed, task: str | None = None, *, score: Score | None = None) -> Prediction:
         """The same from what `forward` gave; `score` instead of the settings'."""
         heads = self._asked(task)
-        features = self.features(routed.output, Inputs.of(batch))
+        features = self.features(routed.output, Inputs.of(batch, self.module))
         weights = self._library_order(routed.routing)
         sets, together = routed.routing.sets, self.settings.per_batch
         return heads.predict(features, sets, weights, score or self.settings.score, task=task, together=together)
@@ -237,7 +237,7 @@ class AdaptiveModel:
 
     def first_pass(self, batch: Any, layers: Sequence[str] | None = None, stop: bool = True) -> Activations:
         """The pooled inputs of the router's layers (or of `layers`), of the probes if the batch is routed as one."""
-        inputs = Inputs.of(batch)
+        inputs = Inputs.of(batch, self.module)
         probed = self._probed(inputs.size)
         part = inputs if probed == inputs.size else inputs.select(torch.arange(probed))
         wanted = self.router.layers if layers is None else layers

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merganser.batches import arguments, check_arguments
+from merganser.batches import arguments, explained, without_targets
 from merganser.errors import InputError
 
 
@@ -25,9 +25,18 @@ class Inputs:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, batch: Any) -> Inputs:
-        """A batch as it was given."""
-        return batch if isinstance(batch, Inputs) else cls(*arguments(batch))
+    def of(cls, batch: Any, module: nn.Module | None = None) -> Inputs:
+        """A batch as it was given; without its targets, if the module is known that it is for."""
+        if isinstance(batch, Inputs):
+            return batch
+        return cls(*arguments(batch if module is None else without_targets(module, batch)))
+
+    @classmethod
+    def of_call(cls, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+        """The arguments of a call in the module's place; a pair from a data loader stands for its inputs."""
+        if len(args) == 1 and not kwargs and isinstance(args[0], (tuple, list)):
+            return cls.of(args[0], module)
+        return cls(args, kwargs)
 
     @property
     def size(self) -> int:
@@ -57,11 +66,8 @@ class Inputs:
 
     def run(self, module: nn.Module) -> Any:
         """The module's output."""
-        try:
+        with explained(module, self.args, self.kwargs):
             return module(*self.args, **self.kwargs)
-        except TypeError:
-            check_arguments(module, self.args, self.kwargs)
-            raise
 
 
 def concatenate(batches: Sequence[Inputs]) -> Inputs:

@@ -151,7 +151,7 @@ def leading_layers(library: Library, module: nn.Module, share: float = 0.5) -> l
 def sweep_layers(model: AdaptiveModel, batches: Mapping[str, Iterable[Any]], top: int = 3) -> list[LayerScore]:
     """Every layer with its scores and the task accuracy of the projection router there, on `batches` of each task.
     One pass through the model's first-pass weights sees all layers."""
-    known = batches_by_task(batches, model.library.experts)
+    known = batches_by_task(batches, model.library.experts, model.module)
     scores = score_layers(model.module, model.library)
     layers = [score.layer for score in scores]
     whole = model.with_settings(per_batch=False, probes=None)

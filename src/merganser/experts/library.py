@@ -80,7 +80,7 @@ class Library:
         *,
         rank_fraction: float | None = None,
         energy: float | None = None,
-        budget: int | None = None,
+        budget: int | str | None = None,
         dtype: str | torch.dtype | None = None,
         copy_base: bool = False,
         randomized: bool = False,
@@ -89,8 +89,9 @@ class Library:
         """Compress `experts` into the directory `path`. A build that was interrupted goes on where it stopped.
 
         Ranks come from `rank_fraction` (1/T of the components if nothing is said), from the `energy` to keep in each
-        matrix, or from a `budget` in bytes for all expert files. `dtype` is that of the factors (float32, bfloat16,
-        float16, int8 with a scale per column), by default the base's own. A base that is only in memory is copied.
+        matrix, or from a `budget` for all expert files, in bytes or as a size such as "1MB". `dtype` is that of the
+        factors (float32, bfloat16, float16, int8 with a scale per column), by default the base's own. A base that is
+        only in memory is copied.
         """
         by_name("experts", experts)
         if not experts:
@@ -136,7 +137,7 @@ class Library:
         *,
         rank_fraction: float | None = None,
         energy: float | None = None,
-        budget: int | None = None,
+        budget: int | str | None = None,
         randomized: bool = False,
     ) -> Library:
         """The library with one more expert, by the library's own rule for ranks unless told otherwise. One built within

@@ -14,6 +14,7 @@ from merganser.checkpoints.base import TensorSpec
 from merganser.errors import InputError
 from merganser.experts.storage import Slot, component_bytes
 from merganser.methods.matrices import matrix_shape, rank_kept
+from merganser.units import parse_size
 
 Kind = Literal["fraction", "energy", "budget"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -35,13 +36,17 @@ class RankPolicy:
             raise InputError(f"the budget must be a number of bytes, got {self.value}")
 
     @classmethod
-    def choose(cls, fraction: float | None, energy: float | None, budget: int | None, experts: int) -> RankPolicy:
-        """From what the user gave; 1/T of the components if nothing."""
+    def choose(cls, fraction: float | None, energy: float | None, budget: int | str | None, experts: int) -> RankPolicy:
+        """From what the user gave; 1/T of the components if nothing. A budget may be a size such as "1MB"."""
+        if isinstance(budget, str):
+            budget = parse_size(budget)
         given = {"fraction": fraction, "energy": energy, "budget": budget}
         asked = {kind: value for kind, value in given.items() if value is not None}
         if len(asked) > 1:
             raise InputError(f"choose one of {', '.join(asked)}: each decides the ranks alone")
         for kind, value in asked.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise InputError(f"the {kind} must be a number, got {value!r}")
             return cls(kind, value)  # type: ignore[arg-type]
         return cls("fraction", 1 / experts)
 

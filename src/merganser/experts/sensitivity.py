@@ -114,7 +114,7 @@ def sweep_redundancy(
 ) -> list[Redundancy]:
     """ε, on `batches` of each task, samples routed one by one. Thresholds that accept the same experts share one first
     pass."""
-    samples = batches_by_task(batches, model.library.experts)
+    samples = batches_by_task(batches, model.library.experts, model.module)
     truth = [task for task, parts in samples.items() for inputs in parts for _ in range(inputs.size)]
     model = model.with_settings(per_batch=False, probes=None)
     cosines = task_cosines(model.library)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
 
-from merganser.errors import RecipeError, did_you_mean
+from merganser.errors import InputError, RecipeError, did_you_mean
 from merganser.methods.base import Method
 from merganser.methods.parameters import Parameter
 from merganser.methods.plugins import load_plugins
@@ -19,12 +19,46 @@ FUNCTIONS_OF_DATA = {"adamerging": "mg.tuning.adamerge", "greedy_soup": "mg.tuni
 M = TypeVar("M", bound=type[Method])
 
 
-def register(cls: M) -> M:
-    """Class decorator: makes the rule known by its `name` and what it is `also` called."""
-    for name in (cls.name, *cls.also):
-        if name in _REGISTRY:
-            raise ValueError(f"two methods are called {name!r}")
-        _REGISTRY[name] = cls
+@overload
+def register(cls: M) -> M: ...
+
+
+@overload
+def register(*, replace: bool = False) -> Callable[[M], M]: ...
+
+
+def register(cls: M | None = None, *, replace: bool = False) -> M | Callable[[M], M]:
+    """Make a rule known by its `name` and what it is `also` called; decorates its class.
+
+    Args:
+        cls: The class, where the decorator is used without arguments.
+        replace: Take the place of the rules that have these names, as a cell of a notebook does that is run again.
+
+    Raises:
+        InputError: A name belongs to another rule.
+
+    Example:
+        >>> @register(replace=True)
+        ... @dataclass(frozen=True)
+        ... class Mine(Method):
+        ...     name = "mine"
+    """
+    if cls is None:
+        return lambda decorated: _register(decorated, replace)
+    return _register(cls, replace)
+
+
+def _register(cls: M, replace: bool) -> M:
+    names = (cls.name, *cls.also)
+    for name in names:
+        if name in _REGISTRY and not replace:
+            raise InputError(
+                f"two methods are called {name!r}; choose another name, or register(replace=True) to replace the first"
+            )
+    replaced = {_REGISTRY[name] for name in names if name in _REGISTRY}
+    for name in [name for name, method in _REGISTRY.items() if method in replaced]:
+        del _REGISTRY[name]
+    _REGISTRY.update(dict.fromkeys(names, cls))
     return cls
 
 

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from merganser.batches import Inputs
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError, one_of
-from merganser.tuning.functional import Weights, call, check_state, check_weights, evaluation_copy
+from merganser.tuning.functional import Head, Weights, call, check_state, check_weights, evaluation_copy
 from merganser.tuning.held_out import Data, Heads, Models, label, match, require_module
 from merganser.tuning.parts import tsv_parts
 from merganser.tuning.result import Result
-from merganser.tuning.validation import Head
 
 PARTS: Mapping[str, Callable[[Mapping[str, Weights]], Mapping[str, Weights]]] = {
     "differences": lambda vectors: vectors,

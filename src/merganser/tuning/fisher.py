@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
-from merganser.batches import Batch, Inputs, first_tensor
+from merganser.batches import Batch, Inputs, arguments, explained, first_tensor, labelled, several, without_targets
 from merganser.errors import InputError, one_of
-from merganser.tuning.functional import Weights, call, check_state, evaluation_copy
+from merganser.tuning.functional import Head, Weights, call, check_state, evaluation_copy
 from merganser.tuning.statistics import Statistics
 
 Labels: TypeAlias = Literal["expected", "sampled", "given"]
@@ -29,6 +29,7 @@ def diagonal_fisher(
     strategy: Strategy = "auto",
     chunk: int = 16,
     seed: int = 0,
+    head: Head | None = None,
 ) -> Statistics:
     """F = (1/N) Σ_n E_y (∂ log p(y | x_n) / ∂θ)², elementwise, at `weights` (default: the module's own).
 
@@ -38,7 +39,9 @@ def diagonal_fisher(
     - `sampled`: one label a sample from that distribution (many classes, sequences of tokens).
     - `given`: the empirical Fisher; batches are then `(inputs, targets)`.
 
-    Sequence outputs [N, L, C] sum log p over positions. `vmap` does `chunk` examples at once, `loop` one, `auto` falls
+    p is the softmax of the module's output, or of what `head` makes of it: an encoder needs the classifier of its task,
+    which is held fixed. Targets play no part unless labels are `given`. Sequence outputs [N, L, C] sum log p over
+    positions. `vmap` does `chunk` examples at once, `loop` one, `auto` falls
     back to the loop where the module does not vectorise.
     """
     one_of("labels", labels, Labels)
@@ -50,12 +53,13 @@ def diagonal_fisher(
     point = {name: p.detach() for name, p in copied.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p, dtype=_wide(p.dtype)) for name, p in point.items()}
     generator = torch.Generator().manual_seed(seed)
-    squares = _Squares(copied, strategy, chunk)
+    fixed = _held_fixed(head)
+    squares = _Squares(copied, fixed, strategy, chunk)
     samples = 0
-    for batch in batches:
-        inputs, given = cast(Batch, batch) if labels == "given" else (cast(Inputs, batch), None)
-        with torch.no_grad():
-            log_p = _log_softmax(call(copied, point, inputs))
+    for batch in several(batches, "batches"):
+        inputs, given = labelled(batch) if labels == "given" else (without_targets(copied, batch), None)
+        with torch.no_grad(), explained(copied, *arguments(inputs)):
+            log_p = _log_softmax(fixed(call(copied, point, inputs)))
         samples += log_p.shape[0]
         for targets, share in _targets(log_p, labels, given, generator):
             for name, value in squares(point, inputs, targets, share).items():
@@ -68,14 +72,14 @@ def diagonal_fisher(
 class _Squares:
     """Σ_n share_n · (∂ log p(y_n | x_n))² over a batch, vectorised as long as the module allows it."""
 
-    def __init__(self, module: nn.Module, strategy: Strategy, chunk: int) -> None:
+    def __init__(self, module: nn.Module, head: Head, strategy: Strategy, chunk: int) -> None:
         self.vectorise = strategy != "loop"
         self.fall_back = strategy == "auto"
         self.chunk = chunk
 
         def log_likelihood(weights: dict[str, Tensor], inputs: Inputs, target: Tensor) -> Tensor:
             single = tree_map(lambda x: x.unsqueeze(0), inputs)
-            log_p = _log_softmax(call(module, weights, single)).squeeze(0)
+            log_p = _log_softmax(head(call(module, weights, single))).squeeze(0)
             return log_p.gather(-1, target.unsqueeze(-1)).sum()
 
         self.gradient = cast(_Gradients, grad(log_likelihood))
@@ -110,6 +114,13 @@ class _Squares:
             for name, value in gradients.items():
                 totals[name].add_(value.to(totals[name].dtype).square(), alpha=float(share[index]))
         return totals
+
+
+def _held_fixed(head: Head | None) -> Head:
+    """The head as a function of features alone, in evaluation mode if it is a module."""
+    if head is None:
+        return lambda output: output
+    return evaluation_copy(head).requires_grad_(False) if isinstance(head, nn.Module) else head
 
 
 def _targets(

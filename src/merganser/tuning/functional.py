@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from merganser.batches import Inputs, fitting, forward
+from merganser.batches import Batch, Inputs, fitting, forward
 from merganser.errors import InputError, did_you_mean
 
 Weights: TypeAlias = Mapping[str, Tensor]
+Head: TypeAlias = Callable[[Tensor], Tensor]
+"""From a module's output to the logits of a task."""
 Prepare: TypeAlias = Callable[[nn.Module], nn.Module]
 """From merged weights to the model that is evaluated: REPAIR, or fresh statistics of BatchNorm. The model it was given,
 or a copy."""
@@ -41,7 +43,7 @@ def plain_attention() -> AbstractContextManager[None]:
     return context
 
 
-def call(module: nn.Module, weights: Weights, inputs: Inputs) -> Tensor:
+def call(module: nn.Module, weights: Weights, inputs: Inputs | Batch) -> Tensor:
     """f(inputs; weights), its `.logits` if structured; what `weights` does not name comes from `module`."""
     args, kwargs = fitting(module, inputs)
     return tensor_output(functional_call(module, untied(module, weights), args, kwargs))
@@ -59,7 +61,7 @@ def untied(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
     return plain | {aliases[n]: v for n, v in weights.items() if n in aliases and aliases[n] not in plain}
 
 
-def run(module: nn.Module, inputs: Inputs) -> Tensor:
+def run(module: nn.Module, inputs: Inputs | Batch) -> Tensor:
     """`module` on `inputs` with its own weights, as one tensor."""
     return tensor_output(forward(module, inputs))
 
@@ -77,8 +79,19 @@ def tensor_output(output: Any) -> Tensor:
     )
 
 
+def weights_of(model: nn.Module | Weights, label: str = "weights") -> Weights:
+    """Return the state dict of a module, or the one that was given."""
+    if isinstance(model, nn.Module):
+        return {name: value.detach() for name, value in model.state_dict().items()}
+    if not isinstance(model, Mapping):
+        raise InputError(f"{label}: expected a module or its state dict, got a {type(model).__name__}")
+    return model
+
+
 def check_weights(module: nn.Module, weights: Weights, label: str = "weights") -> None:
     """Raise before any work if `weights` names what `module` lacks or has another shape."""
+    if not isinstance(weights, Mapping):
+        raise InputError(f"{label}: expected a state dict, got a {type(weights).__name__}; a module has a state_dict()")
     expected = module.state_dict(keep_vars=True)
     for name, value in weights.items():
         if name not in expected:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merganser.batches import Inputs
+from merganser.batches import Batch, Inputs, several
 from merganser.errors import InputError
 from merganser.tuning.functional import Weights, check_state, evaluation_copy, run
 from merganser.tuning.statistics import Statistics
@@ -17,7 +17,7 @@ from merganser.tuning.statistics import Statistics
 
 def linear_grams(
     module: nn.Module,
-    batches: Iterable[Inputs],
+    batches: Iterable[Inputs] | Iterable[Batch],
     *,
     weights: Weights | None = None,
     include: Sequence[str] = ("*",),
@@ -26,9 +26,9 @@ def linear_grams(
     """G = XᵀX / N of every `nn.Linear` whose name matches `include`, keyed by the name of its weight.
 
     X are the layer's inputs at `weights` (default: the module's own), one row per token or position, N their number;
-    `samples` is the N of the layer that saw most. Layers that no batch reaches (whose weight is used without the layer
-    being called, as in `nn.MultiheadAttention`) have none. Sums are kept in `dtype`, by default the inputs' own or
-    float32, whichever is wider.
+    targets in the batches play no part. `samples` is the N of the layer that saw most. Layers that no batch reaches
+    (whose weight is used without the layer being called, as in `nn.MultiheadAttention`) have none. Sums are kept in
+    `dtype`, by default the inputs' own or float32, whichever is wider.
     """
     live = evaluation_copy(module)
     if weights is not None:
@@ -59,7 +59,7 @@ def linear_grams(
     handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
     try:
         with torch.no_grad():
-            for batch in batches:
+            for batch in several(batches, "batches"):
                 run(live, batch)
     finally:
         for handle in handles:

@@ -11,7 +11,8 @@ from merganser.batches import Batch, Inputs
 from merganser.checkpoints.opening import Reference
 from merganser.engine.api import check_several
 from merganser.errors import InputError
-from merganser.tuning.validation import Head, Validation
+from merganser.tuning.functional import Head
+from merganser.tuning.validation import Validation
 
 Batches: TypeAlias = Sequence[Inputs | Batch]
 Data: TypeAlias = Sequence[Batches] | Mapping[str, Batches]

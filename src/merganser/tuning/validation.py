@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from merganser.batches import Batch
+from merganser.batches import Batch, labelled, reusable
 from merganser.errors import InputError
-from merganser.tuning.functional import Weights, call, evaluation_copy
+from merganser.tuning.functional import Head, Weights, call, evaluation_copy
 
-Head: TypeAlias = Callable[[Tensor], Tensor]
 IGNORED = -100
 """The target that is not asked, as in `torch.nn.CrossEntropyLoss`."""
 
@@ -31,11 +29,11 @@ class Validation:
     heads: Mapping[str, Head] | None = None
 
     def __post_init__(self) -> None:
-        if not self.batches or not all(self.batches.values()):
+        listed = {task: list(reusable(batches, f"data of {task!r}")) for task, batches in self.batches.items()}
+        if not listed or not all(listed.values()):
             raise InputError("a score needs at least one labelled batch (inputs, targets) of every task")
-        for task, batches in self.batches.items():
-            if not all(isinstance(b, (tuple, list)) and len(b) == 2 and isinstance(b[1], Tensor) for b in batches):
-                raise InputError(f"data of {task!r}: expected labelled batches (inputs, targets) to score by")
+        pairs = {task: [labelled(batch, f"data of {task!r}") for batch in found] for task, found in listed.items()}
+        object.__setattr__(self, "batches", pairs)
         if self.heads is not None and set(self.heads) != set(self.batches):
             raise InputError(f"heads for {sorted(self.heads)}, data for {sorted(self.batches)}: the same, please")
         object.__setattr__(self, "module", evaluation_copy(self.module))

@@ -39,7 +39,7 @@ class Baseline(ABC):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Prediction:
         """Answer a batch given as the module takes it."""
-        return self.predict(Inputs(args, kwargs))
+        return self.predict(Inputs.of_call(self.module, args, kwargs))
 
     @abstractmethod
     def run(self, inputs: Inputs) -> tuple[Any, Tensor | None]:
@@ -49,7 +49,7 @@ class Baseline(ABC):
     def predict(self, batch: Any, task: str | None = None) -> Prediction:
         """The best (task, class) of every sample, or the best class of `task` if it is given."""
         self.heads.check(task)
-        inputs = Inputs.of(batch)
+        inputs = Inputs.of(batch, self.module)
         return self.answer(inputs, *self.run(inputs), task)
 
     @torch.no_grad()

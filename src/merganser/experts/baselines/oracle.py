@@ -22,7 +22,7 @@ class Oracle(Baseline):
     @torch.no_grad()
     def predict(self, batch: Any, task: str | None = None) -> Prediction:
         self.heads.check(task)
-        inputs = Inputs.of(batch)
+        inputs = Inputs.of(batch, self.module)
         if task is None:
             self.run(inputs)
         expert = self.composer.compose(frozenset([task])).materialized(self.composer.tensors)

@@ -80,7 +80,7 @@ class WeMoE(GatedBaseline):
             for step in range(steps):
                 optimiser.zero_grad()
                 for task, parts in batches.items():
-                    inputs = Inputs.of(parts[step % len(parts)])
+                    inputs = Inputs.of(parts[step % len(parts)], self.module)
                     features = self.features(self.run(inputs)[0], inputs)
                     logits = self.heads.logits(task, features).log_softmax(dim=1)
                     entropy = -(logits.exp() * logits).sum(1).mean()
