@@ -146,7 +146,7 @@ def memory(width: int, tasks: int, layers: Sequence[int]) -> dict[str, Any]:
 
 def print_peak(directory: str, base: str, experts: Sequence[str]) -> None:
     """Merge and print the peak of anonymous memory: files that are mapped can be dropped at any time."""
-    from merganser.engine.api import run
+    from merganser.recipes.running import run
 
     peak = 0
 

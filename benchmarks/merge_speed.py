@@ -209,7 +209,7 @@ def limit(paths: list[Path], out: Path) -> Run:
 
 def startup() -> float:
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import torch, merganser.engine.api"], check=True)
+    subprocess.run([sys.executable, "-c", "import torch, merganser.recipes.running"], check=True)
     return time.perf_counter() - began
 
 

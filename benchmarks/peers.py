@@ -59,7 +59,7 @@ SEEDS = (0, 1, 2)
 MERGANSER, MERGEKIT, FUSIONBENCH = "Merganser", "mergekit", "FusionBench"
 #: The distribution of each program, and what a process imports that is about to merge with it.
 PACKAGES = {
-    MERGANSER: ("merganser", "import merganser.engine.api"),
+    MERGANSER: ("merganser", "import merganser.recipes.running"),
     MERGEKIT: ("mergekit", "import mergekit.scripts.run_yaml"),
     FUSIONBENCH: ("fusion-bench", "from fusion_bench.method import TaskArithmeticAlgorithm"),
 }

@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     {
         "checkpoints": ("open",),
-        "engine.api": ("merge", "run", "save"),
+        "recipes.running": ("merge", "run", "save"),
         "engine.task_vector": ("TaskVector",),
         "errors": ("MerganserError",),
     },
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from merganser import report as report
     from merganser import tuning as tuning
     from merganser.checkpoints import open as open
-    from merganser.engine.api import merge as merge
-    from merganser.engine.api import run as run
-    from merganser.engine.api import save as save
     from merganser.engine.task_vector import TaskVector as TaskVector
     from merganser.errors import MerganserError as MerganserError
+    from merganser.recipes.running import merge as merge
+    from merganser.recipes.running import run as run
+    from merganser.recipes.running import save as save

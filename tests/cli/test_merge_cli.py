@@ -162,7 +162,7 @@ def test_kill_9_then_resume_gives_the_same_bytes(run: Run, recipe: Path, tmp_pat
                 os.kill(os.getpid(), signal.SIGKILL)
 
         Disk.before = before  # type: ignore[method-assign]
-        from merganser.engine.api import run as merge
+        from merganser.recipes.running import run as merge
 
         merge(recipe, tmp_path / "out", workers=1)
         os._exit(0)

@@ -9,7 +9,8 @@ from pathlib import Path
 from crash.faults import Counting
 from merganser.engine.disk import Disk
 from merganser.engine.execute import execute
-from merganser.engine.export import write_plan
+from merganser.engine.export import write_merge
+from merganser.engine.merge import Merge
 from support.plans import make_plan, random_models
 
 _SMALL = ("row", "bias", "scalar", "empty", "steps")
@@ -25,12 +26,11 @@ def merge(
     others: bool = False,
 ) -> Path:
     """Merge two small models into two shards, journalling after every tensor."""
-    plan, sources = make_plan(OTHERS if others else MODELS, "linear", shard_size=1200)
-    return write_plan(
-        plan,
-        sources,
+    small = Merge(*make_plan(OTHERS if others else MODELS, "linear", shard_size=1200))
+    return write_merge(
+        small,
         out,
-        lambda writer: execute(plan, sources, writer, workers=1),
+        lambda writer: execute(small, writer, workers=1),
         resume=resume,
         overwrite=overwrite,
         disk=disk or Counting(),

@@ -14,11 +14,12 @@ from merganser.engine import blocks
 from merganser.engine.compute import Settings
 from merganser.engine.execute import Progress, execute, memory_bound
 from merganser.engine.layout import lay_out
+from merganser.engine.merge import Merge
+from merganser.engine.nested import Merged
+from merganser.engine.plan import Plan
 from merganser.engine.sinks import DictSink, ModuleSink
-from merganser.engine.view import Merged
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import InputError, MerganserError
-from merganser.recipes.plan import Plan
 from support.plans import make_plan, random_models
 
 METHODS = ["linear", "task_arithmetic", "slerp", "ties", "dare_ties", "della", "model_stock"]
@@ -26,7 +27,7 @@ METHODS = ["linear", "task_arithmetic", "slerp", "ties", "dare_ties", "della", "
 
 def merged(plan: Plan, sources: list[StateDict], workers: int = 2, **options: object) -> dict[str, Tensor]:
     sink = DictSink(plan)
-    execute(plan, sources, sink, workers=workers, **options)  # type: ignore[arg-type]
+    execute(Merge(plan, sources), sink, workers=workers, **options)  # type: ignore[arg-type]
     return sink.result()
 
 
@@ -92,7 +93,7 @@ def test_a_live_module_takes_the_result() -> None:
     nets = [nn.Linear(5, 4) for _ in range(3)]
     plan, sources = make_plan([dict(net.state_dict()) for net in nets], "linear")
     target = nn.Linear(5, 4)
-    execute(plan, sources, ModuleSink(target))
+    execute(Merge(plan, sources), ModuleSink(target))
     torch.testing.assert_close(target.weight, (nets[1].weight + nets[2].weight) / 2)
 
 
@@ -207,7 +208,7 @@ def test_what_safetensors_cannot_hold(tmp_path: Path, name: str, dtype: torch.dt
 def test_progress_reaches_the_total(models: list[dict[str, Tensor]]) -> None:
     plan, sources = make_plan(models, "ties")
     seen: list[Progress] = []
-    execute(plan, sources, DictSink(plan), workers=2, on_progress=seen.append)
+    execute(Merge(plan, sources), DictSink(plan), workers=2, on_progress=seen.append)
     assert [p.done for p in seen] == sorted(p.done for p in seen)
     assert seen[-1].done == seen[-1].total == plan.bytes_out
     assert {p.name for p in seen} == set(models[0])
@@ -226,7 +227,7 @@ def test_a_failing_worker_stops_the_work(models: list[dict[str, Tensor]]) -> Non
 @pytest.mark.parametrize("inner", ["linear", "ties", "model_stock"])
 def test_a_nested_merge_equals_its_materialised_result(inner: str, models: list[dict[str, Tensor]]) -> None:
     plan, sources = make_plan(models, inner)
-    view = Merged(plan, sources, "inner")
+    view = Merged(Merge(plan, sources), "inner")
     eager = merged(plan, sources)
     for name, tensor in eager.items():
         assert torch.equal(view.read(name), tensor)
@@ -239,8 +240,8 @@ def test_a_nested_merge_equals_its_materialised_result(inner: str, models: list[
 
 def test_the_memory_bound_is_the_budget_or_one_tensor(models: list[dict[str, Tensor]]) -> None:
     plan, sources = make_plan(models, "linear")
-    assert memory_bound(plan, sources, 2, 1) > 4 * models[0]["big"].numel()
-    assert memory_bound(plan, sources, 64, 10**7) <= 2 * 10**7
+    assert memory_bound(Merge(plan, sources), 2, 1) > 4 * models[0]["big"].numel()
+    assert memory_bound(Merge(plan, sources), 64, 10**7) <= 2 * 10**7
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -249,7 +250,7 @@ def test_the_writer_writes_what_safetensors_reads(tmp_path: Path, dtype: torch.d
     models = random_models(2, dtype=dtype)
     plan, sources = make_plan(models, "linear", shard_size=shard_size)
     writer = CheckpointWriter(tmp_path / "out", plan, "x")
-    execute(plan, sources, writer)
+    execute(Merge(plan, sources), writer)
     writer.publish(lambda directory: None)
     found: dict[str, Tensor] = {}
     for shard in lay_out(plan):
@@ -263,7 +264,7 @@ def test_two_runs_write_the_same_bytes(tmp_path: Path, models: list[dict[str, Te
     for number, workers in enumerate((1, 4)):
         plan, sources = make_plan(models, "dare_ties")
         writer = CheckpointWriter(tmp_path / str(number), plan, "x")
-        execute(plan, sources, writer, workers=workers)
+        execute(Merge(plan, sources), writer, workers=workers)
         path = writer.publish(lambda directory: None)
         digests.add(hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest())
     assert len(digests) == 1

@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 
 from merganser.engine import processes
-from merganser.engine.compute import BoundPlan, Settings
+from merganser.engine.compute import Computations, Settings
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Progress, batches, execute, pending
+from merganser.engine.merge import Merge
+from merganser.engine.plan import Plan
 from merganser.engine.processes import execute_in_processes, worthwhile
 from merganser.engine.sinks import DictSink, Sink
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import InputError, MerganserError
 from merganser.methods.task_vectors import Ties
-from merganser.recipes.plan import Plan
 from support.plans import make_plan
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux only")
@@ -59,7 +60,7 @@ def in_processes(
 ):
     writer = CheckpointWriter(out, plan, "print", resume=resume, disk=disk)
     try:
-        execute_in_processes(plan, sources, writer, **{"workers": 2, **options})
+        execute_in_processes(Merge(plan, sources), writer, **{"workers": 2, **options})
         return (writer.publish(lambda directory: None) / "model.safetensors").read_bytes()
     except BaseException:
         writer.abandon()
@@ -68,7 +69,7 @@ def in_processes(
 
 def in_threads(out: Path, plan: Plan, sources: list) -> bytes:
     writer = CheckpointWriter(out, plan, "print")
-    execute(plan, sources, writer)
+    execute(Merge(plan, sources), writer)
     return (writer.publish(lambda directory: None) / "model.safetensors").read_bytes()
 
 
@@ -87,8 +88,8 @@ def test_processes_change_no_bit(tmp_path: Path, method: str, options: dict[str,
 def test_when_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(given: list[dict[str, Tensor]], method: str, workers: int = 2, device: str = "cpu") -> bool:
         plan, sources = make_plan(given, method)
-        bound = BoundPlan(plan, sources, Settings(device))
-        return worthwhile(list(batches(pending(bound, DictSink(plan)))), workers)
+        computations = Computations(Merge(plan, sources), Settings(device))
+        return worthwhile(list(batches(pending(computations, DictSink(plan)))), workers)
 
     assert verdict(models(), "ties")
     assert not verdict(models(), "ties", workers=1)
@@ -102,7 +103,7 @@ def test_when_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_small_outputs_are_work_for_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     plan, sources = make_plan([{f"w{i}": torch.zeros(8) for i in range(4000)} for _ in range(2)], "linear")
-    cut = list(batches(pending(BoundPlan(plan, sources), DictSink(plan))))
+    cut = list(batches(pending(Computations(Merge(plan, sources)), DictSink(plan))))
     assert 4 <= len(cut) < 100
     assert worthwhile(cut, workers=2)
 
@@ -241,7 +242,7 @@ import os, signal, sys, time
 from pathlib import Path
 import merganser.engine.execute as execute
 import merganser.engine.processes as processes
-from merganser.engine.api import run
+from merganser.recipes.running import run
 
 execute.SPAN, processes._WORTH = 1, 0
 run_batch = processes.run_batch
@@ -277,7 +278,7 @@ def test_a_parent_that_ends_leaves_no_worker_and_no_lock(tmp_path: Path, ended: 
     """Ctrl-C reaches the whole group, the others the parent alone."""
     from safetensors.torch import save_file
 
-    from merganser.engine.api import run
+    from merganser.recipes.running import run
 
     for name, tensors in zip(("base", "a", "b"), models(), strict=True):
         save_file(tensors, tmp_path / f"{name}.safetensors")

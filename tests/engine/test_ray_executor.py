@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from merganser.engine.api import run
 from merganser.errors import MerganserError
+from merganser.recipes.running import run
 
 pytest.importorskip("ray")
 pytest.importorskip("psutil")
@@ -22,7 +22,7 @@ CLUSTER = """
 import json, os, signal, sys
 import psutil
 import merganser.engine.execute as execute
-from merganser.engine.api import run
+from merganser.recipes.running import run
 
 execute.SPAN = 1  # a task for every tensor
 killed, exposed, listening = [], set(), set()

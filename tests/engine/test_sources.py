@@ -77,7 +77,7 @@ SIGBUS = """
 import os, signal, sys
 import merganser.engine.processes as processes
 import merganser.engine.execute as execute
-from merganser.engine.api import run
+from merganser.recipes.running import run
 from merganser.errors import MerganserError
 
 execute.SPAN, processes._WORTH = 1, 0

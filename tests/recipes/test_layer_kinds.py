@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merganser import recipes
-from merganser.engine.api import run
 from merganser.errors import CheckpointError, InputError, RecipeError
 from merganser.recipes.layer_kinds import Kinds
 from merganser.recipes.layer_places import _extended
+from merganser.recipes.running import run
 
 try:
     import transformers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from merganser.engine.api import run
+from merganser.recipes.running import run
 
 tokenizers = pytest.importorskip("tokenizers")
 try:

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from merganser import recipes
+from merganser.engine.plan import Source
 from merganser.errors import RecipeError
-from merganser.recipes.plan import Source
 from merganser.recipes.schema import OutputOptions, TokenizerOptions, TokenRow
 
 LINEAR = """

@@ -8,8 +8,8 @@ import torch
 
 from merganser import recipes
 from merganser.checkpoints.base import TensorSpec
+from merganser.engine.plan import Plan, Source
 from merganser.errors import CheckpointError, RecipeError
-from merganser.recipes.plan import Plan, Source
 
 
 def spec(*shape, dtype=torch.float32):

@@ -11,8 +11,8 @@ from merganser import recipes
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.quantised import codes_of, quantised
 from merganser.checkpoints.sidecars import edited
+from merganser.engine.plan import Source
 from merganser.errors import CheckpointError
-from merganser.recipes.plan import Source
 
 LINEAR = "method: linear\nmodels: [a, b]"
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from merganser import recipes
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.sidecars import edited
+from merganser.engine.plan import Source
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.layer_settings import layer_edits as edits_of
 from merganser.recipes.layers import Stack
-from merganser.recipes.plan import Source
 from merganser.recipes.stacking import Restacked
 
 FRANKEN = """

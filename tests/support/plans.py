@@ -7,7 +7,7 @@ from torch import Tensor
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.memory import StateDict
-from merganser.recipes.plan import Model, Output, Plan, Source
+from merganser.engine.plan import Model, Output, Plan, Source
 
 
 def random_models(count: int = 3, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[dict[str, Tensor]]:

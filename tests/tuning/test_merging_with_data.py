@@ -14,8 +14,8 @@ from torch.func import functional_call
 import merganser as mg
 from merganser import recipes
 from merganser.engine.blocks import BLOCK
+from merganser.engine.plan import Plan
 from merganser.errors import CheckpointError, InputError, RecipeError
-from merganser.recipes.plan import Plan
 from merganser.tuning import adamerge, choose_scale, diagonal_fisher, greedy_soup, linear_grams
 from merganser.tuning.statistics import Statistics
 

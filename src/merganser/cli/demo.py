@@ -65,7 +65,7 @@ def _show(digits: Digits, out: Path) -> None:
 
 
 def _merge_experts(digits: Digits, out: Path) -> list[list[object]]:
-    from merganser.engine.api import run
+    from merganser.recipes.running import run
 
     base = digits.train_base()
     experts = {task: digits.fine_tune(base, task) for task in digits.tasks}
@@ -100,7 +100,7 @@ def _row(label: str, digits: Digits, module: Any, own: list[float]) -> list[obje
 
 def _align_strangers(digits: Digits) -> list[list[object]]:
     from merganser import align
-    from merganser.engine.api import merge
+    from merganser.recipes.running import merge
 
     models = [digits.train_apart(seed) for seed in (1, 2, 3)]
     symmetry = align.symmetry(models[0], (digits.example(),))

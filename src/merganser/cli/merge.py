@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +16,7 @@ from merganser.cli.progress import ProgressReporter
 from merganser.units import parse_size, show_size, show_time
 
 if TYPE_CHECKING:
-    from merganser.checkpoints.base import Checkpoint
-    from merganser.recipes.plan import Plan
+    from merganser.engine.merge import Merge
 
 
 def command(
@@ -47,8 +45,8 @@ def command(
     continues with --resume and gives the same bytes; OUT appears only when it is complete.
     """
     from merganser.engine.allocator import keep_freed_memory
-    from merganser.engine.api import check_workers, run
     from merganser.engine.execute import DEFAULT_MEMORY, Progress
+    from merganser.recipes.running import check_workers, run
 
     keep_freed_memory()
     gc.freeze()  # what torch's import left need not be searched again and again while a plan of many tensors is made
@@ -59,8 +57,8 @@ def command(
         return
     began = time.monotonic()
 
-    def on_plan(plan: Plan, sources: Sequence[Checkpoint]) -> None:
-        _show(_summary_of(plan, sources, limit, workers, strict=memory is not None), as_json)
+    def on_merge(merge: Merge) -> None:
+        _show(_summary_of(merge, limit, workers, strict=memory is not None), as_json)
 
     complete: list[Path] = []
     partial = out.with_name(f"{out.name}.partial") if out.name else out
@@ -80,7 +78,7 @@ def command(
             allow_nan=allow_nan,
             ray=ray,
             processes=True,
-            on_plan=on_plan,
+            on_merge=on_merge,
             on_progress=on_progress,
             on_complete=complete.append,
         )
@@ -96,22 +94,19 @@ def command(
 def _summary(recipe: Path, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
     from merganser import recipes
     from merganser.checkpoints.sidecars import prepare_sidecars
-    from merganser.engine.view import open_sources
 
-    plan = recipes.plan(recipes.load(recipe))
-    sources = open_sources(plan)
-    prepare_sidecars(plan, sources)  # for what may be wrong with them
-    return _summary_of(plan, sources, memory, workers, strict)
+    merge = recipes.prepare(recipes.load(recipe))
+    prepare_sidecars(merge.plan, merge.sources)  # for what may be wrong with them
+    return _summary_of(merge, memory, workers, strict)
 
 
-def _summary_of(
-    plan: Plan, sources: Sequence[Checkpoint], memory: int, workers: int | None, strict: bool
-) -> dict[str, Any]:
+def _summary_of(merge: Merge, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
     from merganser.engine.execute import memory_bound
     from merganser.engine.layout import lay_out
     from merganser.errors import InputError
 
-    bound = memory_bound(plan, sources, workers or os.cpu_count() or 1, memory)
+    plan, sources = merge.plan, merge.sources
+    bound = memory_bound(merge, workers or os.cpu_count() or 1, memory)
     if strict and bound > memory:
         raise InputError(f"--memory {show_size(memory)}: one tensor alone needs {show_size(bound)} with its method")
     methods: dict[str, int] = {}

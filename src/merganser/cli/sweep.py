@@ -108,14 +108,13 @@ def _scored(reference: str) -> Score:
 def _on_tasks(recipe: Path, tasks: list[str], device: str) -> Score:
     """A live module of the recipe's template, loaded once."""
     from merganser import recipes
-    from merganser.engine.view import open_sources
     from merganser.errors import InputError
     from merganser.evaluate import language
     from merganser.evaluate.tasks import Task
     from merganser.tuning.sweep import TaskScore
 
     asked = [Task.parse(text) for text in tasks]
-    directory = open_sources(recipes.plan(recipes.load(recipe)))[0].directory
+    directory = recipes.prepare(recipes.load(recipe)).sources[0].directory
     kind = language.kind_of_model(directory)
     if directory is None or kind is None:
         raise InputError(f"{recipe}: tasks need models that transformers loads; use --score for others")

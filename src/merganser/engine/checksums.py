@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 import xxhash
 
 from merganser.engine.blocks import BLOCK, Piece, cut
+from merganser.engine.plan import Output
 from merganser.errors import MerganserError
-from merganser.recipes.plan import Output
 
 Block = tuple[int, int]  # entries, checksum
 

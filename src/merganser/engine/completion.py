@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from merganser.engine.layout import Shard, lay_out
+from merganser.engine.plan import Plan
 from merganser.engine.source_files import SourceFiles
-from merganser.recipes.plan import Plan
 
 
 def is_complete(out: Path, plan: Plan, identity: str, sources: SourceFiles) -> bool:

@@ -1,4 +1,4 @@
-"""One output of a plan, bound to its open sources: everything needed to compute any part of it."""
+"""One output of a merge: everything needed to compute any part of it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint
 from merganser.engine.blocks import Piece, bounds, spans, take
+from merganser.engine.merge import Merge
+from merganser.engine.plan import Output, Source
 from merganser.errors import InputError, MerganserError
-from merganser.methods.base import Group, Method
-from merganser.methods.registry import build, lookup
-from merganser.recipes.plan import Output, Plan, Source
+from merganser.methods.base import Group
 
 T = TypeVar("T")
 #: Dtypes that weights of an ordinary size may overflow.
@@ -42,44 +41,30 @@ class Settings:
     allow_nan: bool = False
 
 
-class BoundPlan:
-    """A plan over its open sources: what computes any of its outputs.
+class Computations:
+    """How every output of a merge is computed.
 
     `prepared` is the look at everything that some rules take before the first merge, by method name; taken when it
     is first needed, unless it is given.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        sources: Sequence[Checkpoint],
-        settings: Settings | None = None,
-        prepared: Mapping[str, Any] | None = None,
+        self, merge: Merge, settings: Settings | None = None, prepared: Mapping[str, Any] | None = None
     ) -> None:
-        self.plan = plan
-        self.sources = sources
+        self.merge = merge
         self.settings = settings or Settings()
-        self._rules: dict[tuple[Any, ...], Rule] = {}
         if prepared is not None:
             self.prepared = prepared
 
-    def computation(self, output: Output) -> Computation:
+    def of(self, output: Output) -> Computation:
+        """Return the computation of one output."""
         return Computation(self, output, self.prepared.get(output.method))
-
-    def rule(self, output: Output) -> Rule:
-        """Outputs of one method, with the same models and the same parameters (the same object), share a rule."""
-        models = tuple(source.model for source in output.inputs)
-        key = (output.method, id(output.parameters), models)
-        if key not in self._rules:
-            labels = tuple(self.plan.models[model].label for model in models)
-            self._rules[key] = Rule(build(lookup(output.method), output.parameters, labels), labels, output.copies)
-        return self._rules[key]
 
     @cached_property
     def prepared(self) -> Mapping[str, Any]:
         wanting: dict[str, list[Computation]] = {}
-        for output in self.plan.outputs:
-            rule = self.rule(output)
+        for output in self.merge.plan.outputs:
+            rule = self.merge.rule(output)
             if not rule.copies and rule.method.needs_preparation():
                 wanting.setdefault(output.method, []).append(Computation(self, output))
         return {
@@ -88,26 +73,17 @@ class BoundPlan:
         }
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A method with its parameters for models of these labels; `copies` as of the outputs it makes."""
-
-    method: Method
-    labels: tuple[str, ...]
-    copies: bool
-
-
 class Computation:
-    """An output of a bound plan."""
+    """How one output of a merge is computed."""
 
-    def __init__(self, bound: BoundPlan, output: Output, prepared: Any = None) -> None:
-        self.plan = bound.plan
+    def __init__(self, among: Computations, output: Output, prepared: Any = None) -> None:
+        self.plan = among.merge.plan
         self.output = output
-        self.sources = bound.sources
-        self.settings = bound.settings
+        self.sources = among.merge.sources
+        self.settings = among.settings
         self.prepared = prepared
         self.shape = output.spec.shape
-        rule = bound.rule(output)
+        rule = among.merge.rule(output)
         self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
         self.whole = not self.copies and self.method.reach == "whole"
         self._held: list[tuple[Piece, Group]] | None = None

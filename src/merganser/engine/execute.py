@@ -1,4 +1,4 @@
-"""`execute(plan, sources, sink)`: the one way a plan becomes tensors."""
+"""`execute(merge, sink)`: the one way a merge becomes tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from merganser.checkpoints.base import Checkpoint
 from merganser.engine.blocks import SPAN, Piece
-from merganser.engine.compute import BoundPlan, Computation, Settings
+from merganser.engine.compute import Computation, Computations, Settings
 from merganser.engine.footprint import footprint
+from merganser.engine.merge import Merge
+from merganser.engine.plan import Output, Plan
 from merganser.engine.sinks import Sink
-from merganser.recipes.plan import Output, Plan
 
 T = TypeVar("T")
 DEFAULT_MEMORY = 2 << 30
@@ -37,8 +37,7 @@ class Progress:
 
 
 def execute(
-    plan: Plan,
-    sources: Sequence[Checkpoint],
+    merge: Merge,
     sink: Sink,
     *,
     workers: int | None = None,
@@ -46,14 +45,14 @@ def execute(
     settings: Settings | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
-    """Compute every output of `plan` that `sink` does not have and hand it over, in pieces, from `workers` threads.
+    """Compute every output of a merge that `sink` does not have and hand it over, in pieces, from `workers` threads.
 
     `memory` bounds the tensors in flight; a single tensor that needs more is computed alone. The result does not
     depend on either.
     """
     workers = workers or os.cpu_count() or 1
-    todo = pending(BoundPlan(plan, sources, settings), sink)
-    run_in_threads(todo, sink, workers, memory, Counter(todo, plan, on_progress))
+    todo = pending(Computations(merge, settings), sink)
+    run_in_threads(todo, sink, workers, memory, Counter(todo, merge.plan, on_progress))
 
 
 def run_in_threads(todo: Sequence[Computation], sink: Sink, workers: int, memory: int, counter: Counter) -> None:
@@ -68,16 +67,16 @@ def run_in_threads(todo: Sequence[Computation], sink: Sink, workers: int, memory
                 pool.submit(max(map(footprint, batch)), run_batch, batch, sink, counter.add)
 
 
-def pending(bound: BoundPlan, sink: Sink) -> list[Computation]:
-    """The outputs of a plan that `sink` does not have."""
+def pending(computations: Computations, sink: Sink) -> list[Computation]:
+    """Return the computations of the outputs that `sink` does not have."""
     have = sink.done()
-    return [bound.computation(output) for output in bound.plan.outputs if output.name not in have]
+    return [computations.of(output) for output in computations.merge.plan.outputs if output.name not in have]
 
 
-def memory_bound(plan: Plan, sources: Sequence[Checkpoint], workers: int, memory: int) -> int:
-    """What `execute` will hold at most besides memory-mapped files: `memory`, unless one tensor alone needs more."""
-    bound = BoundPlan(plan, sources)
-    sizes = sorted((footprint(Computation(bound, output)) for output in plan.outputs), reverse=True)
+def memory_bound(merge: Merge, workers: int, memory: int) -> int:
+    """Return what `execute` holds at most besides memory-mapped files: `memory`, unless one tensor needs more."""
+    computations = Computations(merge)
+    sizes = sorted((footprint(Computation(computations, output)) for output in merge.plan.outputs), reverse=True)
     return max(sizes[0], min(memory, sum(sizes[:workers]))) if sizes else 0
 
 

@@ -1,4 +1,4 @@
-"""A plan, or a checkpoint view, to an ordinary checkpoint directory, streamed by the engine."""
+"""A merge, or a checkpoint view, to an ordinary checkpoint directory, streamed by the engine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from merganser.engine.completion import is_complete
 from merganser.engine.directories import check_replaceable, paths_in
 from merganser.engine.disk import Disk
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
+from merganser.engine.merge import Merge
+from merganser.engine.plan import Model, Output, Plan, Source
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
 from merganser.engine.writer import SYNC_SECONDS, CheckpointWriter
 from merganser.errors import InputError, MerganserError
-from merganser.recipes.plan import Model, Output, Plan, Source
 
 #: Of these there is nothing to compare but the weights themselves, and they are at hand.
 _IN_MEMORY = (StateDict, Module)
@@ -61,15 +62,16 @@ def write_checkpoint(
         sidecars=sidecars or {},
     )
 
+    merge = Merge(plan, [source])
+
     def compute(writer: CheckpointWriter) -> None:
-        execute(plan, [source], writer, workers=workers, memory=memory, on_progress=on_progress)
+        execute(merge, writer, workers=workers, memory=memory, on_progress=on_progress)
 
-    return write_plan(plan, [source], out, compute, resume=resume, overwrite=overwrite)
+    return write_merge(merge, out, compute, resume=resume, overwrite=overwrite)
 
 
-def write_plan(
-    plan: Plan,
-    sources: Sequence[Checkpoint],
+def write_merge(
+    merge: Merge,
     out: str | os.PathLike[str],
     compute: Callable[[CheckpointWriter], None],
     *,
@@ -80,11 +82,10 @@ def write_plan(
     disk: Disk | None = None,
     sync_seconds: float = SYNC_SECONDS,
 ) -> Path:
-    """Write the directory `out` of a plan: `compute` gives the writer what an earlier run has not finished.
+    """Write the directory `out` of a merge: `compute` gives the writer what an earlier run has not finished.
 
     Args:
-        plan: What to write.
-        sources: Its models, opened.
+        merge: What to write.
         out: The directory to be made.
         compute: Computes every output that the writer does not have.
         resume: Continue a merge that was interrupted.
@@ -101,6 +102,7 @@ def write_plan(
         InputError: If it cannot be written there, or a source is unsound or changes meanwhile; nothing is left behind.
         MerganserError: If the work fails; what is finished is kept for `resume`.
     """
+    plan, sources = merge.plan, merge.sources
     place, disk = Path(out), disk or Disk()
     files = SourceFiles(file for source in sources for file in source.files())
     check_replaceable(place, (*inputs, *_paths(plan), *files.paths))

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from merganser.checkpoints.safetensors_file import CODES, METADATA
+from merganser.engine.plan import Output, Plan
 from merganser.errors import CheckpointError
-from merganser.recipes.plan import Output, Plan
 
 
 @dataclass(frozen=True)

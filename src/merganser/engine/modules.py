@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from merganser.engine.blocks import Piece
+from merganser.engine.plan import Output, Plan
 from merganser.engine.sinks import ModuleSink
 from merganser.errors import InputError
-from merganser.recipes.plan import Output, Plan
 
 
 class ModuleNames:

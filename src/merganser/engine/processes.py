@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from merganser.checkpoints.base import Checkpoint
-from merganser.engine.compute import BoundPlan, Computation, Settings
+from merganser.engine.compute import Computation, Computations, Settings
 from merganser.engine.execute import (
     DEFAULT_MEMORY,
     Counter,
@@ -30,9 +29,10 @@ from merganser.engine.execute import (
     work,
 )
 from merganser.engine.footprint import footprint
+from merganser.engine.merge import Merge
+from merganser.engine.plan import Output
 from merganser.engine.sinks import ReportingSink, SharedSink
 from merganser.errors import MerganserError
-from merganser.recipes.plan import Output, Plan
 
 Batch = Sequence[Computation]
 #: So much work is worth forking for.
@@ -45,8 +45,7 @@ _LIKELY = {
 
 
 def execute_in_processes(
-    plan: Plan,
-    sources: Sequence[Checkpoint],
+    merge: Merge,
     sink: SharedSink,
     *,
     workers: int | None = None,
@@ -56,10 +55,10 @@ def execute_in_processes(
 ) -> None:
     """`execute` with processes for workers, where that is possible and faster; with threads elsewhere."""
     workers = workers or os.cpu_count() or 1
-    todo = pending(BoundPlan(plan, sources, settings), sink)
-    counter = Counter(todo, plan, on_progress)
+    todo = pending(Computations(merge, settings), sink)
+    counter = Counter(todo, merge.plan, on_progress)
     cut = list(batches(todo))
-    nested = any(model.plan for model in plan.models)  # threads share what an inner merge has found
+    nested = any(model.plan for model in merge.plan.models)  # threads share what an inner merge has found
     if nested or not worthwhile(cut, workers):
         run_in_threads(todo, sink, workers, memory, counter)
     else:

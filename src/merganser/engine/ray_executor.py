@@ -8,21 +8,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from merganser.engine.compute import BoundPlan, Settings
+from merganser.engine.compute import Computations, Settings
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Counter, Progress, batches, pending, run_batch
 from merganser.engine.layout import lay_out
+from merganser.engine.merge import Merge
+from merganser.engine.nested import reopen
+from merganser.engine.plan import Output, Plan
 from merganser.engine.ray_cluster import start_ray
 from merganser.engine.shard_files import ShardFiles, WorkerSink
-from merganser.engine.view import open_sources
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import MerganserError, require
-from merganser.recipes.plan import Output, Plan
 from merganser.strict_json import parse_json
 
 
 def execute_on_ray(
-    plan: Plan,
+    merge: Merge,
     writer: CheckpointWriter,
     address: str,
     *,
@@ -38,15 +39,15 @@ def execute_on_ray(
     if started:
         start_ray(address, workers, log_to_driver=False)
     try:
-        bound = BoundPlan(plan, open_sources(plan), settings)
-        todo = pending(bound, writer)
-        counter = Counter(todo, plan, on_progress)
-        outputs = {output.name: output for output in plan.outputs}
-        shared = ray.put(json.dumps(plan.to_dict()))
+        computations = Computations(merge, settings)
+        todo = pending(computations, writer)
+        counter = Counter(todo, merge.plan, on_progress)
+        outputs = {output.name: output for output in merge.plan.outputs}
+        shared = ray.put(json.dumps(merge.plan.to_dict()))
         task = ray.remote(max_retries=-1)(_compute)
         directory = str(writer.directory.absolute())
         running = [
-            task.remote(shared, [c.output.name for c in batch], directory, settings, bound.prepared)
+            task.remote(shared, [c.output.name for c in batch], directory, settings, computations.prepared)
             for batch in batches(todo)
         ]
         while running:
@@ -84,23 +85,22 @@ class _RemoteSink(WorkerSink):
 
 
 @functools.lru_cache(maxsize=2)
-def _open(text: str) -> tuple[Plan, list[Any]]:
-    plan = Plan.from_dict(parse_json(text))
-    return plan, open_sources(plan)
+def _open(text: str) -> Merge:
+    return reopen(Plan.from_dict(parse_json(text)))
 
 
 def _compute(
     text: str, names: list[str], directory: str, settings: Settings, prepared: Mapping[str, Any]
 ) -> dict[str, str]:
     """Write the named outputs and return their checksums."""
-    plan, sources = _open(text)
-    bound = BoundPlan(plan, sources, settings, prepared)
+    merge = _open(text)
+    computations = Computations(merge, settings, prepared)
     wanted = set(names)
-    outputs = [output for output in plan.outputs if output.name in wanted]
-    files = ShardFiles(Path(directory), lay_out(plan), Disk(), create=False)
+    outputs = [output for output in merge.plan.outputs if output.name in wanted]
+    files = ShardFiles(Path(directory), lay_out(merge.plan), Disk(), create=False)
     try:
         sink = _RemoteSink(files)
-        run_batch([bound.computation(output) for output in outputs], sink)
+        run_batch([computations.of(output) for output in outputs], sink)
         sink.sync()
     finally:
         files.close()

@@ -13,7 +13,7 @@ from merganser.engine.blocks import Piece
 from merganser.engine.checksums import Tally, checksum
 from merganser.engine.disk import Disk, explain
 from merganser.engine.layout import Shard
-from merganser.recipes.plan import Output
+from merganser.engine.plan import Output
 
 
 class ShardFiles:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.engine.blocks import Piece
-from merganser.recipes.plan import Output, Plan
+from merganser.engine.plan import Output, Plan
 
 
 class Sink(Protocol):

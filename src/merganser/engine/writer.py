@@ -17,11 +17,11 @@ from merganser.engine.blocks import Piece
 from merganser.engine.directories import check_writable
 from merganser.engine.disk import Disk, explain
 from merganser.engine.layout import lay_out, make_index
+from merganser.engine.plan import Output, Plan
 from merganser.engine.shard_files import ShardFiles, WorkerSink
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
 from merganser.errors import InputError, MerganserError
-from merganser.recipes.plan import Output, Plan
 
 SYNC_SECONDS = 5.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,13 +21,12 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.compute import NARROW, Settings
 from merganser.engine.execute import execute
 from merganser.engine.modules import ModuleNames, RenamingSink
-from merganser.engine.view import open_sources
+from merganser.engine.plan import Output, Plan
 from merganser.errors import InputError
 from merganser.evaluate.questions import SCORE, Examiner
 from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
 from merganser.methods.registry import lookup
-from merganser.recipes.plan import Output, Plan
 
 
 def resident(checkpoint: Checkpoint) -> StateDict:
@@ -65,9 +64,11 @@ class LiveMerge:
 
     def load(self, candidate: Candidate) -> nn.Module:
         """The module with the candidate's weights (an endpoint's own, for a label)."""
-        plan = recipes.plan(recipes.load(self.document(candidate)), open=self._resident)
+        merge = recipes.prepare(recipes.load(self.document(candidate)), open=self._resident)
+        plan, sources = merge.plan, merge.sources
         self._names.check(plan)
-        sources = self._sources(plan)
+        if nested := [model.label for model in plan.models if model.plan is not None]:
+            raise InputError(f"{nested[0]}: a nested recipe cannot be evolved; merge it first and name the result")
         if self._first is None:
             self._first = sources[0]
         marks = {o.name: self._mark(plan, o, sources) for o in plan.outputs if o.name in self._names}
@@ -77,7 +78,7 @@ class LiveMerge:
             # The residents are known to be finite: only what may overflow is looked at again, trial by trial.
             settings = Settings(allow_nan=not any(o.spec.dtype in NARROW for o in changed))
             with torch.no_grad():
-                execute(replace(plan, outputs=changed), sources, self._sink, settings=settings)
+                execute(merge.only(changed), self._sink, settings=settings)
             self._loaded = marks
         return self.module
 
@@ -101,11 +102,6 @@ class LiveMerge:
         if reference not in self._open:
             self._open[reference] = resident(open_checkpoint(reference))
         return self._open[reference]
-
-    def _sources(self, plan: Plan) -> list[Checkpoint]:
-        if nested := [model.label for model in plan.models if model.plan is not None]:
-            raise InputError(f"{nested[0]}: a nested recipe cannot be evolved; merge it first and name the result")
-        return open_sources(plan, self._resident)
 
     def _mark(self, plan: Plan, output: Output, sources: Sequence[Checkpoint]) -> Any:
         """Equal marks, equal tensors: how the output is made, or only that it is the base's tensor of its name."""

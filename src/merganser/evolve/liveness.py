@@ -14,9 +14,9 @@ import numpy as np
 from merganser import recipes
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.plan import Output
 from merganser.errors import InputError
 from merganser.evolve.space import Choices, Space, Values, Variable
-from merganser.recipes.plan import Output
 
 
 def check(space: Space, template: Mapping[str, Any], labels: Sequence[str]) -> None:

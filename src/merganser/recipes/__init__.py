@@ -1,8 +1,9 @@
-"""What the user asked for: recipes in two dialects, checked, and resolved to a plan."""
+"""What the user asked for: recipes in two dialects, checked, and prepared as a merge."""
 
+from merganser.engine.merge import Merge
+from merganser.engine.plan import Model, Output, Plan, Source
 from merganser.recipes.loading import load
-from merganser.recipes.plan import Model, Output, Plan, Source
-from merganser.recipes.planning import plan
+from merganser.recipes.planning import plan, prepare
 from merganser.recipes.schema import Recipe
 
-__all__ = ["Model", "Output", "Plan", "Recipe", "Source", "load", "plan"]
+__all__ = ["Merge", "Model", "Output", "Plan", "Recipe", "Source", "load", "plan", "prepare"]

@@ -13,9 +13,9 @@ from merganser.checkpoints.chat_templates import TEMPLATES
 from merganser.checkpoints.sidecars import code_files
 from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem
 from merganser.checkpoints.ties import untied_edits
+from merganser.engine.plan import Output
 from merganser.errors import RecipeError, did_you_mean, reading
 from merganser.recipes.layer_settings import Edit, layer_edits, sections
-from merganser.recipes.plan import Output
 from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
 from merganser.recipes.sources import Table, Tokenizer

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from merganser.recipes.plan import Source
+from merganser.engine.plan import Source
 from merganser.recipes.schema import Recipe
 from merganser.recipes.sources import Table
 

@@ -9,9 +9,9 @@ import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.checkpoints.quantised import is_scale
+from merganser.engine.plan import Source
 from merganser.errors import CheckpointError
 from merganser.recipes.explanations import Names, reasons, unequal_shapes
-from merganser.recipes.plan import Source
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import Table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,7 +14,10 @@ from merganser.checkpoints import open as open_checkpoint
 from merganser.checkpoints.adapter import Adapted
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.vocabulary import Remapped
+from merganser.engine.merge import Merge, Open, RuleKey, rule_key
+from merganser.engine.plan import Output, Plan, Source
 from merganser.errors import RecipeError
+from merganser.methods.base import Method
 from merganser.methods.registry import build
 from merganser.recipes import differences
 from merganser.recipes.configs import describe
@@ -22,27 +26,41 @@ from merganser.recipes.dtypes import Dtypes
 from merganser.recipes.layer_places import check_places
 from merganser.recipes.layer_settings import kinds
 from merganser.recipes.mismatches import Mismatches, is_buffer, is_computed, tied_source
-from merganser.recipes.plan import Output, Plan, Source
 from merganser.recipes.resolve import override_for
 from merganser.recipes.roles import Roles, assign
 from merganser.recipes.schema import Entry, Problems, Recipe
 from merganser.recipes.settings import matches
-from merganser.recipes.sources import Nested, Open, Table
+from merganser.recipes.sources import Table
 from merganser.recipes.stacking import Job, Restacked, Stacking
 from merganser.recipes.unmatched import notes as unmatched_notes
 from merganser.recipes.vocabularies import renumbered, unify
 
 
 def plan(recipe: Recipe, open: Open = open_checkpoint) -> Plan:
-    """Resolve a recipe against the headers of its models; `open` turns a reference into a checkpoint.
+    """Return the plan of a recipe alone; see `prepare`."""
+    return prepare(recipe, open).plan
+
+
+def prepare(recipe: Recipe, open: Open = open_checkpoint) -> Merge:
+    """Resolve a recipe against the headers of its models.
 
     Linear in the number of tensors. The output has the tensors of the base, or of the first model without a base.
+
+    Args:
+        recipe: What to merge.
+        open: Turns a reference into a checkpoint. Every model is opened once.
+
+    Returns:
+        The merge: its plan, the open models, and the rules that were built to check the parameters.
+
+    Raises:
+        InputError: If the recipe and the models do not fit together; every problem is in the message.
     """
-    return _plan(recipe, open)[0]
+    return _prepare(recipe, functools.cache(open))
 
 
-def _plan(recipe: Recipe, opener: Open) -> Nested:
-    table = Table(recipe, opener, lambda inner: _plan(inner, opener))
+def _prepare(recipe: Recipe, open: Open) -> Merge:
+    table = Table(recipe, open, lambda inner: _prepare(inner, open))
     problems = Problems()
     vocabulary = None
     with problems.collect():
@@ -74,8 +92,7 @@ def _plan(recipe: Recipe, opener: Open) -> Nested:
         sidecars=sidecars,
         notes=tuple(dict.fromkeys([*notes, *_unused(table, outputs)])),
     )
-    tokenizer = table.tokenizer(vocabulary.model if vocabulary is not None else 0)
-    return result, table.checkpoints[0].directory, tokenizer.directory
+    return Merge(result, (*table.checkpoints, *table.side_checkpoints), planner.rules(outputs))
 
 
 def _unused(table: Table, outputs: Iterable[Output]) -> list[str]:
@@ -96,7 +113,9 @@ class _Planner:
         self._dtype = getattr(torch, recipe.output.dtype) if recipe.output.dtype else None
         self.dtypes = Dtypes(recipe, table)
         self._roles: dict[tuple[int, int], Roles] = {}
-        self._built: dict[tuple[int, str], dict[str, Any]] = {}
+        self._parameters_of: dict[tuple[int, str], dict[str, Any]] = {}
+        #: Rules by the identity of their parameters.
+        self._built: dict[int, Method] = {}
         self._fresh: set[str] = set()
         #: What a rule refuses, by place and complaint: the tensors it refuses it for.
         self._invalid: dict[tuple[str, str], list[str]] = {}
@@ -131,6 +150,10 @@ class _Planner:
         problems.finish()
         self.notes += [*self.mismatches.notes, *self.dtypes.notes()]
         return outputs
+
+    def rules(self, outputs: Iterable[Output]) -> dict[RuleKey, Method]:
+        """Return the rules of outputs that were built to check their parameters."""
+        return {rule_key(o): self._built[id(o.parameters)] for o in outputs if id(o.parameters) in self._built}
 
     def names(self) -> set[str]:
         """Of every tensor the output could have, those that are excluded and tied ones among them."""
@@ -306,16 +329,16 @@ class _Planner:
 
     def _parameters(self, roles: Roles, job: Job, names: list[str]) -> dict[str, Any]:
         """The resolved parameters, checked by building the rule; equal ones are one object."""
-        if roles.constant and (id(roles), "") in self._built:
-            return self._built[id(roles), ""]
+        if roles.constant and (id(roles), "") in self._parameters_of:
+            return self._parameters_of[id(roles), ""]
         found: dict[str, Any] = {}
         try:
             found = roles.resolver.at(job.name, names, job.t)
             key = (id(roles), "" if roles.constant else json.dumps(found))
-            if key not in self._built:
-                build(roles.method, found, [entry.label for entry in roles.inputs])
-                self._built[key] = found
-            return self._built[key]
+            if key not in self._parameters_of:
+                self._built[id(found)] = build(roles.method, found, [entry.label for entry in roles.inputs])
+                self._parameters_of[key] = found
+            return self._parameters_of[key]
         except RecipeError as error:
             self._invalid.setdefault((job.each.where, str(error)), []).append(job.name)
             return found

@@ -3,54 +3,25 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from merganser.checkpoints.adapter import separates_head
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
+from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.quantised import quantised
 from merganser.checkpoints.sidecars import edited, read_chat_template
 from merganser.checkpoints.ties import untied_edits
 from merganser.checkpoints.tokenizer import Tokens, read_tokens
+from merganser.engine.merge import Merge, Open
+from merganser.engine.nested import Merged
+from merganser.engine.plan import Model
 from merganser.errors import CheckpointError, did_you_mean
 from merganser.recipes.layers import Layout, layout
-from merganser.recipes.plan import Model, Plan
 from merganser.recipes.references import locate, places
 from merganser.recipes.schema import Entry, Problems, Recipe
-
-Open = Callable[[str], Checkpoint]
-#: The plan of a recipe inside another, and where its config and its tokenizer are.
-Nested = tuple[Plan, Path | None, Path | None]
-
-
-class Planned(Checkpoint):
-    """The headers of a plan's result: all that planning another merge over it needs."""
-
-    def __init__(self, plan: Plan, label: str, directory: Path | None) -> None:
-        self.label = label
-        self.directory = directory
-        self._specs = {output.name: output.spec for output in plan.outputs}
-        self._aliases = plan.aliases
-
-    def names(self) -> Sequence[str]:
-        return list(self._specs)
-
-    def spec(self, name: str) -> TensorSpec:
-        spec = self._specs.get(self._aliases.get(name, name))
-        if spec is None:
-            raise self.missing(name)
-        return spec
-
-    def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        raise CheckpointError(f"{self.label}: {name!r} is only planned; a plan has no weights until it is executed")
-
-    def aliases(self) -> Mapping[str, str]:
-        return self._aliases
 
 
 @dataclass(frozen=True)
@@ -69,7 +40,7 @@ class Tokenizer:
 class Table:
     """Every model of a recipe with its index in the plan: the base first, then in order of appearance."""
 
-    def __init__(self, recipe: Recipe, opener: Open, nested: Callable[[Recipe], Nested]) -> None:
+    def __init__(self, recipe: Recipe, opener: Open, nested: Callable[[Recipe], Merge]) -> None:
         self.models: list[Model] = []
         self.checkpoints: list[Checkpoint] = []
         self._index: dict[Any, int] = {}
@@ -91,13 +62,14 @@ class Table:
                     self._add(entry, key, nested)
         problems.finish()
 
-    def _add(self, entry: Entry, key: Any, nested: Callable[[Recipe], Nested]) -> None:
+    def _add(self, entry: Entry, key: Any, nested: Callable[[Recipe], Merge]) -> None:
         """Open a model, or plan the merge it is."""
         index = len(self.models)
         if entry.recipe is not None:
-            plan, directory, self._homes[index] = nested(entry.recipe)
-            self.models.append(Model(entry.label, plan=plan))
-            self.checkpoints.append(Planned(plan, entry.label, directory))
+            merge = nested(entry.recipe)
+            self._homes[index] = merge.sources[merge.plan.sidecars["tokenizer"]["model"]].directory
+            self.models.append(Model(entry.label, plan=merge.plan))
+            self.checkpoints.append(Merged(merge, entry.label))
             self._index[key] = index
             return
         opened = self._open(entry, key, self._opener)
@@ -124,6 +96,10 @@ class Table:
     @property
     def sides(self) -> list[Model]:
         return [model for model, _ in self._sides.values()]
+
+    @property
+    def side_checkpoints(self) -> list[Checkpoint]:
+        return [opened for _, opened in self._sides.values()]
 
     def named(self, label: str, where: str) -> int:
         """The model a recipe calls by its path or label."""

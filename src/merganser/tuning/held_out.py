@@ -9,8 +9,8 @@ from torch import nn
 
 from merganser.batches import Batch, Inputs
 from merganser.checkpoints.opening import Reference
-from merganser.engine.api import check_several
 from merganser.errors import InputError
+from merganser.recipes.running import check_several
 from merganser.tuning.functional import Head
 from merganser.tuning.validation import Validation
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.engine.api import merge
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as method_parameters
+from merganser.recipes.running import merge
 from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score
 from merganser.tuning.search import ALPHAS, Search, scale_search
 

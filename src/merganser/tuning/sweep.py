@@ -6,11 +6,12 @@ Scores go to a file of JSON lines as they come; a sweep that was interrupted goe
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,19 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from merganser import recipes
-from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.hashing import content_hash
+from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.execute import execute
+from merganser.engine.merge import Merge
 from merganser.engine.modules import ModuleNames, RenamingSink
 from merganser.engine.sinks import DictSink
 from merganser.engine.source_files import SourceFiles
-from merganser.engine.view import open_sources
 from merganser.errors import InputError, did_you_mean, reading
 from merganser.evaluate.tasks import Task
 from merganser.methods.registry import aliases, lookup
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes import documents
-from merganser.recipes.plan import Plan
 from merganser.tuning.result import Result
 from merganser.tuning.score_journal import ScoreJournal
 from merganser.tuning.search import Search, successive_halving
@@ -45,8 +45,7 @@ class Variant:
 
     values: Mapping[str, Any]
     document: Mapping[str, Any]
-    plan: Plan
-    sources: Sequence[Checkpoint]
+    merge: Merge
 
     @property
     def label(self) -> str:
@@ -54,21 +53,21 @@ class Variant:
 
     def fingerprint(self) -> str:
         """Identifies the merge by its plan and every byte of its sources: scores are kept under this name."""
-        return self.plan.fingerprint([content_hash(source) for source in self.sources])
+        return self.merge.plan.fingerprint([content_hash(source) for source in self.merge.sources])
 
     def weights(self) -> dict[str, Tensor]:
         """The merged state dict."""
-        sink = DictSink(self.plan)
-        execute(self.plan, self.sources, sink)
+        sink = DictSink(self.merge.plan)
+        execute(self.merge, sink)
         return sink.result()
 
     def into(self, module: nn.Module) -> nn.Module:
         """The module, its weights now those of the merge."""
         names = ModuleNames(module.state_dict(keep_vars=True), getattr(module, "base_model_prefix", ""))
-        names.check(self.plan)
-        wanted = tuple(output for output in self.plan.outputs if output.name in names)
+        names.check(self.merge.plan)
+        wanted = [output for output in self.merge.plan.outputs if output.name in names]
         with torch.no_grad():
-            execute(replace(self.plan, outputs=wanted), self.sources, RenamingSink(module, names))
+            execute(self.merge.only(wanted), RenamingSink(module, names))
         return module
 
 
@@ -121,15 +120,14 @@ def variants(recipe: str | os.PathLike[str] | Mapping[str, Any], over: Over) -> 
     if not over or not all(over.values()):
         raise InputError("nothing to sweep over; expected at least one value of one parameter")
     document, root = _read(recipe)
-    opened: dict[str, Checkpoint] = {}
+    opened = functools.cache(open_checkpoint)  # variants share their models
     found: dict[str, Variant] = {}
     for values in itertools.product(*over.values()):
         chosen = dict(zip(over, values, strict=True))
         kept, varied = _varied(document, chosen, "method" in over)
         key = json.dumps(varied, sort_keys=True, default=str)
         if key not in found:
-            plan = recipes.plan(recipes.load(varied, root))
-            found[key] = Variant(kept, varied, plan, _open(plan, opened))
+            found[key] = Variant(kept, varied, recipes.prepare(recipes.load(varied, root), opened))
     unknown = [name for name in over if all(name not in variant.values for variant in found.values())]
     if unknown:
         known = sorted({p for v in found.values() for p in method_parameters(lookup(_method(v.document)))})
@@ -158,7 +156,7 @@ def sweep(
     place = None if journal is None else Path(journal)
     if place is not None and isinstance(recipe, (str, os.PathLike)) and _same_file(place, Path(recipe)):
         raise InputError(f"{place}: is the recipe itself; choose another file for the scores")
-    files = SourceFiles(f for variant in listed.values() for source in variant.sources for f in source.files())
+    files = SourceFiles(f for variant in listed.values() for source in variant.merge.sources for f in source.files())
 
     def scored(label: str, budget: int) -> float:
         variant = listed[label]
@@ -233,12 +231,3 @@ def _refuse_own(document: Mapping[str, Any], name: str) -> None:
     for i, model in enumerate(document.get("models") or ()):
         if isinstance(model, dict) and (name in model or name in (model.get("parameters") or {})):
             raise InputError(f"models[{i}] sets its own {name!r}, which a sweep cannot vary; remove it there")
-
-
-def _open(plan: Plan, opened: dict[str, Checkpoint]) -> list[Checkpoint]:
-    """The sources of a plan; plain ones are shared between the variants."""
-    if any(model.plan or model.remap for model in plan.models):
-        return open_sources(plan)
-    for model, source in zip(plan.models, open_sources(plan), strict=True):
-        opened.setdefault(str(model.path), source)
-    return [opened[str(model.path)] for model in plan.models]

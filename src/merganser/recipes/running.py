@@ -1,9 +1,8 @@
-"""`merge` for weights in memory, `run` for recipes: the same plan, the same arithmetic."""
+"""`merge` for weights in memory, `run` for recipes, `save` for checkpoints: the same plan, the same arithmetic."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from merganser import recipes
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dtypes import dtype_of, name_of
 from merganser.checkpoints.memory import StateDict
@@ -21,15 +19,16 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.compute import Settings
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
-from merganser.engine.export import write_plan
+from merganser.engine.export import write_merge
+from merganser.engine.merge import Merge
 from merganser.engine.processes import execute_in_processes
 from merganser.engine.sinks import DictSink
-from merganser.engine.view import open_sources
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import InputError
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as method_parameters
-from merganser.recipes.plan import Plan
+from merganser.recipes.loading import load
+from merganser.recipes.planning import prepare
 from merganser.recipes.schema import Recipe
 
 
@@ -100,10 +99,9 @@ def merge(
         document["base"] = key = among or _free(_name(base) or "base", "base", opened)
         if not among:
             opened[key] = _open(base, key)
-    plan = recipes.plan(recipes.load(document), open=opened.__getitem__)
-    sources = open_sources(plan, opened.__getitem__)
-    sink = DictSink(plan)
-    execute(plan, sources, sink, workers=workers, memory=memory, settings=Settings(device, allow_nan))
+    prepared = prepare(load(document), open=opened.__getitem__)
+    sink = DictSink(prepared.plan)
+    execute(prepared, sink, workers=workers, memory=memory, settings=Settings(device, allow_nan))
     return sink.result()
 
 
@@ -119,39 +117,57 @@ def run(
     allow_nan: bool = False,
     ray: str | None = None,
     processes: bool = False,
-    on_plan: Callable[[Plan, Sequence[Checkpoint]], None] | None = None,
+    on_merge: Callable[[Merge], None] = lambda merge: None,
     on_progress: Callable[[Progress], None] | None = None,
     on_complete: Callable[[Path], None] = lambda out: None,
 ) -> Path:
-    """Merge as a recipe says and write the checkpoint directory `out`; what `merganser merge` does.
+    """Merge as a recipe says and write a checkpoint directory; what `merganser merge` does.
 
-    `processes` makes workers of forked processes, which are faster than threads: for programs that have no threads of
-    their own to fear for. `ray` names a cluster (`"local"` starts one on this machine) to compute on; sources and `out`
-    must be on a file system all its nodes share. `on_complete` is called, and nothing done, if `resume` finds
-    that `out` is finished already, made by this recipe from these models.
+    Args:
+        recipe: The path of a recipe, its text, a mapping, or a loaded recipe.
+        out: The directory to write.
+        resume: Continue a merge that was interrupted.
+        overwrite: Replace `out`, or an unfinished merge.
+        workers: The number of workers; by default one for each core.
+        memory: How many bytes the work may hold at once.
+        device: The torch device to compute on.
+        allow_nan: Merge values that are not finite instead of refusing them.
+        ray: The address of a Ray cluster to compute on (`"local"` starts one on this machine). Sources and `out` must
+            be on a file system that all its nodes share.
+        processes: Make workers of forked processes, which are faster than threads: for programs that have no threads
+            of their own to fear for.
+        on_merge: Called with the merge before any work.
+        on_progress: Called whenever a tensor is finished.
+        on_complete: Called, and nothing done, if `resume` finds that `out` is finished already, made by this recipe
+            from these models.
+
+    Returns:
+        The directory.
+
+    Raises:
+        MerganserError: If the recipe, the models or the place are wrong, before any work; or if the work fails.
+
+    Example:
+        >>> mg.run("recipe.yml", "out/")
     """
     check_workers(workers, device)
-    opened = functools.cache(open_checkpoint)  # planning and merging look at the same headers
-    loaded = recipe if isinstance(recipe, Recipe) else recipes.load(recipe)
-    plan = recipes.plan(loaded, opened)
-    sources = open_sources(plan, opened)
-    if on_plan is not None:
-        on_plan(plan, sources)
+    loaded = recipe if isinstance(recipe, Recipe) else load(recipe)
+    prepared = prepare(loaded)
+    on_merge(prepared)
     settings = Settings(device, allow_nan)
 
     def compute(writer: CheckpointWriter) -> None:
         if ray is not None:
             from merganser.engine.ray_executor import execute_on_ray
 
-            execute_on_ray(plan, writer, ray, workers=workers, settings=settings, on_progress=on_progress)
+            execute_on_ray(prepared, writer, ray, workers=workers, settings=settings, on_progress=on_progress)
         else:
             here = execute_in_processes if processes else execute
-            here(plan, sources, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
+            here(prepared, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
 
     given = [] if isinstance(recipe, (Mapping, Recipe)) or not os.path.exists(recipe) else [Path(recipe)]
-    return write_plan(
-        plan,
-        sources,
+    return write_merge(
+        prepared,
         out,
         compute,
         resume=resume,
@@ -177,13 +193,12 @@ def save(
     source = open_checkpoint(checkpoint)
     output = {} if dtype is None else {"dtype": name_of(dtype_of(dtype))}
     document = {"method": "passthrough", "models": [source.label], "output": output}
-    plan = recipes.plan(recipes.load(document), lambda _: source)
-    settings = Settings(allow_nan=True)
+    prepared = prepare(load(document), lambda _: source)
 
     def compute(writer: CheckpointWriter) -> None:
-        execute(plan, [source], writer, settings=settings)
+        execute(prepared, writer, settings=Settings(allow_nan=True))
 
-    return write_plan(plan, [source], out, compute, resume=resume, overwrite=overwrite)
+    return write_merge(prepared, out, compute, resume=resume, overwrite=overwrite)
 
 
 def check_workers(workers: int | None, device: str) -> None:

@@ -1,4 +1,4 @@
-"""A plan's result as a checkpoint: nested merges are computed as they are read, never written anywhere."""
+"""The result of a merge as a checkpoint: nested merges are computed as they are read, never written anywhere."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.engine.blocks import BLOCK, cut
-from merganser.engine.compute import BoundPlan, Computation, Settings
+from merganser.engine.compute import Computation, Computations, Settings
 from merganser.engine.footprint import footprint
-from merganser.recipes.plan import Plan
-from merganser.recipes.sources import Open
+from merganser.engine.merge import Merge, Open
+from merganser.engine.plan import Plan
 
 
-def open_sources(plan: Plan, open: Open = open_checkpoint) -> list[Checkpoint]:
-    """The checkpoints a plan names, in order; those with a vocabulary of their own behind a view that maps it."""
+def reopen(plan: Plan, open: Open = open_checkpoint) -> Merge:
+    """Return the merge of a plan that was made elsewhere, in another process or on another machine."""
     plain: list[Checkpoint] = [
-        Merged(model.plan, open_sources(model.plan, open), model.label) if model.plan else open(str(model.path))
-        for model in plan.models
+        Merged(reopen(model.plan, open), model.label) if model.plan else open(str(model.path)) for model in plan.models
     ]
     # Side checkpoints stand after the models and have no vocabulary.
     sizes = {len(names) for model in plan.models if model.remap for names in model.remap["tensors"].values()}
     models = plain[: max(sizes, default=0)]
-    return [
+    sources = [
         Remapped(source, model.remap, models) if model.remap else source
         for source, model in zip(plain, plan.models, strict=True)
     ]
+    return Merge(plan, sources)
 
 
 class Merged(Checkpoint):
-    """The output of `plan` over `sources`. The last tensor of a decomposition is kept, since it cannot be cut."""
+    """What a merge gives. The last tensor of a decomposition is kept, since it cannot be cut."""
 
-    def __init__(self, plan: Plan, sources: Sequence[Checkpoint], label: str = "merge") -> None:
-        self.plan = plan
-        self.sources = sources
+    def __init__(self, merge: Merge, label: str = "merge") -> None:
+        self.plan = merge.plan
+        self.sources = merge.sources
         self.label = label
-        self.directory = sources[plan.sidecars.get("template", 0)].directory
-        self._outputs = {output.name: output for output in plan.outputs}
-        self._bound = BoundPlan(plan, sources, Settings(allow_nan=True))  # whoever reads the result looks for NaN
+        self.directory = self.sources[self.plan.sidecars.get("template", 0)].directory
+        self._outputs = {output.name: output for output in self.plan.outputs}
+        self._computations = Computations(merge, Settings(allow_nan=True))  # whoever reads the result looks for NaN
         self._lock = threading.RLock()
         self._states: dict[str, Any] = {}
         self._whole: tuple[str, Tensor] | None = None
@@ -72,7 +72,7 @@ class Merged(Checkpoint):
 
     def overhead(self, name: str, entries: int) -> int:
         """The merge itself and, where it is made of pieces, these beside the tensor and the last decomposition."""
-        computation = Computation(self._bound, self._outputs[self.plan.aliases.get(name, name)])
+        computation = Computation(self._computations, self._outputs[self.plan.aliases.get(name, name)])
         if computation.whole:
             return footprint(computation)
         pieces = min(computation.output.spec.numel, entries) * computation.dtype.itemsize
@@ -81,14 +81,14 @@ class Merged(Checkpoint):
     @cached_property
     def _largest_whole(self) -> int:
         """Bytes of the largest tensor that may be kept."""
-        made = (Computation(self._bound, output) for output in self.plan.outputs)
+        made = (Computation(self._computations, output) for output in self.plan.outputs)
         return max((c.output.spec.numel * c.dtype.itemsize for c in made if c.whole), default=0)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         name = self.plan.aliases.get(name, name)
         if name not in self._outputs:
             raise self.missing(name)
-        computation = self._bound.computation(self._outputs[name])
+        computation = self._computations.of(self._outputs[name])
         if computation.whole:
             return select_rows(self._read_whole(computation), rows)
         first, last = rows if rows and computation.shape else (0, computation.shape[0] if computation.shape else 1)
