@@ -44,6 +44,11 @@ class Heads(nn.Module):
     def forward(self, x, task="one"):
         hidden = torch.relu(self.trunk(x))
         return self.one(hidden) if task == "one" else self.two(hidden)
+
+class Outputs(Heads):
+    def forward(self, x):
+        hidden = torch.relu(self.trunk(x))
+        return {"logits": self.one(hidden), "hidden": hidden, "more": self.two(hidden)}
 """
 
 
@@ -221,6 +226,20 @@ def test_weights_the_example_leaves_out(user, tmp_path):
         call(*arguments)
     call(*arguments, "--allow-unused")
     assert (tmp_path / "out/merged.safetensors").exists()
+
+
+def test_only_the_outputs_that_count_pin_units(user, tmp_path):
+    module, _ = user
+    for seed, name in enumerate("de"):
+        torch.manual_seed(seed)
+        layers = {"trunk": nn.Linear(6, 12), "one": nn.Linear(12, 3), "two": nn.Linear(12, 2)}
+        save_file(nn.ModuleDict(layers).state_dict(), tmp_path / f"{name}.safetensors")
+    arguments = ("d.safetensors", "e.safetensors", "--model", f"{module}:Outputs", "--shape", "2x6", "--json")
+    assert json.loads(call(*arguments, "--out", "all"))["atoms"] == 0
+    assert json.loads(call(*arguments, "--out", "some", "--output", "logits", "--output", "more"))["atoms"] == 1
+    with pytest.raises(InputError, match="no output 'logit'; it returns logits, hidden, more"):
+        call(*arguments, "--out", "none", "--output", "logit")
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_network_without_example_inputs_is_a_network_all_the_same(user):
