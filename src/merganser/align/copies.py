@@ -43,18 +43,21 @@ def private_copy(module: nn.Module) -> nn.Module:
 
 def _switch_off_caches(copy: nn.Module) -> None:
     """Models of transformers return their key-value cache unless told otherwise, by an argument or their settings."""
-    for owner in copy.modules():
-        config = getattr(owner, "config", None)
+    for config in _settings(copy):
         if getattr(config, "use_cache", None) is True:
-            config.use_cache = False  # type: ignore[union-attr]
+            config.use_cache = False
 
 
 def use_experts(copy: nn.Module, implementation: str) -> None:
     """Choose how the experts of transformers are computed: "eager", "batched_mm" or "grouped_mm"."""
-    for owner in copy.modules():
-        config = getattr(owner, "config", None)
+    for config in _settings(copy):
         if getattr(config, "_experts_implementation", None) is not None:
-            config._experts_implementation = implementation  # type: ignore[union-attr]
+            config._experts_implementation = implementation
+
+
+def _settings(copy: nn.Module) -> Iterator[Any]:
+    """The settings that the parts of a copied model hold, which were copied with them."""
+    return (vars(owner)["config"] for owner in copy.modules() if "config" in vars(owner))
 
 
 @contextmanager

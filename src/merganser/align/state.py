@@ -57,6 +57,11 @@ def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> li
             if tensor.is_floating_point() and tensor.element_size() == 1:
                 raise InputError(f"{name!r} of model {position} is {tensor.dtype}: convert it to a wider type first")
         for name in symmetry.objective:
+            if state[name].is_complex() != states[0][name].is_complex():
+                own, first = ("complex" if s[name].is_complex() else "real" for s in (state, states[0]))
+                raise InputError(
+                    f"{name!r} of model {position} is {own}, of model 0 it is {first}: use one type for all"
+                )
             if not torch.isfinite(state[name]).all():
                 raise InputError(f"{name!r} of model {position} has entries that are not finite")
     return states
