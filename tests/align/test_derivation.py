@@ -237,18 +237,6 @@ def test_an_unknown_operation_pins_what_it_touches_and_nothing_else() -> None:
     assert freedom(symmetry(net, torch.randn(2, 3))) == {"0": (6,), "4": (7,)}
 
 
-def test_recurrent_layers_are_pinned_whole() -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.rnn, self.b = nn.Linear(3, 4), nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.rnn(self.a(x))[0])
-
-    assert freedom(symmetry(Recurrent(), torch.randn(2, 6, 3))) == {}
-
-
 def test_inputs_by_keyword_and_position() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -121,6 +121,22 @@ def test_fused_and_partly_rotary_attention(transformers: ModuleType) -> None:
     assert shapes(found) == Counter({(32,): 1, (2,): 1, (2, 2): 1, (2, 8): 1, (48,): 1})
 
 
+def test_multi_query_attention(transformers: ModuleType) -> None:
+    """Falcon: all query heads share one key and one value, picked from the fused projection by fixed positions."""
+    config = transformers.FalconConfig(
+        vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False, multi_query=True
+    )
+    found = symmetry(transformers.FalconForCausalLM(config), torch.randint(40, (2, 9)))
+    assert shapes(found) == Counter({(32,): 1, (4,): 2, (128,): 2})
+
+
+def test_heads_with_a_slope_of_their_own_keep_their_place(transformers: ModuleType) -> None:
+    """BLOOM: heads are told apart by their slopes, the channels inside each move."""
+    config = transformers.BloomConfig(vocab_size=40, hidden_size=32, n_layer=1, n_head=4)
+    found = symmetry(transformers.BloomForCausalLM(config), torch.randint(40, (1, 9)))
+    assert shapes(found) == Counter({(32,): 1, (8,): 2 * 4, (128,): 1})
+
+
 def test_tracing_leaves_the_module_as_it_was(timm: ModuleType) -> None:
     net = timm.create_model("resnet18", num_classes=4)
     net.layer1.eval()

@@ -18,7 +18,7 @@ from merganser.align.selftest import prove
 from merganser.align.symmetries import Symmetry
 from merganser.align.tracing.calls import RULES
 from merganser.align.tracing.coverage import pin_unreached
-from merganser.align.tracing.dims import ONE, Axes, Dim, because, fresh, pin
+from merganser.align.tracing.dims import ONE, Axes, Dim, Positions, because, fresh, pin
 from merganser.align.tracing.emission import emit
 from merganser.align.tracing.exporting import export
 from merganser.align.tracing.graph import Trace, tensors
@@ -198,4 +198,7 @@ def _constant_axes(tensor: torch.Tensor, name: str) -> Axes:
     with because(f"the constant {name!r}"):
         if 0 in tensor.shape:
             return fresh(tensor.shape, pinned=True)
-        return Axes(Dim(n, pinned=not uniform(d)) if n > 1 else ONE for d, n in enumerate(tensor.shape))
+        axes = Axes(Dim(n, pinned=not uniform(d)) if n > 1 else ONE for d, n in enumerate(tensor.shape))
+    if tensor.dtype == torch.int64 and tensor.dim() == 1 and not tensor.is_meta:
+        return Positions.of(axes, tensor.tolist())
+    return axes

@@ -25,6 +25,7 @@ class Call:
     shapes: tuple[tuple[int, ...], ...]
     forbidden: list[Forbidden]
     hints: list[tuple[Dim, str]]
+    consumed: list[tuple[list[Axes], list[Axes]]]
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -57,6 +58,10 @@ class Call:
             for child in children
             if find(parent) is not find(child)
         )
+
+    def mix(self, dims: Iterable[Dim]) -> None:
+        """Make use of all units of these axes inside the operation, though its results have them too."""
+        self.consumed.append(([Axes(dims)], []))
 
     def hint(self, dim: Dim, label: str) -> None:
         """Suggest what an atom on this axis is called."""

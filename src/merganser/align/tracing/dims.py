@@ -80,11 +80,27 @@ ONE = Dim(1, pinned=True)
 class Axes(tuple[Dim, ...]):
     """The axes of one traced tensor."""
 
-    __slots__ = ()
-
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(dim.size for dim in self)
+
+
+class Positions(Axes):
+    """The axes of an integer tensor whose values the program fixes: positions on an axis, as in x[:, [-1]]."""
+
+    value: tuple[int, ...]
+
+    @classmethod
+    def of(cls, axes: Axes, value: Iterable[int]) -> Positions:
+        found = cls(axes)
+        found.value = tuple(value)
+        return found
+
+    def run(self, size: int) -> range | None:
+        """The positions on an axis of some size, if they are neighbours in order."""
+        found = [position % size for position in self.value]
+        run = range(found[0], found[0] + len(found)) if found else range(0)
+        return run if found and found == list(run) else None
 
 
 def fresh(shape: Iterable[int], *, pinned: bool = False) -> Axes:

@@ -29,7 +29,7 @@ _SILENT = {"_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_co
 """Operations without an effect on values."""
 
 _CUTTING = {"select", "unbind", "slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split",
-            "unsafe_chunk"}  # fmt: skip
+            "unsafe_chunk", "index", "index_select"}  # fmt: skip
 """Operations that leave out what is not in their result; every other one makes use of all it reads."""
 
 
@@ -93,7 +93,7 @@ class Trace:
         }
         if shapes and all(0 in shape for shape in shapes):  # nothing flows through it
             return _pinned(node)
-        call = Call(op, arguments, shapes, self.forbidden, self.hints)
+        call = Call(op, arguments, shapes, self.forbidden, self.hints, self.consumed)
         if rule is None or not shapes:
             return _unknown(node, call.tensors)
         try:

@@ -7,8 +7,10 @@ from merganser.align.tracing.rules import (
     joining,
     normalisation,
     pointwise,
+    recurrence,
     reduction,
     reshaping,
+    scattering,
 )
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "joining",
     "normalisation",
     "pointwise",
+    "recurrence",
     "reduction",
     "reshaping",
+    "scattering",
 ]

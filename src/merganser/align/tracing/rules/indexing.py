@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, replaced, rule, without
-from merganser.align.tracing.dims import Axes, Dim, fresh, pin
+from merganser.align.tracing.dims import Axes, Dim, Positions, fresh, pin
+from merganser.align.tracing.rules.joining import part
 
 
 @rule("embedding")
@@ -14,12 +15,32 @@ def embedding(call: Call) -> Result:
     return Axes([*indices, *weight[1:]])
 
 
+@rule("embedding_bag")
+def embedding_bag(call: Call) -> Result:
+    """Sums, means or maxima of looked-up rows; the other results count indices, but for the places of the maxima."""
+    weight = call["weight"]
+    pin(weight[0])
+    call.forbid([weight[0]], weight[1:])
+    first, *counts = call.shapes
+    bags = Axes([*fresh(first[:-1], pinned=True), weight[1]])
+    return [bags, *(bags if shape == first else fresh(shape, pinned=True) for shape in counts)]
+
+
 @rule("index_select")
 def index_select(call: Call) -> Result:
     (place,) = call.dims()
+    if (found := _run(call.input, place, call["index"])) is not None:
+        return found
     pin(call.input[place])
     call.forbid([call.input[place]], without(call.input, [place]))
     return replaced(call.input, [place], [Dim(call.shape[place], pinned=True)])
+
+
+def _run(axes: Axes, place: int, index: Axes) -> Axes | None:
+    """A part of an axis, where the index is a run of fixed positions."""
+    if not isinstance(index, Positions) or len(index) != 1 or (run := index.run(axes[place].size)) is None:
+        return None
+    return part(axes, place, run.start, len(run))
 
 
 @rule("index")
@@ -27,6 +48,8 @@ def index(call: Call) -> Result:
     """x[i, :, j]: the indexed axes give way to those of the (broadcast) indices."""
     x, indices = call["self"], call["indices"]
     places = [d for d, value in enumerate(indices) if value is not None]
+    if len(places) == 1 and (found := _run(x, places[0], indices[places[0]])) is not None:
+        return found
     looked_up = [x[d] for d in places]
     rest = without(x, places)
     pin(*looked_up, *(dim for d in places for dim in indices[d]))

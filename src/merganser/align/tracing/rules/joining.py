@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, replaced, rule, without
-from merganser.align.tracing.dims import ENUMERABLE, ONE, Axes, Dim, concat, family, find, pin, select
+from merganser.align.tracing.dims import ENUMERABLE, ONE, Axes, Dim, Sum, concat, family, find, pin, select
 from merganser.align.tracing.refinement import enumerate_index, narrow, split, unify
 from merganser.align.tracing.rules.pointwise import broadcast
 
@@ -63,10 +63,14 @@ def part(axes: Axes, place: int, start: int, length: int) -> Axes:
         return axes
     if length == 0:
         return replaced(axes, [place], [Dim(0, pinned=True)])
-    if length == 1 and dim.size <= ENUMERABLE:
+    if length == 1 and dim.size <= ENUMERABLE and not isinstance(find(dim).form, Sum):
         rest = at_index(axes, place, start)
         return Axes([*rest[:place], ONE, *rest[place:]])
-    return replaced(axes, [place], [narrow(dim, start, length)])
+    kept = narrow(dim, start, length)  # of an axis that was cut before (query heads, then one for keys), too
+    if length == 1:
+        pin(kept)
+        kept = ONE
+    return replaced(axes, [place], [kept])
 
 
 @rule("slice")

@@ -52,3 +52,15 @@ def local_response_norm(call: Call) -> Result:
     pin(call.input[1])
     call.forbid([call.input[1]], without(call.input, [1]))
     return call.input
+
+
+@rule("_weight_norm")
+def weight_norm(call: Call) -> Result:
+    """g · v / ‖v‖ with a norm for every index of one axis (of the whole of v when that is −1)."""
+    v, g, place = call["v"], call["g"], call["dim"]
+    if place == -1:
+        return Axes(v)
+    if v[place].size != 1:
+        unify(v[place], g[place])
+    call.forbid(without(v, [place]), [v[place]])
+    return Axes(v)

@@ -22,18 +22,17 @@ def broadcast(tensors: Sequence[Sequence[Dim]]) -> Axes:
 
 
 @rule(
-    "__and", "__or", "__xor", "_to_copy", "alias", "celu", "clone", "contiguous", "copy", "detach", "detach_copy",
-    "dropout", "elu", "feature_dropout", "fill", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",
-    "lift_fresh", "lift_fresh_copy", "masked_fill", "relu", "relu6", "selu", "where",
+    "__and", "__or", "__xor", "_to_copy", "celu", "copy", "dropout", "elu", "feature_dropout", "fill", "hardsigmoid",
+    "hardswish", "hardtanh", "leaky_relu", "masked_fill", "relu", "relu6", "selu", "where",
 )  # fmt: skip
 def pointwise(call: Call) -> Result:
     """Also the rule of every operator that PyTorch tags as pointwise."""
     return broadcast(call.tensors)
 
 
-@rule("to", "type_as")
-def cast(call: Call) -> Result:
-    """The other tensor lends its type only."""
+@rule("alias", "clone", "contiguous", "detach", "detach_copy", "lift_fresh", "lift_fresh_copy", "to", "type_as")
+def same(call: Call) -> Result:
+    """The same values; another tensor lends its type only."""
     return call.input
 
 
