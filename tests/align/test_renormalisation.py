@@ -195,7 +195,7 @@ class Gated(nn.Module):
         return self.inner(x * gate)
 
 
-def test_a_tuple_is_the_arguments_of_the_model():
+def test_a_tuple_is_the_arguments_of_the_model_or_has_targets_beside_them():
     torch.manual_seed(0)
     ends = [Gated().double() for _ in range(2)]
     x, gate = torch.randn(16, 4).double(), torch.rand(16, 4).double()
@@ -204,7 +204,7 @@ def test_a_tuple_is_the_arguments_of_the_model():
     for found in (by_position, by_name):
         torch.testing.assert_close(found.inner.state_dict(), plain.state_dict())
     for call in (repair, lambda model, ends, batches: reset_batch_norm(model, batches)):
+        beside, alone = (call(plain, [plain], [batch]).state_dict() for batch in ((x, torch.zeros(16)), x))
+        torch.testing.assert_close(beside, alone)
         with pytest.raises(InputError, match="targets have no place"):
-            call(plain, [plain], [(x, x, torch.zeros(16))])
-    labelled = repair(plain, [plain], [(x, torch.zeros(16))])  # as data loaders give it
-    torch.testing.assert_close(labelled.state_dict(), repair(plain, [plain], [x]).state_dict())
+            call(plain, [plain], [(x, torch.zeros(16), torch.zeros(16))])

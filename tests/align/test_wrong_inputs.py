@@ -14,10 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from merganser.align import (
+    ensemble,
     match,
+    match_to_reference,
+    merge_many,
     merging_order,
     quality_matrix,
     repair,
+    reset_batch_norm,
     scramble,
     symmetry,
     transport,
@@ -194,3 +198,92 @@ def test_tied_weights_count_once_in_the_quality() -> None:
     flat = [torch.cat([t.double().flatten() for t in state.values()]) for state in states]
     expected = float(torch.dot(*flat) / flat[0].norm() / flat[1].norm())
     np.testing.assert_allclose(quality_matrix(found)[0, 1], expected)
+
+
+@pytest.mark.parametrize("wrong", [X, None, "symmetry.json"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, b, s: match(a, b, s),
+        lambda a, b, s: universe([a, b], s),
+        lambda a, b, s: merge_many([a, b], s),
+        lambda a, b, s: match_to_reference([a, b], s),
+        lambda a, b, s: transport(a, a, b, s),
+        lambda a, b, s: scramble(a, s),
+    ],
+)
+def test_what_is_no_symmetry(call: Any, wrong: Any) -> None:
+    with pytest.raises(InputError, match="aligned along a Symmetry"):
+        call(*models(), wrong)
+
+
+@pytest.mark.parametrize("call", [universe, merge_many, match_to_reference, quality_matrix])
+def test_models_are_a_list(call: Any) -> None:
+    first, second = models()
+    with pytest.raises(InputError, match="models are a list"):
+        call({"a": first, "b": second}, KNOWN)
+    for single in ("ab", MODULE, 3):
+        with pytest.raises(InputError, match="models are a list"):
+            call(single, KNOWN)
+
+
+def test_ensembles_are_drawn_from_a_universe() -> None:
+    with pytest.raises(InputError, match="drawn from a Universe"):
+        ensemble(MODULE, models())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="as a module"):
+        ensemble(models()[0], universe(models(), KNOWN))  # type: ignore[arg-type]
+
+
+def loaders() -> tuple[list[Any], list[Any]]:
+    """Two batches as they are, and as a data loader gives them."""
+    inputs, targets = X.split(8), torch.zeros(16, dtype=torch.long).split(8)
+    return list(inputs), [[x, y] for x, y in zip(inputs, targets, strict=True)]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: {"input": x}])
+def test_targets_beside_inputs_are_left_out(wrap: Any) -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    other = scramble(net, symmetry(net, X), seed=1)
+    plain, pairs = loaders()
+    pairs = [(wrap(x), y) for x, y in pairs]
+    reset = [reset_batch_norm(net, batches).state_dict() for batches in (plain, pairs)]
+    assert all(torch.equal(tensor, reset[1][name]) for name, tensor in reset[0].items())
+    matched = [
+        match(net, other, symmetry(net, X), "activations", batches=batches, standardize=True)
+        for batches in (plain, pairs)
+    ]
+    for name, index in matched[0].permutations.items():
+        np.testing.assert_array_equal(index, matched[1].permutations[name])
+    flat, again = (repair(MODULE, models(), batches).state_dict() for batches in (plain, pairs))
+    assert all(torch.equal(tensor, again[name]) for name, tensor in flat.items())
+
+
+def test_a_pair_that_the_module_takes_is_its_arguments() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+            return self.norm(x + shift)
+
+    reset = reset_batch_norm(Two(), [(X, torch.ones(6))])
+    torch.testing.assert_close(reset.norm.running_mean, X.mean(0) + 1)
+
+
+def test_batches_without_targets_where_they_are_needed() -> None:
+    nets = [copy.deepcopy(MODULE) for _ in range(2)]
+    for batches in ([X], [[X]], [(X, X, X)]):
+        with pytest.raises(InputError, match="expected labelled batches"):
+            match(*nets, KNOWN, "ste", batches=batches, loss=nn.functional.cross_entropy)
+
+
+@pytest.mark.parametrize("batches", [X, 3, {"input": X}])
+def test_a_single_batch_in_place_of_several(batches: Any) -> None:
+    nets = [copy.deepcopy(MODULE) for _ in range(2)]
+    with pytest.raises(InputError, match="expected a list of batches or a data loader"):
+        match(*nets, KNOWN, "activations", batches=batches)
+    with pytest.raises(InputError, match="expected a list of batches or a data loader"):
+        match(*nets, KNOWN, "ste", batches=batches, loss=nn.functional.cross_entropy)
+    with pytest.raises(InputError, match="expected a list of batches or a data loader"):
+        reset_batch_norm(nets[0], batches)

@@ -31,7 +31,7 @@ from merganser.align.permutations import identity
 from merganser.align.solver import hard_placement, layout_and_weights
 from merganser.align.state import Model, states_of
 from merganser.align.symmetries import Factor, Symmetry, product
-from merganser.batches import Inputs, forward
+from merganser.batches import Inputs, forward, several
 from merganser.errors import InputError
 from merganser.kernels.assignment import Path, Profit, assign_all
 
@@ -48,7 +48,7 @@ def activation_matching(
     standardize: bool = False,
     workers: int | None = None,
 ) -> Match:
-    """Match by cross-moments of layer outputs on batches of inputs (without targets).
+    """Match by cross-moments of layer outputs on batches of inputs; targets beside them are left out.
 
     `standardize` takes correlations, in a second pass over the batches.
 
@@ -57,6 +57,7 @@ def activation_matching(
     """
     if not (isinstance(a, nn.Module) and isinstance(b, nn.Module)):
         raise InputError("activation matching runs both models: give modules, not weights")
+    several(batches, "batches")
     layout, weights = layout_and_weights(symmetry, states_of([a, b], symmetry))
     layers = _watched(a, symmetry)
     with evaluating(a, b), torch.no_grad():

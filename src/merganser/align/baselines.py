@@ -11,7 +11,7 @@ from merganser.align.ascent import Ascent, Step
 from merganser.align.matching import match
 from merganser.align.permutations import identity
 from merganser.align.solver import hard_placement, layout_and_weights, objective_of
-from merganser.align.state import Model, states_of
+from merganser.align.state import Model, check_models, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import Universe
 from merganser.errors import InputError
@@ -52,8 +52,10 @@ def match_to_reference(
     models: Sequence[Model], symmetry: Symmetry, reference: int = 0, *, method: str = "weights", **options: Any
 ) -> Universe:
     """Match every model to one of them, whose space becomes the universe: consistent too, but the choice matters."""
-    if not 0 <= reference < len(models):
-        raise InputError(f"reference {reference} is not one of the {len(models)} models")
+    check_models(models)
+    models = list(models)
+    if not isinstance(reference, int) or not 0 <= reference < len(models):
+        raise InputError(f"reference {reference} is not one of the {len(models)} models, which count from 0")
     states = states_of(models, symmetry, least=2)
     permutations = [
         identity(symmetry)

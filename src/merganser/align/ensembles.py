@@ -54,6 +54,14 @@ def ensemble(
     What `prepare` returns for each takes its place (REPAIR, or fresh statistics: networks with BatchNorm need it);
     `predict` turns outputs into what is averaged, by default class probabilities from logits.
     """
+    if not isinstance(universe, Universe):
+        raise InputError(
+            f"an ensemble is drawn from a Universe, as align.universe finds it, not {type(universe).__name__}"
+        )
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"an ensemble runs its models: give their architecture as a module, not {type(module).__name__}"
+        )
     members = []
     for weights in sample_weights(len(universe), samples, seed, concentration):
         member = deepcopy(module)

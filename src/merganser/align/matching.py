@@ -9,7 +9,7 @@ from typing import Any
 from merganser.align.activations import activation_matching
 from merganser.align.matches import Match
 from merganser.align.pairwise import frank_wolfe_matching, weight_matching
-from merganser.align.state import Model
+from merganser.align.state import Model, check_symmetry
 from merganser.align.straight_through import straight_through
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError, did_you_mean, one_of
@@ -28,6 +28,7 @@ def match(a: Model, b: Model, symmetry: Symmetry, method: str = "weights", **opt
     The first two need weights alone. "activations" wants modules and `batches`, "ste" a module, `batches` and `loss`.
     The options are those of `weight_matching`, `frank_wolfe_matching`, `activation_matching`, `straight_through`.
     """
+    check_symmetry(symmetry)
     one_of("matching method", method, METHODS)
     known = {p.name: p for p in inspect.signature(METHODS[method]).parameters.values() if p.kind is p.KEYWORD_ONLY}
     for option in options:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from merganser.batches import Inputs, forward
+from merganser.batches import Inputs, forward, several
 from merganser.errors import InputError
 
 Hook = Callable[[Tensor], Tensor | None]
@@ -102,6 +102,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 def run(model: nn.Module, batches: Iterable[Inputs]) -> None:
     """Forward passes for their hooks' sake."""
+    several(batches, "batches")
     seen = False
     with torch.no_grad():
         for batch in batches:

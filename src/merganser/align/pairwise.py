@@ -47,8 +47,8 @@ def weight_matching(
         max_sweeps: Sweeps of one try at most.
         workers: Threads for nested assignments.
     """
-    if tries < 1:
-        raise InputError(f"tries must be at least 1, got {tries}")
+    if not isinstance(tries, int) or tries < 1:
+        raise InputError(f"tries must be a whole number of at least 1, got {tries!r}")
     if isinstance(start, str):
         one_of("start", start, STARTS)
     layout, weights = layout_and_weights(symmetry, states_of([a, b], symmetry))

@@ -14,7 +14,7 @@ from typing import TypeVar, overload
 import numpy as np
 import torch
 
-from merganser.align.state import Model, State, Weights, state_of
+from merganser.align.state import Model, State, Weights, check_symmetry, state_of
 from merganser.align.symmetries import Axis, Indices, Segment, Symmetry
 from merganser.errors import InputError, did_you_mean
 
@@ -24,6 +24,7 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 def identity(symmetry: Symmetry) -> Permutations:
     """The permutations that move nothing."""
+    check_symmetry(symmetry)
     return {
         name: np.ascontiguousarray(np.broadcast_to(np.arange(atom.size, dtype=np.int64), symmetry.shape(name)))
         for name, atom in symmetry.atoms.items()
@@ -129,6 +130,7 @@ def _gathered(
 
 def check(symmetry: Symmetry, permutations: Permutations) -> None:
     """Every atom has an array of the right shape, and every row of it is a permutation."""
+    check_symmetry(symmetry)
     if not isinstance(permutations, Mapping):
         hint = "; give its .permutations" if hasattr(permutations, "permutations") else ""
         raise InputError(

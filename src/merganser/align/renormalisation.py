@@ -37,7 +37,7 @@ def repair(
     skip: Sequence[str] = (),
     sequential: bool = True,
 ) -> nn.Module:
-    """A repaired copy of `merged`, by its activations on batches of inputs (without targets).
+    """A repaired copy of `merged`, by its activations on batches of inputs; targets beside them are left out.
 
     Give the endpoints in the space of the merge (`Universe.to_universe(i)`), as modules or states of the same
     architecture, and the `weights` of the merge if it was not the plain mean. Layers named in `skip` are left alone;
@@ -81,7 +81,7 @@ def reset_batch_norm(model: nn.Module, batches: Iterable[Inputs]) -> nn.Module:
                 module.train()
         try:
             run(fresh, batches)
-        except ValueError as error:
+        except InputError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
             raise InputError("BatchNorm needs batches of more than one sample to measure a variance") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from os import PathLike
 
@@ -35,11 +35,30 @@ def state_of(model: Model) -> State:
     return {name: tensor.detach() for name, tensor in named.items()}
 
 
+def check_symmetry(symmetry: object) -> None:
+    """Refuse anything else in the place of a symmetry."""
+    if not isinstance(symmetry, Symmetry):
+        raise InputError(
+            f"models are aligned along a Symmetry, as align.symmetry(module, inputs) finds it, not a "
+            f"{type(symmetry).__name__}"
+        )
+
+
+def check_models(models: object) -> None:
+    """Refuse a single model, or models by name, in place of a list of them."""
+    if isinstance(models, Mapping):
+        raise InputError("models are a list, in an order of their own: write [*models.values()], not a mapping")
+    if isinstance(models, str | PathLike | nn.Module | Checkpoint) or not isinstance(models, Iterable):
+        raise InputError(f"models are a list, as in [first, second], not a single {type(models).__name__}")
+
+
 def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> list[State]:
     """The states of models that can be aligned: the tensors and shapes the symmetry was derived for, all finite.
 
     Of a module they are copies, which stay as they are when it trains on. Tied names that a file leaves out are there.
     """
+    check_symmetry(symmetry)
+    check_models(models)
     states = [_complete(_copied(model), symmetry) for model in models]
     if len(states) < least:
         raise InputError(f"needs at least {least} models, got {len(states)}")

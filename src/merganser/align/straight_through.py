@@ -24,7 +24,7 @@ from merganser.align.permutations import Permutations, identity
 from merganser.align.solver import objective_of
 from merganser.align.state import Model, State, average, states_of
 from merganser.align.symmetries import Symmetry
-from merganser.batches import Batch, fitting
+from merganser.batches import Batch, fitting, labelled, several
 from merganser.errors import InputError
 
 #: From the outputs of the model and the targets to a scalar.
@@ -53,6 +53,7 @@ def straight_through(
     module = next((model for model in (a, b) if isinstance(model, nn.Module)), None)
     if module is None:
         raise InputError("the straight-through estimator runs the midpoint: give at least one module")
+    several(batches, "batches")
     state_a, state_b = states_of([a, b], symmetry)
     network = deepcopy(module).eval()
     for layer in network.modules():
@@ -89,7 +90,7 @@ def _straight_through(midpoint: State, latent: State, symmetry: Symmetry) -> Sta
 
 
 def _loss(network: nn.Module, state: State, batch: Batch, loss: Loss) -> Tensor:
-    inputs, targets = batch
+    inputs, targets = labelled(batch)
     return loss(functional_call(network, state, *fitting(network, inputs)), targets)
 
 

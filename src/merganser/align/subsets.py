@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from merganser.align.matching import match
-from merganser.align.state import Model, State, average, states_of
+from merganser.align.state import Model, State, average, check_models, check_symmetry, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import Universe, universe
 from merganser.checkpoints import open as open_checkpoint
@@ -38,6 +38,8 @@ def quality_matrix(
     diagonal is a model with itself: 1, or its own score. Pairs are matched one by one with `match(..., **options)`,
     or, for a `Universe`, taken as they stand in it.
     """
+    if not isinstance(models, Universe):
+        check_models(models)
     pairs = _matched_pairs(models, symmetry, options)
     known = models.symmetry if isinstance(models, Universe) else _needed(symmetry)
     names = [name for name in known.axes if name not in known.buffers and name not in known.aliases]
@@ -102,6 +104,7 @@ def compare_subsets(
 def _needed(symmetry: Symmetry | None) -> Symmetry:
     if symmetry is None:
         raise InputError("models that are not yet in a universe need their symmetry")
+    check_symmetry(symmetry)
     return symmetry
 
 
