@@ -1,0 +1,96 @@
+"""Choose among several universes by a score of the merge.
+
+The objective has many optima. Close to the best, a higher objective is no longer a better network: runs whose
+objectives differ by 1 % may differ by ten points of accuracy, more than one algorithm differs from another. With a few
+batches to score merges on, it pays to try several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isnan
+from time import perf_counter
+
+from merganser.align.baselines import merge_many
+from merganser.align.state import Model, State, states_of
+from merganser.align.symmetries import Symmetry
+from merganser.align.universes import Universe, universe
+from merganser.errors import InputError
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way the models were matched: its objective, the score of its merge, and the seconds it took to find."""
+
+    name: str
+    objective: float
+    score: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The universe whose merge scored highest, and all that were tried."""
+
+    universe: Universe
+    candidates: tuple[Candidate, ...]
+
+
+def choose_universe(
+    models: Sequence[Model],
+    symmetry: Symmetry,
+    score: Callable[[State], float],
+    *,
+    tries: int = 2,
+    seed: int = 0,
+    workers: int | None = None,
+) -> Choice:
+    """Match models in several ways and keep the one whose merge scores highest.
+
+    Tried are C²M³ from the identity and from the barycentre, and for each of `tries` seeds C²M³ from a random start and
+    MergeMany in a random order.
+
+    Args:
+        models: Two or more models of one architecture.
+        symmetry: Their symmetry.
+        score: From the merged weights to a number, higher is better. Score the network as you will use it, after
+            `repair` or `reset_batch_norm`, and not on the data you test on.
+        tries: Seeds tried; 0 leaves the two starts that need none.
+        seed: The first of them.
+        workers: Threads for the assignments.
+
+    Returns:
+        The universe chosen, and every candidate in the order tried.
+
+    Raises:
+        InputError: A score is not a number, or the models do not fit the symmetry.
+
+    Example:
+        >>> choice = choose_universe(models, symmetry, score)  # doctest: +SKIP
+        >>> choice.universe.merged()  # doctest: +SKIP
+    """
+    if not isinstance(tries, int) or tries < 0:
+        raise InputError(f"tries must be a whole number of at least 0, got {tries!r}")
+    states = states_of(models, symmetry, least=2)
+    c2m3 = partial(universe, states, symmetry, workers=workers)
+    ways: dict[str, Callable[[], Universe]] = {
+        f"C²M³ from {start}": partial(c2m3, start=start) for start in ("identity", "barycentre")
+    }
+    for own in range(seed, seed + tries):
+        ways[f"C²M³ from sinkhorn, seed {own}"] = partial(c2m3, start="sinkhorn", seed=own)
+        ways[f"MergeMany, seed {own}"] = partial(merge_many, states, symmetry, seed=own, workers=workers)
+    candidates: list[Candidate] = []
+    best: Universe | None = None
+    for name, find in ways.items():
+        clock = perf_counter()
+        found = find()
+        seconds, value = perf_counter() - clock, float(score(found.merged()))
+        if isnan(value):
+            raise InputError(f"the score of {name} is not a number")
+        if best is None or value > max(one.score for one in candidates):
+            best = found
+        candidates.append(Candidate(name, found.objective, value, seconds))
+    assert best is not None
+    return Choice(best, tuple(candidates))
