@@ -148,6 +148,26 @@ def test_tensors_without_plain_values_are_refused(tmp_path: Path, kind: str) -> 
         mg.open(tmp_path / "m.pt")
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_endless_names_in_pickles_are_refused_at_once(tmp_path: Path, zipped: bool) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "m.pt", _use_new_zipfile_serialization=zipped)
+    long = b"ctorch._utils\n" + b'{"a":' * 100_000
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "m.pt") as given, zipfile.ZipFile(tmp_path / "bad.pt", "w") as made:
+            for record in given.infolist():
+                made.writestr(record.filename, given.read(record.filename).replace(b"ctorch._utils\n", long))
+    else:
+        (tmp_path / "bad.pt").write_bytes((tmp_path / "m.pt").read_bytes().replace(b"ctorch._utils\n", long))
+    with pytest.raises(CheckpointError, match="the pickle asks for 'torch._utils"):
+        mg.open(tmp_path / "bad.pt")
+
+
+def test_refusals_say_what_the_pickle_wanted(tmp_path: Path) -> None:
+    torch.save({"w": Tied()}, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match="WeightsUnpickler error: Unsupported global: .*Tied"):
+        mg.open(tmp_path / "m.pt")
+
+
 def repacked(source: Path, target: Path, method: int) -> Path:
     with zipfile.ZipFile(source) as given, zipfile.ZipFile(target, "w", method) as made:
         for record in given.infolist():

@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, help="stop after so long, whatever was tried")
     parser.add_argument("--target", action="append", help="only these targets")
     parser.add_argument("--json", action="store_true", help="print the counts and failures as JSON")
     options = parser.parse_args()
@@ -33,12 +34,14 @@ def main() -> int:
         counts[name][verdict] += 1
         if verdict not in GOOD:
             failures.append((name, number, verdict, said))
+            if not options.json:
+                print(f"{name} {number}: {verdict}: {said}", flush=True)
+        if options.seconds and time.monotonic() - begun > options.seconds:
+            break
     seconds = time.monotonic() - begun
     if options.json:
         print(json.dumps({"counts": counts, "failures": sorted(failures), "seconds": seconds}))
         return bool(failures)
-    for name, number, verdict, said in sorted(failures):
-        print(f"{name} {number}: {verdict}: {said}")
     total = sum(counts.values(), Counter())
     for name, each in [*counts.items(), ("all", total)]:
         print(f"{name:12} {sum(each.values()):6} tried  " + "  ".join(f"{n} {v}" for v, n in sorted(each.items())))

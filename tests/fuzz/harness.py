@@ -3,7 +3,8 @@
 A case is a target and a number; from them everything follows. Its verdict is one of
 
 - `clean`: the file was accepted; `refused`: an error of the product's own family said why not;
-- `unexpected`: any other exception; `hang`: no end within `SECONDS`; `memory`: more than `ROOM`; `died`: a signal;
+- `unexpected`: any other exception; `hang`: no end within `SECONDS` of work; `memory`: more than `ROOM`;
+- `died`: ended by a signal;
 - `leftover`: a refusal changed or left something; `silent`: accepted what the reference library rejects.
 """
 
@@ -25,7 +26,8 @@ from typing import Any
 from fuzz.mutations import mutate
 from merganser.errors import MerganserError
 
-SECONDS = 8.0
+#: Of the processor for one case, and of the clock until a child that says nothing is given up.
+SECONDS, PATIENCE = 8.0, 120.0
 ROOM = 1 << 30
 BATCH = 40
 GOOD = ("clean", "refused")
@@ -94,8 +96,8 @@ def attempt(target: Target, files: Mapping[str, bytes], root: Path) -> tuple[str
 
 
 def _verdict(target: Target, directory: Path) -> tuple[str, str]:
-    signal.signal(signal.SIGALRM, _alarm)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.signal(signal.SIGPROF, _alarm)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         target.run(directory)
         return "clean", ""
@@ -106,7 +108,7 @@ def _verdict(target: Target, directory: Path) -> tuple[str, str]:
     except MemoryError:
         return "memory", "MemoryError"
     except Hang:
-        return "hang", f"no end within {SECONDS} s"
+        return "hang", f"no end within {SECONDS} s of work"
     except Exception as error:
         at = error.__traceback__
         while at is not None and at.tb_next is not None:
@@ -114,7 +116,7 @@ def _verdict(target: Target, directory: Path) -> tuple[str, str]:
         where = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else "?"
         return "unexpected", f"{type(error).__name__} at {where}: {str(error)[:200]}"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _alarm(*_: Any) -> None:
@@ -197,7 +199,7 @@ class _Child:
             yield self.target.name, number, verdict, said
 
     def over(self) -> bool:
-        if time.monotonic() - self._seen > 4 * SECONDS:
+        if time.monotonic() - self._seen > PATIENCE:
             os.kill(self.process, signal.SIGKILL)
         process, status = os.waitpid(self.process, os.WNOHANG)
         self._status = status if process else None
@@ -207,7 +209,7 @@ class _Child:
         yield from self.results()
         os.close(self._pipe)
         if self.numbers:
-            verdict = "hang" if time.monotonic() - self._seen > 4 * SECONDS else "died"
+            verdict = "hang" if time.monotonic() - self._seen > PATIENCE else "died"
             yield self.target.name, self.numbers.pop(0), verdict, f"ended with status {self._status}"
 
 

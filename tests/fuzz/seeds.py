@@ -42,6 +42,12 @@ def _expanded() -> bytes:
     return stream.getvalue()
 
 
+def _endless_name() -> bytes:
+    stream = io.BytesIO()
+    torch.save({"w": torch.ones(2)}, stream, _use_new_zipfile_serialization=False)
+    return stream.getvalue().replace(b"ctorch._utils\n", b"ctorch._utils\n" + b'{"a":' * 20_000)
+
+
 def _tokenizer(**ids: Any) -> bytes:
     return _json({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, **ids}, "merges": []}, "added_tokens": []})
 
@@ -96,5 +102,6 @@ STORED: dict[str, dict[str, dict[str, bytes]]] = {
         }.items()
     },
     "torch": {"a deflated archive": {"m.pt": _deflated(1 << 22)}, "an expanded tensor": {"m.pt": _expanded()}},
+    "torch-legacy": {"an endless name": {"m.pt": _endless_name()}},
     "modules": {"a way out": {"s/modules.json": _json([{"path": "../.."}])}},
 }

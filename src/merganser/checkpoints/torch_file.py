@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from merganser.checkpoints.memory import StateDict
 from merganser.errors import CheckpointError
 
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+_LONGEST_NAME = 300
+_PICKLES = 5  # of a file in torch's format before archives
 _NESTED = ("state_dict", "model_state_dict", "model", "module")
 
 
@@ -41,34 +44,58 @@ def _load(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"PK"
+            if not zipped:
+                file.seek(0)
+                _check_names(file, path)
         if zipped:
             _check_archive(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
         raise CheckpointError(
-            f"{path}: refused: the pickle wants to run code or is damaged ({reason}). "
+            f"{path}: refused: the pickle wants to run code or is damaged ({_reason(error)}). "
             "If you trust its author, load it yourself and save it as safetensors."
         ) from None
     except CheckpointError:
         raise
     except Exception as error:  # the unpickler raises whatever a damaged opcode runs into
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{path}: not a readable torch file: {reason}") from None
+        raise CheckpointError(f"{path}: not a readable torch file: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """The line of a message that says what is wrong: torch puts advice in bold before it."""
+    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+    return next((line for line in lines if line.startswith("WeightsUnpickler error")), lines[0])[:300]
 
 
 def _check_archive(path: Path) -> None:
     """Refuse an archive that torch would inflate in memory, or map as if it were not compressed."""
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
-    if packed := [record for record in records if record.compress_type != zipfile.ZIP_STORED]:
-        raise CheckpointError(
-            f"{path}: {packed[0].filename!r} is compressed, which torch.save never does; if you trust its author, load "
-            "it yourself and save it again"
-        )
-    held = sum(record.file_size for record in records)
-    if held > path.stat().st_size:
-        raise CheckpointError(f"{path}: its records claim {held} bytes, more than the file has; the file is damaged")
+        if packed := [record for record in records if record.compress_type != zipfile.ZIP_STORED]:
+            raise CheckpointError(
+                f"{path}: {packed[0].filename!r} is compressed, which torch.save never does; if you trust its author, "
+                "load it yourself and save it again"
+            )
+        held = sum(record.file_size for record in records)
+        if held > path.stat().st_size:
+            raise CheckpointError(
+                f"{path}: its records claim {held} bytes, more than the file has; the file is damaged"
+            )
+        for record in records:
+            if record.filename.endswith("data.pkl"):
+                with archive.open(record) as file:
+                    _check_names(file, path)
+
+
+def _check_names(file: IO[bytes], path: Path) -> None:
+    """Refuse pickles that ask for something of an endless name: torch takes time by the square of it to say no."""
+    for _ in range(_PICKLES):
+        try:
+            for opcode, argument, _ in pickletools.genops(file):
+                if opcode.name in ("GLOBAL", "INST") and len(str(argument)) > _LONGEST_NAME:
+                    raise CheckpointError(f"{path}: refused: the pickle asks for {str(argument)[:60]!r}…")
+        except (ValueError, OverflowError):  # no pickle, or no other one: torch says what is wrong
+            return
 
 
 def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
