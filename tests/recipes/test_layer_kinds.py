@@ -91,6 +91,28 @@ STACKS = {
         [(1, 3), (0, 2)],
         None,
     ),
+    "ernie, a range": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 2, "moe_k": 1, "moe_intermediate_size": 8, "moe_layer_start_index": 1,
+         "moe_layer_end_index": -1, "moe_layer_interval": 2, "moe_num_shared_experts": 1},
+        [(0, 4), (2, 6)],
+        {"moe_layer_start_index": 1, "moe_layer_end_index": 7, "moe_layer_interval": 2},
+    ),
+    "llama 4": (
+        "llama4_text",
+        {"num_local_experts": 2, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 16,
+         "attention_chunk_size": 8, "head_dim": 8},
+        [(0, 2), (1, 6)],
+        {"moe_layers": [1, 2, 4, 6], "no_rope_layers": [1, 1, 1, 1, 0, 1, 1]},
+    ),
+    "nemotron": (
+        "nemotron_h",
+        {"hybrid_override_pattern": "M*-M*-", "mamba_num_heads": 2, "mamba_head_dim": 16, "ssm_state_size": 4,
+         "n_groups": 1},
+        [(0, 3), (2, 6)],
+        {"layers_block_type": ["linear_attention", "full_attention", "mlp", "mlp", "linear_attention", "full_attention",
+                               "mlp"]},
+    ),
     "one kind": ("llama", {}, [(0, 4), (2, 6)], {"num_hidden_layers": 8}),
 }  # fmt: skip
 

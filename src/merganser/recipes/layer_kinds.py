@@ -6,7 +6,8 @@ Configs say which is which in four ways, and stacking layers anew must say it an
 - a list (or a text) with an entry for each layer: entries move with their layers;
 - a list of layer numbers (`mlp_only_layers: [0, 3]`): renumbered;
 - a number of first layers that are of the one kind (`first_k_dense_replace`): counted anew, if they still come first;
-- a period (`attn_layer_period` with `attn_layer_offset`, `decoder_sparse_step`): kept if every layer stays in step.
+- a period (`attn_layer_period` with `attn_layer_offset`, `decoder_sparse_step`): kept if every layer stays in step, or
+  written as a list or a range where the config has one.
 
 What cannot be said is refused.
 """
@@ -29,6 +30,9 @@ _PERIOD = re.compile(
     r"(attn|attention|layer|moe|expert|window|global|sparse).*(period|interval|every|freq|step|pattern)"
 )
 _STEP, _ONLY = "decoder_sparse_step", "mlp_only_layers"
+_START, _END, _INTERVAL = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
+#: Periods that only say what a list is by default -> the list.
+_BY_DEFAULT = {"no_rope_layer_interval": "no_rope_layers", "interleave_moe_layer_step": "moe_layers"}
 
 
 class Kinds:
@@ -64,13 +68,29 @@ class Kinds:
                 found[key] = count if count < len(order) or given < count else given
             elif rule == "step":
                 found |= {_STEP: 1, _ONLY: [k for k, sparse in enumerate(values) if not sparse]}
+            elif rule == "range":
+                chosen = self._range(values)
+                found |= chosen or {}
+                impossible += [] if chosen is not None else [_START, _END, _INTERVAL]
             elif values != [self._value(key, (0, k)) for k in range(len(order))]:
                 impossible.append(key)
         return {key: value for key, value in found.items() if value != self._sections[0].get(key)}, impossible
 
+    def _range(self, values: Sequence[bool]) -> dict[str, int] | None:
+        """Return the first and last sparse layer and the interval between, if they can say which layers are sparse."""
+        sparse = [k for k, value in enumerate(values) if value]
+        first, last = (sparse[0], sparse[-1]) if sparse else (len(values), len(values))
+        for interval in (self._sections[0].get(_INTERVAL, 1), 1):
+            if sparse == [k for k in range(len(values)) if first <= k <= last and (k + 1) % interval == 0]:
+                return {_START: first, _END: last, _INTERVAL: interval}
+        return None
+
     def _rule(self, key: str) -> str | None:
-        """Return how a key speaks of layers: `each`, `numbers`, `first`, `step`, `period`, or None if it does not."""
+        """Return how a key speaks of layers, or None if it does not: `each`, `numbers`, `first`, `step`, `range` or
+        `period`."""
         value, depth = self._sections[0].get(key), self._depths[0]
+        if key in (_START, _END, _INTERVAL) and type(self._sections[0].get(_START)) is int:
+            return "range" if key == _START else None
         if key in (_STEP, _ONLY) and self._sections[0].get(_STEP, 1) > 1:
             return "step" if key == _STEP else None
         if isinstance(value, list):
@@ -89,7 +109,9 @@ class Kinds:
         return bool(self._sections[0].get("use_sliding_window")) and "layer_types" not in self._sections[0]
 
     def _spelt_out(self, key: str) -> bool:
-        """Whether a list says for each layer what a period says of attention."""
+        """Whether a list says for each layer what a period says."""
+        if isinstance(self._sections[0].get(_BY_DEFAULT.get(key, "")), list):
+            return True
         return bool(re.search("attn|attention|window|global", key)) and "layer_types" in self._sections[0]
 
     def _value(self, key: str, origin: Origin) -> Any:
@@ -104,6 +126,10 @@ class Kinds:
             return layer < value
         if rule == "step":
             return layer not in section.get(_ONLY, ()) and (layer + 1) % value == 0
+        if rule == "range":
+            end = section.get(_END, -1)
+            last = end if end >= 0 else self._depths[model] - 1
+            return value <= layer <= last and (layer + 1) % section.get(_INTERVAL, 1) == 0
         offset = section.get(key.replace("period", "offset"))
         return layer % value == offset if "period" in key and type(offset) is int else layer % value
 

@@ -14,6 +14,8 @@ from merganser.recipes.stacking import Restacked
 Edit = tuple[list[str], Any]
 Config = Mapping[str, Any]
 _COUNT = re.compile(r"layer|block|depth")
+#: Lists that say the kind of each layer, and with it how many there are.
+_TYPES = re.compile(r"layers?_(block_)?types?$|hybrid_override_pattern")
 #: Counts of layers that are something else than the depth of a stack.
 _NOT_COUNT = re.compile(r"interval|every|window|index|start|shared|first|dense|skip|norm|per_")
 
@@ -78,16 +80,21 @@ def _refusal(each: Restacked, section: Config, impossible: Sequence[str]) -> str
 
 
 def _section(config: Config, stack: Stack) -> tuple[tuple[str, ...], Config, list[str]] | None:
-    """Return where a config speaks of a stack: the path, the section, and the keys that count its layers."""
+    """Return where a config speaks of a stack: the path, the section, and the keys that count its layers, if any do."""
     found = []
     for path, given in sections(config):
         section = _spelt_out(given)
         own = _of_stack(section, stack)
         keys = [k for k in own if type(section[k]) is int and section[k] == stack.layers and _is_count(k)]
-        if keys:
+        listed = any(_TYPES.search(k) and _length(section[k]) == stack.layers for k in own)
+        if keys or listed:
             words = {word for key in path for word in key.split("_") if word != "config"}
-            found.append((any(word in stack.prefix for word in words), path, section, keys))
-    return max(found, key=lambda hit: hit[0])[1:] if found else None
+            found.append((any(word in stack.prefix for word in words), bool(keys), path, section, keys))
+    return max(found, key=lambda hit: hit[:2])[2:] if found else None
+
+
+def _length(value: Any) -> int | None:
+    return len(value) if isinstance(value, (list, str)) else None
 
 
 def _dig(config: Config, path: Sequence[str]) -> Config:
