@@ -212,6 +212,20 @@ def test_settings_that_change_the_meaning_of_weights_are_noted(setting, said, tm
     assert "settings that change what its weights mean" in notes[0]
 
 
+def test_kinds_of_layers_that_differ_are_noted_in_a_merge_and_not_in_a_stack(tmp_path):
+    kinds = ["sliding_attention", "full_attention"] * 3
+    save(tmp_path / "a", "qwen2", layer_types=kinds, sliding_window=4, use_sliding_window=True)
+    save(tmp_path / "b", "qwen2", layer_types=kinds[::-1], sliding_window=4, use_sliding_window=True)
+    notes = recipes.plan(recipes.load({"method": "linear", "models": [str(tmp_path / n) for n in "ab"]})).notes
+    assert len(notes) == 1
+    assert "layer_types ['full_attention', 'sliding_attention'" in notes[0]
+    slices = [{"path": str(tmp_path / n), "layers": [i, i + 3]} for i, n in enumerate("ab")]
+    plan = recipes.plan(recipes.load({"method": "passthrough", "slices": slices}))
+    assert plan.notes == ()
+    edits = {tuple(path): value for path, value in plan.sidecars["config"]}
+    assert edits[("layer_types",)] == kinds[:3] + kinds[::-1][1:4]
+
+
 def test_like_models_have_no_notes(tmp_path):
     save(tmp_path / "a", "llama")
     save(tmp_path / "b", "llama", seed=1, attention_dropout=0.1, initializer_range=0.5, use_cache=False, eos_token_id=3)

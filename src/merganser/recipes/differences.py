@@ -13,11 +13,13 @@ _HARMLESS = re.compile(
     r"^_|version|dtype|dropout|initializer|init_|_init$|(^|_)std$|token|label|^output_|return_dict|auto_map|name|loss|"
     r"architectures|model_type|torchscript|gradient|pruned|task|problem|quantization|tie_word|vocab|finetuning|decay|"
     r"chunk_size_feed|jitter|num_beams|temperature|^top_[kp]$|max_length|min_length|penalty|sample|early|suppress|"
-    r"use_cache|cache_|implementation|legacy|pretraining_tp|prefix|is_decoder|is_encoder|cross_attention$|"
-    r"max_window_layers|(num|n)_(\w+_)?layers?$|_layers$|first_k_dense|depth$"
+    r"use_cache|cache_|implementation|legacy|pretraining_tp|prefix|is_decoder|is_encoder|cross_attention$"
 )
+#: Settings of single layers and of their number, which slices change.
+_LAYERS = re.compile(r"(num|n)_(\w+_)?layers?$|_layers$|layers?_(\w+_)?types?$|first_k_dense|depth$")
 _SIZES = re.compile(r"size|dim|heads?$|head|width|inner|ffn|experts|layers?$|n_embd|d_model|d_ff|d_kv")
 _SHOWN = 6
+_LONGEST = 60
 
 
 def architecture(table: Table, model: int) -> str | None:
@@ -28,17 +30,20 @@ def architecture(table: Table, model: int) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def notes(table: Table) -> list[str]:
-    """Say which models are of another architecture than the template, or have other settings."""
+def notes(table: Table, stacked: bool) -> list[str]:
+    """Say which models are of another architecture than the template, or have other settings.
+
+    Settings of single layers count unless layers are `stacked`, which brings them along.
+    """
     found = []
     have, config = table.models[0].label, table.config(0)
     for i in range(1, len(table)):
         label = table.models[i].label
         if other := other_architecture(table, i):
             found.append(f"{other}; the output gets the config of {have}")
-        pairs = list(_differing(config, table.config(i)))
+        pairs = [pair for pair in _differing(config, table.config(i)) if not (stacked and _is_of_layers(pair))]
         if pairs:
-            shown = ", ".join(f"{key} {theirs} ({ours} in {have})" for key, ours, theirs in pairs[:_SHOWN])
+            shown = ", ".join(f"{k} {_short(theirs)} ({_short(ours)} in {have})" for k, ours, theirs in pairs[:_SHOWN])
             more = f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
             found.append(
                 f"{label} has settings that change what its weights mean: {shown}{more}; the output has those of {have}"
@@ -62,6 +67,15 @@ def sizes(table: Table, model: int) -> list[str]:
     return [f"{key} is {theirs} in {label} and {ours} in {have}" for key, ours, theirs in whole[:_SHOWN]]
 
 
+def _is_of_layers(pair: tuple[str, Any, Any]) -> bool:
+    return isinstance(pair[1], list) or _LAYERS.search(pair[0]) is not None
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
 def _differing(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], only: re.Pattern[str] | None = None
 ) -> Iterator[tuple[str, Any, Any]]:
@@ -82,5 +96,5 @@ def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
             yield from ((f"{path}{inner}", each) for inner, each in value.items() if not isinstance(each, (dict, list)))
         elif isinstance(value, dict) and key.endswith("config"):
             yield from _flat(value, f"{path}{key}.")
-        elif not isinstance(value, (dict, list)):
+        elif not isinstance(value, dict):
             yield f"{path}{key}", value

@@ -78,7 +78,7 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     problems.finish()
     dtype = recipe.output.dtype or planner.dtypes.widened
     sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs, dtype)
-    remarks = [*differences.notes(table), *remarks]
+    remarks = [*differences.notes(table, bool(planner.stacking.restacked)), *remarks]
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
     unmatched = unmatched_notes(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
     rows = vocabulary.notes if vocabulary is not None else renumbered(recipe, table)
