@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -124,7 +125,7 @@ def difference(ours: Path, theirs: Path, base: Path) -> dict[str, float]:
     gap = max(float((a.read(n) - b.read(n)).abs().max()) for n in b.names())
     weight = max(float(b.read(n).abs().max()) for n in b.names())
     change = max(float((b.read(n) - zero.read(n)).abs().max()) for n in b.names())
-    return {"of_weight": gap / weight, "of_change": gap / change}
+    return {"of_weight": gap / weight, "of_change": gap / change if change else math.inf}
 
 
 def main() -> None:

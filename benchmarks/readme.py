@@ -44,7 +44,14 @@ def parity() -> str:
     return markdown.table(merging.parity_table(stored("parity")["results"]))
 
 
-PARTS = {"README.md": {"speed": speed, "quality": quality, "methods": table}, "docs/parity.md": {"parity": parity}}
+def dialect() -> str:
+    return markdown.table(merging.dialect_table(stored("parity_dialect")["results"]))
+
+
+PARTS = {
+    "README.md": {"speed": speed, "quality": quality, "methods": table},
+    "docs/parity.md": {"parity": parity, "dialect": dialect},
+}
 
 
 def rewritten(file: str) -> str:

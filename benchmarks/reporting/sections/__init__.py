@@ -52,6 +52,7 @@ SECTIONS = (
     Section("peers", "Other programs", peers.parts),
     Section("merge_speed", "Speed of merging", speed.parts),
     Section("parity", "Parity with mergekit", speed.parity),
+    Section("parity_dialect", "Parity with mergekit's dialect", speed.dialect),
     Section("taskvectors", "Speed of task-vector expressions", speed.task_vectors),
     Section("lowrank", "Decompositions", numerics.lowrank),
     Section("alignment", "Speed of alignment", numerics.alignment),

@@ -101,3 +101,24 @@ def parity_table(results: Mapping[str, Any]) -> Table:
         for case, gap in results.items()
     ]
     return Table(["recipe", "of the largest weight", "of the largest change", ""], rows)
+
+
+def dialect(results: Mapping[str, Any]) -> Iterator[Part]:
+    cases = [case for found in results.values() for case in found.values()]
+    counts = {verdict: sum(case["verdict"] == verdict for case in cases) for verdict in ("same", "noted", "silent")}
+    yield Text(
+        "Every method of mergekit with every parameter, and what recipes may leave out or spell otherwise: of "
+        f"{len(cases)} recipes in its dialect, {counts['same']} mean the same in both programs (equal weights, or "
+        f"refused by both), {counts['noted']} something else with a note in the plan, {counts['silent']} without one."
+    )
+    yield dialect_table(results)
+
+
+def dialect_table(results: Mapping[str, Any]) -> Table:
+    rows = []
+    for method, cases in results.items():
+        verdicts = [case["verdict"] for case in cases.values()]
+        others = [name for name, case in cases.items() if case["verdict"] != "same"]
+        counted = [str(verdicts.count(verdict)) for verdict in ("same", "noted", "silent")]
+        rows.append([f"`{method}`", *counted, ", ".join(others)])
+    return Table(["method", "same", "noted", "silent", "not the same"], rows)
