@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from merganser import recipes
-from merganser.errors import RecipeError
+from merganser.errors import InputError, RecipeError
+from merganser.recipes import mergekit, native
 
 TWO = "models: [./a, ./b]"
 
@@ -42,3 +45,41 @@ def test_documents_that_stand_for_too_much_are_refused(text, message):
 def test_a_path_that_looks_like_a_date_is_a_path():
     recipe = recipes.load("method: linear\nmodels: [2024-01-01, 2024-13-45]")
     assert [entry.label for entry in recipe.entries()] == ["2024-01-01", "2024-13-45"]
+
+
+WORDS = [
+    "a",
+    "ties",
+    "linear",
+    "passthrough",
+    "slerp",
+    "moe",
+    "base",
+    "union",
+    "0.5",
+    "false",
+    "*",
+    "",
+    "./a",
+    "bfloat16",
+]
+KEYS = [
+    *native.KEYS, *mergekit.KEYS, "path", "model", "recipe", "layers", "layer_range", "sources", "tokens", "match",
+    "weight", "density", "t", "scale", "filter", "value", "expression", "experts", "x-a", "label", "int8_mask",
+]  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 10**12) | st.floats() | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6), st.sampled_from(["method", "merge_method", "seed"]))
+@settings(max_examples=400, deadline=None)
+def test_whatever_a_document_holds_it_is_read_or_refused(document, key):
+    document[key] = document.get(key, "ties")
+    try:
+        recipes.load(document)
+    except InputError as error:
+        assert error.exit_code == 2
+        assert "Traceback" not in str(error)

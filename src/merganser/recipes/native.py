@@ -189,7 +189,7 @@ class _Reader:
 
     def _with_statistics(self, parts: tuple[Part, ...], raw: Any, declared: Declared) -> tuple[Part, ...]:
         """Statistics given for all models at once, `{fisher: [path, path]}`, handed to each."""
-        if raw is None or not parts:
+        if raw is None or not parts or not parts[0].slices:
             return parts
         with self.problems.collect():
             expect(raw, dict, "statistics")
