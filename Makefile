@@ -9,12 +9,13 @@ DATA ?= $(or $(MERGANSER_DATA),$(HOME)/.cache/merganser/data)
 MERGEKIT ?=
 FUSIONBENCH ?=
 PY_IRT ?=
+KILLS ?= 1000
 RESULTS := benchmarks/results
 QUICK := multi_task compression theory mergeability adaptive evolve single_task_extras peers \
   lowrank alignment irt taskvectors merge_speed
 BENCH = MERGANSER_ZOO=$(ZOO) MERGANSER_DATA=$(DATA) $(BIN)/python -m
 
-.PHONY: demo test lint docs format results zoo bench bench-quick clean fuzz
+.PHONY: demo test lint docs format results zoo bench bench-quick clean fuzz crash
 
 demo: $(VENV)/.installed
 	$(BIN)/merganser demo --out demo-output --overwrite
@@ -25,6 +26,10 @@ test: $(VENV)/.installed
 # Damaged files of every kind that is read, in forked children: any crash, hang, leftover or surprise fails.
 fuzz: $(VENV)/.installed
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --cases 2000 --jobs 2
+
+# Commands killed at random moments, and every operation of the disk made to fail; prints tried, clean, wrong.
+crash: $(VENV)/.installed
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m crash --kills $(KILLS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
