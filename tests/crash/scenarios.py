@@ -175,9 +175,15 @@ class LibraryBuild(Scenario):
             save_file(tensors, directory / name / "model.safetensors")
 
     def work(self, directory: Path, disk: Disk | None = None, again: bool = False) -> None:
+        if again and self._is_finished(directory):
+            return
         Library.build(
             directory / "base", {"a": directory / "a", "b": directory / "b"}, directory / "lib", copy_base=True
         )
+
+    def _is_finished(self, directory: Path) -> bool:
+        file = directory / "lib" / "library.json"
+        return file.exists() and not json.loads(file.read_text()).get("pending")
 
     def result(self, directory: Path) -> str:
         assert set(Library(directory / "lib").experts) == {"a", "b"}

@@ -10,6 +10,7 @@ import pytest
 from crash.__main__ import FAULTS, fail_every_operation, kill_at_random, kill_one_of_two
 from crash.faults import Counting
 from crash.scenarios import SCENARIOS, Directory, Scenario, StudyRun
+from merganser.engine.disk import Disk
 
 SHORT = [scenario for scenario in SCENARIOS if not isinstance(scenario, StudyRun)]  # tests/evolve kills studies
 

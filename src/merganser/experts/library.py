@@ -276,7 +276,7 @@ def _interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
     check_writable(directory, directory)
     present = set(os.listdir(directory)) if os.path.isdir(directory) else set()
     if FILE not in present:
-        if present - {"experts", "base", "base.partial", f"{FILE}.partial", LOCK}:
+        if present - {"experts", "base", "base.partial", ".base.lock", f"{FILE}.partial", LOCK}:
             raise InputError(f"{directory}: exists and is not an expert library; choose another path")
         return None
     found = Manifest.read(directory)
