@@ -18,6 +18,7 @@ from crash.faults import Counting
 from merganser.engine.api import run
 from merganser.engine.disk import Disk
 from merganser.engine.publishing import publish
+from merganser.errors import InputError
 from merganser.evolve.study import Study
 from merganser.experts import Library
 from merganser.tuning.sweep import sweep
@@ -205,10 +206,10 @@ class StudyRun(Scenario):
         from synthetic_world import World
 
         study = Study.open(directory / "s.sqlite")
-        if study.trials():
-            study.resume(World())
-        else:
+        try:
             study.run(design(stability=2), World())
+        except InputError:  # it was begun before
+            study.resume(World())
         study.close()
 
     def result(self, directory: Path) -> str:
