@@ -28,6 +28,7 @@ from merganser.experts.requests import fitted
 from merganser.experts.routing import ProjectionRouter
 from merganser.experts.serving import create_app
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
+from support.servers import Running
 
 fastapi = pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
@@ -42,29 +43,6 @@ def model(tmp_path_factory):
     experts = {task: expert_of(base, seed, rank=2) for seed, task in enumerate(TASKS, start=1)}
     library = library_of(tmp_path_factory.mktemp("serving"), base, experts, rank_fraction=0.125)
     return AdaptiveModel(base, library, heads_of(TASKS), layer="blocks.1.up")
-
-
-class Running:
-    """The application in a thread, on a free port of the loopback."""
-
-    def __init__(self, app):
-        self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        self.server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
-
-    def __enter__(self):
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
-        return self
-
-    def __exit__(self, *_):
-        self.server.should_exit = True
-        self.thread.join(30)
-        assert not self.thread.is_alive()
-        self.socket.close()
 
 
 @pytest.fixture(scope="module")

@@ -47,16 +47,32 @@ def command(
     max_body: Annotated[str, typer.Option(help="Bytes of one request, e.g. 1MB.")] = "1MiB",
     wait: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for other requests.")] = 5.0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request is given up.")] = 30.0,
+    header_timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for the headers of a request.")] = 10.0,
+    max_connections: Annotated[int, typer.Option(min=1, help="Connections at one time.")] = 512,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="MERGANSER_TOKEN", help="Ask for `Authorization: Bearer TOKEN`; better in the variable."),
+    ] = None,
     base: Annotated[str | None, typer.Option(help="Where the base is now, if it was moved.")] = None,
 ) -> None:
     """Serve a library: each request finds its experts and its head."""
-    from merganser.errors import require
+    from merganser.errors import MerganserError, require
     from merganser.experts.batching import Limits
+    from merganser.experts.listening import create_server
     from merganser.experts.serving import create_app
     from merganser.units import parse_size
 
-    uvicorn = require("uvicorn", "serve")
-    limits = Limits(parse_size(max_body), max_samples, max_batch, max_queue, wait / 1000, timeout)
+    require("uvicorn", "serve")
+    limits = Limits(
+        body_bytes=parse_size(max_body),
+        samples=max_samples,
+        batch=max_batch,
+        queue=max_queue,
+        wait=wait / 1000,
+        timeout=timeout,
+        header_seconds=header_timeout,
+        connections=max_connections,
+    )
     adaptive = build_model(
         library,
         model,
@@ -71,17 +87,12 @@ def command(
         top=top,
         redundancy=redundancy,
     )
-    app = create_app(adaptive, encode=_function(encode, "--encode"), labels=_labels(labels), limits=limits)
+    app = create_app(adaptive, encode=_function(encode, "--encode"), labels=_labels(labels), limits=limits, token=token)
     say(f"serving {', '.join(adaptive.library.experts)} at http://{host}:{port}", sys.stderr)
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        timeout_keep_alive=5,
-        timeout_graceful_shutdown=max(1, round(timeout)),
-        limit_concurrency=max(64, 2 * max_queue),
-    )
+    server = create_server(app, host=host, port=port, limits=limits)
+    server.run()
+    if not server.started:
+        raise MerganserError("the server could not start")
 
 
 def build_model(

@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = exports(
         "batching": ("Limits",),
         "layers": ("score_layers", "sweep_layers"),
         "library": ("Library",),
+        "listening": ("create_server",),
         "lora": ("extract_lora", "merge_adapters"),
         "masks": ("MaskLibrary",),
         "routing": ("MlpRouter", "NearestNeighbour", "ProjectionRouter"),
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from merganser.experts.layers import score_layers as score_layers
     from merganser.experts.layers import sweep_layers as sweep_layers
     from merganser.experts.library import Library as Library
+    from merganser.experts.listening import create_server as create_server
     from merganser.experts.lora import extract_lora as extract_lora
     from merganser.experts.lora import merge_adapters as merge_adapters
     from merganser.experts.masks import MaskLibrary as MaskLibrary

@@ -32,7 +32,8 @@ class Closed(MerganserError):
 @dataclass(frozen=True)
 class Limits:
     """Bounds of a server: bytes of a request, samples of a request, samples of a batch and of the queue, seconds to
-    wait for company, seconds until an answer."""
+    wait for company, seconds until a body has come and until it is answered, seconds until the headers have come, and
+    connections at one time."""
 
     body_bytes: int = 1 << 20
     samples: int = 64
@@ -40,13 +41,15 @@ class Limits:
     queue: int = 512
     wait: float = 0.005
     timeout: float = 30.0
+    header_seconds: float = 10.0
+    connections: int = 512
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes", "samples", "batch", "queue"):
+        for name in ("body_bytes", "samples", "batch", "queue", "connections"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
-        if self.wait < 0 or self.timeout <= 0:
-            raise InputError("wait must not be negative, and timeout must be positive")
+        if self.wait < 0 or self.timeout <= 0 or self.header_seconds <= 0:
+            raise InputError("wait must not be negative, and timeout and header_seconds must be positive")
 
 
 @dataclass(frozen=True)
