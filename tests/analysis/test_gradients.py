@@ -357,3 +357,9 @@ def test_results_are_json_and_mistakes_are_named():
         gr.check_bound(losses(Convolutional().double(), tasks(classes=2)), eta=0.1, alpha=1, epochs=2)
     with pytest.raises(InputError, match="no task"):
         gr.TaskLosses.of(network(), F.cross_entropy, {})
+
+
+@pytest.mark.parametrize("data", [torch.zeros(4, 5), [torch.zeros(4, 5)], [(torch.zeros(4, 5),)], 3])
+def test_data_without_targets_is_named(data):
+    with pytest.raises(InputError, match="data of task 't'"):
+        gr.TaskLosses.of(network(), F.cross_entropy, {"t": data})

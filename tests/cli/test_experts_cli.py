@@ -63,6 +63,37 @@ def test_a_library_from_beginning_to_end(models, tmp_path):
     assert [f["part"] for f in findings if not f["sound"]] == ["math"]
 
 
+def test_removals_are_repeatable_and_stay_inside(models, tmp_path):
+    build(models, tmp_path, "--rank-fraction", "0.2")
+    lib = tmp_path / "lib"
+    manifest = json.loads((lib / "library.json").read_text())
+    left = dict(manifest, experts={"code": manifest["experts"]["code"]})
+    (lib / "library.json").write_text(json.dumps(left))  # as after a kill between manifest and file
+    assert call(experts.app, "verify", lib, code=1)
+    call(experts.app, "remove", lib, "math")
+    assert not (lib / "experts/math.safetensors").exists()
+    call(experts.app, "verify", lib)
+    with pytest.raises(InputError, match="has no expert 'math'"):
+        call(experts.app, "remove", lib, "math")
+    (tmp_path / "precious.txt").write_text("mine")
+    left["experts"]["code"]["file"] = "../precious.txt"
+    (lib / "library.json").write_text(json.dumps(left))
+    with pytest.raises(CheckpointError, match="not the name of a file inside"):
+        call(experts.app, "remove", lib, "code")
+    assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+def test_a_base_of_another_checksum_is_not_called_sound(models, tmp_path):
+    build(models, tmp_path)
+    path = tmp_path / "lib/library.json"
+    content = json.loads(path.read_text())
+    assert "ok   base" in call(experts.app, "verify", tmp_path / "lib").stdout
+    path.write_text(json.dumps(content | {"base_sha256": "0" * 64}))
+    assert "BAD  base: " in call(experts.app, "verify", tmp_path / "lib", code=1).stdout
+    path.write_text(json.dumps({key: content[key] for key in content if key != "base_sha256"} | {"version": 1}))
+    assert "?    base: " in call(experts.app, "verify", tmp_path / "lib").stdout
+
+
 def test_budgets_are_sizes(models, tmp_path):
     built = json.loads(build(models, tmp_path, "--budget", "8kB", "--dtype", "int8").stdout.splitlines()[-1])
     assert sum(expert["bytes"] for expert in built["experts"].values()) <= 8000

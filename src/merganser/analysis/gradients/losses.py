@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vjp
 
-from merganser.batches import Batch
+from merganser.batches import Batch, labelled, several
 from merganser.errors import InputError, did_you_mean, one_of
 from merganser.tuning.functional import FlatWeights, call, check_state, evaluation_copy, plain_attention
 
@@ -113,7 +113,8 @@ class TaskLosses:
 
 def _batches(task: str, value: Batch | Sequence[Batch]) -> tuple[Batch, ...]:
     single = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Tensor)
-    batches = (cast(Batch, value),) if single else tuple(cast("Sequence[Batch]", value))
+    where = f"data of task {task!r}"
+    batches = [value] if single else list(several(value, where))
     if not batches:
         raise InputError(f"task {task!r} has no data")
-    return batches
+    return tuple(labelled(batch, where) for batch in batches)
