@@ -169,7 +169,7 @@ def test_a_failing_evaluator_fails_its_trial_not_the_study(tmp_path):
 def test_senseless_answers_fail_the_trial(tmp_path, reply, message):
     study = Study.open(tmp_path / "s.sqlite")
     plain = design(tasks=(Task("quiz", ITEMS, subset=20),), population=5, generations=1)
-    with pytest.raises(MerganserError, match="no candidate was evaluated successfully"):
+    with pytest.raises(MerganserError, match=f"failed alike: .*{message}"):
         study.run(plain, lambda candidate, items: reply)
     assert all(message in t.error for t in study.trials())
 
@@ -366,7 +366,7 @@ def test_a_study_that_was_stopped_before_its_first_candidate_says_so(tmp_path):
 def test_a_study_of_failures_says_why_and_is_tried_again(tmp_path):
     plain = design(tasks=(Task("quiz", ITEMS, subset=20),), population=5, generations=2)
     study = Study.open(tmp_path / "s.sqlite")
-    with pytest.raises(MerganserError, match="most that failed did so with: ValueError: this merge answers nonsense$"):
+    with pytest.raises(MerganserError, match="failed alike: ValueError: this merge answers nonsense; put it right"):
         study.run(plain, World(fail_above=-1))
     assert "answers nonsense" in study.failure
     with pytest.raises(MerganserError, match="answers nonsense"):
@@ -409,3 +409,31 @@ def test_a_measure_that_is_not_reported_ends_the_search_at_once(tmp_path):
         study.run(plain, World(log=str(log)))
     assert len(log.read_text().splitlines()) == 1
     assert "quiz.lenght" in study.failure
+
+
+class FailsFrom(World):
+    """Fails every candidate after so many calls, all in the same way."""
+
+    calls = 0
+    healthy = 0
+
+    def __call__(self, candidate, items):
+        type(self).calls += not isinstance(candidate, str)
+        if not isinstance(candidate, str) and type(self).calls > type(self).healthy:
+            raise OSError("the disk is full")
+        return super().__call__(candidate, items)
+
+
+@pytest.mark.parametrize("healthy", [0, 8])
+def test_a_generation_that_fails_alike_stops_the_study_and_is_tried_again(tmp_path, monkeypatch, healthy):
+    monkeypatch.setattr(FailsFrom, "calls", 0)
+    monkeypatch.setattr(FailsFrom, "healthy", healthy)
+    study = Study.open(tmp_path / "s.sqlite")
+    with pytest.raises(
+        MerganserError, match=r"every candidate of generation \d failed alike: OSError: the disk is full"
+    ):
+        study.run(design(), FailsFrom())
+    assert len(study.trials()) == healthy + 8, "no generation after it is tried"
+    plain = Study.open(tmp_path / "plain.sqlite")
+    winner = plain.run(design(), World())
+    assert study.resume(World()).values == winner.values

@@ -33,6 +33,11 @@ def study(tmp_path_factory):
     return opened
 
 
+def agresti_coull(answers):
+    p = (answers.sum() + 2) / (len(answers) + 4)
+    return (p * (1 - p) / (len(answers) + 4)) ** 0.5
+
+
 def test_a_summary_of_one_objective(study):
     summary = summarize(study)
     (winner,) = summary.winners
@@ -40,7 +45,7 @@ def test_a_summary_of_one_objective(study):
     test = study.prepared()["quiz"].split.test
     answers = np.array(world(winner.trial.values, {"quiz": test})["quiz"])
     assert winner.test["quiz"] == answers.mean()
-    assert winner.errors["quiz"] == pytest.approx(answers.std(ddof=1) / len(answers) ** 0.5)
+    assert winner.errors["quiz"] == pytest.approx(agresti_coull(answers))
     endpoints = np.array([world(label, {"quiz": test})["quiz"] for label in ("math", "code")])
     assert winner.negative_transfer["quiz"] == negative_transfer(answers, endpoints)
 
@@ -49,7 +54,7 @@ def test_a_summary_of_one_objective(study):
     assert winner.items["quiz"] == len(test)
     for label, row in zip(("math", "code"), endpoints, strict=True):
         assert summary.endpoints[label].test["quiz"] == row.mean()
-        assert summary.endpoints[label].errors["quiz"] == pytest.approx(row.std(ddof=1) / len(row) ** 0.5)
+        assert summary.endpoints[label].errors["quiz"] == pytest.approx(agresti_coull(row))
 
     line = summary.convergence["quiz"]
     assert len(line) == 4
@@ -75,6 +80,7 @@ def test_the_estimator_is_judged_by_merges_that_were_fully_evaluated(study):
     assert agreement.error == pytest.approx(np.abs(truth - guess).mean())
     assert agreement.spearman == pytest.approx(spearmanr(truth, guess).statistic)
     assert set(agreement.epsilon) == {"naive", "p-irt", "gp-irt", "mp-irt", "gmp-irt"}
+    assert agreement.used == "gmp-irt"
 
 
 def test_json_is_plain(study):
@@ -119,8 +125,7 @@ def test_a_page_shows_the_objective_with_its_error_for_winner_and_endpoints(tmp_
         assert value == pytest.approx(0.25 * quiz + 0.75 * exam)
         assert error == pytest.approx(((0.25 * quiz_error) ** 2 + (0.75 * exam_error) ** 2) ** 0.5)
     best = max(rows[1:], key=lambda row: row[1])
-    verdict = "better than" if rows[0][1] > best[1] else "worse than" if rows[0][1] < best[1] else "as good as"
-    assert any(f"is {verdict} the best endpoint, {best[0]}" in text for text in page.texts)
+    assert any(f"the best endpoint, {best[0]}: better by {rows[0][1] - best[1]:+.3f}" in text for text in page.texts)
 
     columns, rows = page.tables[2]
     assert columns == ["model", "quiz", "exam"], "negative transfer by task"
@@ -151,3 +156,17 @@ def test_a_study_without_calibration(tmp_path):
     assert summary.cost.calibration == 0
     assert summary.agreement == ()
     assert summary.winners[0].negative_transfer == {}
+
+
+def test_epsilon_is_of_subsets_chosen_as_the_study_chose_its_own(tmp_path):
+    from merganser.evolve import subsets
+    from merganser.evolve.estimators import compare
+
+    study = Study.open(tmp_path / "s.sqlite")
+    task = Task("quiz", ITEMS, subset=20, extractor="irt", estimator="mp-irt")
+    study.run(design(tasks=(task,), stability=3, generations=1), World())
+    (agreement,) = summarize(study).agreement
+    prepared = study.prepared()["quiz"]
+    full = np.array([study.store.answers(t)["quiz"].values for t in study.store.trials("full")])
+    drawn = [subsets.irt_clustering(prepared.estimator.irt.items, 20, seed=seed) for seed in range(20)]
+    assert agreement.epsilon["mp-irt"] == pytest.approx(compare({"x": prepared.estimator}, full, drawn)["x"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from merganser.cli.output import emit, say
 from merganser.units import show_time
 
 if TYPE_CHECKING:
+    from merganser.evolve.intervals import Interval
     from merganser.evolve.progress import Event
     from merganser.evolve.store import Trial
     from merganser.evolve.study import Study
@@ -205,32 +207,45 @@ def _status(study: Study, as_json: bool) -> bool:
 def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     from merganser.errors import MerganserError
     from merganser.evolve.ranking import nothing
+    from merganser.evolve.summary import compared, unseen_intervals
 
     single = objective is not None or len(study.design.objectives) == 1
     winners = [study.best(objective)] if single else study.pareto()
     if not winners:
         raise MerganserError(nothing(study.trials()))
-    endpoints = {label: scores for label in study.design.endpoints if (scores := study.test_scores(label))}
-    untested = {label: error for label in study.design.endpoints if (error := study.test_error(label)) is not None}
+    others = (*study.design.endpoints, *study.design.references)
+    endpoints = {label: scores for label in others if (scores := study.test_scores(label))}
+    untested = {label: error for label in others if (error := study.test_error(label)) is not None}
+    objectives = [o for o in study.design.objectives if objective in (None, o.name)]
+    verdicts = {o.name: said for o in objectives if (said := compared(study, o, study.best(o.name)))}
+    failed = Counter(trial.reason for trial in study.trials() if trial.state == "failed")
     if as_json:
         found = [_trial_json(trial) | {"test": study.test_scores(trial)} for trial in winners]
         facts = {"event": "best", "ended": study.ended, "winners": found, "endpoints": endpoints, "untested": untested}
-        emit(facts)
+        emit(facts | {"verdicts": verdicts, "failed": dict(failed)})
         return
     if not study.ended:
         say(f"so far, after {len(study.trials())} of {study.design.trials} trials; resume the run for the rest")
     for trial in winners:
         say(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}")
-        if scores := study.test_scores(trial):
-            say(f"  on unseen items: {_named(scores)}")
+        if intervals := unseen_intervals(study, trial.label):
+            say(f"  on unseen items: {_with_intervals(intervals)}")
         elif (error := study.test_error(trial)) is not None:
             say(f"  on unseen items: failed: {error}")
         for name, value in (trial.values or {}).items():
             say(f"  {name} = {value}")
-    for label, scores in endpoints.items():
-        say(f"{label} itself on unseen items: {_named(scores)}")
+    for label in endpoints:
+        say(f"{label} itself on unseen items: {_with_intervals(unseen_intervals(study, label))}")
     for label, error in untested.items():
         say(f"{label} itself on unseen items: failed: {error}")
+    for verdict in verdicts.values():
+        say(verdict)
+    for reason, count in failed.most_common(3):
+        say(f"{count} of {len(study.trials())} trials failed: {reason}")
+
+
+def _with_intervals(intervals: Mapping[str, Interval]) -> str:
+    return ", ".join(f"{name} {interval}" for name, interval in intervals.items())
 
 
 def _named(scores: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ from merganser.evolve.arrays import Array
 from merganser.evolve.directions import choose_direction
 from merganser.evolve.irt.model import MAX_DIMENSIONS
 from merganser.evolve.searchers import Search, searcher
-from merganser.evolve.space import Choices, Parameter, Range, Space
+from merganser.evolve.space import Choices, Parameter, Range, Space, Value
 
 #: What numpy's and pymoo's generators take, one of them the seed plus 1.
 MAX_SEED = 2**32 - 2
@@ -128,7 +128,9 @@ class Design:
 
     `stability` candidates (the best ones, and others spread over the ranking) get a full evaluation on the pool at the
     end, so that the estimator is judged on merges. `split_seed` draws the test items, which searches of other seeds
-    then share.
+    then share. The best `rerank` candidates of a single objective are evaluated on the pool, and the best of them there
+    wins. `references` are labels of further models that the winner is compared with, such as the base; `starts` are
+    values that the first population holds.
     """
 
     space: Space
@@ -141,6 +143,9 @@ class Design:
     seed: int = 0
     stability: int = 0
     split_seed: int = 0
+    rerank: int = 0
+    references: tuple[str, ...] = ()
+    starts: tuple[Mapping[str, Value], ...] = ()
     reference_points: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -158,8 +163,11 @@ class Design:
         called = [objective.name for objective in self.objectives]
         if len(set(called)) < len(called):
             raise InputError(f"two objectives are called {next(n for n in called if called.count(n) > 1)!r}")
-        if self.stability < 0:
-            raise InputError(f"stability: {self.stability} full evaluations at the end; 0 or more")
+        for name, count in (("stability", self.stability), ("rerank", self.rerank)):
+            if count < 0:
+                raise InputError(f"{name}: {count} full evaluations at the end; 0 or more")
+        if clash := set(self.references) & set(self.endpoints):
+            raise InputError(f"{clash.pop()!r} is an endpoint already")
         for name, seed in (("seed", self.seed), ("split_seed", self.split_seed)):
             if not 0 <= seed <= MAX_SEED:
                 raise InputError(f"{name}: {seed}; a whole number from 0 to {MAX_SEED}")
@@ -180,6 +188,7 @@ class Design:
             self.generations,
             self.seed,
             self._points(),
+            np.array([self.space.encode(values) for values in self.starts]) if self.starts else None,
         )
 
     @property
@@ -210,6 +219,9 @@ class Design:
             objectives=tuple(Objective(**o) for o in data["objectives"]),
             endpoints=tuple(data["endpoints"]),
             split_seed=data.get("split_seed", data["seed"]),  # once they were the same
+            rerank=data.get("rerank", 0),
+            references=tuple(data.get("references", ())),
+            starts=tuple(data.get("starts", ())),
             reference_points=None if points is None else tuple(map(tuple, points)),
             **{k: data[k] for k in ("algorithm", "population", "generations", "seed", "stability")},
         )

@@ -28,6 +28,9 @@ from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
 from merganser.methods.registry import lookup
 
+#: The label of the base, unless a model has it.
+BASE = "base"
+
 
 def resident(checkpoint: Checkpoint) -> StateDict:
     """All tensors of a checkpoint in memory, tied ones once; looked at once for what no merge should spread."""
@@ -87,15 +90,20 @@ class LiveMerge:
         the base's names and the vocabulary of the output hold for it too."""
         if not isinstance(candidate, str):
             return self.space.recipe(self.template, self.labels, candidate)
-        if candidate not in self.labels:
-            raise InputError(f"no endpoint {candidate!r}; there are {', '.join(self.labels)}")
         paths = [model["path"] for model in self.template["models"]]
+        if candidate in self.labels:
+            path = paths[self.labels.index(candidate)]
+        elif candidate == BASE and "base" in self.template:
+            path = self.template["base"]
+            paths = list(dict.fromkeys([*paths, path]))
+        else:
+            raise InputError(f"no endpoint {candidate!r}; there are {', '.join(self.labels)}")
         kept = {key: self.template[key] for key in ("base", "output", "seed") if key in self.template}
         return {
             "method": "passthrough",
             **kept,
             "models": [{"path": path} for path in paths],
-            "overrides": [{"match": "*", "model": paths[self.labels.index(candidate)]}],
+            "overrides": [{"match": "*", "model": path}],
         }
 
     def _resident(self, reference: str) -> Checkpoint:

@@ -19,7 +19,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Event:
-    """Something to show: a phase (calibrate, search, test, stability, done), and the trial that ended, if one did."""
+    """What happened: a phase (calibrate, search, stability, rerank, test, done), and the trial that ended, if any."""
 
     phase: str
     done: int

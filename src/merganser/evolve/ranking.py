@@ -11,6 +11,9 @@ from merganser.errors import InputError, MerganserError, did_you_mean
 from merganser.evolve.design import Objective
 from merganser.evolve.store import Trial
 
+#: The error of a trial whose values had failed already.
+COPIED = "the same values failed in this generation"
+
 
 def nothing(trials: Iterable[Trial]) -> str:
     """What is said of a search without a valid trial: that it has none yet, or the first line of the error that most of
@@ -25,20 +28,55 @@ def nothing(trials: Iterable[Trial]) -> str:
     return f"no candidate was evaluated successfully inside the constraints{why}"
 
 
+def failed_alike(trials: Sequence[Trial]) -> str | None:
+    """The one reason why every trial that was evaluated failed; None if one did not, or there is a single one."""
+    tried = [trial for trial in trials if trial.state != "infeasible"]
+    reasons = {trial.reason for trial in tried if trial.cached_from is None and trial.error != COPIED}
+    if len(tried) < 2 or len(reasons) != 1 or any(trial.state != "failed" for trial in tried):
+        return None
+    return reasons.pop()
+
+
 def best(trials: Iterable[Trial], objectives: Sequence[Objective], name: str | None = None) -> Trial:
     """The valid trial with the best value of the objective (the only one, if not named); the first of equals."""
-    by_name = {objective.name: objective for objective in objectives}
-    if name is None and len(by_name) > 1:
-        raise InputError(f"several objectives ({', '.join(by_name)}): name one, or ask for the Pareto front")
-    chosen = by_name.get(name if name is not None else objectives[0].name)
-    if chosen is None:
-        raise InputError(f"no objective {name!r}{did_you_mean(str(name), by_name)}")
+    chosen = choose_objective(objectives, name)
     tried = list(trials)
     valid = [trial for trial in tried if trial.valid]
     if not valid:
         raise MerganserError(nothing(tried))
     sign = -1 if chosen.maximize else 1
     return min(valid, key=lambda trial: sign * trial.objectives[chosen.name])
+
+
+def top(trials: Iterable[Trial], objective: Objective, count: int) -> list[Trial]:
+    """The best `count` valid trials of different values, the best first."""
+    sign = -1 if objective.maximize else 1
+    valid = sorted((t for t in trials if t.valid), key=lambda trial: sign * trial.objectives[objective.name])
+    return list({trial.label: trial for trial in reversed(valid)}.values())[::-1][:count]
+
+
+def reranked(trials: Iterable[Trial], full: Iterable[Trial], objective: Objective) -> Trial | None:
+    """The valid trial whose full evaluation is best at the objective; None if none was fully evaluated."""
+    scores = {
+        trial.label: objective.value(trial.objectives)
+        for trial in full
+        if trial.state == "done" and all(measure in trial.objectives for measure in objective.weights)
+    }
+    known = [trial for trial in trials if trial.valid and trial.label in scores]
+    sign = -1 if objective.maximize else 1
+    # Of equals the one whose estimate was better, then the first.
+    return min(known, key=lambda t: (sign * scores[t.label], sign * t.objectives[objective.name]), default=None)
+
+
+def choose_objective(objectives: Sequence[Objective], name: str | None) -> Objective:
+    """The objective of a name, or the only one."""
+    by_name = {objective.name: objective for objective in objectives}
+    if name is None and len(by_name) > 1:
+        raise InputError(f"several objectives ({', '.join(by_name)}): name one, or ask for the Pareto front")
+    chosen = by_name.get(name if name is not None else objectives[0].name)
+    if chosen is None:
+        raise InputError(f"no objective {name!r}{did_you_mean(str(name), by_name)}")
+    return chosen
 
 
 def pareto(trials: Iterable[Trial], objectives: Sequence[Objective]) -> list[Trial]:

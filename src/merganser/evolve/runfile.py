@@ -34,11 +34,12 @@ from merganser.evaluate.references import imported
 from merganser.evolve import calibrations, liveness
 from merganser.evolve.design import Design, Objective, Task
 from merganser.evolve.directions import choose_direction
-from merganser.evolve.fitness import MergedModels
+from merganser.evolve.fitness import BASE, MergedModels
 from merganser.evolve.preparation import Calibration, cautions, check_items
 from merganser.evolve.runschema import ObjectiveEntry, RunFile, SpaceEntry, TaskEntry, problems
 from merganser.evolve.runtasks import HARNESS, build_examiner, build_task, choose_test_items, directions_of
 from merganser.evolve.space import Choices, Parameter, Range, Space
+from merganser.evolve.starts import starting_values
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as declared
 from merganser.recipes import documents
@@ -177,6 +178,8 @@ class _Resolver:
                 tasks=tuple(t for t in tasks if t),
                 objectives=tuple(o for o in objectives if o),
                 endpoints=tuple(run.models),
+                references=self.references(),
+                starts=starting_values(space, run.method, list(run.models), run.parameters, run.search.population // 2),
                 reference_points=None if points is None else tuple(map(tuple, points)),
                 **search,
             ),
@@ -192,6 +195,11 @@ class _Resolver:
         return LoadedRun(
             design, evaluate, calibration, run.workers, run, self.text, self.root, self.source, tuple(warned)
         )
+
+    def references(self) -> tuple[str, ...]:
+        """The base, unless it is one of the models."""
+        named = self.run.base is None or BASE in self.run.models or self.run.base in self.run.models.values()
+        return () if named else (BASE,)
 
     def attempt(self, where: str, build: Callable[..., T], *args: Any) -> T | None:
         """What `build` returns; an error it raises becomes a problem."""

@@ -14,7 +14,7 @@ from merganser.evolve.arrays import Array
 from merganser.evolve.design import Design
 from merganser.evolve.preparation import Calibration, Prepared, check, from_bytes, prepare, split, to_bytes
 from merganser.evolve.progress import Event, forecast
-from merganser.evolve.ranking import best, nothing, pareto
+from merganser.evolve.ranking import COPIED, best, failed_alike, nothing, pareto, reranked, top
 from merganser.evolve.searchers import searcher
 from merganser.evolve.space import key
 from merganser.evolve.store import Answers, Store, Trial, paired
@@ -98,6 +98,10 @@ class StudyRun:
         count, generation = 0, 0
         while count < design.trials and len(genomes := running.ask()):
             trials = self._generation(generation, genomes, replayed)
+            if reason := failed_alike(trials):
+                raise MerganserError(
+                    f"every candidate of generation {generation} failed alike: {reason}; put it right and resume"
+                )
             fitness = np.array([self._fitness(trial) for trial in trials])
             finite = fitness[np.isfinite(fitness).all(1)]
             if len(finite):
@@ -112,11 +116,17 @@ class StudyRun:
             generation += 1
 
     def _forget_failure(self) -> None:
-        """Search anew when all trials failed, whose cause may be gone. A failed trial among good ones stays as it is:
-        the generations after it were bred with its failure."""
+        """Search anew from the first generation that failed alike, or from the beginning when all trials failed: the
+        cause may be gone. A failed trial among good ones stays as it is: the generations after it were bred with it."""
         trials = self.store.trials("candidate")
+        generations: dict[int, list[Trial]] = {}
+        for trial in trials:
+            generations.setdefault(trial.generation or 0, []).append(trial)
+        alike = next((number for number, members in sorted(generations.items()) if failed_alike(members)), None)
         if any(t.state == "failed" for t in trials) and not any(t.state == "done" for t in trials):
-            self.store.forget("candidate")
+            alike = 0
+        if alike is not None:
+            self.store.forget("candidate", alike)
 
     def _generation(
         self, generation: int, genomes: Array, replayed: dict[tuple[int | None, int | None], Trial]
@@ -170,7 +180,7 @@ class StudyRun:
         for trial in copies:
             source = self.known.get(trial.label)
             if source is None:
-                failed = replace(trial, state="failed", error="the same values failed in this generation")
+                failed = replace(trial, state="failed", error=COPIED)
                 yield self.store.add(replace(failed, finished=time.time()), {})
                 continue
             same = {"objectives": source.objectives, "estimates": source.estimates, "cached_from": source.id}
@@ -211,16 +221,27 @@ class StudyRun:
         valid = [trial for trial in self.store.trials("candidate") if trial.valid]
         if not valid:
             raise MerganserError(nothing(self.store.trials("candidate")))
-        several = len(self.design.objectives) > 1
-        winners = pareto(valid, self.design.objectives) if several else [best(valid, self.design.objectives)]
         test = {name: prepared.split.test.tolist() for name, prepared in self.tasks.items()}
-        self._evaluate("test", [t.values or {} for t in winners], test, "test")
-        self._evaluate("test", self.design.endpoints, test, "test")
+        pool = {name: prepared.split.pool.tolist() for name, prepared in self.tasks.items()}
         if self.design.stability:
-            pool = {name: prepared.split.pool.tolist() for name, prepared in self.tasks.items()}
             self._evaluate("full", [t.values or {} for t in self._spread(valid)], pool, "stability")
+        self._evaluate("test", [t.values or {} for t in self._winners(valid, pool)], test, "test")
+        self._evaluate("test", [*self.design.endpoints, *self.design.references], test, "test")
         self.store.set(ended=True)
         self.on_event(Event("done", self.design.trials, self.design.trials))
+
+    def _winners(self, valid: Sequence[Trial], pool: Mapping[str, Sequence[int]]) -> list[Trial]:
+        """The Pareto set of several objectives; of one the best, after the first few were evaluated on the pool."""
+        objectives = self.design.objectives
+        if len(objectives) > 1:
+            return pareto(valid, objectives)
+        partial = any(len(task.items) < len(pool[name]) for name, task in self.tasks.items())
+        if self.design.rerank and partial:
+            finalists = top(valid, objectives[0], self.design.rerank)
+            self._evaluate("full", [trial.values or {} for trial in finalists], pool, "rerank")
+            if found := reranked(valid, self.store.trials("full"), objectives[0]):
+                return [found]
+        return [best(valid, objectives)]
 
     def _spread(self, valid: Sequence[Trial]) -> list[Trial]:
         """Candidates evenly over the ranking by the first objective, the best one first."""

@@ -56,6 +56,7 @@ class SearchEntry(_Section):
     seed: int = 0
     split_seed: int = 0
     stability: int = 0
+    rerank: int = 3
     reference_points: list[list[float]] | None = None
 
 

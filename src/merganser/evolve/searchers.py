@@ -32,6 +32,7 @@ class Search:
     """What the search is over: numbers of variables, objectives and constraints; its size; its seed.
 
     `reference_points` (objectives to be minimised) are what R-NSGA-II and R-NSGA-III steer to, the ideal by default.
+    `starts` are genomes that take the place of the first ones drawn.
     """
 
     variables: int
@@ -41,6 +42,7 @@ class Search:
     generations: int = 7
     seed: int = 0
     reference_points: Array | None = None
+    starts: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,14 @@ class RandomSearcher:
     def __init__(self, search: Search) -> None:
         self._search = search
         self._generator = np.random.default_rng(search.seed)
+        self._starts = search.starts
 
     def ask(self) -> Array:
-        return self._generator.random((self._search.population, self._search.variables))
+        genomes = self._generator.random((self._search.population, self._search.variables))
+        if self._starts is not None:
+            count = min(len(self._starts), len(genomes))
+            genomes[:count], self._starts = self._starts[:count], None
+        return genomes
 
     def tell(self, fitness: Array, violations: Array) -> None:
         pass
@@ -100,6 +107,7 @@ class PymooSearcher:
         self._randomness = _Randomness(search.seed)
         self._infills: Any = None
         self._open: list[Any] = []
+        self._starts = search.starts
         with self._randomness:
             # RVEA adapts its directions to the share of generations gone; nothing else may look at termination.
             limit = _pymoo("termination.max_gen").MaximumGenerationTermination(max(search.generations, 1))
@@ -118,6 +126,10 @@ class PymooSearcher:
                 self._infills = infills
                 asked = [infills] if isinstance(infills, self._individual) else list(infills)
                 self._open = [individual for individual in asked if "F" not in individual.evaluated]
+                if self._open and self._starts is not None:
+                    for individual, genome in zip(self._open, self._starts, strict=False):
+                        individual.X = genome.astype(np.float64)
+                    self._starts = None
                 if self._open:
                     return np.clip(np.array([individual.X for individual in self._open], dtype=np.float64), 0, 1)
                 self._algorithm.tell(infills=infills)

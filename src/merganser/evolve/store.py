@@ -183,13 +183,14 @@ class Store:
             raise MerganserError(f"{self.path}: another process is writing to this study") from error
         return Trial(**{**trial.__dict__, "id": number})
 
-    def forget(self, kind: str) -> None:
-        """Trials of a kind and their answers."""
+    def forget(self, kind: str, generation: int = 0) -> None:
+        """Trials of a kind from a generation on, and their answers."""
+        which = "kind = ? AND coalesce(generation, 0) >= ?"
         with self._connection:
             self._connection.execute(
-                "DELETE FROM answers WHERE trial IN (SELECT id FROM trials WHERE kind = ?)", (kind,)
+                f"DELETE FROM answers WHERE trial IN (SELECT id FROM trials WHERE {which})", (kind, generation)
             )
-            self._connection.execute("DELETE FROM trials WHERE kind = ?", (kind,))
+            self._connection.execute(f"DELETE FROM trials WHERE {which}", (kind, generation))
 
     def trials(self, kind: str | None = None, label: str | None = None) -> list[Trial]:
         """Trials in the order of the search (by generation and position), others in the order they ended."""

@@ -36,6 +36,12 @@ class Study:
     def close(self) -> None:
         self.store.close()
 
+    def __enter__(self) -> Study:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     @property
     def design(self) -> Design:
         data = self.store.get("design")
@@ -107,8 +113,14 @@ class Study:
         return self.store.trials("candidate")
 
     def best(self, objective: str | None = None) -> Trial:
-        """The valid trial with the best value of the objective (the only one, if not named); the first of equals."""
-        return ranking.best(self.trials(), self.design.objectives, objective)
+        """The valid trial with the best value of the objective (the only one, if not named); the first of equals.
+
+        Once the best candidates have been evaluated on the whole pool (`rerank`), the best of them there.
+        """
+        design, trials = self.design, self.trials()
+        chosen = ranking.choose_objective(design.objectives, objective)
+        again = ranking.reranked(trials, self.store.trials("full"), chosen) if design.rerank else None
+        return again or ranking.best(trials, design.objectives, objective)
 
     def pareto(self) -> list[Trial]:
         """The valid trials that no other one dominates."""

@@ -13,6 +13,7 @@ from merganser.evolve import subsets
 from merganser.evolve.arrays import Array
 from merganser.evolve.design import Design, Objective
 from merganser.evolve.estimators import Estimator, compare
+from merganser.evolve.intervals import Interval, paired_interval, score_interval, standard_error
 from merganser.evolve.preparation import Prepared
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
@@ -23,13 +24,14 @@ STABILITY_SUBSETS = 20
 @dataclass(frozen=True)
 class Tested:
     """Scores of a model on unseen items, by measure and by objective, each with its standard error, and how many items
-    of each measure they are means of. Empty for a model that was not tested."""
+    of each measure they are means of; 95 % intervals of the scores. Empty for a model that was not tested."""
 
     test: Mapping[str, float]
     errors: Mapping[str, float]
     objectives: Mapping[str, float]
     objective_errors: Mapping[str, float]
     items: Mapping[str, int]
+    intervals: Mapping[str, Interval]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -37,6 +39,7 @@ class Tested:
             "standard_error": dict(self.errors),
             "objectives": dict(self.objectives),
             "objective_standard_error": dict(self.objective_errors),
+            "interval": {measure: [found.low, found.high] for measure, found in self.intervals.items()},
         }
 
 
@@ -61,13 +64,15 @@ class Winner(Tested):
 @dataclass(frozen=True)
 class Agreement:
     """Estimates against full evaluations of the same merges: mean absolute error and rank correlation; and ε over
-    many subsets of the same size, for every estimator the task's IRT allows."""
+    many subsets of the same size, chosen as the study chose its own, for every estimator the task's IRT allows. `used`
+    is the study's own estimator."""
 
     task: str
     merges: int
     error: float
     spearman: float
     epsilon: Mapping[str, float]
+    used: str
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ class Summary:
     states: Mapping[str, int]
     untested: Mapping[str, str]
     """Endpoints whose test failed, and why."""
+    verdicts: Mapping[str, str]
+    """By objective: whether its winner is better than the best endpoint, as far as one can tell."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -106,6 +113,7 @@ class Summary:
             "cost": {**self.cost.__dict__, "saved": self.cost.saved},
             "states": dict(self.states),
             "untested": dict(self.untested),
+            "verdicts": dict(self.verdicts),
         }
 
 
@@ -114,15 +122,17 @@ def summarize(study: Study) -> Summary:
     design = study.design
     trials = study.trials()
     winners = study.pareto() if len(design.objectives) > 1 else [study.best()]
-    tested = {label: _test_answers(study, label) for label in design.endpoints}
+    tested = {label: _test_answers(study, label) for label in (*design.endpoints, *design.references)}
+    endpoints = {label: tested[label] for label in design.endpoints}
     return Summary(
-        winners=tuple(_winner(study, trial, tested) for trial in winners),
+        winners=tuple(_winner(study, trial, endpoints) for trial in winners),
         endpoints={label: Tested(**_tested(design, answers)) for label, answers in tested.items()},
         convergence=convergence(study),
         agreement=tuple(a for name, p in study.prepared().items() if (a := agreement(study, name, p))),
         cost=_cost(study),
+        verdicts={o.name: said for o in design.objectives if (said := compared(study, o, study.best(o.name)))},
         states={state: sum(t.state == state for t in trials) for state in ("done", "failed", "infeasible")},
-        untested={label: error for label in design.endpoints if (error := study.test_error(label)) is not None},
+        untested={label: error for label in tested if (error := study.test_error(label)) is not None},
     )
 
 
@@ -161,14 +171,28 @@ def agreement(study: Study, task: str, prepared: Prepared) -> Agreement | None:
     answers = np.array([full[label] for label in labels])
     truth, guess = answers.mean(1), np.array([estimated[label] for label in labels])
     constant = np.ptp(truth) == 0 or np.ptp(guess) == 0
-    drawn = [subsets.random(answers.shape[1], len(prepared.subset), seed=s) for s in range(STABILITY_SUBSETS)]
     return Agreement(
         task,
         len(labels),
         float(np.abs(truth - guess).mean()),
         float("nan") if constant else float(spearmanr(truth, guess).statistic),
-        compare(_estimators(prepared.estimator), answers, drawn),
+        compare(_estimators(prepared.estimator), answers, _drawn(study, task, prepared)),
+        prepared.estimator.name,
     )
+
+
+def _drawn(study: Study, name: str, prepared: Prepared) -> list[subsets.Subset]:
+    """Subsets as the study's extractor would have chosen them with other seeds; its own where that is not known."""
+    task = next(t for t in study.design.tasks if t.name == name)
+    pool, size, irt = prepared.split.pool, len(prepared.subset), prepared.estimator.irt
+    seeds = range(STABILITY_SUBSETS)
+    if task.extractor == "random":
+        return [subsets.random(len(pool), size, seed=seed) for seed in seeds]
+    if task.extractor == "stratified" and task.strata is not None:
+        return [subsets.stratified([task.strata[i] for i in pool], size, seed=seed) for seed in seeds]
+    if task.extractor == "irt" and irt is not None:
+        return [subsets.irt_clustering(irt.items, size, seed=seed) for seed in seeds]
+    return [prepared.subset]
 
 
 def _estimators(used: Estimator) -> dict[str, Estimator]:
@@ -193,25 +217,26 @@ def _tested(design: Design, answers: Mapping[str, Array]) -> dict[str, Any]:
     known = [o for o in design.objectives if all(measure in test for measure in o.weights)]
     return {
         "test": test,
-        "errors": {measure: _error(values) for measure, values in answers.items()},
+        "errors": {measure: standard_error(values) for measure, values in answers.items()},
         "objectives": {o.name: o.value(test) for o in known},
         "objective_errors": {o.name: _error_of(o, answers) for o in known},
         "items": {measure: len(values) for measure, values in answers.items()},
+        "intervals": {measure: score_interval(values) for measure, values in answers.items()},
     }
-
-
-def _error(values: Array) -> float:
-    """Standard error of the mean."""
-    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
 def _error_of(objective: Objective, answers: Mapping[str, Array]) -> float:
     """Of a weighted sum of means: measures of one task are of the same items, different tasks have different ones."""
-    tasks: dict[str, Array] = {}
+    tasks: dict[str, dict[str, float]] = {}
     for measure, weight in objective.weights.items():
-        task = measure.split(".")[0]
-        tasks[task] = tasks.get(task, 0.0) + weight * answers[measure]
-    return float(sum(_error(values) ** 2 for values in tasks.values()) ** 0.5)
+        tasks.setdefault(measure.split(".")[0], {})[measure] = weight
+    variance = 0.0
+    for weights in tasks.values():
+        # Divided by the sum of the weights, answers in [0, 1] are such answers again.
+        scale = sum(weights.values()) or 1.0
+        values = sum((weight / scale * answers[measure] for measure, weight in weights.items()), np.zeros(1))
+        variance += (scale * standard_error(values)) ** 2
+    return float(variance**0.5)
 
 
 def _test_answers(study: Study, label: str) -> dict[str, Array]:
@@ -238,18 +263,40 @@ def tested_endpoints(summary: Summary) -> list[tuple[str, Tested]]:
     return [(label, tested) for label, tested in summary.endpoints.items() if tested.test]
 
 
-def compared(objective: Objective, summary: Summary) -> str:
-    """Whether the winner of a study of one objective is better than the best endpoint, on unseen items."""
-    [winner] = summary.winners
-    name = objective.name
-    known = [(label, tested) for label, tested in tested_endpoints(summary) if name in tested.objectives]
-    if not known or name not in winner.objectives:
-        return ""
+def unseen_intervals(study: Study, label: str) -> dict[str, Interval]:
+    """Return the scores of a trial, or an endpoint, on the test items, with 95 % intervals; empty if it has none."""
+    return {measure: score_interval(values) for measure, values in _test_answers(study, label).items()}
+
+
+def compare_winner(study: Study, objective: Objective, winner: Trial) -> tuple[str, Interval] | None:
+    """Return the best of endpoints and references at an objective on the test items, and by how much the winner is
+    better, item by item; None where either was not tested."""
+    own = _test_answers(study, winner.label)
+    others = {label: _test_answers(study, label) for label in (*study.design.endpoints, *study.design.references)}
+    known = {label: found for label, found in others.items() if all(m in found for m in objective.weights)}
+    if not known or not all(measure in own for measure in objective.weights):
+        return None
     sign = 1 if objective.maximize else -1
-    label, best = max(known, key=lambda each: sign * each[1].objectives[name])
-    gain = sign * (winner.objectives[name] - best.objectives[name])
-    verdict = "better than" if gain > 0 else "worse than" if gain < 0 else "as good as"
+
+    def score(label: str) -> float:
+        return sign * objective.value({m: float(values.mean()) for m, values in known[label].items()})
+
+    best = max(known, key=score)
+    return best, paired_interval(objective, own, known[best])
+
+
+def compared(study: Study, objective: Objective, winner: Trial) -> str:
+    """Say whether a winner is better than the best endpoint on unseen items, or that one cannot tell."""
+    found = compare_winner(study, objective, winner)
+    if found is None:
+        return ""
+    label, gain = found
+    said = {
+        "better": f"the winner is better than the best endpoint, {label}",
+        "worse": f"the winner is worse than the best endpoint, {label}",
+        "cannot tell": f"one cannot tell whether the winner is better than the best endpoint, {label}",
+    }[gain.verdict]
     return (
-        f"By {name} on unseen items the winner, {winner.objectives[name]:.3f} ± {winner.objective_errors[name]:.3f}, "
-        f"is {verdict} the best endpoint, {label}, {best.objectives[name]:.3f} ± {best.objective_errors[name]:.3f}."
+        f"By {objective.name} on unseen items {said}: better by {gain.value:+.3f}, 95 % interval {gain.low:+.3f} to "
+        f"{gain.high:+.3f}, on the same items."
     )

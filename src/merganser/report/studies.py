@@ -8,7 +8,7 @@ from typing import Any
 
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
-from merganser.evolve.summary import Summary, Tested, compared, summarize, tested_endpoints
+from merganser.evolve.summary import Summary, Tested, summarize, tested_endpoints
 from merganser.report.charts import Series, line_chart, parallel_coordinates
 from merganser.report.page import Page
 
@@ -82,7 +82,7 @@ def _winners(page: Page, study: Study, summary: Summary) -> None:
     counts = {m: n for winner in summary.winners for m, n in winner.items.items()}
     items = ", ".join(f"{count} of {measure}" for measure, count in sorted(counts.items()))
     page.table(columns, rows, f"Means and standard errors over the test items: {items or 'not tested yet'}")
-    if len(study.design.objectives) == 1 and (verdict := compared(study.design.objectives[0], summary)):
+    for verdict in summary.verdicts.values():
         page.text(verdict)
     for label, error in summary.untested.items():
         page.text(f"{label} could not be asked the test items, so it is not compared: {error}")
@@ -119,8 +119,11 @@ def _agreement(page: Page, summary: Summary) -> None:
     page.text("Measured on merged candidates that got a full evaluation; ε is the mean error over many subsets.")
     names = sorted({name for each in summary.agreement for name in each.epsilon})
     page.table(
-        ["task", "merges", "mean error", "Spearman", *(f"ε {name}" for name in names)],
-        [[a.task, a.merges, a.error, a.spearman, *(a.epsilon.get(n, "") for n in names)] for a in summary.agreement],
+        ["task", "estimator", "merges", "mean error", "Spearman", *(f"ε {name}" for name in names)],
+        [
+            [a.task, a.used, a.merges, a.error, a.spearman, *(a.epsilon.get(n, "") for n in names)]
+            for a in summary.agreement
+        ],
     )
 
 

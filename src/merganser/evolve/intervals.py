@@ -1,0 +1,116 @@
+"""How sure a score, or a difference of scores, is: intervals that stay honest when all answers are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import norm, t
+
+from merganser.evolve.arrays import Array
+from merganser.evolve.design import Objective
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+    @property
+    def verdict(self) -> str:
+        """What is known of a difference: "better", "worse", or that one cannot tell."""
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "cannot tell"
+
+
+def standard_error(values: Array) -> float:
+    """Return the standard error of a mean; of answers in [0, 1] Agresti and Coull's, which is never 0.
+
+    √(p̃(1 − p̃)/(n + 4)) with p̃ = (Σy + 2)/(n + 4): a perfect score of few items is no certainty.
+    """
+    if _graded(values):
+        count = len(values) + 4
+        p = (float(values.sum()) + 2) / count
+        return float((p * (1 - p) / count) ** 0.5)
+    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
+
+
+def score_interval(values: Array, level: float = 0.95) -> Interval:
+    """Return a mean with its interval: Wilson's for answers in [0, 1], Student's for others.
+
+    Args:
+        values: Answers, one an item.
+        level: Probability with which the interval should hold the true mean.
+
+    Returns:
+        The mean and its interval.
+
+    Example:
+        >>> str(score_interval(np.ones(20)))
+        '1.000 (0.839 to 1.000)'
+    """
+    mean, count = float(values.mean()), len(values)
+    if not _graded(values):
+        reach = float(t.ppf(0.5 + level / 2, count - 1)) * standard_error(values) if count > 1 else float("inf")
+        return Interval(mean, mean - reach, mean + reach)
+    z = float(norm.ppf(0.5 + level / 2))
+    centre = (mean + z**2 / (2 * count)) / (1 + z**2 / count)
+    reach = z / (1 + z**2 / count) * float((mean * (1 - mean) / count + z**2 / (4 * count**2)) ** 0.5)
+    return Interval(mean, min(mean, centre - reach), max(mean, centre + reach))
+
+
+def paired_interval(
+    objective: Objective, left: Mapping[str, Array], right: Mapping[str, Array], level: float = 0.95
+) -> Interval:
+    """Return by how much `left` is better than `right` at an objective, both asked the same items.
+
+    The differences are taken item by item, so what makes an item hard for both does not count. For answers in [0, 1]
+    half an item is added to each of the four outcomes (Agresti and Min), so that a few items alike are no proof.
+
+    Args:
+        objective: The weighted sum of measures, and its direction.
+        left: Answers by measure.
+        right: Answers of the other model to the same items.
+        level: Probability with which the interval should hold the true difference.
+
+    Returns:
+        The difference, above 0 where `left` is better, and its interval.
+
+    Example:
+        >>> ones, zeros = {"quiz": np.ones(30)}, {"quiz": np.zeros(30)}
+        >>> paired_interval(Objective.of("quiz"), ones, zeros).verdict
+        'better'
+    """
+    sign = 1.0 if objective.maximize else -1.0
+    tasks: dict[str, Array] = {}
+    scales: dict[str, float] = {}
+    for measure, weight in objective.weights.items():
+        task = measure.split(".")[0]
+        tasks[task] = tasks.get(task, 0.0) + sign * weight * (left[measure] - right[measure])
+        graded = _graded(left[measure]) and _graded(right[measure])
+        scales[task] = scales.get(task, 0.0) + (abs(weight) if graded else float("nan"))
+    difference, centre, variance, freedom = 0.0, 0.0, 0.0, float("inf")
+    for task, values in tasks.items():
+        count, scale = len(values), scales[task]
+        difference += float(values.mean())
+        if np.isnan(scale):
+            centre += float(values.mean())
+            variance += float(values.var(ddof=1)) / count if count > 1 else float("inf")
+            freedom = min(freedom, count - 1)
+        else:
+            mean = float(values.sum()) / (count + 2)
+            centre += mean
+            variance += (float((values**2).sum() + scale**2) / (count + 2) - mean**2) / (count + 2)
+    quantile = float(norm.ppf(0.5 + level / 2) if freedom == float("inf") else t.ppf(0.5 + level / 2, max(freedom, 1)))
+    reach = quantile * variance**0.5
+    return Interval(difference, min(difference, centre - reach), max(difference, centre + reach))
+
+
+def _graded(values: Array) -> bool:
+    return bool(len(values)) and float(values.min()) >= 0 and float(values.max()) <= 1
