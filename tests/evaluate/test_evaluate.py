@@ -106,11 +106,29 @@ def test_weights():
 
 
 def test_perplexity_thresholds():
-    assert check_perplexity(10.0, {"a": 9.0, "b": 3.0}, 100).status == "pass"
-    assert check_perplexity(14.0, {"a": 9.0}, 100).status == "warn"
-    assert check_perplexity(99.0, {"a": 2.0}, 100).status == "fail"
-    assert check_perplexity(101.0, {}, 100).status == "fail"
-    assert check_perplexity(50.0, {}, 100).status == "pass"
+    assert check_perplexity(10.0, {"a": 9.0, "b": 3.0}, 100, 60).status == "pass"
+    assert check_perplexity(14.0, {"a": 9.0}, 100, 60).status == "warn"
+    assert check_perplexity(99.0, {"a": 2.0}, 100, 60).status == "fail"
+    assert check_perplexity(101.0, {}, 100, 60).status == "fail"
+    assert check_perplexity(50.0, {}, 100, 60).status == "pass"
+    assert check_perplexity(70.0, {}, 100, 60).status == "warn", "worse than the frequencies of words"
+    assert check_perplexity(22_930.0, {}, 50_000, 160).status == "fail"
+
+
+def test_limits_draw_questions_of_every_label(tmp_path):
+    from merganser.evaluate.tasks import sampled
+
+    lines = [json.dumps({"text": "w1", "label": label}) for label in range(20) for _ in range(10 if label else 50)]
+    (tmp_path / "sorted.jsonl").write_text("\n".join(lines))
+    examiner = Task("t", "classification", str(tmp_path / "sorted.jsonl")).examiner("none")
+    order = sampled(examiner)
+    assert sorted(order) == list(range(240))
+    assert order == sampled(examiner), "every model is asked the same"
+    assert order != sampled(examiner, seed=1)
+    labels = [examiner.records[item]["label"] for item in order]
+    for limit in (24, 48, 120, 240):
+        drawn = [labels[:limit].count(label) for label in range(20)]
+        assert all(abs(n - limit * (50 if label == 0 else 10) / 240) <= 1 for label, n in enumerate(drawn))
 
 
 def test_chat_templates(llamas, transformers):

@@ -183,7 +183,7 @@ def test_every_algorithm_runs_a_study_and_violations_never_win(tmp_path, name):
     tasks = {} if algorithm.many else {"tasks": (Task("quiz", ITEMS, subset=20),)}
     study = Study.open(tmp_path / "s.sqlite")
     study.run(make(space=space, algorithm=name, generations=4, **tasks), World())
-    assert len(study.trials()) >= 32
+    assert sum(t.state != "infeasible" for t in study.trials()) == 32
     winners = study.pareto() if algorithm.many else [study.best()]
     assert winners
     if constraints:

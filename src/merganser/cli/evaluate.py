@@ -24,7 +24,9 @@ def command(
             "perplexity."
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Questions asked of each task; default: all.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Questions asked of each task, drawn at random; default: all.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where to run the models: cpu, cuda …")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:

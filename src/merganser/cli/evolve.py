@@ -133,7 +133,7 @@ class _Listener:
             failed = f": {event.trial.reason}" if event.trial.reason else ""
             words.append(_named(event.trial.objectives) or f"{event.trial.state}{failed}")
         if left is not None and left == left:
-            words.append(f"about {show_time(left)} of evaluation left")
+            words.append(f"about {show_time(left)} left")
         say("  ".join(words), sys.stderr)
 
 
@@ -198,7 +198,7 @@ def _status(study: Study, as_json: bool) -> bool:
         emit(facts)
     else:
         shown = _named(facts["best"]) or "nothing yet"
-        left = "" if facts["seconds_left"] is None else f", about {show_time(facts['seconds_left'])} of evaluation left"
+        left = "" if facts["seconds_left"] is None else f", about {show_time(facts['seconds_left'])} left"
         state = ", ended" if study.ended else f", failed: {study.failure}" if study.failure else left
         say(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{state}")
     return study.ended or study.failure is not None

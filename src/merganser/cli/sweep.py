@@ -60,7 +60,7 @@ def command(
             budgets=rungs,
             keep=keep,
             journal=scores,
-            scored_by=score or " ".join(sorted(tasks or [])),
+            scored_by=score or f"a sample of {' '.join(sorted(tasks or []))}",
             on_score=on_score,
         )
     if best is not None:
@@ -124,4 +124,5 @@ def _on_tasks(recipe: Path, tasks: list[str], device: str) -> Score:
 def _text(found: Sweep) -> str:
     names = list(dict.fromkeys(name for trial in found.trials for name in trial.values))
     rows = [(trial.score, trial.budget, *(trial.values.get(name) for name in names)) for trial in found.trials]
-    return Table(("score", "on", *names), rows).text()
+    text = Table(("score", "on", *names), rows).text()
+    return text if found.unseen is None else f"{text}\n\nthe best on questions that were not asked: {found.unseen:.4f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,11 +86,26 @@ def perplexity(module: nn.Module, directory: Path) -> float:
     return math.exp(min(700.0, sum(values) / len(values)))
 
 
-def check_perplexity(own: float, parents: Mapping[str, float], vocabulary: int) -> Check:
-    """Against the worst parent; and no model should do worse than guessing among all words."""
+def unigram_perplexity(tokenizer: Any) -> float:
+    """Return exp(H), H = −Σ f log f the entropy of the built-in texts' own token frequencies f.
+
+    What a model reaches that knows how frequent each token is, and nothing of their order.
+    """
+    counts = Counter(token for text in TEXTS for token in tokenizer(text)["input_ids"])
+    total = sum(counts.values())
+    return math.exp(-math.fsum(n / total * math.log(n / total) for n in counts.values()))
+
+
+def check_perplexity(own: float, parents: Mapping[str, float], vocabulary: int, unigram: float) -> Check:
+    """Against the worst parent, or without parents against the frequencies of words; and no model should do worse than
+    guessing among all words."""
     if own > vocabulary:
         return Check("perplexity", "fail", f"{own:.4g}: worse than guessing among {vocabulary} words")
     if not parents:
+        if own > unigram:
+            bad: Status = "fail" if own > BROKEN * unigram else "warn"
+            what = f"{own:.4g} on plain English, where the frequencies of its words alone give {unigram:.4g}"
+            return Check("perplexity", bad, f"{what}; compare it with its parents")
         return Check("perplexity", "pass", f"{own:.4g} (no parents to compare with)")
     label, worst = max(parents.items(), key=lambda item: item[1])
     status: Status = "fail" if own > BROKEN * worst else "warn" if own > DOUBTFUL * worst else "pass"

@@ -133,7 +133,8 @@ def _comparison(
     checks = []
     if own.perplexity is not None and (tokenizer := _tokenizer(opened.directory)) is not None:
         beside = {label: scores.perplexity for label, scores in others.items() if scores.perplexity is not None}
-        checks.append(language.check_perplexity(own.perplexity, beside, len(tokenizer)))
+        unigram = language.unigram_perplexity(tokenizer)
+        checks.append(language.check_perplexity(own.perplexity, beside, len(tokenizer), unigram))
         theirs = [_tokenizer(parent.directory) for parent in parents]
         checks.append(language.check_chat_template(tokenizer, any(t is not None and t.chat_template for t in theirs)))
     return checks

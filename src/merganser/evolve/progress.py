@@ -10,7 +10,7 @@ from merganser.evolve.store import Store, Trial
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is left of the search: trials, items they will be asked, seconds of evaluation (on one worker)."""
+    """What is left of the search: trials, items they will be asked, seconds until its workers are done with them."""
 
     trials: int
     evaluations: int
@@ -36,9 +36,10 @@ def forecast(store: Store, design: Design) -> Forecast:
     count, evaluated, seconds = store.pace("candidate")
     size = sum(task.subset or task.pool for task in design.tasks)
     left = max(0, design.trials - count)
+    workers = int(store.get("workers") or 1)
     if evaluated:
-        return Forecast(left, left * size, left * seconds / evaluated)
+        return Forecast(left, left * size, left * seconds / evaluated / workers)
     calibrated = [t for t in store.trials("endpoint") if t.state == "done"]
     asked = sum(len(a.items) for t in calibrated for name, a in store.answers(t).items() if "." not in name)
     pace = sum(t.seconds for t in calibrated) / asked if asked else float("nan")
-    return Forecast(left, left * size, left * size * pace)
+    return Forecast(left, left * size, left * size * pace / workers)

@@ -21,6 +21,8 @@ from merganser.evolve.store import Answers, Store, Trial, paired
 from merganser.evolve.workers import Candidate, Evaluate, Job, Outcome, Workers, workers
 
 Listener = Callable[[Event], None]
+#: How many times its trials a search draws candidates at most, those outside the constraints counted.
+MAX_DRAWS = 20
 
 
 class StudyRun:
@@ -47,6 +49,7 @@ class StudyRun:
             if not store.artifact(f"prepared/{task.name}"):
                 check(task, calibration.get(task.name, Calibration()))
         self.workers: Workers = workers(evaluate, count, ray=ray)
+        self.count = count
         self.tasks: dict[str, Prepared] = {}
         self.known: dict[str, Trial] = {}
 
@@ -57,6 +60,7 @@ class StudyRun:
 
     def prepare(self) -> None:
         design = self.design
+        self.store.set(workers=self.count)
         if not all(self.store.artifact(f"prepared/{task.name}") for task in design.tasks):
             endpoints = self._endpoint_answers()
             for task in design.tasks:
@@ -65,7 +69,7 @@ class StudyRun:
                 prepared = prepare(task, design.seed, answers, known, split_seed=design.split_seed)
                 self.store.keep(f"prepared/{task.name}", to_bytes(prepared))
         self.tasks = stored(self.store, design)
-        done = len(self.store.trials("candidate"))
+        done = sum(trial.state != "infeasible" for trial in self.store.trials("candidate"))
         self.on_event(Event("search", done, design.trials, forecast=forecast(self.store, self.design)))
 
     def _endpoint_answers(self) -> dict[str, dict[str, Array]]:
@@ -95,13 +99,19 @@ class StudyRun:
         running = searcher(design.algorithm, design.search)
         worst = np.full(len(design.objectives), -np.inf)
         span = np.zeros(len(design.objectives))
-        count, generation = 0, 0
-        while count < design.trials and len(genomes := running.ask()):
+        count, generation, drawn = 0, 0, 0
+        while count < design.trials and drawn < MAX_DRAWS * design.trials and len(genomes := running.ask()):
+            asked = len(genomes)
+            genomes = self._affordable(genomes, design.trials - count)
             trials = self._generation(generation, genomes, replayed)
             if reason := failed_alike(trials):
                 raise MerganserError(
                     f"every candidate of generation {generation} failed alike: {reason}; put it right and resume"
                 )
+            count += sum(trial.state != "infeasible" for trial in trials)
+            drawn += len(trials)
+            if len(trials) < asked:  # the budget is spent in the middle of a generation
+                break
             fitness = np.array([self._fitness(trial) for trial in trials])
             finite = fitness[np.isfinite(fitness).all(1)]
             if len(finite):
@@ -112,8 +122,14 @@ class StudyRun:
             fitness = np.where(np.isfinite(fitness), fitness, penalty)
             violations = np.array([trial.violations for trial in trials], dtype=np.float64)
             running.tell(fitness, violations.reshape(len(trials), -1))
-            count += len(trials)
             generation += 1
+
+    def _affordable(self, genomes: Array, left: int) -> Array:
+        """The first genomes of a generation, as many as the trials that are left; those outside the constraints are
+        not evaluated, and cost none."""
+        space = self.design.space
+        feasible = [bool((space.violations(space.decode(genome)) <= 0).all()) for genome in genomes]
+        return genomes[np.cumsum(feasible) <= left]
 
     def _forget_failure(self) -> None:
         """Search anew from the first generation that failed alike, or from the beginning when all trials failed: the
@@ -155,7 +171,8 @@ class StudyRun:
                 )
         for trial in self._evaluated(fresh):
             replayed[trial.generation, trial.position] = trial
-            self.on_event(Event("search", len(replayed), self.design.trials, trial, forecast(self.store, self.design)))
+            done = sum(t.state != "infeasible" for t in replayed.values())
+            self.on_event(Event("search", done, self.design.trials, trial, forecast(self.store, self.design)))
         return [replayed[generation, position] for position in range(len(genomes))]
 
     def _evaluated(self, trials: Sequence[Trial]) -> Iterable[Trial]:

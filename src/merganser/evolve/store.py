@@ -197,10 +197,12 @@ class Store:
         return list(self._select(kind, label))
 
     def pace(self, kind: str) -> tuple[int, int, float]:
-        """Trials of a kind; how many of them were evaluated (not copied) with success, and the seconds that took."""
+        """Trials of a kind inside the constraints; how many of them were evaluated (not copied) with success, and the
+        seconds that took."""
         fresh = "CASE WHEN state = 'done' AND cached_from IS NULL THEN seconds END"
         row = self._connection.execute(
-            f"SELECT count(*), count({fresh}), total({fresh}) FROM trials WHERE kind = ?", (kind,)
+            f"SELECT count(*), count({fresh}), total({fresh}) FROM trials WHERE kind = ? AND state != 'infeasible'",
+            (kind,),
         ).fetchone()
         return int(row[0]), int(row[1]), float(row[2])
 

@@ -82,24 +82,41 @@ class Trial(Result):
 
 @dataclass(frozen=True)
 class Sweep(Result):
-    """Trials from the best down; `recipe` is the best one's."""
+    """Trials from the best down; `recipe` is the best one's, `unseen` its score on questions the sweep did not ask."""
 
     trials: tuple[Trial, ...]
     recipe: dict[str, Any]
     search: Search
+    unseen: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class TaskScore:
-    """The mean over tasks of a module's score on the first `budget` questions of each (minus it, for perplexity)."""
+    """The mean over tasks of a module's score on `budget` questions of each (minus it, for perplexity).
+
+    Questions are drawn at random; a fifth of them is never asked, for the score of the best variant (`held_out`).
+    """
 
     module: nn.Module
     tasks: Sequence[Task]
     tokenizer: str
 
     def __call__(self, variant: Variant, budget: int) -> float:
+        return self._mean(variant, lambda count: slice(min(budget, count - count // 5)))
+
+    def held_out(self, variant: Variant) -> float | None:
+        """Return the score on the questions that no variant was asked; None where a task has too few to keep any."""
+        if any(task.count(self.tokenizer) < 5 for task in self.tasks):
+            return None
+        return self._mean(variant, lambda count: slice(count - count // 5, None))
+
+    def _mean(self, variant: Variant, part: Callable[[int], slice]) -> float:
         model = variant.into(self.module).eval()
-        scores = [(1 if t.higher_is_better else -1) * t.score(model, self.tokenizer, budget) for t in self.tasks]
+        scores = [
+            (1 if task.higher_is_better else -1)
+            * task.score_items(model, self.tokenizer, part(task.count(self.tokenizer)))
+            for task in self.tasks
+        ]
         return sum(scores) / len(scores)
 
 
@@ -173,7 +190,8 @@ def sweep(
     last = {label: (rung.budget, value) for rung in search.rungs for label, value in rung.scores.items()}
     ordered = sorted(last, key=lambda label: (-last[label][0], last[label][1] != last[label][1], -last[label][1]))
     trials = tuple(Trial(dict(listed[label].values), *last[label]) for label in ordered)
-    return Sweep(trials, dict(listed[search.best].document), search)
+    unseen = score.held_out(listed[search.best]) if isinstance(score, TaskScore) else None
+    return Sweep(trials, dict(listed[search.best].document), search, unseen)
 
 
 def _same_file(one: Path, other: Path) -> bool:
