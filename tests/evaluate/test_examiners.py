@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import sys
+import types
 
 import pytest
 import torch
@@ -370,3 +372,46 @@ def test_labels_beyond_the_models_classes_are_a_fault_of_the_file(llamas, model)
     texts = Classification([{"text": "w1", "label": 10_000}], str(llamas / "base"))
     with pytest.raises(InputError, match="record 0: the label 10000 is none of the model's"):
         texts(model, [0])
+
+
+def test_a_reply_must_be_right_and_in_the_language(letters, monkeypatch):
+    words = {"die": "de", "the": "en"}
+    fake = types.SimpleNamespace(classify=lambda text: (words.get(text.split()[0].lower(), "xx"), -1.0))
+    monkeypatch.setitem(sys.modules, "py3langid", fake)
+    asked = [{"question": "3 * 6?", "answer": "18"}] * 4
+    replies = ["Die Antwort ist 18.", "The answer is 18.", "Die Antwort ist 17.", "18"]
+    german = Generation(asked, "none", language="de")
+    found = german(Parrot(letters, replies), range(4))
+    assert found["score"] == [1, 0, 0, 0]
+    assert found["correct"] == [1, 1, 0, 1]
+    assert found["language"] == [1, 0, 1, 0], "a reply without words is in no language"
+    assert set(found) == {"score", *german.measures}
+    assert german.directions == {"score": "higher", "correct": "higher", "language": "higher"}
+    for options, message in (
+        ({"language": "German"}, "not a code such as en"),
+        ({"language": "de", "script": "LATIN"}, "give one of them"),
+    ):
+        with pytest.raises(InputError, match=message):
+            len(Generation(asked, "none", **options))
+
+
+def test_an_identifier_that_is_not_installed_is_said_on_reading(monkeypatch):
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+    with pytest.raises(InputError, match=r"merganser\[language\]"):
+        len(Generation([{"question": "?", "answer": "1"}], "none", language="de"))
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("La respuesta es 18 euros.", "es"),
+        ("Die Antwort lautet $\\boxed{18}$.", "de"),
+        ("答えは18です。", "ja"),
+        ("Janet sells 9 eggs and makes <<9*2=18>>18 dollars.", "en"),
+    ],
+)
+def test_languages_are_told_apart(text, code):
+    pytest.importorskip("py3langid")
+    from merganser.evaluate.answers.languages import is_in_language
+
+    assert [c for c in ("de", "en", "es", "ja") if is_in_language(text, c)] == [code]

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from merganser.errors import InputError, require
 from merganser.evaluate.answers.choices import LETTERS, find_choice, read_choice
 from merganser.evaluate.answers.judging import holds_number, is_right
+from merganser.evaluate.answers.languages import check_language, is_in_language
 from merganser.evaluate.answers.marks import cut
 from merganser.evaluate.questions import (
     SCORE,
@@ -26,7 +27,7 @@ from merganser.evaluate.questions import (
     read_options,
     tokenizer_at,
 )
-from merganser.evaluate.records import Placed
+from merganser.evaluate.records import Placed, Records
 
 #: What a model writes when it goes on with a question of its own.
 STOPS = ("\nQuestion:", "\n\nQuestion", "\nQ:", "\nProblem:", "\nUser:", "\nHuman:", "<|im_start|>", "<|user|>")
@@ -40,25 +41,37 @@ class Generation(Asked):
 
     With `pattern`, right when what it finds last in the reply is what it finds last in the answer, letter by letter.
     A reply ends where one of the `stop` strings begins. Prompt and reply share the `max_length`. Also measures
-    `length`, the reply's tokens, and with `script` (a prefix of Unicode names such as "HIRAGANA|CJK") `language`, the
-    share of the reply's letters in it.
+    `length`, the reply's tokens. With `language` (a code such as "ja") a reply must be right and in that language; then
+    `correct` and `language` are measured apart. With `script` (a prefix of Unicode names such as "HIRAGANA|CJK")
+    `language` is the share of the reply's letters in it, and the score does not depend on it.
     """
 
     prompt: str = "{context}Question: {question}\nAnswer:"
     pattern: str | None = None
     max_new_tokens: int = 128
     script: str | None = None
+    language: str | None = None
     stop: Sequence[str] = STOPS
 
     needed: ClassVar[tuple[str, ...]] = ("question", "answer")
 
     @property
     def measures(self) -> tuple[str, ...]:
+        if self.language is not None:
+            return ("length", "correct", "language")
         return ("length", "language") if self.script else ("length",)
 
     @property
     def directions(self) -> Mapping[str, Direction]:
-        return {SCORE: "higher", "language": "higher"} if self.script else {SCORE: "higher"}
+        return {SCORE: "higher", **{name: "higher" for name in self.measures if name != "length"}}
+
+    @cached_property
+    def records(self) -> Records:
+        if self.language is not None:
+            if self.script is not None:
+                raise InputError("script and language both say how language is measured; give one of them")
+            check_language(self.language)
+        return super().records
 
     def checked(self, placed: Placed) -> dict[str, Any]:
         check_prompt(self.prompt, placed)
@@ -81,9 +94,7 @@ class Generation(Asked):
         return found is not None and found == extracted(self.pattern, str(record["answer"]))
 
     def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
-        measures: Measures = {SCORE: [], "length": []}
-        if self.script:
-            measures["language"] = []
+        measures: Measures = {SCORE: [], **{name: [] for name in self.measures}}
         tokenizer = tokenizer_at(self.tokenizer)
         generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
         if (limit := self.limit(model)) <= self.max_new_tokens:
@@ -101,11 +112,18 @@ class Generation(Asked):
             )
             for record, reply in zip(records, ids[:, start:], strict=True):
                 text = cut(str(tokenizer.decode(reply, skip_special_tokens=True)), self.stop)
-                measures[SCORE].append(float(self.is_right(text, record)))
-                measures["length"].append(float((reply != tokenizer.pad_token_id).sum()))
-                if self.script:
-                    measures["language"].append(share_of_script(text, self.script))
+                found = self._judged(text, record)
+                found["length"] = float((reply != tokenizer.pad_token_id).sum())
+                for name, value in found.items():
+                    measures[name].append(value)
         return measures
+
+    def _judged(self, reply: str, record: Mapping[str, Any]) -> dict[str, float]:
+        right = float(self.is_right(reply, record))
+        if self.language is not None:
+            spoken = float(is_in_language(reply, self.language))
+            return {SCORE: right * spoken, "correct": right, "language": spoken}
+        return {SCORE: right, **({"language": share_of_script(reply, self.script)} if self.script else {})}
 
 
 @dataclass(frozen=True)
