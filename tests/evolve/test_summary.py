@@ -65,7 +65,10 @@ def test_a_summary_of_one_objective(study):
     assert summary.cost.asked == 20 * evaluated
     assert summary.cost.full == 160 * evaluated
     assert summary.cost.calibration == 2 * 160
-    assert summary.cost.saved == pytest.approx(summary.cost.full / (summary.cost.asked + 320))
+    assert summary.cost.models == evaluated
+    assert summary.cost.models_per_hour == pytest.approx(3600 * evaluated / summary.cost.search_seconds)
+    assert summary.cost.seconds > summary.cost.search_seconds
+    assert summary.cost.saved == pytest.approx(summary.cost.full / (summary.cost.asked + 320 + 6 * 160))
 
 
 def test_the_estimator_is_judged_by_merges_that_were_fully_evaluated(study):
@@ -125,7 +128,8 @@ def test_a_page_shows_the_objective_with_its_error_for_winner_and_endpoints(tmp_
         assert value == pytest.approx(0.25 * quiz + 0.75 * exam)
         assert error == pytest.approx(((0.25 * quiz_error) ** 2 + (0.75 * exam_error) ** 2) ** 0.5)
     best = max(rows[1:], key=lambda row: row[1])
-    assert any(f"the best endpoint, {best[0]}: better by {rows[0][1] - best[1]:+.3f}" in text for text in page.texts)
+    said = f"the best endpoint, {best[0]}: item by item the gain is {rows[0][1] - best[1]:+.3f}"
+    assert any(said in text for text in page.texts)
 
     columns, rows = page.tables[2]
     assert columns == ["model", "quiz", "exam"], "negative transfer by task"

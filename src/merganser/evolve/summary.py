@@ -77,17 +77,30 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Cost:
-    """Questions asked of candidates, and how many a full evaluation of each would have been; seconds spent."""
+    """Questions asked of candidates, and how many a full evaluation of each would have been; those asked of endpoints
+    for calibration, and again of candidates at the end (re-ranking, stability). Seconds of one worker, merging
+    included: of the `models` candidates, and of everything."""
 
     asked: int
     full: int
     calibration: int
+    again: int
+    models: int
+    search_seconds: float
     seconds: float
 
     @property
+    def models_per_hour(self) -> float:
+        """Candidates that one worker merges and asks in an hour."""
+        return 3600 * self.models / self.search_seconds if self.search_seconds > 0 else float("nan")
+
+    @property
     def saved(self) -> float:
-        """How many times fewer, the questions for calibration counted."""
-        return self.full / max(1, self.asked + self.calibration)
+        """How many times fewer, the questions for calibration and re-ranking counted."""
+        return self.full / max(1, self.asked + self.calibration + self.again)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "saved": self.saved, "models_per_hour": self.models_per_hour}
 
 
 @dataclass(frozen=True)
@@ -110,7 +123,7 @@ class Summary:
             "endpoints": {label: tested.to_dict() for label, tested in self.endpoints.items()},
             "convergence": {name: list(values) for name, values in self.convergence.items()},
             "agreement": [{**each.__dict__, "epsilon": dict(each.epsilon)} for each in self.agreement],
-            "cost": {**self.cost.__dict__, "saved": self.cost.saved},
+            "cost": self.cost.to_dict(),
             "states": dict(self.states),
             "untested": dict(self.untested),
             "verdicts": dict(self.verdicts),
@@ -254,7 +267,10 @@ def _cost(study: Study) -> Cost:
         asked=size * len(evaluated),
         full=pool * len(evaluated),
         calibration=irt * sum(t.state == "done" for t in calibrated),
-        seconds=sum(t.seconds for t in [*evaluated, *calibrated]),
+        again=pool * sum(t.state == "done" for t in study.store.trials("full")),
+        models=len(evaluated),
+        search_seconds=sum(t.seconds for t in evaluated),
+        seconds=sum(t.seconds for t in study.store.trials()),
     )
 
 
@@ -297,6 +313,6 @@ def compared(study: Study, objective: Objective, winner: Trial) -> str:
         "cannot tell": f"one cannot tell whether the winner is better than the best endpoint, {label}",
     }[gain.verdict]
     return (
-        f"By {objective.name} on unseen items {said}: better by {gain.value:+.3f}, 95 % interval {gain.low:+.3f} to "
-        f"{gain.high:+.3f}, on the same items."
+        f"By {objective.name} on unseen items {said}: item by item the gain is {gain.value:+.3f}, 95 % interval "
+        f"{gain.low:+.3f} to {gain.high:+.3f}."
     )

@@ -65,9 +65,11 @@ def show(page: Page, study: Study) -> None:
     cost = summary.cost
     page.heading("Cost")
     page.text(
-        f"{cost.asked} questions were asked of candidates and {cost.calibration} of endpoints for calibration, where "
-        f"full evaluation of every candidate would have asked {cost.full}: {cost.saved:.1f} times fewer, and about as "
-        f"many times fewer FLOPs. Evaluation took {cost.seconds:.0f} s of one worker."
+        f"{cost.asked} questions were asked of candidates, {cost.again} again of the best at the end, and "
+        f"{cost.calibration} of endpoints for calibration, where "
+        f"full evaluation of every candidate would have asked {cost.full}: {cost.saved:.1f} times fewer. One worker "
+        f"merges and asks {cost.models_per_hour:.0f} candidates an hour; everything took {cost.seconds:.0f} s of one "
+        "worker, merging, calibration, re-ranking and tests included."
     )
     _trials(page, study)
 
