@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from merganser.engine.api import run
 from safetensors.torch import save_file
 
 import merganser.engine.execute as execution
 import merganser.engine.processes as processes
 from crash import merges
 from crash.faults import Counting
-from merganser.engine.api import run
 from merganser.engine.disk import Disk
 from merganser.engine.publishing import publish
 from merganser.errors import InputError
