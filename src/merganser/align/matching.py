@@ -28,8 +28,8 @@ def match(a: Model, b: Model, symmetry: Symmetry, method: str = "weights", **opt
     The first two need weights alone. "activations" wants modules and `batches`, "ste" a module, `batches` and `loss`.
     The options are those of `weight_matching`, `frank_wolfe_matching`, `activation_matching`, `straight_through`.
     """
-    check_symmetry(symmetry)
     one_of("matching method", method, METHODS)
+    check_symmetry(symmetry)
     known = {p.name: p for p in inspect.signature(METHODS[method]).parameters.values() if p.kind is p.KEYWORD_ONLY}
     for option in options:
         if option not in known:
