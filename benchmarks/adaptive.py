@@ -34,14 +34,14 @@ from benchmarks.adaptive_setting import Data, Setting, Sizes, prepare, training_
 from benchmarks.records import record
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text_tasks import TASKS
-from merganser.experts import AdaptiveModel
-from merganser.experts.activations import capture
-from merganser.experts.baselines import Baseline, Smile, Static, TwinMerging, WeMoE
-from merganser.experts.composition import applied
-from merganser.experts.inputs import Inputs
-from merganser.experts.layers import leading_layers, sweep_layers
-from merganser.experts.routing import MlpRouter, NearestNeighbour, ProjectionRouter, Router, task_accuracy
-from merganser.experts.sensitivity import sweep_choice, sweep_redundancy
+from merganser.modules.activations import capture
+from merganser.modules.inputs import Inputs
+from merganser.routing import AdaptiveModel
+from merganser.routing.baselines import Baseline, Smile, Static, TwinMerging, WeMoE
+from merganser.routing.composition import applied
+from merganser.routing.layers import leading_layers, sweep_layers
+from merganser.routing.routers import MlpRouter, NearestNeighbour, ProjectionRouter, Router, task_accuracy
+from merganser.routing.sensitivity import sweep_choice, sweep_redundancy
 
 #: Tasks that differ: one of the polarity tasks' film reviews, no SUBJ, one of the two intent tasks.
 DISTINCT = ("mr", "trec", "cr", "mpqa", "clinc150")

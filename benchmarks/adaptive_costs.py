@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.adaptive_accounting import Cost, measure, multiply_adds, stored
 from benchmarks.adaptive_setting import Setting
 from benchmarks.zoo.text import expert_directory
-from merganser.experts import AdaptiveModel, Library
-from merganser.experts.accounting import Cost, measure, multiply_adds, stored
-from merganser.experts.baselines import Baseline, Oracle
-from merganser.experts.composition import applied
-from merganser.experts.heads import Heads
-from merganser.experts.inputs import Inputs
-from merganser.experts.sensitivity import accuracy
+from merganser.library import Library
+from merganser.modules.inputs import Inputs
+from merganser.routing import AdaptiveModel
+from merganser.routing.baselines import Baseline, Oracle
+from merganser.routing.composition import applied
+from merganser.routing.heads import Heads
+from merganser.routing.sensitivity import accuracy
 
 STEPS = ("first_pass", "router", "second_pass", "switch")
 NOTHING = Cost(0, 0, 0, 0, 0)

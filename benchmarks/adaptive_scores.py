@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merganser.experts import AdaptiveModel
-from merganser.experts.baselines import Baseline
-from merganser.experts.heads import Prediction, Score
-from merganser.experts.inputs import Inputs
-from merganser.experts.routing import task_accuracy
-from merganser.experts.sensitivity import accuracy, same_pair
+from merganser.modules.inputs import Inputs
+from merganser.routing import AdaptiveModel
+from merganser.routing.baselines import Baseline
+from merganser.routing.heads import Prediction, Score
+from merganser.routing.routers import task_accuracy
+from merganser.routing.sensitivity import accuracy, same_pair
 
 POLARITY = frozenset({"mr", "sst2", "cr", "mpqa"})
 SCORES: tuple[Score, ...] = ("logit", "probability", "posterior")

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from benchmarks.zoo.text import Schedule, expert_directory, load_head, save_base, train
 from benchmarks.zoo.text_tasks import TASKS, Sentences, load_encoder, load_task
-from merganser.experts import AdaptiveModel, Library
-from merganser.experts.activations import pool
-from merganser.experts.baselines import Baseline
-from merganser.experts.inputs import Inputs
+from merganser.library import Library
+from merganser.modules.activations import pool
+from merganser.modules.inputs import Inputs
+from merganser.routing import AdaptiveModel
+from merganser.routing.baselines import Baseline
 
 #: Enough for every set that comes up: what is measured is the method, not how a small cache thrashes.
 CACHE = 2 << 30

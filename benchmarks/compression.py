@@ -33,7 +33,7 @@ from torch import Tensor
 from benchmarks.records import record
 from benchmarks.text_experts import SUBSETS, State, TextExperts, load_experts, summary
 from benchmarks.zoo.cards import add_locations
-from merganser.experts import Library, MaskLibrary
+from merganser.library import Library, MaskLibrary
 
 Rebuilt = tuple[dict[str, State], int]
 """The experts as they come back, and the bytes all of them took."""

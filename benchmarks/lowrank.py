@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.records import record
-from merganser.experts import Library
+from merganser.library import Library
 from merganser.methods.tsv import decompose, orthogonal_sum
 
 BLOCKS = {

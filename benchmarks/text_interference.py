@@ -11,8 +11,8 @@ import merganser as mg
 
 
 def layers(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor]]) -> list[dict[str, Any]]:
-    """The survey of `mg.experts.interference`, a flat row for each matrix."""
-    found = mg.experts.interference(dict(base), {name: dict(expert) for name, expert in experts.items()})
+    """The survey of `mg.interference.survey`, a flat row for each matrix."""
+    found = mg.interference.survey(dict(base), {name: dict(expert) for name, expert in experts.items()})
     return [
         {
             "layer": matrix.name,

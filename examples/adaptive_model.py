@@ -23,10 +23,10 @@ def main() -> None:
     digits = Digits()
     base = digits.train_base()
     experts = {task: digits.fine_tune(base, task) for task in digits.tasks}
-    library = mg.experts.Library.build(base, experts, out)
+    library = mg.library.Library.build(base, experts, out)
     merged = digits.from_state(library.merge().state_dict())
     # The last layer is left out: its inputs say which digit it is, not which kind.
-    adaptive = mg.experts.AdaptiveModel(copy.deepcopy(base), library, layer=["1", "3"], top=1)
+    adaptive = mg.routing.AdaptiveModel(copy.deepcopy(base), library, layer=["1", "3"], top=1)
 
     print(f"{'task':<10} expert  merged  adaptive  experts chosen")
     for task, expert in experts.items():

@@ -25,12 +25,12 @@ def main() -> None:
     base = digits.train_base()
     experts = {task: digits.fine_tune(base, task) for task in digits.tasks}
 
-    found = mg.experts.interference(base, experts)
+    found = mg.interference.survey(base, experts)
     for advice in found.advice:
         print(f"{advice.kind}: {advice.text}")
 
     model = sum(tensor.nbytes for tensor in base.state_dict().values())
-    library = mg.experts.Library.build(base, experts, options.out, budget=int(options.budget * model))
+    library = mg.library.Library.build(base, experts, options.out, budget=int(options.budget * model))
     count, ratio = len(experts), library.size().ratio
     print(f"\n{count} experts and their base in {ratio:.2f}× the space of the base, instead of {1 + count}×\n")
 

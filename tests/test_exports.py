@@ -18,10 +18,12 @@ PACKAGES = [
     "merganser.evaluate",
     "merganser.evolve",
     "merganser.evolve.irt",
-    "merganser.experts",
-    "merganser.experts.baselines",
+    "merganser.routing.baselines",
     "merganser.federated",
+    "merganser.interference",
+    "merganser.library",
     "merganser.report",
+    "merganser.routing",
     "merganser.tuning",
 ]
 
@@ -46,3 +48,11 @@ def test_the_version_is_that_of_what_is_installed() -> None:
 def test_the_citation_names_the_version() -> None:
     citation = yaml.safe_load((Path(__file__).parents[1] / "CITATION.cff").read_text())
     assert str(citation["version"]) == merganser.__version__
+
+
+def test_experts_is_an_old_name_of_three_packages() -> None:
+    for name, now in (("Library", merganser.library.Library), ("interference", merganser.interference.survey)):
+        with pytest.warns(DeprecationWarning, match=f"mg.experts.{name} is now mg."):
+            assert getattr(merganser.experts, name) is now
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = merganser.experts.nothing

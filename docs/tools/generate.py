@@ -16,7 +16,19 @@ from merganser.cli import build
 from merganser.methods.catalogue import MethodRow, catalogue
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("merganser", "align", "analysis", "evaluate", "evolve", "experts", "federated", "report", "tuning")
+PACKAGES = (
+    "merganser",
+    "align",
+    "analysis",
+    "evaluate",
+    "evolve",
+    "federated",
+    "interference",
+    "library",
+    "report",
+    "routing",
+    "tuning",
+)
 COPIES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 

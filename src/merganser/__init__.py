@@ -28,9 +28,12 @@ __getattr__, __dir__, __all__ = exports(
         "evolve",
         "experts",
         "federated",
+        "interference",
+        "library",
         "methods",
         "recipes",
         "report",
+        "routing",
         "tuning",
     ),
 )
@@ -44,9 +47,12 @@ if TYPE_CHECKING:
     from merganser import evolve as evolve
     from merganser import experts as experts
     from merganser import federated as federated
+    from merganser import interference as interference
+    from merganser import library as library
     from merganser import methods as methods
     from merganser import recipes as recipes
     from merganser import report as report
+    from merganser import routing as routing
     from merganser import tuning as tuning
     from merganser.checkpoints import open as open
     from merganser.engine.task_vector import TaskVector as TaskVector

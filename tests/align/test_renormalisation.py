@@ -9,10 +9,10 @@ import torch
 from align_networks import attention, mlp, resnet, trained_like, vgg
 from torch import nn
 
-from merganser.align.moments import Moments
 from merganser.align.renormalisation import repair, reset_batch_norm
 from merganser.align.universes import universe
 from merganser.errors import InputError
+from merganser.modules.moments import Moments
 
 
 def batches_of(shape, count=3):

@@ -8,8 +8,8 @@ from benchmarks.adaptive_costs import single_sentences
 from benchmarks.adaptive_scores import same_label, shared_heads
 from benchmarks.adaptive_setting import Data, Setting
 from benchmarks.reporting.sections import adaptive as section
-from merganser.experts import Library
-from merganser.experts.inputs import Inputs
+from merganser.library import Library
+from merganser.modules.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 

@@ -291,5 +291,5 @@ def test_layers_are_those_of_the_survey(experts: TextExperts) -> None:
     from benchmarks.text_interference import layers
 
     (row,) = layers(experts.trained, experts.experts)
-    (matrix,) = mg.experts.interference(dict(experts.trained), dict(experts.experts)).matrices
+    (matrix,) = mg.interference.survey(dict(experts.trained), dict(experts.experts)).matrices
     assert (row["layer"], row["sti"], row["rank"]) == ("layer.weight", matrix.sti, matrix.rank)

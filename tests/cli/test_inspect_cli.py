@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from merganser.cli import build
 from merganser.errors import CheckpointError, InputError
-from merganser.experts import Library, interference
+from merganser.interference import survey
+from merganser.library import Library
 from merganser.report.directories import report
 
 runner = CliRunner()
@@ -101,7 +102,7 @@ def test_energy_kept_is_defined_where_it_is_shown(models, tmp_path):
 
 def test_interference_says_what_the_library_function_says(models, tmp_path):
     experts = [models[name] for name in ("math", "code", "law")]
-    expected = interference(models["base"], {name: models[name] for name in ("math", "code", "law")})
+    expected = survey(models["base"], {name: models[name] for name in ("math", "code", "law")})
     found = json.loads(call(*experts, "--base", models["base"], "--json"))
     assert found == json.loads(json.dumps(expected.to_dict()))
     shown = call(*experts, "--base", models["base"], "--html", tmp_path / "page.html")

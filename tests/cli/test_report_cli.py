@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from merganser.cli import build
 from merganser.errors import InputError
-from merganser.experts import Library
+from merganser.library import Library
 
 runner = CliRunner()
 SOURCE = """

@@ -20,7 +20,7 @@ from merganser.engine.disk import Disk
 from merganser.engine.publishing import publish
 from merganser.errors import InputError
 from merganser.evolve.study import Study
-from merganser.experts import Library
+from merganser.library import Library
 from merganser.tuning.sweep import sweep
 
 

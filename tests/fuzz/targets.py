@@ -30,8 +30,8 @@ from merganser.evaluate.examiners import read_records
 from merganser.evolve import runfile
 from merganser.evolve.irt.model import IRT
 from merganser.evolve.store import Store, Trial, paired
-from merganser.experts.library import Library
-from merganser.experts.masks import MaskLibrary
+from merganser.library.library import Library
+from merganser.library.masks import MaskLibrary
 from merganser.tuning.sweep import _Journal
 
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 6, "num_hidden_layers": 1}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from merganser.experts import Library
+from merganser.library import Library
 
 WIDTH = 16
 

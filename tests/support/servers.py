@@ -7,8 +7,8 @@ import threading
 import time
 from typing import Any
 
-from merganser.experts.batching import Limits
-from merganser.experts.listening import create_server
+from merganser.routing.batching import Limits
+from merganser.routing.listening import create_server
 
 
 class Running:

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from merganser.align.ascent import Ascent, Step
 from merganser.align.layout import Layout
 from merganser.align.matches import Match
-from merganser.align.moments import (
+from merganser.align.pairwise import FIRST
+from merganser.align.permutations import identity
+from merganser.align.solver import hard_placement, layout_and_weights
+from merganser.align.state import Model, states_of
+from merganser.align.symmetries import Factor, Symmetry, product
+from merganser.errors import InputError
+from merganser.kernels.assignment import Path, Profit, assign_all
+from merganser.modules.batches import Inputs, forward, several
+from merganser.modules.moments import (
     CHANNELS_LAST,
     CHANNELS_SECOND,
     Moments,
@@ -26,14 +34,6 @@ from merganser.align.moments import (
     evaluating,
     hooked,
 )
-from merganser.align.pairwise import FIRST
-from merganser.align.permutations import identity
-from merganser.align.solver import hard_placement, layout_and_weights
-from merganser.align.state import Model, states_of
-from merganser.align.symmetries import Factor, Symmetry, product
-from merganser.batches import Inputs, forward, several
-from merganser.errors import InputError
-from merganser.kernels.assignment import Path, Profit, assign_all
 
 #: Layer -> its output as (samples and positions, channels).
 Activations = dict[str, Tensor]

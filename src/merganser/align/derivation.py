@@ -24,8 +24,8 @@ from merganser.align.tracing.exporting import export
 from merganser.align.tracing.graph import Trace, tensors
 from merganser.align.tracing.liveness import eliminate_dead, keep_outputs
 from merganser.align.tracing.storage import identity, overlapping
-from merganser.batches import Inputs
 from merganser.errors import InputError
+from merganser.modules.batches import Inputs
 
 _GROUPED = "transformers::grouped_mm_fallback"
 """The experts of transformers by default. Without a rule for it, they are traced as batched products."""

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map_only
 from merganser.align.buffers import moving_buffers
 from merganser.align.copies import private_copy, use_experts
 from merganser.align.symmetries import Symmetry
-from merganser.batches import Arguments
 from merganser.errors import InputError
+from merganser.modules.batches import Arguments
 
 _WIDE = {
     torch.float32: torch.float64,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from merganser.align.symmetries import Symmetry
-from merganser.batches import Arguments
 from merganser.errors import InputError
+from merganser.modules.batches import Arguments
 
 Run = Callable[[Arguments], list[Tensor]]
 

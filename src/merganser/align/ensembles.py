@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from merganser.align.universes import Universe
 from merganser.errors import InputError
-from merganser.tuning.functional import Prepare, prepared
+from merganser.modules.functional import Prepare, prepared
 
 
 def sample_weights(models: int, samples: int, seed: int = 0, concentration: float = 1.0) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from merganser.batches import Arguments, Inputs, arguments
+from merganser.modules.batches import Arguments, Inputs, arguments
 
 
 def example_arguments(module: nn.Module, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Arguments:

@@ -18,10 +18,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from merganser.align.moments import CONVOLUTIONS, Moments, channel_rows, channels_second, evaluating, hooked, run
 from merganser.align.state import Model, State, average, shares_of, state_of
-from merganser.batches import Inputs
 from merganser.errors import InputError
+from merganser.modules.batches import Inputs
+from merganser.modules.moments import CONVOLUTIONS, Moments, channel_rows, channels_second, evaluating, hooked, run
 
 REPAIRABLE = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.GroupNorm)
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm

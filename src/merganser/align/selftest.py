@@ -18,8 +18,8 @@ from merganser.align.examples import example_arguments
 from merganser.align.outputs import Outputs, choose
 from merganser.align.permutations import Permutations, identity, inverse, permute_, random
 from merganser.align.symmetries import Symmetry
-from merganser.batches import Arguments, Inputs
 from merganser.errors import InputError, MerganserError
+from merganser.modules.batches import Arguments, Inputs
 
 logger = logging.getLogger(__name__)
 

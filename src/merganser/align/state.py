@@ -14,7 +14,7 @@ from merganser.align.symmetries import Symmetry
 from merganser.checkpoints import Checkpoint
 from merganser.checkpoints import open as open_checkpoint
 from merganser.errors import InputError
-from merganser.tuning.functional import combine
+from merganser.modules.functional import combine
 
 #: A checkpoint or the path of one, or a mapping from names to tensors.
 Weights = Checkpoint | Mapping[str, Tensor] | str | PathLike[str]

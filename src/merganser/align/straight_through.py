@@ -24,8 +24,8 @@ from merganser.align.permutations import Permutations, identity
 from merganser.align.solver import objective_of
 from merganser.align.state import Model, State, average, states_of
 from merganser.align.symmetries import Symmetry
-from merganser.batches import Batch, fitting, labelled, several
 from merganser.errors import InputError
+from merganser.modules.batches import Batch, fitting, labelled, several
 
 #: From the outputs of the model and the targets to a scalar.
 Loss = Callable[[Any, Any], Tensor]

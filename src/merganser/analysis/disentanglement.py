@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from merganser.analysis.tangent import tangent
-from merganser.batches import Inputs
 from merganser.errors import InputError, one_of
-from merganser.tuning.functional import Weights, call, check_state, check_weights, evaluation_copy
+from merganser.modules.batches import Inputs
+from merganser.modules.functional import Weights, call, check_state, check_weights, evaluation_copy
 from merganser.tuning.result import Result
 
 Distance: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from merganser.analysis.inner_products import finite_products
-from merganser.batches import Batch, labelled, reusable, several
 from merganser.errors import InputError
-from merganser.tuning.functional import (
+from merganser.modules.batches import Batch, labelled, reusable, several
+from merganser.modules.functional import (
     Prepare,
     Weights,
     check_state,

@@ -29,7 +29,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.geometry import inner_products, sign_agreement
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError, by_name
-from merganser.experts.sti import Overlap
+from merganser.interference.sti import Overlap
 from merganser.kernels.spectra import top_svd
 from merganser.tuning.result import Result
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from merganser.analysis.inner_products import STATISTICS, distances, inner_products
-from merganser.batches import Inputs
 from merganser.checkpoints.opening import Reference
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError, by_name, did_you_mean
-from merganser.tuning.functional import Weights, check_state, evaluation_copy, run
+from merganser.modules.batches import Inputs
+from merganser.modules.functional import Weights, check_state, evaluation_copy, run
 from merganser.tuning.result import Result
 
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]

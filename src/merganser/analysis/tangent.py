@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
-from merganser.batches import Inputs
 from merganser.errors import InputError
-from merganser.tuning.functional import (
+from merganser.modules.batches import Inputs
+from merganser.modules.functional import (
     Weights,
     call,
     check_state,

@@ -25,8 +25,8 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "pytorch
 
 #: Libraries of experts, which later packages define: the file that marks one -> what opens an expert of it.
 _LIBRARIES = {
-    "library.json": "merganser.experts.library:open_expert",
-    "masks.json": "merganser.experts.masks:open_expert",
+    "library.json": "merganser.library.library:open_expert",
+    "masks.json": "merganser.library.masks:open_expert",
 }
 
 

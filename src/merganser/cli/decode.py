@@ -12,7 +12,7 @@ from merganser.cli.output import emit, say
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from merganser.experts.textspan import Side
+    from merganser.routing.textspan import Side
 
 
 def command(
@@ -31,8 +31,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Name the directions an expert changed, for dual encoders (TextSpan)."""
-    from merganser.experts.library import Library
-    from merganser.experts.textspan import decode
+    from merganser.library.library import Library
+    from merganser.routing.textspan import decode
 
     candidates, table = _texts(texts), _embeddings(embeddings)
     opened = Library(library, base)

@@ -12,7 +12,7 @@ from merganser.cli.output import emit, say, wrote
 from merganser.units import parse_size, show_size
 
 if TYPE_CHECKING:
-    from merganser.experts.library import Library
+    from merganser.library.library import Library
 
 _MARKS = {True: "ok ", False: "BAD", None: "?  "}
 
@@ -43,7 +43,7 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build a library. Run the same command again after an interruption to go on."""
-    from merganser.experts.library import Library
+    from merganser.library.library import Library
 
     built = Library.build(
         base,
@@ -120,7 +120,7 @@ def extract(
 
     opened = _open(library, base)
     if form == "lora":
-        from merganser.experts.lora import export_expert
+        from merganser.library.lora import export_expert
 
         report = export_expert(opened.expert(name), out, rank=rank, dtype=dtype, overwrite=overwrite)
         show_report(report, as_json)
@@ -164,7 +164,7 @@ def verify(library: LibraryPath, base: Base = None, as_json: Json = False) -> No
 
 
 def _open(path: Path, base: str | None) -> Library:
-    from merganser.experts.library import Library
+    from merganser.library.library import Library
 
     return Library(path, base)
 

@@ -16,7 +16,8 @@ from merganser.report.tables import Table
 
 if TYPE_CHECKING:
     from merganser.checkpoints import Checkpoint
-    from merganser.experts import Interference, Library
+    from merganser.interference import Survey
+    from merganser.library import Library
     from merganser.report.contents import Contents
 
 #: Matrices shown on a terminal unless all are asked for.
@@ -60,7 +61,7 @@ def _check_html(html: Path | None) -> None:
 def _library(checkpoints: list[str], base: str | None) -> Library | None:
     if len(checkpoints) != 1 or not (Path(checkpoints[0]) / "library.json").is_file():
         return None
-    from merganser.experts import Library
+    from merganser.library import Library
 
     return Library(checkpoints[0], base)
 
@@ -130,10 +131,11 @@ def _interference(
     tensors: bool,
     as_json: bool,
 ) -> None:
-    from merganser.experts import interference
+
+    from merganser.interference import survey
 
     experts = named if isinstance(source, str) else None
-    found = interference(source, experts, rank_fraction=rank_fraction, on_matrix=_step(_matrices(source)))
+    found = survey(source, experts, rank_fraction=rank_fraction, on_matrix=_step(_matrices(source)))
     if html is not None:
         _write_page(source, experts, found, html)
     if as_json:
@@ -159,14 +161,14 @@ def _step(total: int) -> Callable[[str], None]:
 
 def _matrices(source: Library | str) -> int:
     from merganser.checkpoints import open as open_checkpoint
-    from merganser.experts.unfolding import is_matrix
+    from merganser.library.unfolding import is_matrix
 
     base = open_checkpoint(source) if isinstance(source, str) else source.base
     return sum(is_matrix(base.spec(name).shape) for name in base.names())
 
 
-def _write_page(source: Library | str, experts: Mapping[str, str] | None, found: Interference, html: Path) -> None:
-    from merganser.experts.survey import similarity
+def _write_page(source: Library | str, experts: Mapping[str, str] | None, found: Survey, html: Path) -> None:
+    from merganser.interference.surveys import similarity
     from merganser.report.interference import HeatMap, fill, heat_map_rank, loudest
     from merganser.report.page import Page
 
@@ -176,12 +178,12 @@ def _write_page(source: Library | str, experts: Mapping[str, str] | None, found:
         overlap = HeatMap(matrix.name, rank, similarity(source, experts, matrix.name, rank)[0])
     label = source if isinstance(source, str) else source.path
     intro = [f"{', '.join(found.experts)}; base {label}", *_left_out(found)]
-    page = Page("Interference between experts", ". ".join(intro) + ".")
+    page = Page("Survey between experts", ". ".join(intro) + ".")
     fill(page, found, overlap)
     page.write(html)
 
 
-def _left_out(found: Interference) -> list[str]:
+def _left_out(found: Survey) -> list[str]:
     return [
         f"{name}: not compared, since the base has no tensor of that name and shape: "
         + ", ".join(tensors[:3])
@@ -190,7 +192,7 @@ def _left_out(found: Interference) -> list[str]:
     ]
 
 
-def _show_interference(found: Interference, tensors: bool) -> None:
+def _show_interference(found: Survey, tensors: bool) -> None:
     from merganser.report.interference import block_table, cosine_table, expert_table, matrix_table
 
     shown = [expert_table(found), matrix_table(found, None if tensors else SHOWN)]

@@ -10,7 +10,7 @@ import typer
 from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
-    from merganser.experts.lora import AdapterReport
+    from merganser.library.lora import AdapterReport
     from merganser.methods.adapters import Space
 
 
@@ -31,7 +31,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """The best LoRA adapter for the difference of two checkpoints, in PEFT's format."""
-    from merganser.experts.lora import extract_lora
+    from merganser.library.lora import extract_lora
 
     report = extract_lora(
         finetuned,
@@ -56,7 +56,7 @@ def merge_command(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Merge LoRA adapters into one adapter; no base is read."""
-    from merganser.experts.lora import merge_adapters
+    from merganser.library.lora import merge_adapters
 
     report = merge_adapters(
         adapters,

@@ -13,9 +13,9 @@ from merganser.cli.output import say
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from merganser.experts.adaptive import AdaptiveModel
-    from merganser.experts.heads import Score
-    from merganser.experts.routing import Normalize, Source
+    from merganser.routing.adaptive import AdaptiveModel
+    from merganser.routing.heads import Score
+    from merganser.routing.routers import Normalize, Source
 
 
 def command(
@@ -57,9 +57,9 @@ def command(
 ) -> None:
     """Serve a library: each request finds its experts and its head."""
     from merganser.errors import MerganserError, require
-    from merganser.experts.batching import Limits
-    from merganser.experts.listening import create_server
-    from merganser.experts.serving import create_app
+    from merganser.routing.batching import Limits
+    from merganser.routing.listening import create_server
+    from merganser.routing.serving import create_app
     from merganser.units import parse_size
 
     require("uvicorn", "serve")
@@ -100,8 +100,8 @@ def build_model(
 ) -> AdaptiveModel:
     """The adaptive model of a command line: the factory's network gets the base's weights."""
     from merganser.cli.factories import build_network
-    from merganser.experts.adaptive import AdaptiveModel
-    from merganser.experts.library import Library
+    from merganser.library.library import Library
+    from merganser.routing.adaptive import AdaptiveModel
 
     opened = Library(library, base)
     module, _ = build_network(model)

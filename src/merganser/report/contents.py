@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
-from merganser.experts.survey import block_of, natural_order
+from merganser.interference.surveys import block_of, natural_order
 from merganser.report.page import Page
 from merganser.report.tables import Link, Table
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.errors import InputError
-from merganser.experts.manifest import FILE as LIBRARY
+from merganser.library.manifest import FILE as LIBRARY
 from merganser.report import alignments, checkpoints, demonstration, libraries, studies, sweeps
 from merganser.report.page import Page
 from merganser.report.tables import Link

@@ -1,4 +1,4 @@
-"""Interference between experts as tables and pictures."""
+"""Survey between experts as tables and pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from merganser.experts.survey import FRACTIONS, Interference, MatrixInterference
+from merganser.interference.surveys import FRACTIONS, MatrixInterference, Survey
 from merganser.report.charts import Dot, Series, dot_plot, heat_map, line_chart
 from merganser.report.page import Page
 from merganser.report.tables import Table
@@ -26,17 +26,17 @@ class HeatMap:
     left: Tensor
 
 
-def loudest(found: Interference) -> MatrixInterference | None:
+def loudest(found: Survey) -> MatrixInterference | None:
     """The matrix whose interference is furthest above chance."""
     return max(found.matrices, key=_ratio, default=None)
 
 
-def heat_map_rank(found: Interference, matrix: MatrixInterference) -> int:
+def heat_map_rank(found: Survey, matrix: MatrixInterference) -> int:
     """Components of each expert that a heat map can show."""
     return max(1, min(matrix.rank, HEAT_MAP_VECTORS // len(found.experts)))
 
 
-def block_table(found: Interference) -> Table:
+def block_table(found: Survey) -> Table:
     rows = [
         [b.block, b.matrices, b.sti, round(b.sti_after, 9), b.normalized, b.chance, _ratio(b)] for b in found.blocks
     ]
@@ -44,7 +44,7 @@ def block_table(found: Interference) -> Table:
     return Table(columns, rows, "Singular task interference by block")
 
 
-def matrix_table(found: Interference, limit: int | None = None) -> Table:
+def matrix_table(found: Survey, limit: int | None = None) -> Table:
     """Every matrix, or those that interfere most for their chance level."""
     matrices = sorted(found.matrices, key=_ratio, reverse=True)[:limit] if limit else found.matrices
     rows = [
@@ -74,14 +74,14 @@ def matrix_table(found: Interference, limit: int | None = None) -> Table:
     return Table(columns, rows, f"{every} (means over experts)")
 
 
-def cosine_table(found: Interference) -> Table:
+def cosine_table(found: Survey) -> Table:
     rows = [
         [name, *(round(value, 3) for value in values)] for name, values in zip(found.experts, found.cosine, strict=True)
     ]
     return Table(["cosine", *found.experts], rows, "Cosine of task vectors")
 
 
-def expert_table(found: Interference) -> Table:
+def expert_table(found: Survey) -> Table:
     """For each expert: effective rank, and the energy kept at the rank used and at shares of the components."""
     rows = [
         [
@@ -98,12 +98,12 @@ def expert_table(found: Interference) -> Table:
     return Table(columns, rows, caption)
 
 
-def energy_curve(found: Interference, expert: int) -> list[float]:
+def energy_curve(found: Survey, expert: int) -> list[float]:
     """The mean share of an expert's energy over its matrices, at each of FRACTIONS."""
     return [_mean([m.energy_curve[expert][i] for m in found.matrices]) for i in range(len(FRACTIONS))]
 
 
-def fill(page: Page, found: Interference, overlap: HeatMap | None = None) -> None:
+def fill(page: Page, found: Survey, overlap: HeatMap | None = None) -> None:
     """Advice, interference by layer, similarity, spectra: each picture with the table it was drawn from."""
     if found.advice:
         page.heading("Advice")
@@ -135,7 +135,7 @@ def fill(page: Page, found: Interference, overlap: HeatMap | None = None) -> Non
     page.add(matrix_table(found))
 
 
-def sti_chart(found: Interference) -> str:
+def sti_chart(found: Survey) -> str:
     dots = [
         Dot(block.block, value, series=i)
         for block in found.blocks
@@ -145,7 +145,7 @@ def sti_chart(found: Interference) -> str:
     return dot_plot(dots, "STI", legend=["before", "after TSV-Merge"], log=True, caption=caption)
 
 
-def level_chart(found: Interference) -> str:
+def level_chart(found: Survey) -> str:
     names = [block.block for block in found.blocks]
     lines = [
         Series("measured", names, [block.normalized for block in found.blocks]),
@@ -155,12 +155,12 @@ def level_chart(found: Interference) -> str:
     return line_chart(lines, "block", "normalised interference", include=[0], caption=caption)
 
 
-def cosine_chart(found: Interference) -> str:
+def cosine_chart(found: Survey) -> str:
     labels = _short(found.experts)
     return heat_map(found.cosine, labels, labels, high=1, caption="Cosine of whole task vectors.")
 
 
-def overlap_chart(found: Interference, overlap: HeatMap) -> str:
+def overlap_chart(found: Survey, overlap: HeatMap) -> str:
     labels = _short(found.experts)
     caption = (
         f"|UᵀU| of {overlap.matrix}, the matrix that interferes most for its chance level "
@@ -170,13 +170,13 @@ def overlap_chart(found: Interference, overlap: HeatMap) -> str:
     return heat_map(overlap.left.tolist(), labels, labels, high=1, caption=caption)
 
 
-def energy_chart(found: Interference) -> str:
+def energy_chart(found: Survey) -> str:
     lines = [Series(name, FRACTIONS, energy_curve(found, expert)) for expert, name in enumerate(found.experts)]
     caption = "Share of the energy of task matrices in a share of their components."
     return line_chart(lines, "share of components", "energy kept", log_x=True, include=[1], caption=caption)
 
 
-def rank_chart(found: Interference) -> str:
+def rank_chart(found: Survey) -> str:
     blocks = [block.block for block in found.blocks]
     lines = [
         Series(

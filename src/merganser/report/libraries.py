@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from merganser.errors import CheckpointError
-from merganser.experts import Library
-from merganser.experts.manifest import Manifest
-from merganser.experts.ranks import RankPolicy
+from merganser.library import Library
+from merganser.library.manifest import Manifest
+from merganser.library.ranks import RankPolicy
 from merganser.report.charts import Dot, dot_plot
 from merganser.report.page import Page
 from merganser.report.tables import Table

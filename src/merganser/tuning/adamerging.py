@@ -10,11 +10,11 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from merganser.batches import Inputs
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError, one_of
-from merganser.tuning.functional import Head, Weights, call, check_state, check_weights, evaluation_copy
-from merganser.tuning.held_out import Data, Heads, Models, label, match, require_module
+from merganser.modules.batches import Inputs
+from merganser.modules.functional import Head, Weights, call, check_state, check_weights, evaluation_copy
+from merganser.tuning.held_out import Data, Heads, Models, label, match, match_data, require_module
 from merganser.tuning.parts import tsv_parts
 from merganser.tuning.result import Result
 
@@ -99,7 +99,7 @@ def adamerge(
         module,
         weights,
         vectors,
-        match(data, models, "data"),
+        match_data(data, models),
         heads=None if heads is None else match(heads, models, "heads"),
         wise=wise,
         init=init,

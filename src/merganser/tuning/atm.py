@@ -17,8 +17,8 @@ from merganser.checkpoints import open as open_checkpoint
 from merganser.checkpoints.hashing import content_hash
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
+from merganser.modules.functional import Weights
 from merganser.strict_json import read_json
-from merganser.tuning.functional import Weights
 from merganser.tuning.result import Result
 
 Step: TypeAlias = Callable[[Weights, int], Weights]

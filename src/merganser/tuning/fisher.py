@@ -10,9 +10,18 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
-from merganser.batches import Batch, Inputs, arguments, explained, first_tensor, labelled, several, without_targets
 from merganser.errors import InputError, one_of
-from merganser.tuning.functional import Head, Weights, call, check_state, evaluation_copy
+from merganser.modules.batches import (
+    Batch,
+    Inputs,
+    arguments,
+    explained,
+    first_tensor,
+    labelled,
+    several,
+    without_targets,
+)
+from merganser.modules.functional import Head, Weights, call, check_state, evaluation_copy
 from merganser.tuning.statistics import Statistics
 
 Labels: TypeAlias = Literal["expected", "sampled", "given"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from merganser.errors import InputError
-from merganser.tuning.functional import Weights, combine
+from merganser.modules.functional import Weights, combine
 from merganser.tuning.result import Result
 
 _DEFAULT = tuple(i / 10 for i in range(11))

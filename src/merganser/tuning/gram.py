@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merganser.batches import Batch, Inputs, several
 from merganser.errors import InputError
-from merganser.tuning.functional import Weights, check_state, evaluation_copy, run
+from merganser.modules.batches import Batch, Inputs, several
+from merganser.modules.functional import Weights, check_state, evaluation_copy, run
 from merganser.tuning.statistics import Statistics
 
 

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from merganser.batches import Batch, Inputs
 from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
+from merganser.modules.batches import Batch, Inputs, reusable
+from merganser.modules.functional import Head
 from merganser.recipes.running import check_several
-from merganser.tuning.functional import Head
 from merganser.tuning.validation import Validation
 
 Batches: TypeAlias = Sequence[Inputs | Batch]
@@ -42,6 +42,11 @@ def match(given: Data | Heads, models: Models, what: str) -> dict[str, Any]:
     return {key: found[key] for key in labels}
 
 
+def match_data(data: Data, models: Models) -> dict[str, Any]:
+    """Return the batches of each model by the models' labels; a data loader will do in place of a list."""
+    return {key: reusable(batches, f"data of {key}") for key, batches in match(data, models, "data").items()}
+
+
 def require_module(model: object, where: str) -> nn.Module:
     """Return `model` if it is a module, which data can be put through."""
     if not isinstance(model, nn.Module):
@@ -63,6 +68,6 @@ def held_out_score(
     module = next((m for m in (base, *label(models).values()) if isinstance(m, nn.Module)), None)
     return Validation(
         require_module(module, "base"),
-        match(data, models, "data"),
+        match_data(data, models),
         None if heads is None else match(heads, models, "heads"),
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from merganser.errors import InputError
 from merganser.methods.matrices import matrix_shape, rank_kept
 from merganser.methods.tsv import TSV, decompose, orthogonal
-from merganser.tuning.functional import Weights
+from merganser.modules.functional import Weights
 
 
 def tsv_parts(task_vectors: Mapping[str, Weights], rule: TSV | None = None) -> dict[str, dict[str, Tensor]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from merganser.errors import InputError, did_you_mean
-from merganser.tuning.functional import Weights, combine
+from merganser.modules.functional import Weights, combine
 from merganser.tuning.result import Result
 
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(1, 21))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from merganser.batches import Batch, labelled, reusable
 from merganser.errors import InputError
-from merganser.tuning.functional import Head, Weights, call, evaluation_copy
+from merganser.modules.batches import Batch, labelled, reusable
+from merganser.modules.functional import Head, Weights, call, evaluation_copy
 
 IGNORED = -100
 """The target that is not asked, as in `torch.nn.CrossEntropyLoss`."""

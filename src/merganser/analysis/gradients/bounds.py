@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from merganser.analysis.gradients.expansion import curvature_term, joint_path
 from merganser.analysis.gradients.losses import TaskLosses
-from merganser.batches import first_tensor
 from merganser.errors import InputError, one_of
+from merganser.modules.batches import first_tensor
 from merganser.tuning.result import Result
 
 Statement: TypeAlias = Literal["general", "relu_text", "relu_appendix"]

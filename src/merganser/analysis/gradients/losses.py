@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vjp
 
-from merganser.batches import Batch, labelled, several
 from merganser.errors import InputError, did_you_mean, one_of
-from merganser.tuning.functional import FlatWeights, call, check_state, evaluation_copy, plain_attention
+from merganser.modules.batches import Batch, labelled, several
+from merganser.modules.functional import FlatWeights, call, check_state, evaluation_copy, plain_attention
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`loss(outputs, targets)`: the mean over the samples of a batch."""

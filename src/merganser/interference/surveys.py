@@ -1,0 +1,233 @@
+"""Where experts fight: interference per matrix and block, similarity, spectra, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.opening import Reference
+from merganser.engine.geometry import cosines
+from merganser.errors import InputError
+from merganser.interference.advice import Advice, advise
+from merganser.interference.sti import Overlap, full_rank_procrustes, square_procrustes
+from merganser.interference.task_matrices import TaskMatrices, open_task_matrices
+from merganser.kernels.spectra import effective_rank
+from merganser.library.library import Library
+from merganser.library.unfolding import is_matrix
+from merganser.methods.matrices import FLOOR, matrix_shape, rank_kept
+
+#: Shares of the components at which the kept energy is reported.
+FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class MatrixInterference:
+    """One matrix. `sti` as in the thesis; `normalized` between 0 (orthogonal) and 1 (identical experts), to be compared
+    with the `chance` of unrelated ones (see `sti.Overlap`).
+
+    Per expert: `effective_rank`, `energy` at the rank used, `energy_curve` at `FRACTIONS`. `pairs` is the normalised
+    interference of every two experts. Procrustes errors are relative, (left, right); at full rank only the short
+    side is reported unless asked for, where it is known in closed form.
+    """
+
+    name: str
+    block: str
+    shape: tuple[int, int]
+    rank: int
+    sti: float
+    normalized: float
+    chance: float
+    sti_after: float
+    procrustes: tuple[float, float]
+    procrustes_full: tuple[float | None, float | None]
+    effective_rank: tuple[float, ...]
+    energy: tuple[float, ...]
+    energy_curve: tuple[tuple[float, ...], ...]
+    pairs: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class BlockInterference:
+    """The matrices of one block: the sum of their STI before and after TSV-Merge, the means of the normalised one and
+    of its chance level."""
+
+    block: str
+    matrices: int
+    sti: float
+    normalized: float
+    chance: float
+    sti_after: float
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What `interference` found. `cosine` is that of the whole task vectors. `truncated` says that experts came from
+    a library, so that spectra end where it cut them. `left_out` are the tensors of an expert that the base has not, or
+    in another shape, such as heads and further layers, for the experts that have any."""
+
+    experts: tuple[str, ...]
+    matrices: tuple[MatrixInterference, ...]
+    blocks: tuple[BlockInterference, ...]
+    cosine: tuple[tuple[float, ...], ...]
+    pairs: tuple[tuple[float, ...], ...]
+    truncated: bool
+    advice: tuple[Advice, ...]
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"fractions": list(FRACTIONS), **asdict(self)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A table of the blocks for people."""
+        return [
+            {
+                "block": block.block,
+                "matrices": block.matrices,
+                "STI": f"{block.sti:.3g}",
+                "normalised": f"{block.normalized:.3f}",
+                "by chance": f"{block.chance:.3f}",
+                "after TSV": f"{block.sti_after:.2g}",
+            }
+            for block in self.blocks
+        ]
+
+
+def survey(
+    base: Reference | Library,
+    experts: Mapping[str, Reference] | Sequence[str] | None = None,
+    *,
+    rank_fraction: float | None = None,
+    full_rank: bool = False,
+    on_matrix: Callable[[str], None] = lambda name: None,
+) -> Survey:
+    """Measure how the task matrices of experts overlap; takes a base with experts, or a library. Convolution kernels
+    count as matrices, output × (input · window).
+
+    `rank_fraction` is the share of components looked at, 1/T by default as in TSV-Merge. `full_rank` also measures
+    the Procrustes error of whole bases on the long side of every matrix, which is slow.
+    """
+    if rank_fraction is not None and not 0 < rank_fraction <= 1:
+        raise InputError(f"rank_fraction must be in (0, 1], got {rank_fraction}")
+    source = open_task_matrices(base, experts)
+    products = torch.zeros(len(source.names), len(source.names), dtype=torch.float64)
+    matrices: list[MatrixInterference] = []
+    for name, spec in sorted(source.tensors(), key=lambda item: natural_order(item[0])):
+        matrix = is_matrix(spec.shape)
+        if matrix:
+            on_matrix(name)
+        products += (own := source.inner_products(name))
+        if matrix and bool(own.any()):
+            matrices.append(_measure(name, source, rank_fraction, full_rank))
+    cosine = torch.from_numpy(cosines(products.numpy()))
+    pairs = _mean([torch.tensor(matrix.pairs) for matrix in matrices], len(source.names))
+    blocks = _by_block(matrices)
+    advice = advise(source.names, matrices, blocks, cosine, pairs, FRACTIONS, source.truncated)
+    return Survey(
+        tuple(source.names),
+        tuple(matrices),
+        blocks,
+        _tuple(cosine),
+        _tuple(pairs),
+        source.truncated,
+        advice,
+        {name: found for name, found in source.left_out().items() if found},
+    )
+
+
+def similarity(
+    base: Reference | Library, experts: Mapping[str, Reference] | Sequence[str] | None, name: str, rank: int
+) -> tuple[Tensor, Tensor]:
+    """|UᵀU| and |VᵀV| of the top `rank` task singular vectors of one matrix: the heat maps with a block per task."""
+    overlap = Overlap.of(open_task_matrices(base, experts).factors(name, rank))
+    return overlap.left.abs(), overlap.right.abs()
+
+
+def block_of(name: str) -> str:
+    """A tensor's block: its name up to the first number (`model.layers.3`), else its module."""
+    match = re.match(r"(?:[^.]+\.)*?\d+(?=\.)", name)
+    return match[0] if match else name.rpartition(".")[0] or name
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts names as people count: layer 2 before layer 10.
+
+    Example:
+        >>> sorted(["layers.10", "layers.2"], key=natural_order)
+        ['layers.2', 'layers.10']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _measure(name: str, source: TaskMatrices, rank_fraction: float | None, full_rank: bool) -> MatrixInterference:
+    shape = matrix_shape(source.base.spec(name).shape)
+    n, tasks = min(shape), len(source.names)
+    k = rank_kept(n, tasks, rank_fraction)
+    decomposed = source.decomposed(name, k)
+    spectra = [values for values, _ in decomposed]
+    energies = [values.square() for values in spectra]
+    totals = [float(energy.sum()) for energy in energies]
+    overlap = Overlap.of([factors for _, factors in decomposed])
+
+    def kept(rank: int) -> tuple[float, ...]:
+        return tuple(float(e[:rank].sum()) / total if total else 1.0 for e, total in zip(energies, totals, strict=True))
+
+    curves = [kept(rank_kept(n, 1, share)) for share in FRACTIONS]
+    return MatrixInterference(
+        name=name,
+        block=block_of(name),
+        shape=shape,
+        rank=k,
+        sti=overlap.interference(),
+        normalized=overlap.normalized(),
+        chance=overlap.chance(),
+        sti_after=overlap.after_merging(),
+        procrustes=overlap.procrustes(),
+        procrustes_full=_procrustes_full(name, source, spectra, full_rank),
+        effective_rank=tuple(effective_rank(values) for values in spectra),
+        energy=kept(k),
+        energy_curve=tuple(zip(*curves, strict=True)),
+        pairs=_tuple(overlap.pairs()),
+    )
+
+
+def _procrustes_full(
+    name: str, source: TaskMatrices, spectra: Sequence[Tensor], measure: bool
+) -> tuple[float | None, float | None]:
+    d, m = matrix_shape(source.base.spec(name).shape)
+    n = min(d, m)
+    if measure:
+        whole = source.factors(name, n)
+        return full_rank_procrustes([f.u for f in whole]), full_rank_procrustes([f.v for f in whole])
+    whole_rank = all(s.numel() == n and bool(s[-1] > FLOOR * s[0]) for s in spectra)
+    known = square_procrustes(n, len(spectra)) if whole_rank else None
+    return (known if d == n else None), (known if m == n else None)
+
+
+def _by_block(matrices: Sequence[MatrixInterference]) -> tuple[BlockInterference, ...]:
+    groups: dict[str, list[MatrixInterference]] = {}
+    for matrix in matrices:
+        groups.setdefault(matrix.block, []).append(matrix)
+    return tuple(
+        BlockInterference(
+            block,
+            len(group),
+            sum(matrix.sti for matrix in group),
+            sum(matrix.normalized for matrix in group) / len(group),
+            sum(matrix.chance for matrix in group) / len(group),
+            sum(matrix.sti_after for matrix in group),
+        )
+        for block, group in groups.items()
+    )
+
+
+def _mean(tables: Sequence[Tensor], size: int) -> Tensor:
+    return torch.stack(list(tables)).mean(dim=0) if tables else torch.zeros(size, size)
+
+
+def _tuple(table: Tensor) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(value) for value in row) for row in table)

@@ -1,0 +1,166 @@
+"""Task matrices Δ = expert − base, one tensor after the other: from checkpoints, or from the factors of a library."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.errors import CheckpointError, InputError
+from merganser.interference.sti import Overlap
+from merganser.kernels.spectra import Factors, spectrum_and_svd, top_svd
+from merganser.library.building import check_finite, check_fit, is_change, task_matrix
+from merganser.library.library import Library
+from merganser.library.unfolding import as_matrix, is_matrix
+from merganser.methods.matrices import FLOOR, matrix_shape, side_by_side
+
+_ELEMENTS = 1 << 22
+
+
+class TaskMatrices(ABC):
+    """The task matrices of several experts of one base."""
+
+    names: Sequence[str]
+    truncated: bool
+    base: Checkpoint
+
+    @abstractmethod
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """The float tensors every expert shares with the base."""
+
+    @abstractmethod
+    def left_out(self) -> dict[str, tuple[str, ...]]:
+        """For every expert what the base has not."""
+
+    @abstractmethod
+    def factors(self, name: str, k: int) -> list[Factors]:
+        """The top k components of every expert."""
+
+    @abstractmethod
+    def decomposed(self, name: str, k: int) -> list[tuple[Tensor, Factors]]:
+        """All singular values of every expert, and its top k components."""
+
+    @abstractmethod
+    def inner_products(self, name: str) -> Tensor:
+        """⟨Δ_a, Δ_b⟩ for one tensor."""
+
+
+class WholeTaskMatrices(TaskMatrices):
+    """Experts as checkpoints."""
+
+    def __init__(self, base: Checkpoint, experts: Mapping[str, Checkpoint]) -> None:
+        self.base = base
+        self.names = list(experts)
+        self.truncated = False
+        self._experts = list(experts.values())
+        for expert in self._experts:
+            check_fit(base, expert)
+            if not any(is_change(base, name, expert.spec(name)) for name in base.names()):
+                raise CheckpointError(f"{expert.label}: no tensor has the shape it has in the base {base.label}")
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        for name in self.base.names():
+            spec = self.base.spec(name)
+            if not is_integer(spec.dtype) and all(expert.spec(name).shape == spec.shape for expert in self._experts):
+                yield name, spec
+
+    def left_out(self) -> dict[str, tuple[str, ...]]:
+        named = zip(self.names, self._experts, strict=True)
+        return {name: _of_its_own(self.base, expert, expert.names()) for name, expert in named}
+
+    def factors(self, name: str, k: int) -> list[Factors]:
+        return [top_svd(self._matrix(expert, name), k).above(FLOOR) for expert in self._experts]
+
+    def decomposed(self, name: str, k: int) -> list[tuple[Tensor, Factors]]:
+        def decompose(expert: Checkpoint) -> tuple[Tensor, Factors]:
+            values, factors = spectrum_and_svd(self._matrix(expert, name), k)
+            return values, factors.above(FLOOR)
+
+        return side_by_side(decompose, self._experts)
+
+    def _matrix(self, expert: Checkpoint, name: str) -> Tensor:
+        return as_matrix(task_matrix(self.base, expert, name))
+
+    def inner_products(self, name: str) -> Tensor:
+        spec = self.base.spec(name)
+        height = spec.shape[0] if spec.shape else 1
+        step = max(1, _ELEMENTS * height // max(1, spec.numel * len(self._experts)))
+        total = torch.zeros(len(self._experts), len(self._experts), dtype=torch.float64)
+        for start in range(0, height, step):
+            rows = (start, min(start + step, height)) if spec.shape else None
+            ours = self.base.read(name, rows)
+            read = [expert.read(name, rows) for expert in self._experts]
+            # Far cheaper than to find zeros in float64.
+            if all(theirs.dtype == ours.dtype and torch.equal(theirs, ours) for theirs in read):
+                continue
+            wide = ours.double()
+            flat = torch.stack([self._delta(index, name, theirs.double(), wide) for index, theirs in enumerate(read)])
+            total += flat @ flat.T
+        return total
+
+    def _delta(self, index: int, name: str, theirs: Tensor, ours: Tensor) -> Tensor:
+        delta = theirs - ours
+        if not bool(delta.sum().isfinite()):
+            if torch.equal(theirs, ours):  # infinite in both, such as a mask
+                return torch.zeros_like(delta).flatten()
+            check_finite(theirs, name, f"{self.names[index]}, {self._experts[index].label}")
+            check_finite(ours, name, self.base.label)
+        return delta.flatten()
+
+
+class StoredTaskMatrices(TaskMatrices):
+    """Experts of a library, from their factors."""
+
+    def __init__(self, library: Library, names: Iterable[str] | None) -> None:
+        self.base = library.base
+        self.names = list(library.experts if names is None else names)
+        self.truncated = True
+        self._experts = [library.expert(name) for name in self.names]
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        for name in self.base.names():
+            if any(name in e.file.kinds for e in self._experts) and all(e.merges(name) for e in self._experts):
+                yield name, self.base.spec(name)
+
+    def left_out(self) -> dict[str, tuple[str, ...]]:
+        return {expert.name: _of_its_own(self.base, expert, expert.file.kinds) for expert in self._experts}
+
+    def factors(self, name: str, k: int) -> list[Factors]:
+        d, m = matrix_shape(self.base.spec(name).shape)
+        nothing = Factors(*(torch.zeros(size, dtype=torch.float64) for size in ((d, 0), (0,), (m, 0))))
+        return [found if (found := expert.factors(name, k)) is not None else nothing for expert in self._experts]
+
+    def decomposed(self, name: str, k: int) -> list[tuple[Tensor, Factors]]:
+        whole = self.factors(name, min(matrix_shape(self.base.spec(name).shape)))
+        return [(factors.s, factors.truncate(k)) for factors in whole]
+
+    def inner_products(self, name: str) -> Tensor:
+        shape = self.base.spec(name).shape
+        if is_matrix(shape) and all(expert.file.kinds.get(name) != "full" for expert in self._experts):
+            return Overlap.of(self.factors(name, min(matrix_shape(shape)))).inner_products()
+        flat = torch.stack([expert.delta(name).double().flatten() for expert in self._experts])
+        return flat @ flat.T
+
+
+def _of_its_own(base: Checkpoint, expert: Checkpoint, names: Iterable[str]) -> tuple[str, ...]:
+    """The tensors that the base has not, or in another shape."""
+    return tuple(t for t in names if t not in base or base.spec(t).shape != expert.spec(t).shape)
+
+
+def open_task_matrices(
+    base: Reference | Library, experts: Mapping[str, Reference] | Sequence[str] | None
+) -> TaskMatrices:
+    if isinstance(base, Library):
+        source: TaskMatrices = StoredTaskMatrices(base, experts)
+    elif isinstance(experts, Mapping):
+        source = WholeTaskMatrices(open_checkpoint(base), {name: open_checkpoint(ref) for name, ref in experts.items()})
+    else:
+        raise InputError("name the experts of a base, as in {'task': checkpoint, …}")
+    if not source.names:
+        raise InputError("at least one expert is needed")
+    return source

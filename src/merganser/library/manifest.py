@@ -1,0 +1,197 @@
+"""What a library says of itself: one JSON file, replaced whole, never edited in place, by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from merganser import strict_json
+from merganser.confine import confine
+from merganser.errors import CheckpointError, InputError
+from merganser.library.ranks import KINDS
+from merganser.library.schema import Section
+from merganser.library.storage import DISK, FACTOR_DTYPES, partial_of
+
+FILE = "library.json"
+LOCK = ".lock"
+FORMAT = "merganser-experts"
+#: Version 2 has the checksum of the base's weights, and experts may keep convolution kernels as factors.
+VERSION = 2
+READABLE = (1, 2)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def check_name(name: str) -> None:
+    """Names of experts become names of files."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(f"{str(name)[:100]!r} cannot name an expert: letters, digits, '.', '_' and '-' only")
+    if len(name) > 200:
+        raise InputError(f"'{name[:100]}…' cannot name an expert: it has more than 200 letters")
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Nobody else changes the library meanwhile. The lock ends with the process that holds it; its file stays."""
+    try:
+        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be changed: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise InputError(f"{directory}: another process is changing this library; try again when it is done") from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """The file appears, or takes the place of the last one, when it is complete and synced."""
+    partial = partial_of(path)
+    DISK.before("write", partial)
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    DISK.rename(partial, path)
+
+
+def read_json(path: Path, what: str, form: str, versions: Collection[int]) -> Section:
+    """The content of a manifest of this form and one of these versions, without these two; `what` it belongs to is for
+    messages."""
+    try:
+        content = strict_json.read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{path.parent}: not {what}: it has no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(content, dict) or content.pop("format", None) != form:
+        raise CheckpointError(f"{path}: not the manifest of {what}")
+    version = content.pop("version", None)
+    if type(version) is not int or version not in versions:
+        raise CheckpointError(f"{path}: {what} written by another version of merganser")
+    return Section(content, str(path))
+
+
+def expert_file(name: str) -> str:
+    """Where a library keeps an expert, below its directory."""
+    return f"experts/{name}.safetensors"
+
+
+@dataclass(frozen=True)
+class ExpertRecord:
+    """A finished expert: its file with size and sha256, where it came from, the share of its energy that was kept."""
+
+    file: str
+    nbytes: int
+    sha256: str
+    source: str
+    fingerprint: str
+    energy: float
+
+    @classmethod
+    def read(cls, directory: Path, name: str, record: Section) -> ExpertRecord:
+        """Read the record of the expert `name`, whose file must be the one that the name stands for."""
+        found = cls(
+            file=record.text("file"),
+            nbytes=record.count("nbytes"),
+            sha256=record.text("sha256"),
+            source=record.text("source"),
+            fingerprint=record.text("fingerprint"),
+            energy=record.number("energy"),
+        )
+        confine(directory, found.file, f"{record.where}: file")
+        if found.file != expert_file(name):
+            raise record.damaged("file", repr(expert_file(name)), found.file)
+        record.done()
+        return found
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`base` is a path or hub id, or `base` inside the library when it was copied; then the fingerprint of what was
+    copied stands beside that of the copy. `base_sha256` is that of all the base's weights, None in libraries of
+    version 1. `pending` are experts a build has promised and not yet finished, with the ranks decided for them."""
+
+    base: str
+    base_copied: bool
+    base_fingerprint: str
+    source_fingerprint: str
+    dtype: str
+    policy: dict[str, Any]
+    base_sha256: str | None = None
+    experts: dict[str, ExpertRecord] = field(default_factory=dict)
+    pending: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def with_expert(self, name: str, record: ExpertRecord) -> Manifest:
+        pending = {other: plan for other, plan in self.pending.items() if other != name}
+        return replace(self, experts=self.experts | {name: record}, pending=pending)
+
+    def without(self, name: str) -> Manifest:
+        return replace(self, experts={k: v for k, v in self.experts.items() if k != name})
+
+    def write(self, directory: Path) -> None:
+        write_json(directory / FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Read the manifest of the library in `directory`; every field is checked before anything is done with it."""
+        content = read_json(directory / FILE, "an expert library", FORMAT, READABLE)
+        found = cls(
+            base=content.text("base"),
+            base_copied=content.flag("base_copied"),
+            base_fingerprint=content.text("base_fingerprint"),
+            source_fingerprint=content.text("source_fingerprint"),
+            dtype=content.choice("dtype", FACTOR_DTYPES),
+            policy=_policy(content.section("policy")),
+            base_sha256=content.text("base_sha256") if content.has("base_sha256") else None,
+            experts={
+                name: ExpertRecord.read(directory, name, record) for name, record in named_sections(content, "experts")
+            },
+            pending={name: _promise(plan) for name, plan in named_sections(content, "pending")},
+        )
+        content.done()
+        if found.base_copied:
+            confine(directory, found.base, f"{directory / FILE}: base")
+        if twice := sorted(found.experts.keys() & found.pending):
+            raise CheckpointError(f"{directory / FILE}: damaged: {twice[0]!r} is both finished and pending")
+        return found
+
+
+def named_sections(content: Section, key: str) -> Iterator[tuple[str, Section]]:
+    """The sections below a field, each under the name of an expert."""
+    records = content.section(key)
+    for name in records.names():
+        try:
+            check_name(name)
+        except InputError as error:
+            raise CheckpointError(f"{records.where}: damaged: {error}") from None
+        yield name, records.section(name)
+
+
+def _policy(policy: Section) -> dict[str, Any]:
+    found = {"kind": policy.choice("kind", KINDS), "value": policy.number("value")}
+    policy.done()
+    return found
+
+
+def _promise(plan: Section) -> dict[str, Any]:
+    """What a build has decided for an expert: of which source, and how its file is laid out."""
+    ranks = plan.section("ranks")
+    found = {
+        "fingerprint": plan.text("fingerprint"),
+        "room": plan.count("room"),
+        "ranks": {tensor: ranks.optional_count(tensor) for tensor in ranks.names()},
+    }
+    plan.done()
+    return found

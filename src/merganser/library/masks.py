@@ -1,0 +1,308 @@
+"""Experts as one shared vector and a bit for each of their weights: TALL masks and EMR, on disk.
+
+With task vectors Δ_t = θ_t − θ_0, an expert is rebuilt as θ_0 + λ_t · m_t ⊙ Δ.
+
+- `tall` (Wang et al. 2024, Localizing Task Information, arXiv:2405.07813): Δ = ΣΔ_t, m_t = [|Δ_t| > κ_t |Δ − Δ_t|],
+  λ_t = 1; larger thresholds κ_t give sparser masks.
+- `emr` (Huang et al. 2024, EMR-Merging, arXiv:2405.17461): Δ has the sign of ΣΔ_t and the largest magnitude among the
+  tasks of that sign, m_t = [Δ_t Δ > 0], λ_t = ‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁.
+
+Experts are looked up, rebuilt, extracted and measured as in a `Library`, so that storage and fidelity compare. The rest
+differs: a new expert changes the shared vector, so there is no `add` or `remove`; `merge` takes a scale and is of all
+experts, since only their sum or election is kept; a build is not resumed; there are no checksums to verify.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer
+from merganser.checkpoints.differences import Combination, Difference, Stored, Vector, in_blocks, wide
+from merganser.checkpoints.directory import Directory
+from merganser.checkpoints.dtypes import dtype_of
+from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.quantised import refuse_quantised
+from merganser.confine import confine
+from merganser.engine.directories import check_replaceable
+from merganser.engine.export import write_checkpoint
+from merganser.engine.geometry import Parts, over_blocks
+from merganser.engine.publishing import check_out, publish
+from merganser.engine.task_vector import Applied
+from merganser.errors import CheckpointError, InputError, by_name, did_you_mean, one_of
+from merganser.library.bases import main_dtype, open_base, place_of
+from merganser.library.building import check_finite
+from merganser.library.library import Size
+from merganser.library.manifest import check_name, named_sections, read_json, write_json
+from merganser.library.mask_bits import FULL, Kind, Packed, unpack
+from merganser.library.schema import Section
+
+FILE = "masks.json"
+FORMAT, VERSION = "merganser-masks", 1
+
+
+@dataclass(frozen=True)
+class MaskSize(Size):
+    """As a library's, with the vector that all experts share."""
+
+    shared: int = 0
+
+    @property
+    def total(self) -> int:
+        return super().total + self.shared
+
+
+class MaskLibrary:
+    """Experts of one base as masks over a shared vector. Make one with `build`, open one with `MaskLibrary(path)`."""
+
+    def __init__(self, path: str | os.PathLike[str], base: Reference | None = None) -> None:
+        """Open one. `base` names the base's new place if it was moved."""
+        self.path = Path(path)
+        content = read_json(self.path / FILE, "a library of masks", FORMAT, (VERSION,))
+        self.kind = cast(Kind, content.choice("kind", get_args(Kind)))
+        place = content.text("base") if content.has("base") else None
+        fingerprint = content.text("fingerprint")
+        self._scales = {name: _scale(record) for name, record in named_sections(content, "experts")}
+        content.done()
+        self.base = open_base(self.path, self.path / "base" if place is None else place, (fingerprint,), base)
+        self.shared = Stored(open_checkpoint(self.path / "shared"))
+
+    @classmethod
+    def build(
+        cls,
+        base: Reference,
+        experts: Mapping[str, Reference],
+        path: str | os.PathLike[str],
+        *,
+        kind: Kind = "tall",
+        threshold: float | Mapping[str, float] = 0.4,
+        dtype: str | torch.dtype | None = None,
+        on_step: Callable[[str, str], None] = lambda action, name: None,
+    ) -> MaskLibrary:
+        """Write the shared vector and the masks of `experts` to the directory `path`, by streaming.
+
+        `threshold` is κ of the TALL masks, for all experts or by name; `dtype` that of the shared vector, by default
+        what most of the base is in. Tensors the base has not, or has in another shape (heads), are kept whole. A base
+        that is only in memory is copied.
+        """
+        directory = Path(path)
+        one_of("kind of masks", kind, Kind)
+        by_name("experts", experts)
+        if not experts:
+            raise InputError("masks need at least one expert")
+        for name in experts:
+            check_name(name)
+        thresholds = _thresholds(threshold, list(experts))
+        asked = None if dtype is None else dtype_of(dtype)
+        check_out(directory, overwrite=False)
+        origin, place = open_checkpoint(base), place_of(base)
+        opened = {name: open_checkpoint(reference) for name, reference in experts.items()}
+        for checkpoint in (origin, *opened.values()):
+            refuse_quantised(checkpoint)
+        # What one expert cannot share is kept whole by all of them.
+        exclude = sorted({tensor for expert in opened.values() for tensor in _own_tensors(origin, expert)})
+        own = {name: [tensor for tensor in exclude if tensor in expert] for name, expert in opened.items()}
+        deltas = {name: Difference(expert, origin, exclude) for name, expert in opened.items()}
+        _check_finite(origin, origin.label)
+        for name, expert in opened.items():
+            on_step("looking at", name)
+            _check_finite(expert, f"expert {name!r}, {expert.label}")
+        united = Combination([(1.0, d) for d in deltas.values()]) if kind == "tall" else Elected(list(deltas.values()))
+        card = {"card": {"models": list(opened), "methods": [kind]}}
+
+        def write(made: Path) -> None:
+            kept = origin if place is not None else open_checkpoint(write_checkpoint(origin, made / "base"))
+            on_step("adding up", ", ".join(opened))
+            write_checkpoint(united, made / "shared", dtype=asked or main_dtype(origin), sidecars=card)
+            shared = Stored(open_checkpoint(made / "shared"))
+            records: dict[str, dict[str, float]] = {}
+            (made / "experts").mkdir()
+            for name, delta in deltas.items():
+                on_step("masking", name)
+                packed = Packed(delta, shared, kind, thresholds[name], opened[name], own[name])
+                write_checkpoint(packed, made / "experts" / name, sidecars=card)
+                records[name] = {"scale": _rescaler(delta, shared) if kind == "emr" else 1.0}
+            content = {"kind": kind, "base": place, "fingerprint": kept.fingerprint(), "experts": records}
+            write_json(made / FILE, {"format": FORMAT, "version": VERSION, **content})
+
+        publish(directory, write)
+        return cls(directory, None if place is None else origin)
+
+    @property
+    def experts(self) -> tuple[str, ...]:
+        return tuple(self._scales)
+
+    def __len__(self) -> int:
+        return len(self.experts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._scales
+
+    def expert(self, name: str) -> MaskedExpert:
+        """An expert as a checkpoint, rebuilt as it is read."""
+        if name not in self:
+            raise InputError(f"{self.path}: has no expert {name!r}{did_you_mean(name, self.experts)}")
+        return MaskedExpert(self.base, self.shared, self._bits(name), self._scales[name], name)
+
+    def _bits(self, name: str) -> Checkpoint:
+        # `open` would give the expert itself.
+        return Directory(confine(self.path, f"experts/{name}", f"{self.path / FILE}: experts"))
+
+    def density(self, name: str) -> float:
+        """The share of entries an expert's mask keeps."""
+        expert = self.expert(name)
+        ones = sum(int(expert.mask(tensor).sum()) for tensor in self.shared.names())
+        return ones / max(1, sum(self.shared.spec(tensor).numel for tensor in self.shared.names()))
+
+    def merge(self, scale: float = 1.0) -> Applied:
+        """θ_0 + scale · Δ: task arithmetic, or the unified model of EMR, without masks."""
+        return Applied(self.base, self.shared, scale)
+
+    def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
+        """Rebuild an expert as an ordinary checkpoint directory: its `save`."""
+        return self.expert(name).save(out, **options)
+
+    def size(self) -> MaskSize:
+        """Bytes of the base's weights, of the shared vector and of every expert's masks."""
+        return MaskSize(
+            base=sum(self.base.spec(name).nbytes for name in self.base.names()),
+            experts={name: _nbytes(self._bits(name)) for name in self.experts},
+            shared=_nbytes(open_checkpoint(self.path / "shared")),
+        )
+
+
+class Elected(Vector):
+    """The sign of ΣΔ_t with the largest |Δ_t| among those of that sign."""
+
+    def __init__(self, deltas: Sequence[Vector]) -> None:
+        specs = {name: deltas[0].spec(name) for name in deltas[0].names()}
+        super().__init__(specs, f"elected of {', '.join(delta.label for delta in deltas)}", deltas)
+        self.deltas = deltas
+
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        parts = [delta.compute(name, rows) for delta in self.deltas]
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total.add_(part)
+        sign = total.sign_()
+        largest = torch.zeros_like(sign)
+        for part in parts:
+            torch.maximum(largest, part.mul_(sign), out=largest)
+        return largest.mul_(sign)
+
+
+class MaskedExpert(View):
+    """θ_0 + λ · m ⊙ Δ; tensors kept whole are the expert's own."""
+
+    def __init__(self, base: Checkpoint, shared: Vector, bits: Checkpoint, scale: float, name: str) -> None:
+        super().__init__(base, f"{name} over {base.label}")
+        self.name, self.shared, self.bits, self.scale = name, shared, bits, scale
+        self._own = {stored.removesuffix(FULL) for stored in bits.names() if stored.endswith(FULL)}
+
+    def names(self) -> Sequence[str]:
+        return [*self.source.names(), *sorted(self._own - set(self.source.names()))]
+
+    def spec(self, name: str) -> TensorSpec:
+        return self.bits.spec(name + FULL) if name in self._own else self.source.spec(name)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        name = self.source.aliases().get(name, name)
+        if name in self._own:
+            return self.bits.read(name + FULL, rows)
+        if name not in self.shared:
+            return self.source.read(name, rows)
+        spec = wide(self.source.spec(name))
+        if not spec.shape:
+            return self._compute(name, None)
+        return in_blocks(spec, rows, lambda part: self._compute(name, part))
+
+    def mask(self, name: str, rows: Rows | None = None) -> Tensor:
+        """m of one tensor, or of its rows, as booleans."""
+        return unpack(self.bits, name, self.source.spec(name).shape, rows)
+
+    def _compute(self, name: str, rows: Rows | None) -> Tensor:
+        moved = self.shared.compute(name, rows).masked_fill_(~self.mask(name, rows), 0)
+        return torch.add(self.source.read(name, rows).to(moved.dtype), moved, alpha=self.scale)
+
+    def fingerprint(self) -> str:
+        parts = f"{self.source.fingerprint()} {self.shared.fingerprint()} {self.bits.fingerprint()} {self.scale!r}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [*self.source.files(), *self.shared.files(), *self.bits.files()]
+
+    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
+        """Write the rebuilt model to the directory `out`, by streaming, with the base's config and tokenizer (options
+        of `write_checkpoint`)."""
+        check_replaceable(Path(out), self.files())
+        return write_checkpoint(self, out, dtype=dtype, **options)
+
+
+def _rescaler(delta: Vector, shared: Vector) -> float:
+    """‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁ over all tensors."""
+
+    def sums(parts: Parts) -> tuple[float, float]:
+        own, united = parts
+        return float(np.abs(own).sum()), float(np.abs(united[own * united > 0]).sum())
+
+    found = [value for _, value in over_blocks([delta, shared], delta.names(), sums)]
+    total = math.fsum(kept for _, kept in found)
+    return math.fsum(own for own, _ in found) / total if total else 1.0
+
+
+def _scale(record: Section) -> float:
+    scale = record.number("scale")
+    record.done()
+    return scale
+
+
+def _own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:
+    """What the expert does not share with the base, or has otherwise: new tensors, other shapes, other integers."""
+
+    def shared(name: str) -> bool:
+        if name not in base or base.spec(name).shape != expert.spec(name).shape:
+            return False
+        return not is_integer(expert.spec(name).dtype) or torch.equal(expert.read(name), base.read(name))
+
+    return [name for name in expert.names() if not shared(name)]
+
+
+def _thresholds(given: float | Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    """κ of every expert."""
+    each = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    for name in names:
+        if name not in each:
+            raise InputError(f"threshold: none is given for the expert {name!r}")
+    for name, value in each.items():
+        if name not in names:
+            raise InputError(f"threshold: there is no expert {name!r}{did_you_mean(str(name), names)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise InputError(f"threshold: expected a number from 0 up, got {value!r} for {name!r}")
+    return {name: float(each[name]) for name in names}
+
+
+def _check_finite(checkpoint: Checkpoint, where: str) -> None:
+    for name in checkpoint.names():
+        check_finite(checkpoint.read(name), name, where)
+
+
+def _nbytes(checkpoint: Checkpoint) -> int:
+    return sum(checkpoint.spec(name).nbytes for name in checkpoint.names())
+
+
+def open_expert(path: Path) -> Checkpoint:
+    """The expert of a library of masks that a path names, for `merganser.open`."""
+    if (path / FILE).is_file():
+        known = ", ".join(MaskLibrary(path).experts)
+        raise CheckpointError(f"{path}: a library of masks; name one of {known} as {path}/experts/NAME")
+    return MaskLibrary(path.parent.parent).expert(path.name)

@@ -1,0 +1,184 @@
+"""Experts and their merges as checkpoints, computed as they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer, select_rows
+from merganser.engine.directories import check_replaceable
+from merganser.engine.export import write_checkpoint
+from merganser.errors import CheckpointError, InputError
+from merganser.kernels.spectra import Factors, top_svd
+from merganser.library.building import task_matrix
+from merganser.library.storage import ExpertFile
+from merganser.library.unfolding import as_matrix, is_matrix
+from merganser.methods.matrices import FLOOR, matrix_shape, rank_kept
+from merganser.methods.tsv import TSV, orthogonal_sum
+
+
+class Expert(View):
+    """θ₀ + u · diag(s) · vᵀ for matrices, the stored tensor where it was kept whole, the base's everywhere else.
+
+    Rebuilt matrices are read in float32: they are rounded once, when written.
+    """
+
+    def __init__(self, base: Checkpoint, file: ExpertFile, name: str) -> None:
+        super().__init__(base, f"{file.path.parent.parent}:{name}")
+        self.name = name
+        self.file = file
+        for changed in file.kinds:
+            stored = file.spec(changed).shape
+            if file.kinds[changed] == "factors" and (changed not in base or _matrix(base.spec(changed)) != stored):
+                raise CheckpointError(f"{file.path}: changes {changed!r} of shape {list(stored)}, not in the base")
+
+    def names(self) -> Sequence[str]:
+        own = [name for name in self.file.kinds if name not in self.source]
+        return [*self.source.names(), *own]
+
+    def spec(self, name: str) -> TensorSpec:
+        name = self.source.aliases().get(name, name)
+        return self.file.spec(name) if self.file.kinds.get(name) == "full" else self.source.spec(name)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        name = self.source.aliases().get(name, name)
+        kind = self.file.kinds.get(name)
+        if kind == "full":
+            return self.file.full(name, rows)
+        tensor = self.source.read(name, rows)
+        return tensor if kind is None else self.file.added_to(tensor, name, rows)
+
+    def fingerprint(self) -> str:
+        parts = f"{self.source.fingerprint()} {self.file.weights.fingerprint()}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [*self.source.files(), *self.file.weights.files()]
+
+    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
+        """Write the rebuilt model to the directory `out`, by streaming, with the base's config and tokenizer (options
+        of `write_checkpoint`)."""
+        check_replaceable(Path(out), self.files())
+        return write_checkpoint(self, out, dtype=dtype, **options)
+
+    def factors(self, name: str, k: int | None = None) -> Factors | None:
+        """The task matrix of a tensor as float64 factors: none if it did not change, decomposed if kept whole."""
+        if name not in self:
+            raise self.missing(name)
+        name = self.source.aliases().get(name, name)
+        kind = self.file.kinds.get(name)
+        if kind is None:
+            return None
+        shape = self.spec(name).shape
+        if not self.merges(name) or not (len(shape) == 2 or kind == "factors" or is_matrix(shape)):
+            raise InputError(f"{self.label}: {name!r}, {self.spec(name)}, is no change of a matrix of the base")
+        if kind == "factors":
+            found = self.file.factors(name)
+            return found if k is None else found.truncate(k)
+        delta = as_matrix(self.delta(name))
+        return top_svd(delta, k or min(delta.shape)).above(FLOOR)
+
+    def delta(self, name: str) -> Tensor:
+        """θ_t − θ₀ in float32, in the tensor's own shape; in float64 if the tensor is and was kept whole."""
+        if self.file.kinds.get(name) == "factors":
+            return self.file.product(name).view(self.source.spec(name).shape)
+        return task_matrix(self.source, self, name)
+
+    def merges(self, name: str) -> bool:
+        """Whether the tensor takes part in merges: a float tensor of the base's own shape."""
+        return (
+            name in self.source
+            and not is_integer(self.source.spec(name).dtype)
+            and self.spec(name).shape == self.source.spec(name).shape
+        )
+
+
+class MergedExperts(View):
+    """TSV-Merge of experts from their stored factors: no decomposition of a matrix that was kept as factors."""
+
+    def __init__(self, base: Checkpoint, experts: Sequence[Expert], rule: TSV) -> None:
+        super().__init__(base, f"merge of {', '.join(expert.name for expert in experts)}")
+        self.experts = experts
+        self.rule = rule
+        self._weights = dict(zip((expert.name for expert in experts), rule.weight, strict=True))
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[str, Tensor] = OrderedDict()
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        name = self.source.aliases().get(name, name)
+        base = self.source.read(name, rows)
+        if not self.changing(name):
+            return base
+        delta = select_rows(self._delta(name), rows)
+        return torch.add(base.to(delta.dtype), delta, alpha=self.rule.scale)
+
+    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
+        """Write the merged model to the directory `out`, by streaming, with the base's config and tokenizer (options of
+        `write_checkpoint`)."""
+        check_replaceable(Path(out), [path for expert in self.experts for path in expert.files()])
+        names = [expert.name for expert in self.experts]
+        card = {"card": {"base": self.source.label, "models": names, "methods": [self.rule.name]}}
+        return write_checkpoint(self, out, dtype=dtype, sidecars=card, **options)
+
+    def changing(self, name: str) -> list[Expert]:
+        """The experts whose change of a tensor takes part."""
+        return [expert for expert in self.experts if name in expert.file.kinds and expert.merges(name)]
+
+    def is_factored(self, name: str) -> bool:
+        """Whether the tensor is merged as a matrix; convolution kernels are, unless the rule says otherwise."""
+        shape = self.source.spec(name).shape
+        return is_matrix(shape) and self.rule.applies(name, shape)
+
+    def rank_of(self, name: str) -> int:
+        """How many components each expert may bring to a matrix, or to a kernel as one."""
+        n = min(matrix_shape(self.source.spec(name).shape))
+        return rank_kept(n, len(self.experts), self.rule.rank_fraction) if self.rule.low_rank else n
+
+    def factors(self, name: str) -> list[Factors]:
+        """The truncated factors of the experts that change a matrix, singular values times the experts' weights."""
+        parts = []
+        for expert in self.changing(name):
+            found = expert.factors(name, self.rank_of(name))
+            assert found is not None, "only experts that changed the tensor are asked"
+            parts.append(found._replace(s=found.s * self._weights[expert.name]))
+        return parts
+
+    def _delta(self, name: str) -> Tensor:
+        # Readers come in blocks of rows from several threads: the last few matrices are kept for them.
+        with self._lock:
+            if name not in self._recent:
+                self._recent[name] = self._compute(name)
+                while len(self._recent) > 3:
+                    self._recent.popitem(last=False)
+            return self._recent[name]
+
+    def _compute(self, name: str) -> Tensor:
+        spec = self.source.spec(name)
+        shape, wide = spec.shape, torch.float64 if spec.dtype == torch.float64 else torch.float32
+        if not self.is_factored(name):
+            total = torch.zeros(shape, dtype=torch.float64)
+            for expert in self.changing(name):
+                total.add_(expert.delta(name), alpha=self._weights[expert.name])
+            return (total / len(self.experts)).to(wide)
+        merged = orthogonal_sum(self.factors(name), self.rule.orthogonalize, self.rule.tolerance, wide)
+        return merged.view(shape)
+
+    def fingerprint(self) -> str:
+        parts: Mapping[str, str] = {expert.name: expert.fingerprint() for expert in self.experts}
+        return hashlib.sha256(f"{self.rule} {parts}".encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [path for expert in self.experts for path in expert.files()]
+
+
+def _matrix(spec: TensorSpec) -> tuple[int, ...]:
+    """The shape of a tensor's factors, multiplied; a vector has none."""
+    return matrix_shape(spec.shape) if len(spec.shape) > 1 else ()

@@ -1,0 +1,112 @@
+"""Statistics of activations, streamed through forward hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from merganser.errors import InputError
+from merganser.modules.batches import Inputs, forward, several
+
+Hook = Callable[[Tensor], Tensor | None]
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CHANNELS_SECOND = (*CONVOLUTIONS, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
+
+
+@dataclass
+class Moments:
+    """Mean and variance of every channel, merged batch by batch in float64 (Chan, Golub and LeVeque)."""
+
+    count: int = 0
+    mean: Tensor | None = None
+    squares: Tensor | None = None
+
+    def add(self, rows: Tensor) -> None:
+        """Samples in rows, channels in columns."""
+        rows = rows.double()
+        count, mean = len(rows), rows.mean(dim=0)
+        squares = (rows - mean).square().sum(dim=0)
+        if self.mean is None or self.squares is None:
+            self.count, self.mean, self.squares = count, mean, squares
+            return
+        total, shift = self.count + count, mean - self.mean
+        self.squares = self.squares + squares + shift.square() * (self.count * count / total)
+        self.mean = self.mean + shift * (count / total)
+        self.count = total
+
+    @property
+    def values(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation."""
+        if self.mean is None or self.squares is None:
+            raise InputError("no batch was seen")
+        return self.mean, (self.squares / self.count).sqrt()
+
+
+def channels_second(module: nn.Module, output: Tensor) -> bool:
+    """Whether the second axis of a layer's output counts its channels, not the last.
+
+    A LayerNorm with a forward of its own may normalise the channels of images (timm's LayerNorm2d): its shape tells.
+    """
+    if isinstance(module, nn.LayerNorm) and type(module).forward is not nn.LayerNorm.forward:
+        return output.dim() == 4 and module.normalized_shape == (output.shape[1],)
+    return isinstance(module, CHANNELS_SECOND)
+
+
+def channel_rows(module: nn.Module, output: Tensor) -> Tensor:
+    """The output of a layer as a matrix: one row for each sample and position, one column for each channel."""
+    if channels_second(module, output):
+        output = output.movedim(1, -1)
+    width = 1
+    if isinstance(module, nn.LayerNorm):
+        width = len(module.normalized_shape)
+    return output.reshape(-1, *output.shape[-width:]).flatten(1)
+
+
+@contextmanager
+def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
+    """Each named submodule's tensor output handed to its hook; a hook that returns a tensor replaces the output."""
+    handles: list[RemovableHandle] = []
+
+    def wrap(hook: Hook) -> Callable[[nn.Module, Any, Any], Any]:
+        return lambda _module, _inputs, output: hook(output) if isinstance(output, Tensor) else None
+
+    try:
+        modules = dict(model.named_modules())
+        handles += [modules[name].register_forward_hook(wrap(hook)) for name, hook in hooks.items()]
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; every submodule gets its own mode back."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def run(model: nn.Module, batches: Iterable[Inputs]) -> None:
+    """Forward passes for their hooks' sake."""
+    several(batches, "batches")
+    seen = False
+    with torch.no_grad():
+        for batch in batches:
+            forward(model, batch)
+            seen = True
+    if not seen:
+        raise InputError("batches are empty; an iterator is spent after one pass: give a list or a data loader")

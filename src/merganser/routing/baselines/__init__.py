@@ -1,0 +1,31 @@
+"""What adaptivity is compared with, on the same library: static merges, the oracle, SMILE, WeMoE, Twin-Merging.
+
+None of these names a head. Given the task, its head answers; otherwise the task that most gates vote for, or, where no
+gate chooses, every head takes part and the best (task, class) wins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from merganser.lazy import exports
+
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    {
+        "base": ("Baseline",),
+        "oracle": ("Oracle",),
+        "smile": ("Smile",),
+        "static": ("Static",),
+        "twin_merging": ("TwinMerging",),
+        "wemoe": ("WeMoE",),
+    },
+)
+
+if TYPE_CHECKING:
+    from merganser.routing.baselines.base import Baseline as Baseline
+    from merganser.routing.baselines.oracle import Oracle as Oracle
+    from merganser.routing.baselines.smile import Smile as Smile
+    from merganser.routing.baselines.static import Static as Static
+    from merganser.routing.baselines.twin_merging import TwinMerging as TwinMerging
+    from merganser.routing.baselines.wemoe import WeMoE as WeMoE

@@ -1,0 +1,53 @@
+"""Baselines with experts beside linear layers, mixed by gates."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from merganser.modules.inputs import Inputs
+from merganser.routing.baselines.base import Baseline
+from merganser.routing.composition import Composition, applied
+from merganser.routing.gating import Stack, gated
+
+
+class Gates(ABC):
+    """The gates of one forward pass."""
+
+    @abstractmethod
+    def __call__(self, layer: str, x: Tensor) -> Tensor:
+        """Gates for the input of a layer: one row per input row, or one per sample."""
+
+    def votes(self) -> Tensor | None:
+        """After the pass, samples × tasks; none if gates mix and do not choose."""
+        return None
+
+
+class GatedBaseline(Baseline):
+    """`stacks` are the experts beside each layer, `rest` the merge in force everywhere else.
+
+    A layer whose weight turns out to be read without being called has no gate from then on.
+    """
+
+    stacks: dict[str, Stack]
+    rest: Composition
+
+    @abstractmethod
+    def open_gates(self, inputs: Inputs) -> Gates:
+        """The gates of a pass with these inputs."""
+
+    @abstractmethod
+    def ungated(self) -> Composition:
+        """`rest`, given the layers in `stacks`."""
+
+    def run(self, inputs: Inputs) -> tuple[Any, Tensor | None]:
+        gates = self.open_gates(inputs)
+        with applied(self.module, self.rest), gated(self.module, self.stacks, gates) as read:
+            output = inputs.run(self.module)
+        if not read:
+            return output, gates.votes()
+        self.stacks = {layer: stack for layer, stack in self.stacks.items() if layer not in read}
+        self.rest = self.ungated()
+        return self.run(inputs)

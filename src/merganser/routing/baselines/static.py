@@ -1,0 +1,45 @@
+"""One merge for every input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+from merganser.errors import one_of
+from merganser.library.library import Library
+from merganser.modules.inputs import Inputs
+from merganser.routing.adaptive import Features
+from merganser.routing.baselines.base import Baseline
+from merganser.routing.composition import Composer, applied
+from merganser.routing.heads import Head, Score
+
+StaticMethod = Literal["tsv", "task_arithmetic"]
+
+
+class Static(Baseline):
+    """TSV-Merge of the whole library, or task arithmetic θ₀ + λ ΣΔ_t. λ, `scale`, is 1 or 0.3 unless given."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        library: Library,
+        heads: Mapping[str, Head],
+        *,
+        method: StaticMethod = "tsv",
+        scale: float | None = None,
+        features: Features | None = None,
+        score: Score = "logit",
+    ) -> None:
+        one_of("static method", method, StaticMethod)
+        super().__init__(module, library, heads, features=features, score=score)
+        if method == "tsv":
+            composer = Composer(module, library, {"scale": 1.0 if scale is None else scale}, load_base=False)
+            self.composition = composer.compose(frozenset(library.experts)).materialized(composer.tensors)
+        else:
+            self.composition = self.averaged(0.3 if scale is None else scale)
+
+    def run(self, inputs: Inputs) -> tuple[Any, None]:
+        with applied(self.module, self.composition):
+            return inputs.run(self.module), None

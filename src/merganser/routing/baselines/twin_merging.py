@@ -1,0 +1,83 @@
+"""Twin-Merging: a shared expert, and what is left of each expert, mixed by a trained router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from merganser.errors import InputError, one_of
+from merganser.kernels.spectra import top_svd
+from merganser.library.library import Library
+from merganser.modules.activations import Pooling, capture, matrix_layers
+from merganser.modules.inputs import Inputs
+from merganser.routing.adaptive import Features
+from merganser.routing.baselines.base import at_least_one
+from merganser.routing.baselines.gated import GatedBaseline, Gates
+from merganser.routing.composition import Composition, applied
+from merganser.routing.gating import Stack, bias_updates, stacks
+from merganser.routing.heads import Head, Score
+from merganser.routing.routers import Router, checked
+
+
+class TwinMerging(GatedBaseline):
+    """W = W_s + Σ_t w_t U_t Σ_t V_tᵀ: a shared expert θ_s (task arithmetic) and exclusive low-rank residuals
+    U_t Σ_t V_tᵀ = SVD_r(θ_t − θ_s), mixed for every sample by the weights w of a trained router.
+
+    `router` reads the shared expert (its `source` is not asked for). `rank` is that of the residuals, by default the
+    share 1/T of each matrix. Votes: the router's weights.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        library: Library,
+        heads: Mapping[str, Head],
+        *,
+        router: Router,
+        scale: float = 0.3,
+        rank: int | None = None,
+        features: Features | None = None,
+        pooling: Pooling = "mean",
+        score: Score = "logit",
+    ) -> None:
+        one_of("pooling", pooling, Pooling)
+        if router.tasks != library.experts:
+            raise InputError(f"the router's tasks {list(router.tasks)} are not the library's {list(library.experts)}")
+        if rank is not None:
+            at_least_one("rank", rank)
+        super().__init__(module, library, heads, features=features, score=score)
+        self.pooling: Pooling = pooling
+        self.router = checked(router, library, matrix_layers(module))
+        self.shared = self.rest = self.averaged(scale)
+        self.stacks = {layer: self._residuals(layer, scale, rank) for layer in stacks(library, module)}
+
+    def _residuals(self, layer: str, scale: float, rank: int | None) -> Stack:
+        name = f"{layer}.weight"
+        weight = self.composer.tensors[name].detach()
+        common = self.shared.whole[name] - weight
+        k = rank or max(1, min(weight.shape) // len(self.library))
+        experts = [self.library.expert(task) for task in self.library.experts]
+        factors = [top_svd(expert.delta(name) - common.cpu(), k) for expert in experts]
+        bias = bias_updates(self.library, f"{layer}.bias", weight)
+        return Stack.of(factors, weight, None if bias is None else bias - scale * bias.sum(0))
+
+    def ungated(self) -> Composition:
+        return self.shared
+
+    def open_gates(self, inputs: Inputs) -> Gates:
+        with applied(self.module, self.shared), torch.no_grad():
+            seen = capture(self.module, inputs, self.router.layers, self.pooling)
+        return _RouterGates(self.router.weights(seen.inputs).float())
+
+
+class _RouterGates(Gates):
+    def __init__(self, weights: Tensor) -> None:
+        self._weights = weights
+
+    def __call__(self, layer: str, x: Tensor) -> Tensor:
+        return self._weights.to(x)
+
+    def votes(self) -> Tensor:
+        return self._weights

@@ -1,0 +1,174 @@
+"""Concurrent requests computed together: samples of one kind share a forward pass."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from merganser.errors import InputError, MerganserError
+from merganser.modules.inputs import Inputs, concatenate
+
+#: What one sample gets back.
+Answer = dict[str, Any]
+#: From a batch to an answer per sample.
+Work = Callable[[Inputs], Sequence[Answer]]
+
+
+class Busy(MerganserError):
+    """Too much is waiting already."""
+
+
+class Closed(MerganserError):
+    """No new work is taken: the server is stopping."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a server: bytes of a request, samples of a request, samples of a batch and of the queue, seconds to
+    wait for company, seconds until a body has come and until it is answered, seconds until the headers have come, and
+    connections at one time."""
+
+    body_bytes: int = 1 << 20
+    samples: int = 64
+    batch: int = 64
+    queue: int = 512
+    wait: float = 0.005
+    timeout: float = 30.0
+    header_seconds: float = 10.0
+    connections: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("body_bytes", "samples", "batch", "queue", "connections"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.wait < 0 or self.timeout <= 0 or self.header_seconds <= 0:
+            raise InputError("wait must not be negative, and timeout and header_seconds must be positive")
+
+
+@dataclass(frozen=True)
+class _Job:
+    work: str
+    inputs: Inputs
+    answer: asyncio.Future[Sequence[Answer]]
+
+
+class Batcher:
+    """A queue in front of a model. Jobs are answered in the order they came; a job that fails spoils no other. Jobs
+    whose answers depend on the whole batch are not computed `together`."""
+
+    def __init__(self, works: dict[str, Work], limits: Limits, together: bool = True) -> None:
+        self.limits = limits
+        self.together = together
+        self.batches = 0
+        self.samples = 0
+        self._works = works
+        self._waiting: deque[_Job] = deque()
+        self._arrived = asyncio.Event()
+        self._closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="merganser-serve")
+        self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def queued(self) -> int:
+        """Samples that wait."""
+        return sum(job.inputs.size for job in self._waiting)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop().create_task(self._serve())
+
+    async def stop(self) -> None:
+        """Take no more, answer what waits, end."""
+        self._closed = True
+        self._arrived.set()
+        if self._loop is not None:
+            await self._loop
+        self._thread.shutdown(wait=True)
+
+    async def submit(self, work: str, inputs: Inputs) -> Sequence[Answer]:
+        """The answers for a request; `TimeoutError` when they take too long."""
+        if self._closed:
+            raise Closed("the server is stopping")
+        if self.queued + inputs.size > self.limits.queue and self._waiting:
+            raise Busy(f"{self.queued} samples wait already")
+        answer: asyncio.Future[Sequence[Answer]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Job(work, inputs, answer))
+        self._arrived.set()
+        return await asyncio.wait_for(answer, self.limits.timeout)
+
+    async def _serve(self) -> None:
+        while self._waiting or not self._closed:
+            if not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            if self.together and self.queued < self.limits.batch and not self._closed:
+                await asyncio.sleep(self.limits.wait)
+            await self._run(self._take())
+
+    def _take(self) -> list[_Job]:
+        """The oldest job and those of its kind behind it that fit into the batch, or the oldest alone; jobs nobody
+        waits for are dropped."""
+        self._waiting = deque(job for job in self._waiting if not job.answer.done())
+        taken: list[_Job] = []
+        size = 0
+        for job in self._waiting:
+            if taken and not self.together:
+                break
+            if taken and (_kind(job) != _kind(taken[0]) or size + job.inputs.size > self.limits.batch):
+                continue
+            taken.append(job)
+            size += job.inputs.size
+        chosen = set(map(id, taken))
+        self._waiting = deque(job for job in self._waiting if id(job) not in chosen)
+        return taken
+
+    async def _run(self, jobs: Sequence[_Job]) -> None:
+        if not jobs:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            whole = concatenate([job.inputs for job in jobs])
+            answers = await loop.run_in_executor(self._thread, self._works[jobs[0].work], whole)
+        except Exception as error:
+            if len(jobs) == 1:
+                _settle(jobs[0], error=error)
+                return
+            for job in jobs:
+                await self._run([job])
+            return
+        self.batches += 1
+        self.samples += len(answers)
+        start = 0
+        for job in jobs:
+            _settle(job, answers=answers[start : start + job.inputs.size])
+            start += job.inputs.size
+
+
+def _settle(job: _Job, answers: Sequence[Answer] | None = None, error: Exception | None = None) -> None:
+    # The one who asked may have given up in the meantime.
+    with contextlib.suppress(asyncio.InvalidStateError):
+        if error is not None:
+            job.answer.set_exception(error)
+        elif answers is not None:
+            job.answer.set_result(answers)
+
+
+def _kind(job: _Job) -> Hashable:
+    """Requests of one kind have the same tensors, but for the number of samples."""
+
+    def shape(value: Any) -> Hashable:
+        return (tuple(value.shape[1:]), value.dtype) if isinstance(value, Tensor) else None
+
+    tensors = [(key, shape(value)) for key, value in sorted(job.inputs.kwargs.items())]
+    return (job.work, tuple(map(shape, job.inputs.args)), tuple(tensors))

@@ -1,0 +1,270 @@
+"""The merge of a set of experts as changes to a live module: low-rank updates beside linear layers and convolutions,
+whole tensors elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from merganser.checkpoints.base import is_integer
+from merganser.errors import InputError, did_you_mean
+from merganser.kernels.spectra import FLOAT32_LIMIT
+from merganser.library.library import Library
+from merganser.library.unfolding import as_matrix
+from merganser.library.views import Expert, MergedExperts
+from merganser.methods.matrices import matrix_shape
+from merganser.modules.activations import Layer, fused_layers, matrix_layers
+from merganser.modules.convolutions import convolve
+from merganser.modules.moments import evaluating
+from merganser.routing.cores import core_cost, core_of
+from merganser.routing.uses import beside
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Δ = L C Rᵀ with L = [left …] and R = [right …], so that W x = W₀ x + L (C (Rᵀ x)). A vector C is a diagonal.
+
+    The factors belong to the experts and are shared by all sets; only C is the set's own. All are float32 at least:
+    C amplifies rounding errors of the factors.
+    """
+
+    left: tuple[Tensor, ...]
+    core: Tensor
+    right: tuple[Tensor, ...]
+
+    @property
+    def per_row(self) -> int:
+        """Multiply-adds of applying it to one row."""
+        core = self.core.numel() if self.core.dim() == 2 else 0
+        return core + sum(factor.numel() for factor in (*self.left, *self.right))
+
+    @property
+    def to_build(self) -> int:
+        """Multiply-adds of the product."""
+        d, m, r = self.left[0].shape[0], self.right[0].shape[0], self.core.shape[0]
+        return d * m * r + (d * r * r if self.core.dim() == 2 else 0)
+
+    def applied_to(self, x: Tensor, layer: Layer) -> Tensor:
+        """L (C (Rᵀ x)) for the rows x that go into a linear layer, or for the patches that a convolution looks at."""
+        kind, x = x.dtype, x.to(self.core.dtype)
+        if isinstance(layer, nn.Linear):
+            return self._raised(torch.cat([x @ factor for factor in self.right], dim=-1)).to(kind)
+        z = torch.cat([convolve(layer, x, factor.T) for factor in self.right], dim=1)
+        return self._raised(z.movedim(1, -1)).movedim(-1, 1).to(kind)
+
+    def _raised(self, z: Tensor) -> Tensor:
+        """L (C z)."""
+        z = z * self.core if self.core.dim() == 1 else z @ self.core.T
+        update, start = z.new_zeros(()), 0
+        for factor in self.left:
+            stop = start + factor.shape[1]
+            update, start = update + z[..., start:stop] @ factor.T, stop
+        return update
+
+    def added_to(self, base: Tensor) -> Tensor:
+        """base + Δ, in the base's shape."""
+        left = torch.cat(self.left, dim=1)
+        left = left * self.core if self.core.dim() == 1 else left @ self.core
+        whole = torch.addmm(as_matrix(base).to(left.dtype), left, torch.cat(self.right, dim=1).T)
+        return whole.to(base.dtype).view(base.shape)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What a set of experts changes in a module. `multiply_adds` is what it took to work it out."""
+
+    tasks: frozenset[str]
+    low_rank: Mapping[str, LowRank]
+    whole: Mapping[str, Tensor]
+    multiply_adds: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """What keeping it costs; the factors are there anyway."""
+        cores = sum(part.core.nbytes for part in self.low_rank.values())
+        return cores + sum(tensor.nbytes for tensor in self.whole.values())
+
+    @property
+    def per_row(self) -> int:
+        """Multiply-adds the low-rank updates add to every row (token) of a forward pass."""
+        return sum(part.per_row for part in self.low_rank.values())
+
+    @property
+    def to_build(self) -> int:
+        """Multiply-adds of turning the low-rank updates into whole matrices."""
+        return sum(part.to_build for part in self.low_rank.values())
+
+    def materialized(self, base: Mapping[str, Tensor]) -> Composition:
+        """The same with whole matrices."""
+        built = {name: part.added_to(base[name].detach()) for name, part in self.low_rank.items()}
+        return replace(self, low_rank={}, whole={**self.whole, **built}, multiply_adds=self.to_build)
+
+
+class Composer:
+    """Works out compositions for one module from a library. The module has to hold the base's weights."""
+
+    def __init__(self, module: nn.Module, library: Library, parameters: Mapping[str, Any], load_base: bool) -> None:
+        self.library = library
+        self.parameters = dict(parameters)
+        library.merge(library.experts[:1], **self.parameters)  # refuses parameters that `tsv` does not have
+        self.tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+        #: Weights of layers that are called, so that an update beside them has its effect.
+        self.called = {f"{name}.weight" for name in matrix_layers(module).keys() - fused_layers(module)}
+        self.stored = _stored_names(self.tensors, library)
+        self._vectors: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+        _match(self.tensors, self.stored, library, load_base)
+
+    def compose(self, tasks: frozenset[str]) -> Composition:
+        """The expert itself for one task, else TSV-Merge; the order of the tasks plays no part."""
+        names = [name for name in self.library.experts if name in tasks]
+        single = len(names) == 1 and self.parameters.get("scale", 1.0) == 1.0
+        merged = self.library.merge(names, **({"low_rank": False} if single else self.parameters))
+        low_rank, whole, spent = {}, {}, 0
+        for name in self._touched(merged.experts):
+            stored = self.stored[name]
+            update, cost = self._update(name, merged) if self._factored(name, merged) else (None, 0)
+            spent += cost
+            if update is not None:
+                low_rank[name] = update
+            elif single:
+                whole[name] = self._like(name, merged.experts[0].read(stored))
+            else:
+                whole[name] = self._like(name, merged.read(stored))
+                spent += self._cost_of_whole(name, merged)
+        return Composition(tasks, low_rank, whole, spent)
+
+    def _update(self, name: str, merged: MergedExperts) -> tuple[LowRank | None, int]:
+        """The merge as a core between the experts' factors, unless they are too close to parallel for that; and the
+        multiply-adds it took to find out."""
+        stored = self.stored[name]
+        experts, factors = merged.changing(stored), merged.factors(stored)
+        core, amplification = core_of(factors, merged.rule)
+        d, m = matrix_shape(tuple(self.tensors[name].shape))
+        cost = core_cost(d, m, len(core)) if core.dim() == 2 else 0
+        if amplification > FLOAT32_LIMIT:
+            return None, cost
+        kept = [self._shared(expert, name) for expert in experts]
+        left, right = zip(
+            *((u[:, : f.rank], v[:, : f.rank]) for (u, v), f in zip(kept, factors, strict=True)), strict=True
+        )
+        return LowRank(left, self._wide(name, core), right), cost
+
+    def _shared(self, expert: Expert, name: str) -> tuple[Tensor, Tensor]:
+        """An expert's singular vectors as the module wants them, read once."""
+        if (expert.name, name) not in self._vectors:
+            found = expert.file.factors(self.stored[name])
+            self._vectors[expert.name, name] = (self._wide(name, found.u), self._wide(name, found.v))
+        return self._vectors[expert.name, name]
+
+    def _cost_of_whole(self, name: str, merged: MergedExperts) -> int:
+        """Multiply-adds of merging a matrix into a whole one: two polar factors (half a Gram matrix, 5r³ for its root,
+        the product) and their product. Decomposing matrices the library keeps whole is not counted."""
+        stored = self.stored[name]
+        experts = merged.changing(stored)
+        if not experts or not merged.is_factored(stored):
+            return 0
+        d, m = matrix_shape(tuple(self.tensors[name].shape))
+        columns = sum(
+            min(merged.rank_of(stored), e.file.rank(stored) if e.file.kinds[stored] == "factors" else min(d, m))
+            for e in experts
+        )
+        cost = d * m * columns
+        if merged.rule.orthogonalize != "none" and len(experts) > 1:
+            for side in (d, m):
+                r = min(side, columns)
+                cost += max(side, columns) * r * r * 3 // 2 + 5 * r**3
+        return cost
+
+    def _touched(self, experts: Sequence[Expert]) -> Iterator[str]:
+        for name, stored in self.stored.items():
+            if any(stored in expert.file.kinds for expert in experts):
+                yield name
+
+    def _factored(self, name: str, merged: MergedExperts) -> bool:
+        """Whether updates beside the layer are possible, and cost less than its weight."""
+        stored = self.stored[name]
+        experts = merged.changing(stored)
+        if name not in self.called or not experts or not merged.is_factored(stored):
+            return False
+        if any(expert.file.kinds[stored] != "factors" for expert in experts):
+            return False
+        d, m = matrix_shape(tuple(self.tensors[name].shape))
+        r = sum(min(merged.rank_of(stored), expert.file.rank(stored)) for expert in experts)
+        return r * (d + m) + (r * r if len(experts) > 1 else 0) < d * m
+
+    def _wide(self, name: str, tensor: Tensor) -> Tensor:
+        target = self.tensors[name]
+        return tensor.to(device=target.device, dtype=torch.promote_types(target.dtype, torch.float32))
+
+    def _like(self, name: str, tensor: Tensor) -> Tensor:
+        target = self.tensors[name]
+        return tensor.to(device=target.device, dtype=target.dtype)
+
+
+def _stored_names(tensors: Mapping[str, Tensor], library: Library) -> dict[str, str]:
+    """The library's name of every tensor of the module that it has, tied tensors under each of their names."""
+    base = library.base
+    stored = {name: base.aliases().get(name, name) for name in tensors if name in base}
+    by_identity = {id(tensors[name]): found for name, found in stored.items()}
+    tied = {name: by_identity[id(tensor)] for name, tensor in tensors.items() if id(tensor) in by_identity}
+    return {name: stored.get(name, tied.get(name, name)) for name in tensors if name in stored or name in tied}
+
+
+def _match(tensors: Mapping[str, Tensor], stored: Mapping[str, str], library: Library, load_base: bool) -> None:
+    """Check that the module has the tensors the experts change, with the base's shapes and weights."""
+    base, there = library.base, set(stored.values())
+    for expert in map(library.expert, library.experts):
+        for name in expert.file.kinds:
+            if name in base and name not in there:
+                raise InputError(f"the module has no tensor {name!r} of the library{did_you_mean(name, tensors)}")
+    for name, found in stored.items():
+        tensor, spec = tensors[name], base.spec(found)
+        if tuple(tensor.shape) != spec.shape:
+            raise InputError(f"{name!r} has shape {list(tensor.shape)} in the module, {list(spec.shape)} in the base")
+        if is_integer(spec.dtype):
+            continue
+        weights = base.read(found).to(tensor)
+        if load_base:
+            with torch.no_grad():
+                tensor.copy_(weights)
+        elif not torch.equal(tensor.detach(), weights):
+            raise InputError(f"{name!r} of the module is not the base's; load the base into it, or say load_base=True")
+
+
+#: Modules with a composition in force: two at once would add up.
+_IN_USE: WeakSet[nn.Module] = WeakSet()
+
+
+@contextmanager
+def applied(module: nn.Module, composition: Composition) -> Iterator[set[str]]:
+    """A composition in force in the module, which is in evaluation mode; as it was before, afterwards. Not for several
+    threads at once. Gives the tensors with a low-rank update that were read without a call of their layer."""
+    if module in _IN_USE:
+        raise InputError("the module runs with another set of experts at the moment; leave that one first")
+    called = matrix_layers(module)
+    layers = {name: called[name.removesuffix(".weight")] for name in composition.low_rank}
+    with ExitStack() as undo:
+        _IN_USE.add(module)
+        undo.callback(_IN_USE.discard, module)
+        for name, whole in composition.whole.items():
+            undo.callback(_swap(module, name, whole))
+        read = undo.enter_context(
+            beside(layers, lambda name, x: composition.low_rank[name].applied_to(x, layers[name]))
+        )
+        undo.enter_context(evaluating(module))
+        yield read
+
+
+def _swap(module: nn.Module, name: str, tensor: Tensor) -> Callable[[], None]:
+    path, _, key = name.rpartition(".")
+    owner = module.get_submodule(path)
+    table: dict[str, Any] = owner._parameters if key in owner._parameters else owner._buffers
+    original = table[key]
+    table[key] = nn.Parameter(tensor, requires_grad=False) if isinstance(original, nn.Parameter) else tensor
+    return lambda: table.__setitem__(key, original)

@@ -1,0 +1,150 @@
+"""An application behind uvicorn that slow, silent and numerous clients cannot starve, and that ends without resets.
+
+Headers have a deadline; where there is no room for another connection, the oldest that has not sent a whole request
+makes room; at the end, connections are given a moment for a request that is on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from merganser.errors import require
+from merganser.routing.batching import Limits
+
+#: Seconds at the end in which a request that is on its way still arrives.
+LINGER = 1.0
+#: File descriptors that are not for connections: libraries, logs, the loop itself.
+RESERVED = 96
+
+
+class Connections:
+    """The open connections of a server, the oldest first, at most `limit` of them."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.ending = False
+        self._opened: dict[Any, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._opened)
+
+    def add(self, connection: Any) -> None:
+        """Take another connection; if it is one too many, the oldest that is waited for is closed in its place."""
+        self._opened[connection] = None
+        if len(self._opened) > self.limit:
+            others = [other for other in self._opened if other is not connection]
+            waiting = (other for other in others if other.is_waiting())
+            receiving = (other for other in others if other.is_receiving())
+            victim = next(waiting, None) or next(receiving, None) or connection
+            self.discard(victim)
+            victim.transport.abort()
+
+    def discard(self, connection: Any) -> None:
+        self._opened.pop(connection, None)
+
+
+def create_server(app: Any, *, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None) -> Any:
+    """Return a uvicorn server around an application, with deadlines and a bound on connections.
+
+    Args:
+        app: What `create_app` returned.
+        host: The address to listen at.
+        port: The port to listen at.
+        limits: Seconds for headers and the number of connections; the others are the application's own.
+
+    Returns:
+        A `uvicorn.Server`; its `run()` serves until SIGINT or SIGTERM, answers what is under way, and returns.
+
+    Example:
+        >>> create_server(create_app(model), port=8000).run()  # doctest: +SKIP
+    """
+    uvicorn = require("uvicorn", "serve")
+    bounds = limits or Limits()
+    connections = Connections(min(bounds.connections, _descriptors()))
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=_guarded(connections, bounds.header_seconds),
+        ws="none",
+        loop="asyncio",
+        log_level="warning",
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=max(1, round(bounds.timeout + LINGER)),
+    )
+    return uvicorn.Server(config)
+
+
+def _descriptors() -> int:
+    """How many connections the limit on open files leaves room for."""
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return 1 << 20
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if soft == resource.RLIM_INFINITY else max(1, soft - RESERVED)
+
+
+def _guarded(connections: Connections, header_seconds: float) -> Any:
+    """The protocol of one connection. Made in a function, since uvicorn is optional."""
+    h11_impl = require("uvicorn.protocols.http.h11_impl", "serve")
+
+    class Guarded(h11_impl.H11Protocol):  # type: ignore[misc, name-defined]
+        _deadline: asyncio.TimerHandle | None = None
+        _ending = False
+
+        def is_waiting(self) -> bool:
+            """Whether no request is being answered: none has come yet, or not all of its headers."""
+            return self.cycle is None or bool(self.cycle.response_complete)
+
+        def is_receiving(self) -> bool:
+            """Whether the body of a request is still on its way."""
+            return not self.is_waiting() and bool(self.cycle.more_body)
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._start(header_seconds)
+            connections.add(self)
+            if connections.ending:
+                self.shutdown()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            connections.discard(self)
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if not self.is_waiting():
+                self._stop()
+            elif self._deadline is None:
+                self._start(header_seconds)
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            if self._ending and not self.is_waiting():
+                self.cycle.keep_alive = False
+
+        def shutdown(self) -> None:
+            connections.ending = self._ending = True
+            if self.is_waiting():
+                self._stop()
+                self._start(LINGER)
+            else:
+                self.cycle.keep_alive = False
+
+        def _start(self, seconds: float) -> None:
+            self._deadline = self.loop.call_later(seconds, self._expire)
+
+        def _stop(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _expire(self) -> None:
+            self._deadline = None
+            if self.is_waiting() and not self.transport.is_closing():
+                self.transport.close()
+
+    return Guarded

@@ -1,0 +1,280 @@
+"""An adaptive model behind HTTP: /predict, /route, /healthz, /metrics."""
+
+# Annotations are not put off to strings here: FastAPI reads those of its routes, where `Request` is a local name.
+import asyncio
+import hmac
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import torch
+
+from merganser.errors import InputError, MerganserError, did_you_mean, require
+from merganser.modules.inputs import Inputs
+from merganser.plain import plain
+from merganser.routing.adaptive import AdaptiveModel
+from merganser.routing.batching import Answer, Batcher, Busy, Closed, Limits, Work
+from merganser.routing.requests import Encode, Refused, first_line, parse
+from merganser.routing.routers import Routing
+
+#: A client that went away before its body was read; nobody sees the answer.
+GONE = 499
+_log = logging.getLogger("merganser.serve")
+
+
+class NotFinite(MerganserError):
+    """The model's answer is no number, and no class can be told from it."""
+
+
+class _Metrics:
+    """Counters in the text format of Prometheus."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.seconds: dict[str, float] = {}
+        self.experts: Counter[str] = Counter()
+
+    def count(self, path: str, status: int, seconds: float) -> None:
+        self.requests[path, status] += 1
+        self.seconds[path] = self.seconds.get(path, 0.0) + seconds
+
+    def text(self, model: AdaptiveModel, batcher: Batcher) -> str:
+        gauges = {
+            "merganser_batches_total": batcher.batches,
+            "merganser_samples_total": batcher.samples,
+            "merganser_queued_samples": batcher.queued,
+            "merganser_cache_hits_total": model.cache.hits,
+            "merganser_cache_misses_total": model.cache.misses,
+            "merganser_cache_bytes": model.cache.nbytes,
+        }
+        lines = [
+            f'merganser_requests_total{{path="{path}",status="{status}"}} {count}'
+            for (path, status), count in sorted(self.requests.items())
+        ]
+        lines += [f'merganser_request_seconds_sum{{path="{p}"}} {s:.6f}' for p, s in sorted(self.seconds.items())]
+        lines += [f'merganser_expert_chosen_total{{expert="{e}"}} {n}' for e, n in sorted(self.experts.items())]
+        lines += [f"{name} {value}" for name, value in gauges.items()]
+        return "\n".join(lines) + "\n"
+
+
+class _Server:
+    """A model, the queue in front of it, and what it has done."""
+
+    def __init__(
+        self,
+        model: AdaptiveModel,
+        encode: Encode | None,
+        labels: Mapping[str, Sequence[str]],
+        limits: Limits,
+        token: str | None,
+    ) -> None:
+        _check_labels(model, labels)
+        self.model, self.encode, self.limits = model, encode, limits
+        self._token = None if token is None else _check_token(token)
+        self._disconnected = require("starlette.requests", "serve").ClientDisconnect
+        # One thread, since the user's function may not be made for several; none of the loop's time.
+        self._parsing = ThreadPoolExecutor(1, thread_name_prefix="merganser-parse")
+        self.metrics = _Metrics()
+        works: dict[str, Work] = {"predict": _predicting(model, labels), "route": _routing(model)}
+        # A model that routes a batch as one would give the requests of strangers one set and one head.
+        self.batcher = Batcher(works, limits, together=not model.settings.per_batch)
+
+    @asynccontextmanager
+    async def lifespan(self, _: Any) -> AsyncIterator[None]:
+        self.model.prepare()
+        self.batcher.start()
+        yield
+        await self.batcher.stop()
+        self._parsing.shutdown(wait=True)
+
+    def admits(self, request: Any) -> bool:
+        """Whether a request has the token, if there is one."""
+        if self._token is None:
+            return True
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
+
+    async def answer(self, request: Any, work: str, key: str) -> tuple[int, Answer]:
+        """The status and the content of an answer: what `work` found under `key`, or what is wrong."""
+        began = time.perf_counter()
+        try:
+            if not self.admits(request):
+                raise Refused(401, "the request has no valid token: send it as `Authorization: Bearer TOKEN`")
+            body = await _body(request, self.limits)
+            given = (body, self.model.module, self.encode, self.limits)
+            inputs = await asyncio.get_running_loop().run_in_executor(self._parsing, parse, *given)
+            answers = await self.batcher.submit(work, inputs)
+            self.metrics.experts.update(name for found in answers for name in found["experts"])
+            status, content = 200, {key: plain(list(answers))}
+        except Refused as refused:
+            status, content = refused.status, {"error": refused.message}
+        except InputError as error:
+            status, content = 422, {"error": str(error)}
+        except (Busy, Closed) as error:
+            status, content = 503, {"error": str(error)}
+        except (TimeoutError, asyncio.TimeoutError):
+            status, content = 504, {"error": f"no answer within {self.limits.timeout:g} seconds"}
+        except self._disconnected:
+            status, content = GONE, {"error": "the client went away"}
+        except asyncio.CancelledError:  # the time for ending is over
+            status, content = 503, {"error": "the server is stopping"}
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            # What a module raises for arrays of a shape, type or vocabulary it does not know.
+            status, content = 422, {"error": f"the model cannot take these inputs: {first_line(error)}"}
+        except NotFinite as error:
+            status, content = 500, {"error": str(error)}
+        except Exception as error:
+            _log.exception("a request failed")
+            status, content = 500, {"error": f"the request failed: {type(error).__name__}: {first_line(error)}"}
+        self.metrics.count(f"/{work}", status, time.perf_counter() - began)
+        return status, content
+
+    def health(self, request: Any) -> tuple[int, Answer]:
+        """The same of the server itself; what it serves is only for those who may ask it."""
+        stopping = self.batcher.closed
+        content: Answer = {"status": "stopping" if stopping else "ok"}
+        if self.admits(request):
+            content["experts"] = list(self.model.library.experts)
+        return (503 if stopping else 200), content
+
+
+def create_app(
+    model: AdaptiveModel,
+    *,
+    encode: Encode | None = None,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    limits: Limits | None = None,
+    token: str | None = None,
+) -> Any:
+    """A FastAPI application around a model.
+
+    A request is `{"inputs": …}`: keyword arguments of the module as an object of arrays, or a single array, samples
+    first; whatever `encode` takes if there is one. `labels` names the classes of a task's head. Requests that arrive
+    together are computed together, unless the model routes per batch: then each request is a batch. With a `token`
+    every path but `/healthz` asks for `Authorization: Bearer TOKEN`. `create_server` runs the application with bounds
+    on connections and headers, which an application alone cannot set.
+    """
+    fastapi = require("fastapi", "serve")
+    responses = require("fastapi.responses", "serve")
+    Request = fastapi.Request
+    server = _Server(model, encode, labels or {}, limits or Limits(), token)
+    closed: dict[str, Any] = {} if token is None else {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = fastapi.FastAPI(title="merganser", lifespan=server.lifespan, **closed)
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
+
+    def json(status: int, content: Answer) -> Any:
+        return responses.JSONResponse(content, 400 if status == GONE else status, headers.get(status))
+
+    async def predict(request: Request) -> Any:  # type: ignore[valid-type]
+        """Task, class and score of every sample."""
+        return json(*await server.answer(request, "predict", "predictions"))
+
+    async def route(request: Request) -> Any:  # type: ignore[valid-type]
+        """The experts of every sample, without the second pass."""
+        return json(*await server.answer(request, "route", "routes"))
+
+    async def healthz(request: Request) -> Any:  # type: ignore[valid-type]
+        return json(*server.health(request))
+
+    async def exposition(request: Request) -> Any:  # type: ignore[valid-type]
+        if not server.admits(request):
+            return json(401, {"error": "the request has no valid token"})
+        text = server.metrics.text(model, server.batcher)
+        return responses.PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def refused(_: Any, error: Any) -> Any:
+        return responses.JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+    app.add_exception_handler(404, refused)
+    app.add_exception_handler(405, refused)
+    app.add_api_route("/predict", predict, methods=["POST"])
+    app.add_api_route("/route", route, methods=["POST"])
+    app.add_api_route("/healthz", healthz)
+    app.add_api_route("/metrics", exposition)
+    return app
+
+
+async def _body(request: Any, limits: Limits) -> bytes:
+    """The body, read no further than the limit allows."""
+    declared = request.headers.get("content-length", "0")
+    too_large = Refused(413, f"the body is larger than {limits.body_bytes} bytes")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
+        raise too_large
+    parts = bytearray()
+
+    async def read() -> bytes:
+        async for chunk in request.stream():
+            parts.extend(chunk)
+            if len(parts) > limits.body_bytes:
+                raise too_large
+        return bytes(parts)
+
+    try:
+        return await asyncio.wait_for(read(), limits.timeout)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise Refused(408, f"the body did not arrive within {limits.timeout:g} seconds") from None
+
+
+def _predicting(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> Callable[[Inputs], list[Answer]]:
+    def run(inputs: Inputs) -> list[Answer]:
+        if model.heads is None:
+            routed = model.forward(inputs)
+            features = model.features(routed.output, inputs)
+            _check_numbers(features)
+            rows = features.tolist()
+            return [_routed(routed.routing, i) | {"output": row} for i, row in enumerate(rows)]
+        found = model.predict(inputs)
+        _check_numbers(found.scores)
+        answers = []
+        for i, (task, chosen) in enumerate(zip(found.tasks, found.sets, strict=True)):
+            label, score = int(found.classes[i]), float(found.scores[i])
+            answer: Answer = {"task": task, "class": label, "score": score}
+            if task in labels:
+                answer["label"] = labels[task][label]
+            answers.append(answer | {"experts": [name for name in model.library.experts if name in chosen]})
+        return answers
+
+    return run
+
+
+def _routing(model: AdaptiveModel) -> Callable[[Inputs], list[Answer]]:
+    def run(inputs: Inputs) -> list[Answer]:
+        routing = model.route(inputs)
+        _check_numbers(routing.weights)
+        return [_routed(routing, sample) for sample in range(inputs.size)]
+
+    return run
+
+
+def _check_numbers(answers: torch.Tensor) -> None:
+    """Refuse to make a class of NaN, which a sort takes for the largest number."""
+    bad = answers.isnan().reshape(len(answers), -1).any(1).nonzero().flatten().tolist()
+    if bad:
+        raise NotFinite(
+            f"the model's answer for sample {bad[0]} is not a number (NaN): check the weights of its experts and heads"
+        )
+
+
+def _check_token(token: str) -> bytes:
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise InputError("the token must be printable ASCII without spaces, and not empty")
+    return token.encode()
+
+
+def _routed(routing: Routing, sample: int) -> Answer:
+    weights = dict(zip(routing.tasks, routing.weights[sample].tolist(), strict=True))
+    chosen = [task for task in routing.tasks if task in routing.sets[sample]]
+    return {"experts": chosen, "weights": weights, "fallback": bool(routing.fallback[sample])}
+
+
+def _check_labels(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> None:
+    for task, names in labels.items():
+        if task not in model.library:
+            raise InputError(f"labels for {task!r}, which is no expert{did_you_mean(task, model.library.experts)}")
+        classes = None if model.heads is None else model.heads.classes(task)
+        if classes is not None and classes != len(names):
+            raise InputError(f"{len(names)} labels for {task!r}, whose head has {classes} classes")

@@ -1,0 +1,56 @@
+"""How a layer is used in a forward pass: by its call, which a hook sees, or by a look at its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from merganser.modules.activations import Layer, input_of
+
+#: From a layer's name and its input to what is added to its output.
+Update = Callable[[str, Tensor], Tensor]
+
+
+@contextmanager
+def beside(layers: Mapping[str, Layer], update: Update) -> Iterator[set[str]]:
+    """y = W x + b + update(name, x) in every call of the layers.
+
+    Gives the layers whose weight has been read since their last call. After a forward pass there should be none: where
+    a weight is read without calling its layer (`F.linear(x, layer.weight)`), an update beside the layer does nothing.
+    A layer that a pass does not use at all is not among them.
+    """
+    read: set[str] = set()
+
+    def called(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Tensor], Tensor]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+            read.discard(name)
+            return output + update(name, input_of(args, kwargs))
+
+        return hook
+
+    with ExitStack() as undo:
+        for name, layer in layers.items():
+            undo.callback(layer.register_forward_hook(called(name), with_kwargs=True).remove)
+            undo.callback(setattr, layer, "_parameters", layer._parameters)
+            layer._parameters = _Watched(layer._parameters, name, read)
+        yield read
+
+
+class _Watched(dict[str, Any]):
+    """The parameters of a layer; whoever asks for its weight, the layer's own call included, makes it one of `read`."""
+
+    def __init__(self, parameters: Mapping[str, Any], layer: str, read: set[str]) -> None:
+        super().__init__(parameters)
+        self._layer, self._read = layer, read
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "weight":
+            self._read.add(self._layer)
+        return super().__getitem__(key)
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        self._read.add(self._layer)
+        return super().items()
