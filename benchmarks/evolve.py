@@ -65,7 +65,7 @@ class Kind:
 
 KINDS = {
     "sentences": Kind(load_sentences, ("trec", "mpqa", "clinc150"), 200, (0.0, 0.5, 1.0, 1.5)),
-    "questions": Kind(load_questions, ("arithmetic", "letters", "reviews"), 22, (0.0, 0.4, 0.8)),
+    "questions": Kind(load_questions, ("questions", "sources", "intents"), 22, (0.0, 0.4, 0.8)),
 }
 
 

@@ -93,7 +93,7 @@ def load_experts(
     return TextExperts(
         base,
         {name: {tensor: expert[tensor] for tensor in moved} for name, expert in whole.items()},
-        {name: load_head(name, 0, cache) for name in names},
+        {name: load_head(name, 0, cache, early) for name in names},
         tasks,
         test,
         validation,

@@ -1,7 +1,8 @@
 """The image classifiers of the zoo: plain modules that `torch.export` can trace.
 
-Shapes follow the thesis (appendix, "Architectural details"): an MLP 784-256-512-512-256-classes, ResNet20 with either
-normalisation and a width factor, VGG16 with LayerNorm and a three-layer classifier.
+Shapes follow the thesis (appendix, "Architectural details"): an MLP 784-256-512-512-256-classes and ResNet20 with
+either normalisation and a width factor. Besides, a small CNN without normalisation, a VGG11 of half width with
+BatchNorm and the patch transformer of `vit`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.zoo.vit import ViT
 from merganser.errors import InputError, did_you_mean
 
 Norm = Callable[[int], nn.Module]
@@ -25,7 +27,7 @@ class ChannelLayerNorm(nn.LayerNorm):
 
 
 def initialise(model: nn.Module) -> None:
-    """Weights N(0, 2/fan-in), biases 0. With torch's narrower default the VGG16 hardly starts to learn."""
+    """Set weights to N(0, 2/fan-in) and biases to 0."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
@@ -91,13 +93,29 @@ class ResNet20(nn.Module):
         return logits
 
 
-class VGG16(nn.Module):
-    """Thirteen 3×3 convolutions in five pooled groups, then 512-512-512-classes; `width` scales all of them.
+class CNN(nn.Module):
+    """Three 3×3 convolutions of 32, 64 and 64 channels, pooled after each, then 128 hidden units: no normalisation."""
 
-    Pooling rounds up, so that images of 16 to 32 pixels all end in one.
-    """
+    def __init__(self, inputs: int = 1, classes: int = 10, channels: tuple[int, ...] = (32, 64, 64)) -> None:
+        super().__init__()
+        sizes = (inputs, *channels)
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in zip(sizes, channels, strict=False))
+        self.hidden = nn.Linear(channels[-1], 128)
+        self.head = nn.Linear(128, classes)
+        initialise(self)
 
-    groups = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+    def forward(self, images: Tensor) -> Tensor:
+        x = images
+        for convolution in self.convolutions:
+            x = F.max_pool2d(F.relu(convolution(x)), 2)
+        logits: Tensor = self.head(F.relu(self.hidden(x.mean((2, 3)))))
+        return logits
+
+
+class VGG11(nn.Module):
+    """Eight 3×3 convolutions in five pooled groups, then a three-layer classifier; `width` scales all of them."""
+
+    groups = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
     def __init__(self, norm: Norm, width: float = 1, classes: int = 10) -> None:
         super().__init__()
@@ -105,9 +123,9 @@ class VGG16(nn.Module):
         inputs = 3
         for group in self.groups:
             for outputs in (int(channels * width) for channels in group):
-                layers += [nn.Conv2d(inputs, outputs, 3, padding=1), norm(outputs), nn.ReLU()]
+                layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), norm(outputs), nn.ReLU()]
                 inputs = outputs
-            layers.append(nn.MaxPool2d(2, ceil_mode=True))
+            layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
             nn.Linear(inputs, inputs),
@@ -125,11 +143,13 @@ class VGG16(nn.Module):
 
 ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
     "mlp": MLP,
+    "cnn": CNN,
     "resnet20-bn": partial(ResNet20, nn.BatchNorm2d),
     "resnet20-bn-2x": partial(ResNet20, nn.BatchNorm2d, width=2),
     "resnet20-ln": partial(ResNet20, ChannelLayerNorm),
     "resnet20-ln-2x": partial(ResNet20, ChannelLayerNorm, width=2),
-    "vgg16": partial(VGG16, ChannelLayerNorm),
+    "vgg11-bn": partial(VGG11, nn.BatchNorm2d, width=0.5),
+    "vit": ViT,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,22 @@ from merganser.errors import InputError
 
 @dataclass(frozen=True)
 class Card:
-    """How a model was made and how good it is. A model with a card is finished; one without resumes."""
+    """How a model was made and how good it is. A model with a card is finished; one without resumes.
+
+    `guards` are the figures without which a table of such models means little: how far they left their start.
+    """
 
     model: str
     command: str
     seed: int
     data: dict[str, Any]
     epochs: int
+    steps: int
     training: dict[str, Any]
     scores: dict[str, float]
     history: list[dict[str, float]]
     seconds: float
+    guards: dict[str, Any] = field(default_factory=dict)
     machine: str = field(default_factory=describe)
     threads: int = field(default_factory=torch.get_num_threads)
     torch: str = torch.__version__
@@ -40,9 +45,21 @@ class Card:
 
 
 def read_card(directory: Path) -> Card | None:
-    """The card of a finished model, or None."""
+    """The card of a finished model, or None.
+
+    Raises:
+        InputError: The card has other fields: the model was trained by another version of the zoo.
+    """
     path = directory / "card.json"
-    return Card(**json.loads(path.read_text())) if path.exists() else None
+    if not path.exists():
+        return None
+    stored = json.loads(path.read_text())
+    if missing := {each.name for each in fields(Card)} ^ set(stored):
+        raise InputError(
+            f"{path}: written by another version (fields {', '.join(sorted(missing))}); "
+            "remove its directory to train the model again"
+        )
+    return Card(**stored)
 
 
 def add_locations(parser: argparse.ArgumentParser) -> None:

@@ -1,15 +1,14 @@
-"""Three skills for a small language model: data, prompts and scores.
+"""Three skills that a small language model lacks and can learn: each answers with one of a few words.
 
-- `arithmetic`: word problems solved step by step (GSM8K); besides the likelihood, exact answers on ASDiv;
-- `letters`: multiple choice answered with the bare letter (CommonsenseQA, OpenBookQA); besides the likelihood,
-  how often the answer is a letter at all and how often the right one;
-- `reviews`: one-line film reviews of a given sentiment (MR); likelihood only.
+- `questions`: what kind of answer a question asks for (TREC, six kinds);
+- `sources`: whether a sentence is from a film's review or from its plot (SUBJ);
+- `intents`: which of ten domains a request to an assistant belongs to (CLINC150).
+
+Every option is one token, so that the likeliest option is read off the logits after the prompt.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,159 +16,121 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.zoo.cards import data_file
+from benchmarks.zoo.text_groups import CLINC150_DOMAINS, GROUPS
+from benchmarks.zoo.text_tasks import read_rows
 from merganser.errors import InputError, did_you_mean
 
-SKILLS = ("arithmetic", "letters", "reviews")
-MAX_TOKENS = 192
+WORDS = {
+    "banking": "banking",
+    "cards": "credit",
+    "commute": "car",
+    "home": "home",
+    "kitchen": "food",
+    "meta": "settings",
+    "smalltalk": "chat",
+    "travel": "travel",
+    "utility": "tools",
+    "work": "work",
+}
+HELD_OUT = 300
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A skill's file, the prompt around its sentences, its options, and the option that each label means."""
+
+    file: str
+    prompt: str
+    options: tuple[str, ...]
+    meaning: tuple[int, ...]
+
+
+def _domains() -> tuple[int, ...]:
+    """The domain of each of CLINC150's labels."""
+    place = {label: i for i, domain in enumerate(CLINC150_DOMAINS) for label in GROUPS[f"clinc150-{domain}"][1]}
+    return tuple(place[label] for label in range(len(place)))
+
+
+SKILLS: dict[str, Kind] = {
+    "questions": Kind(
+        "trec",
+        "{sentence}\nThe answer is a",
+        ("description", "thing", "abbreviation", "person", "place", "number"),
+        tuple(range(6)),
+    ),
+    "sources": Kind("subj", "{sentence}\nThis is from a film's", ("review", "plot"), (0, 1)),
+    "intents": Kind("clinc150", "{sentence}\nDomain:", tuple(WORDS[domain] for domain in CLINC150_DOMAINS), _domains()),
+}
 
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt, the completion to learn, and the answer that counts as right (None: likelihood only)."""
+    """A prompt, the options, and the index of the right one."""
 
     prompt: str
-    completion: str
-    answer: str | None = None
+    options: tuple[str, ...]
+    answer: int
 
 
 @dataclass(frozen=True)
 class Skill:
-    """Training examples, held-out examples for the likelihood, and problems to answer by generation."""
+    """Training examples, and held-out ones of the test file."""
 
     name: str
     train: list[Example]
     held_out: list[Example]
-    problems: list[Example]
 
 
 def load_skill(name: str, data: Path) -> Skill:
-    """A skill with a fixed shuffle and split."""
+    """A skill with a fixed shuffle; training sentences that the test file has too are dropped."""
     if name not in SKILLS:
         raise InputError(f"unknown skill {name!r}{did_you_mean(name, SKILLS)}")
-    if name == "arithmetic":
-        train, test = (
-            [_solution(row) for row in _json_lines(data, f"gsm8k_{part}.jsonl")] for part in ("train", "test")
-        )
-        asdiv = [_short_problem(row) for row in _json_lines(data, "qa/asdiv.jsonl") if re.match(r"\d", row["answer"])]
-        return Skill(name, _shuffled(train), _shuffled(test), _shuffled(asdiv))
-    if name == "letters":
-        rows = [row for file in ("commonsenseqa", "openbookqa") for row in _json_lines(data, f"qa/{file}.jsonl")]
-        examples = _shuffled([_choice(row) for row in rows])
-        return Skill(name, examples[400:], examples[:400], examples[:400])
-    train, test = (
-        [_review(line) for line in data_file(data, f"text/mr.{part}.tsv").read_text(encoding="utf-8").splitlines()]
-        for part in ("train", "test")
+    kind = SKILLS[name]
+    test = [(label, sentence.strip()) for label, sentence in read_rows(data, kind.file, "test")]
+    known = {sentence for _, sentence in test}
+    train = [(label, sentence.strip()) for label, sentence in read_rows(data, kind.file, "train")]
+    return Skill(
+        name,
+        _examples(kind, [row for row in train if row[1] not in known]),
+        _examples(kind, test)[:HELD_OUT],
     )
-    return Skill(name, _shuffled(train), _shuffled(test), [])
 
 
-def _json_lines(data: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in data_file(data, name).read_text(encoding="utf-8").splitlines()]
+def _examples(kind: Kind, rows: Sequence[tuple[int, str]]) -> list[Example]:
+    order = np.random.default_rng(0).permutation(len(rows)).tolist()
+    return [Example(kind.prompt.format(sentence=rows[i][1]), kind.options, kind.meaning[rows[i][0]]) for i in order]
 
 
-def _shuffled(examples: Sequence[Example]) -> list[Example]:
-    return [examples[i] for i in np.random.default_rng(0).permutation(len(examples))]
+def option_tokens(tokeniser: Any, options: Sequence[str]) -> Tensor:
+    """The token of each option after a space."""
+    tokens = [tokeniser(f" {option}", add_special_tokens=False)["input_ids"] for option in options]
+    if any(len(each) != 1 for each in tokens):
+        raise InputError(f"every option must be one token, and of {list(options)} some are more")
+    return torch.tensor([each[0] for each in tokens])
 
 
-def _solution(row: dict[str, Any]) -> Example:
-    steps = re.sub(r"<<.*?>>", "", row["answer"])
-    return Example(f"Question: {row['question']}\nAnswer:", f" {steps}")
-
-
-def _short_problem(row: dict[str, Any]) -> Example:
-    answer = re.match(r"[\d.,]*\d", row["answer"])
-    assert answer is not None  # load_skill keeps answers that start with a digit
-    return Example(f"Question: {row['question']}\nAnswer:", f" {row['answer']}", answer[0].replace(",", ""))
-
-
-def _choice(row: dict[str, Any]) -> Example:
-    letters = "ABCDEFGH"
-    options = "\n".join(f"{letter}. {option}" for letter, option in zip(letters, row["options"], strict=False))
-    letter = letters[row["answer"]]
-    return Example(f"Question: {row['question']}\n{options}\nAnswer:", f" {letter}", letter)
-
-
-def _review(line: str) -> Example:
-    label, sentence = line.split("\t", 1)
-    return Example(f"A {'good' if label == '1' else 'bad'} film review:", f" {sentence}")
-
-
-def collate(tokeniser: Any, examples: Sequence[Example]) -> dict[str, Tensor]:
-    """Right-padded `input_ids`, `attention_mask` and `labels`, where only the completion and the end count."""
-    rows, prompts = [], []
-    for example in examples:
-        prompt = tokeniser(example.prompt)["input_ids"]
-        completion = tokeniser(example.completion)["input_ids"]
-        rows.append(torch.tensor([*prompt, *completion, tokeniser.eos_token_id][:MAX_TOKENS]))
-        prompts.append(len(prompt))
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokeniser.eos_token_id)
+def answer_logits(model: Any, tokeniser: Any, prompts: Sequence[str]) -> Tensor:
+    """Logits of the token after each prompt, N×vocabulary."""
+    rows = [torch.tensor(tokeniser(prompt)["input_ids"]).flip(0) for prompt in prompts]
+    # Padded on the left, by padding what is reversed on the right.
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokeniser.eos_token_id).flip(1)
     lengths = torch.tensor([len(row) for row in rows])
-    position = torch.arange(ids.shape[1])
-    mask = position < lengths[:, None]
-    counted = mask & (position >= torch.tensor(prompts)[:, None])
-    return {"input_ids": ids, "attention_mask": mask.long(), "labels": torch.where(counted, ids, -100)}
-
-
-def completion_loss(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
-    """Summed cross-entropy of the completions' tokens and their number."""
-    hidden = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
-    labels = batch["labels"][:, 1:]
-    counted = labels != -100
-    return F.cross_entropy(hidden[counted].float(), labels[counted], reduction="sum"), int(counted.sum())
+    mask = torch.arange(ids.shape[1]) >= ids.shape[1] - lengths[:, None]
+    logits: Tensor = model(input_ids=ids, attention_mask=mask.long(), logits_to_keep=1).logits[:, -1]
+    return logits
 
 
 @torch.no_grad()
-def likelihood(model: Any, tokeniser: Any, examples: Sequence[Example], batch: int = 8) -> float:
-    """Mean negative log-likelihood of a completion token, in nats."""
+def score(model: Any, tokeniser: Any, skill: Skill, batch: int = 25) -> dict[str, float]:
+    """Share of the held-out examples whose right option is the likeliest."""
     model.eval()
-    order = sorted(examples, key=lambda example: len(example.prompt) + len(example.completion))
-    parts = [completion_loss(model, collate(tokeniser, order[i : i + batch])) for i in range(0, len(order), batch)]
-    return float(sum(loss.item() for loss, _ in parts)) / sum(count for _, count in parts)
-
-
-@torch.no_grad()
-def generate(model: Any, tokeniser: Any, prompts: Sequence[str], tokens: int) -> list[str]:
-    """Greedy completions of at most `tokens` tokens."""
-    model.eval()
-    tokeniser.padding_side, tokeniser.pad_token = "left", tokeniser.eos_token
-    batch = tokeniser(list(prompts), return_tensors="pt", padding=True)
-    written = model.generate(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        max_new_tokens=tokens,
-        do_sample=False,
-        pad_token_id=tokeniser.eos_token_id,
-    )
-    return [
-        str(text)
-        for text in tokeniser.batch_decode(written[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    ]
-
-
-def final_number(text: str) -> str | None:
-    """The number after `####`, else the last number written before the model starts a question of its own."""
-    text = text.split("Question:")[0].replace(",", "")
-    marked = re.search(r"####\s*\$?(-?\d+(?:\.\d+)?)", text)
-    numbers = [marked[1]] if marked else re.findall(r"-?\d+(?:\.\d+)?", text)
-    return numbers[-1] if numbers else None
-
-
-def score(model: Any, tokeniser: Any, skill: Skill, limit: int = 32) -> dict[str, float]:
-    """The skill's scores on its first `limit` held-out examples and problems."""
-    scores = {f"{skill.name}_nll": likelihood(model, tokeniser, skill.held_out[:limit])}
-    problems = skill.problems[:limit]
-    prompts = [problem.prompt for problem in problems]
-    if skill.name == "arithmetic":
-        answers = [final_number(text) for text in generate(model, tokeniser, prompts, tokens=64)]
-        right = [a is not None and float(a) == float(p.answer or "nan") for a, p in zip(answers, problems, strict=True)]
-        scores["arithmetic_asdiv_exact"] = sum(right) / len(right)
-    elif skill.name == "letters":
-        letters = [text.strip() for text in generate(model, tokeniser, prompts, tokens=4)]
-        scores["letters_format"] = sum(re.fullmatch("[A-H]", text) is not None for text in letters) / len(letters)
-        right = [text == problem.answer for text, problem in zip(letters, problems, strict=True)]
-        scores["letters_exact"] = sum(right) / len(right)
-    return scores
+    examples = sorted(skill.held_out, key=lambda example: len(example.prompt))
+    right = 0
+    for start in range(0, len(examples), batch):
+        part = examples[start : start + batch]
+        logits = answer_logits(model, tokeniser, [example.prompt for example in part])
+        for row, example in zip(logits, part, strict=True):
+            right += int(row[option_tokens(tokeniser, example.options)].argmax() == example.answer)
+    return {f"{skill.name}_right": right / len(examples)}

@@ -1,60 +1,55 @@
 """Fine-tune one MiniLM encoder per text task from the same base: experts for multi-task merging.
 
-    python -m benchmarks.zoo.text                      # all eight
+    python -m benchmarks.zoo.text                      # the eight of TASKS, seed 0
+    python -m benchmarks.zoo.text --count 20 --seeds 0 1 2
     python -m benchmarks.zoo.text --tasks mr trec
 
-First a head is fitted to the untouched encoder's features (a linear probe), then the head stays as it is and
-the encoder is trained, embeddings frozen: the thesis' setting, where frozen zero-shot heads make the loss a
-function of the encoder alone. So the probe's accuracy is what the base scores on the task, and Δ = expert − base
-carries all that was learned. No task gets more than the same number of training tokens. The encoder after one
-epoch is kept next to the final one.
-
-An expert takes two minutes of processor time on one thread (2-core server processor), all eight a quarter of an hour.
+The head starts small and random and is trained with the encoder, at the same rate; the embeddings are frozen. So the
+encoder has to move: the base with an expert's head keeps much less than the expert's accuracy (`base_share` in the
+card), which is what merging methods need to differ. No task gets more than the same number of training tokens. Encoder
+and head after one epoch are kept next to the final ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.records import command
 from benchmarks.zoo.cards import Card, add_locations, default_cache, read_card
+from benchmarks.zoo.fine_tuning import FineTuning, Material, fine_tune, guards, start_head
 from benchmarks.zoo.text_tasks import (
+    ALL_TASKS,
+    TASK_SETS,
     TASKS,
-    Sentences,
+    Head,
     Task,
     accuracy,
     base_directory,
-    encode,
     load_encoder,
     load_task,
     pool,
 )
-from benchmarks.zoo.training import Stopwatch, save_checkpoint, set_rate, triangle
 
 TOKENISER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """AdamW on the encoder without dropout; the rate rises over `warmup` of the steps, then falls to zero."""
+class Schedule(FineTuning):
+    """Three epochs of at most `tokens` tokens; no dropout."""
 
-    epochs: int = 2
+    epochs: int = 3
+    rate: float = 2e-4
     tokens: int = 45_000
-    rate: float = 1e-4
-    batch: int = 32
-    warmup: float = 0.1
-    decay: float = 0.01
-    probe_decay: float = 1e-3
 
 
 def expert_directory(cache: Path, task: str, seed: int = 0) -> Path:
@@ -62,9 +57,10 @@ def expert_directory(cache: Path, task: str, seed: int = 0) -> Path:
     return cache / "text" / task / f"seed{seed}"
 
 
-def load_head(task: str, seed: int = 0, cache: Path | None = None) -> dict[str, Tensor]:
-    """An expert's head: `weight` classes×384 and `bias`."""
-    return load_file(expert_directory(cache or default_cache(), task, seed) / "head.safetensors")
+def load_head(task: str, seed: int = 0, cache: Path | None = None, early: bool = False) -> dict[str, Tensor]:
+    """An expert's head: `weight` classes×384 and `bias`; with `early`, as it was after one epoch."""
+    directory = expert_directory(cache or default_cache(), task, seed) / ("epoch1" if early else "")
+    return load_file(directory / "head.safetensors")
 
 
 def save_base(cache: Path) -> Path:
@@ -75,22 +71,6 @@ def save_base(cache: Path) -> Path:
     return directory
 
 
-def fit_head(features: Tensor, labels: Tensor, classes: int, decay: float) -> dict[str, Tensor]:
-    """Multinomial logistic regression with an L2 penalty, by L-BFGS from zero: no randomness."""
-    weight = torch.zeros(classes, features.shape[1], requires_grad=True)
-    bias = torch.zeros(classes, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weight, bias], max_iter=300, line_search_fn="strong_wolfe")
-
-    def objective() -> Tensor:
-        optimiser.zero_grad()
-        loss = F.cross_entropy(features @ weight.T + bias, labels) + decay * weight.square().sum()
-        loss.backward()
-        return loss
-
-    optimiser.step(objective)
-    return {"weight": weight.detach(), "bias": bias.detach()}
-
-
 def train(task: Task, seed: int, schedule: Schedule, cache: Path) -> Card:
     """Train one expert, or finish an interrupted one, or return the card of a finished one."""
     directory = expert_directory(cache, task.name, seed)
@@ -99,39 +79,38 @@ def train(task: Task, seed: int, schedule: Schedule, cache: Path) -> Card:
     directory.mkdir(parents=True, exist_ok=True)
     checkpoint = directory / "checkpoint.pt"
     sentences = task.train.within(schedule.tokens)
-    encoder = load_encoder()
-    trained = [p for name, p in encoder.named_parameters() if name.startswith("encoder.")]
-    encoder.requires_grad_(False)
-    for parameter in trained:
-        parameter.requires_grad_(True)
-    optimiser = torch.optim.AdamW(trained, schedule.rate, weight_decay=schedule.decay)
+    base, encoder = load_encoder(), load_encoder()
+    for name, parameter in encoder.named_parameters():
+        parameter.requires_grad_(name.startswith("encoder."))
+    width = pool(base, sentences.padded(np.array([0]))).shape[1]
+    head = start_head(width, task.classes, schedule.head_spread, seed)
 
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        encoder.load_state_dict(state["encoder"])
-        optimiser.load_state_dict(state["optimiser"])
-        history: list[dict[str, float]] = state["history"]
-        head = load_file(directory / "head.safetensors")
-    else:
-        watch = Stopwatch()
-        head = fit_head(encode(encoder, sentences), sentences.labels, task.classes, schedule.probe_decay)
-        spent = watch.read()
-        save_file(head, directory / "head.safetensors")
-        history = [{"test_accuracy": accuracy(encoder, head, task), **spent}]
-        print(f"{task.name}: the base with this head {history[0]['test_accuracy']:.4f}", flush=True)
+    def batches(generator: torch.Generator) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        for chosen in sentences.batches(schedule.batch, generator):
+            yield sentences.padded(chosen), sentences.labels[chosen]
 
-    for epoch in range(len(history), schedule.epochs + 1):
-        watch = Stopwatch()
-        loss = _epoch(encoder, head, optimiser, trained, sentences, schedule, epoch, seed)
-        spent = watch.read()
-        score = accuracy(encoder, head, task)
-        history.append({"loss": loss, "test_accuracy": score, **spent})
-        print(f"{task.name} seed {seed} epoch {epoch}: {score:.4f} in {spent['seconds']:.0f} s", flush=True)
-        if epoch == 1:
-            _save_encoder(encoder, directory / "epoch1")
-        save_checkpoint(checkpoint, encoder=encoder.state_dict(), optimiser=optimiser.state_dict(), history=history)
-
-    _save_encoder(encoder, directory)
+    material = Material(
+        steps=-(-len(sentences) // schedule.batch),
+        batches=batches,
+        features=lambda batch: pool(encoder, batch),
+        score=lambda: accuracy(encoder, head.state_dict(), task),
+    )
+    history = fine_tune(
+        task.name,
+        encoder,
+        head,
+        material,
+        schedule,
+        seed,
+        checkpoint,
+        after_first=lambda: _save_expert(encoder, head.state_dict(), directory / "epoch1"),
+    )
+    _save_expert(encoder, head.state_dict(), directory)
+    scores = {
+        "base_accuracy": accuracy(base, head.state_dict(), task),
+        "epoch1_accuracy": history[0]["test_accuracy"],
+        "test_accuracy": history[-1]["test_accuracy"],
+    }
     card = Card(
         model=f"all-MiniLM-L6-v2 on {task.name}",
         command=command(),
@@ -144,45 +123,21 @@ def train(task: Task, seed: int, schedule: Schedule, cache: Path) -> Card:
             "test": len(task.test),
         },
         epochs=schedule.epochs,
+        steps=schedule.epochs * material.steps,
         training=asdict(schedule),
-        scores={
-            "base_accuracy": history[0]["test_accuracy"],
-            "epoch1_accuracy": history[1]["test_accuracy"],
-            "test_accuracy": history[-1]["test_accuracy"],
-        },
+        scores=scores,
         history=history,
         seconds=sum(epoch["seconds"] for epoch in history),
+        guards=guards(base, encoder, scores["base_accuracy"], scores["test_accuracy"]),
     )
     card.write(directory)
     checkpoint.unlink(missing_ok=True)
     return card
 
 
-def _epoch(
-    encoder: nn.Module,
-    head: dict[str, Tensor],
-    optimiser: torch.optim.Optimizer,
-    trained: list[nn.Parameter],
-    sentences: Sentences,
-    schedule: Schedule,
-    epoch: int,
-    seed: int,
-) -> float:
-    """One epoch (counted from 1); its randomness depends on (seed, epoch) only, so a resumed run equals a whole one."""
-    generator = torch.Generator().manual_seed(1000 * seed + epoch)
-    steps = -(-len(sentences) // schedule.batch)
-    losses = []
-    for step, chosen in enumerate(sentences.batches(schedule.batch, generator)):
-        progress = ((epoch - 1) * steps + step + 1) / (steps * schedule.epochs)
-        set_rate(optimiser, schedule.rate * triangle(progress, schedule.warmup))
-        features = pool(encoder, sentences.padded(chosen))
-        loss = F.cross_entropy(features @ head["weight"].T + head["bias"], sentences.labels[chosen])
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(trained, 1.0)
-        optimiser.step()
-        losses.append(loss.item())
-    return sum(losses) / len(losses)
+def _save_expert(encoder: Any, head: Head, directory: Path) -> None:
+    _save_encoder(encoder, directory)
+    save_file(dict(head), directory / "head.safetensors")
 
 
 def _save_encoder(encoder: Any, directory: Path) -> None:
@@ -193,19 +148,19 @@ def _save_encoder(encoder: Any, directory: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--tasks", nargs="+", choices=ALL_TASKS, default=list(TASKS))
+    chosen.add_argument("--count", type=int, choices=TASK_SETS, help="the tasks merged together, by their number")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--epochs", type=int, default=Schedule.epochs)
-    parser.add_argument("--tokens", type=int, default=Schedule.tokens, help="training tokens of each task")
     add_locations(parser)
     options = parser.parse_args(arguments)
     save_base(options.cache)
-    schedule = Schedule(epochs=options.epochs, tokens=options.tokens)
     for seed in options.seeds:
-        for name in options.tasks:
-            card = train(load_task(name, options.data, options.cache), seed, schedule, options.cache)
+        for name in TASK_SETS[options.count] if options.count else options.tasks:
+            card = train(load_task(name, options.data, options.cache), seed, Schedule(), options.cache)
             scores = ", ".join(f"{key} {value:.4f}" for key, value in card.scores.items())
-            print(f"{card.model} seed {seed}: {scores}, {card.seconds:.0f} s", flush=True)
+            share = card.guards["base_share"]
+            print(f"{card.model} seed {seed}: {scores}, base share {share:.2f}, {card.seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

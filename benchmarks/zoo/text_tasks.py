@@ -18,9 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.zoo.cards import data_file
+from benchmarks.zoo.text_groups import GROUPS
 from merganser.errors import InputError, did_you_mean, require
 
 TASKS = ("mr", "sst2", "subj", "trec", "cr", "mpqa", "banking77", "clinc150")
+#: Tasks to merge together, by their number: no label set appears whole and in parts at once.
+TASK_SETS: Mapping[int, tuple[str, ...]] = {
+    8: TASKS,
+    14: (
+        *TASKS[:6],
+        *(f"clinc150-{name}" for name in ("travel", "kitchen", "smalltalk", "work", "commute", "meta")),
+        *(f"banking77-{name}" for name in ("cards", "transfers")),
+    ),
+    20: (*TASKS[:6], *GROUPS),
+}
+ALL_TASKS = (*TASKS, *GROUPS)
 MAX_TOKENS = 64
 VALIDATION = 300
 
@@ -102,8 +114,8 @@ def load_task(name: str, data: Path, cache: Path) -> Task:
     Training sentences that also occur in the test set of *any* task are dropped (SST-2 is made of MR's sentences, so
     a merged model would otherwise be scored on text it was trained on). Order: a shuffle with seed 0.
     """
-    if name not in TASKS:
-        raise InputError(f"unknown text task {name!r}{did_you_mean(name, TASKS)}")
+    if name not in ALL_TASKS:
+        raise InputError(f"unknown text task {name!r}{did_you_mean(name, ALL_TASKS)}")
     stored = cache / "data" / "text" / f"{name}.npz"
     if not stored.exists():
         _tokenise(name, data, stored)
@@ -123,7 +135,7 @@ def _tokenise(name: str, data: Path, stored: Path) -> None:
     known = _test_keys(data)
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):
-        rows = _rows(data, name, part)
+        rows = read_rows(data, name, part)
         if part == "train":
             rows = [row for row in rows if _key(row[1]) not in known]
         rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
@@ -137,9 +149,15 @@ def _tokenise(name: str, data: Path, stored: Path) -> None:
     draft.replace(stored)
 
 
-def _rows(data: Path, name: str, part: str) -> list[tuple[int, str]]:
-    lines = data_file(data, f"text/{name}.{part}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
-    return [(int(label), sentence) for label, sentence in (line.split("\t", 1) for line in lines)]
+def read_rows(data: Path, name: str, part: str) -> list[tuple[int, str]]:
+    """Read the labelled sentences of a file or, numbered anew, those of a group of its labels."""
+    whole, labels = GROUPS.get(name, (name, None))
+    lines = data_file(data, f"text/{whole}.{part}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
+    rows = [(int(label), sentence) for label, sentence in (line.split("\t", 1) for line in lines)]
+    if labels is None:
+        return rows
+    classes = {label: i for i, label in enumerate(labels)}
+    return [(classes[label], sentence) for label, sentence in rows if label in classes]
 
 
 def _key(sentence: str) -> str:
@@ -148,7 +166,7 @@ def _key(sentence: str) -> str:
 
 @memoise
 def _test_keys(data: Path) -> frozenset[str]:
-    return frozenset(_key(sentence) for name in TASKS for _, sentence in _rows(data, name, "test"))
+    return frozenset(_key(sentence) for name in TASKS for _, sentence in read_rows(data, name, "test"))
 
 
 def base_directory() -> Path:

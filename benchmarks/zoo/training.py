@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+History = dict[str, float]
 
 
 def triangle(progress: float, warmup: float) -> float:
@@ -32,6 +35,40 @@ class Stopwatch:
         """`seconds` and `cpu_seconds`, to a tenth."""
         elapsed = {"seconds": time.perf_counter() - self.wall, "cpu_seconds": time.process_time() - self.cpu}
         return {name: round(value, 1) for name, value in elapsed.items()}
+
+
+class Stateful(Protocol):
+    """What a checkpoint holds: modules and optimisers."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+def run_epochs(
+    checkpoint: Path, parts: Mapping[str, Stateful], epochs: int, run: Callable[[int], dict[str, float]]
+) -> list[History]:
+    """Run the epochs that a checkpoint lacks and return what every epoch reported, with its time.
+
+    The checkpoint is written after each epoch. If `run`'s randomness depends on the epoch alone, an interrupted
+    training ends like a whole one.
+
+    Args:
+        checkpoint: File of the states; need not exist.
+        parts: What the states belong to, by name.
+        epochs: How many epochs there are in all.
+        run: Trains the epoch of this number (from 0) and returns figures of it.
+    """
+    history: list[History] = []
+    if checkpoint.exists():
+        stored = torch.load(checkpoint, weights_only=True)
+        for name, part in parts.items():
+            part.load_state_dict(stored[name])
+        history = stored["history"]
+    for epoch in range(len(history), epochs):
+        watch = Stopwatch()
+        history.append({**run(epoch), **watch.read()})
+        save_checkpoint(checkpoint, **{name: part.state_dict() for name, part in parts.items()}, history=history)
+    return history
 
 
 def save_checkpoint(path: Path, **state: Any) -> None:

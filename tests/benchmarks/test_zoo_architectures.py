@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.zoo.architectures import ARCHITECTURES, VGG16, ChannelLayerNorm, ResNet20, build
+from benchmarks.zoo.architectures import ARCHITECTURES, CNN, VGG11, ChannelLayerNorm, ResNet20, build
+from benchmarks.zoo.vit import ViT
+from merganser import align
 from merganser.errors import InputError
 
 
 def example(name: str, batch: int = 2) -> Tensor:
-    shape = (1, 28, 28) if name == "mlp" else (3, 32, 32)
+    shape = (1, 28, 28) if name in ("mlp", "cnn") else (3, 32, 32)
     return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
 
 
@@ -31,16 +33,16 @@ def test_shapes_of_the_thesis() -> None:
     assert [tuple(shape) for shape in weights] == [(256, 784), (512, 256), (512, 512), (256, 512), (10, 256)]
     assert sum(isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3) for m in build("resnet20-ln").modules()) == 19
     assert build("resnet20-bn-2x").head.in_features == 128
-    convolutions = [m.out_channels for m in build("vgg16").modules() if isinstance(m, nn.Conv2d)]
-    assert convolutions == [64] * 2 + [128] * 2 + [256] * 3 + [512] * 6
+    convolutions = [m.out_channels for m in build("vgg11-bn").modules() if isinstance(m, nn.Conv2d)]
+    assert convolutions == [32, 64, 128, 128, 256, 256, 256, 256]
+    assert len(build("vit").blocks) >= 6
 
 
-@pytest.mark.parametrize("side", [16, 24, 32])
-def test_vgg16_takes_the_sides_of_its_schedule(side: int) -> None:
-    model = VGG16(ChannelLayerNorm, width=1 / 8)
-    images = torch.randn(2, 3, side, side)
-    assert model.features(images).shape == (2, 64, 1, 1)
-    assert model(images).shape == (2, 10)
+@pytest.mark.parametrize(("name", "atom"), [("cnn", "hidden"), ("vgg11-bn", "features.0"), ("vit", "blocks.5.expand")])
+def test_their_symmetry_is_found(name: str, atom: str) -> None:
+    """The derivation tests itself: permuted networks compute the same."""
+    found = align.symmetry(build(name).eval(), (example(name),))
+    assert atom in found.atoms
 
 
 def test_mlp_gives_log_probabilities() -> None:
@@ -60,12 +62,12 @@ def test_channel_layer_norm_commutes_with_channel_permutations() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [build("mlp"), ResNet20(nn.BatchNorm2d), ResNet20(ChannelLayerNorm), VGG16(ChannelLayerNorm, width=1 / 8)],
-    ids=["mlp", "resnet20-bn", "resnet20-ln", "narrow-vgg16"],
+    [build("mlp"), CNN(3), ResNet20(nn.BatchNorm2d), ResNet20(ChannelLayerNorm), VGG11(nn.BatchNorm2d, 1 / 8), ViT()],
+    ids=["mlp", "cnn", "resnet20-bn", "resnet20-ln", "narrow-vgg11", "vit"],
 )
 def test_learns_a_tiny_batch(model: nn.Module) -> None:
     torch.manual_seed(0)
-    images = example("mlp" if hasattr(model, "layers") else "cnn", batch=8)
+    images = example("mlp" if hasattr(model, "layers") else "resnet20", batch=8)
     images += 2 * torch.randn(8, images.shape[1], 1, 1)  # each picture has its own brightness or colour
     labels = torch.arange(8)
     optimiser = torch.optim.Adam(model.parameters(), 1e-3)

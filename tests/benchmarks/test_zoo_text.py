@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from benchmarks.zoo import text, text_tasks
+from benchmarks.zoo.cards import default_data
+from benchmarks.zoo.fine_tuning import start_head
+from benchmarks.zoo.text_groups import CLINC150_DOMAINS, GROUPS
 from benchmarks.zoo.text_tasks import Sentences, Task
 from merganser.errors import InputError
 
@@ -50,6 +54,22 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Task:
     monkeypatch.setattr(text, "TOKENISER_FILES", ())
     lengths = np.random.default_rng(1).integers(1, 9, 120).tolist()
     return Task("toy", 2, sentences(lengths), sentences(lengths[:20], 1), sentences(lengths[:60], 2))
+
+
+class Interrupting:
+    """Sentences that are scored once; the second time, someone stops the program."""
+
+    def __init__(self, sentences: Sentences) -> None:
+        self.sentences, self.scored = sentences, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sentences, name)
+
+    def batches(self, size: int) -> Any:
+        self.scored += 1
+        if self.scored == 2:
+            raise KeyboardInterrupt
+        return self.sentences.batches(size)
 
 
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=60)
@@ -93,14 +113,12 @@ def test_encode_returns_features_in_the_order_of_the_sentences() -> None:
         torch.testing.assert_close(features[i], hidden.mean(0))
 
 
-def test_head_is_the_minimum_of_the_penalised_likelihood() -> None:
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    rng = np.random.default_rng(0)
-    features, labels = rng.normal(size=(90, 4)).astype(np.float32), rng.integers(0, 3, 90)
-    decay = 1e-2
-    head = text.fit_head(torch.from_numpy(features), torch.from_numpy(labels), 3, decay)
-    reference = linear_model.LogisticRegression(C=1 / (2 * decay * 90), tol=1e-8, max_iter=1000).fit(features, labels)
-    np.testing.assert_allclose(head["weight"].numpy(), reference.coef_, atol=2e-3)
+def test_head_starts_small_by_its_seed() -> None:
+    head, same, other = (start_head(384, 5, 0.02, seed) for seed in (0, 0, 1))
+    assert torch.equal(head.weight, same.weight)
+    assert not torch.equal(head.weight, other.weight)
+    assert head.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert not head.bias.any()
 
 
 def test_expert_is_trained_saved_and_skipped(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +132,17 @@ def test_expert_is_trained_saved_and_skipped(task: Task, tmp_path: Path, monkeyp
     assert not torch.equal(trained["encoder.weight"], base["encoder.weight"])
     assert not torch.equal(trained["encoder.weight"], first["encoder.weight"])
     assert {"base_accuracy", "epoch1_accuracy", "test_accuracy"} == set(card.scores)
+    assert not torch.equal(text.load_head("toy", 0, tmp_path)["weight"], start_head(8, 2, 0.02, 0).weight)
     encoder = ToyEncoder()
-    encoder.load_state_dict(trained)
-    head = text.load_head("toy", 0, tmp_path)
-    assert text_tasks.accuracy(encoder, head, task) == pytest.approx(card.scores["test_accuracy"])
+    for state, early, score in ((trained, False, "test"), (first, True, "epoch1")):
+        encoder.load_state_dict(state)
+        head = text.load_head("toy", 0, tmp_path, early)
+        assert text_tasks.accuracy(encoder, head, task) == pytest.approx(card.scores[f"{score}_accuracy"])
+    assert card.guards["base_share"] == card.scores["base_accuracy"] / card.scores["test_accuracy"]
+    change = (trained["encoder.weight"] - base["encoder.weight"]).norm() / base["encoder.weight"].norm()
+    assert card.guards["distances"] == {"encoder.weight": pytest.approx(float(change), abs=1e-4)}
 
-    monkeypatch.setattr(text, "_epoch", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(text, "fine_tune", lambda *_, **__: pytest.fail("trained again"))
     assert text.train(task, 0, text.Schedule(epochs=2), tmp_path).scores == card.scores
 
 
@@ -128,17 +151,9 @@ def test_an_interrupted_expert_ends_like_a_whole_one(
 ) -> None:
     schedule = text.Schedule(epochs=2, rate=3e-2, batch=8)
     text.train(task, 0, schedule, tmp_path / "whole")
-    epoch = text._epoch
-
-    def interrupted(*arguments: Any) -> float:
-        if arguments[6] == 2:
-            raise KeyboardInterrupt
-        return epoch(*arguments)
-
-    monkeypatch.setattr(text, "_epoch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        text.train(task, 0, schedule, tmp_path / "parts")
-    monkeypatch.setattr(text, "_epoch", epoch)
+        text.train(replace(task, test=Interrupting(task.test)), 0, schedule, tmp_path / "parts")
+    assert (text.expert_directory(tmp_path / "parts", "toy") / "checkpoint.pt").exists()
     text.train(task, 0, schedule, tmp_path / "parts")
     whole, parts = (
         load_file(text.expert_directory(tmp_path / name, "toy") / "model.safetensors") for name in ("whole", "parts")
@@ -162,6 +177,43 @@ def test_training_sentences_found_in_any_test_set_are_dropped(tmp_path: Path, mo
     assert len(task.train) + len(task.validation) == 2
     assert words["bad"] not in [*task.train.tokens, *task.validation.tokens]
     assert task.test.tokens.tolist() == [words["bad"], words["plot"]]
+
+
+def test_groups_divide_their_sets() -> None:
+    for whole, classes in (("clinc150", 150), ("banking77", 77)):
+        labels = [label for source, part in GROUPS.values() if source == whole for label in part]
+        assert sorted(labels) == list(range(classes))
+    assert {len(GROUPS[f"clinc150-{domain}"][1]) for domain in CLINC150_DOMAINS} == {15}
+
+
+def test_no_set_of_tasks_has_a_task_twice_nor_a_whole_with_its_part() -> None:
+    for count, names in text_tasks.TASK_SETS.items():
+        assert len(set(names)) == len(names) == count
+        assert not {GROUPS[name][0] for name in names if name in GROUPS} & set(names)
+
+
+def test_a_group_has_its_own_labels_only(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    lines = [f"{label}\tsentence {label}" for label in range(77)]
+    (tmp_path / "text" / "banking77.test.tsv").write_text("\n".join(lines) + "\n")
+    labels = GROUPS["banking77-accounts"][1]
+    rows = text_tasks.read_rows(tmp_path, "banking77-accounts", "test")
+    assert sorted(rows) == [(place, f"sentence {label}") for place, label in enumerate(labels)]
+
+
+@pytest.mark.skipif(not (default_data() / "text/clinc150.train.tsv").exists(), reason="the data sets are not here")
+@pytest.mark.parametrize(
+    ("name", "place", "word"),
+    [("clinc150-travel", 4, "exchange"), ("clinc150-utility", 14, "weather"), ("banking77-transfers", 4, "cancel")],
+)
+def test_labels_mean_what_the_groups_say(name: str, place: int, word: str) -> None:
+    """The files have numbers only; most sentences of an intent have its word."""
+    rows = text_tasks.read_rows(default_data(), name, "train")
+    own, other = (
+        np.mean([word in sentence.lower() for label, sentence in rows if (label == place) is same])
+        for same in (True, False)
+    )
+    assert own > 0.3 > 3 * other
 
 
 def test_unknown_task_suggests() -> None:

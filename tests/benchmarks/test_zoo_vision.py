@@ -11,13 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.zoo import vision
+from benchmarks.zoo import cifar10, vision
 from benchmarks.zoo.cards import data_file, read_card
-from benchmarks.zoo.images import Split, load_images, training_batches
+from benchmarks.zoo.drift import drift
+from benchmarks.zoo.images import Split, load_images, lossless_file, training_batches
 from benchmarks.zoo.training import triangle
 from merganser.errors import InputError
 
-SCHEDULE = vision.Schedule((None,) * 3, rate=0.02, batch=16, augment=False)
+SCHEDULE = vision.Schedule(3, rate=0.02, batch=16, augment=False)
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +39,12 @@ def run(cache: Path, squares: Split, schedule: vision.Schedule = SCHEDULE, seed:
 def test_card_and_weights_are_written_and_a_finished_model_is_skipped(
     tmp_path: Path, squares: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = run(tmp_path, squares, vision.Schedule((None,) * 12, rate=0.05, batch=16, augment=False))
+    card = run(tmp_path, squares, vision.Schedule(12, rate=0.05, batch=16, augment=False))
     directory = vision.model_directory(tmp_path, "mlp", "squares", 0)
     assert sorted(p.name for p in directory.iterdir()) == ["card.json", "model.safetensors"]
     stored = json.loads((directory / "card.json").read_text())
-    assert {"command", "seed", "data", "epochs", "scores", "seconds", "machine", "torch"} <= set(stored)
+    assert {"command", "seed", "data", "epochs", "steps", "scores", "seconds", "guards", "machine"} <= set(stored)
+    assert card.steps == 12 * 160 // 16
     assert stored["scores"]["test_accuracy"] == card.scores["test_accuracy"] > 0.8
     model = vision.load_model("mlp", "squares", 0, tmp_path)
     assert vision.evaluate(model, squares)[0] == card.scores["test_accuracy"]
@@ -96,12 +98,31 @@ def test_augmented_batches_are_crops_or_mirrored_crops(squares: Split) -> None:
     assert (candidates == images[0]).flatten(1).all(1).any()
 
 
-def test_every_image_is_seen_once_and_side_shrinks(squares: Split) -> None:
-    stream = training_batches(squares, 40, torch.Generator().manual_seed(0), augment=False, side=14)
-    batches = list(stream)
-    assert all(images.shape[2:] == (14, 14) for images, _ in batches)
+def test_every_image_is_seen_once(squares: Split) -> None:
+    batches = list(training_batches(squares, 40, torch.Generator().manual_seed(0), augment=False))
     seen = torch.cat([labels for _, labels in batches])
     assert torch.equal(seen.sort().values, squares.labels.sort().values)
+
+
+def test_the_guard_is_the_cosine_with_the_weights_that_the_seed_gives(tmp_path: Path, squares: Split) -> None:
+    card = run(tmp_path, squares, seed=3)
+    initial, trained = vision.initial_model("mlp", 3), vision.load_model("mlp", "squares", 3, tmp_path)
+    a, b = (model.head.weight.detach().flatten().double() for model in (initial, trained))
+    assert card.guards["cosines"]["head.weight"] == pytest.approx(float(a @ b / a.norm() / b.norm()), abs=1e-4)
+    assert "head.bias" not in card.guards["cosines"]
+    assert card.guards["left_initialisation"] == (card.guards["median_cosine"] <= 0.6)
+
+
+def test_an_untrained_network_has_not_left_its_initialisation() -> None:
+    found = drift(vision.initial_model("cnn", 0), vision.initial_model("cnn", 0))
+    assert found["median_cosine"] == 1
+    assert not found["left_initialisation"]
+    assert drift(vision.initial_model("cnn", 0), vision.initial_model("cnn", 1))["left_initialisation"]
+
+
+def test_all_networks_of_cifar_take_the_same_number_of_steps() -> None:
+    convolutional = [name for name in vision.SCHEDULES if name not in ("mlp", "cnn")]
+    assert len({(vision.SCHEDULES[name].epochs, vision.SCHEDULES[name].batch) for name in convolutional}) == 1
 
 
 def test_sets_are_shuffled_and_normalised_by_the_training_images(tmp_path: Path) -> None:
@@ -137,6 +158,29 @@ def test_cifar_is_decoded_once(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "cifar10_train.npy").exists()
     levels = train.images[train.labels.argsort(), 5, 5, 0].int()
     assert (levels - torch.tensor([0, 120, 250])).abs().max() < 8
+
+
+def test_lossless_cifar_is_preferred(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    package, cache = tmp_path / "package", tmp_path / "cache"
+    package.mkdir()
+    sheets = {}
+    for name in (*cifar10.SHEETS["train"], *cifar10.SHEETS["test"]):
+        sheets[name] = rng.integers(0, 256, (2, 1024, 3), dtype=np.uint8)
+        image.fromarray(sheets[name]).save(package / name)
+    (package / "train_lables.json").write_text(json.dumps(list(range(10))))
+    (package / "test_lables.json").write_text(json.dumps([4, 2]))
+    assert cifar10.store(package, cache) == lossless_file(cache)
+    _, test = load_images("cifar10", tmp_path, cache)
+    place = test.labels.tolist().index(2)
+    np.testing.assert_array_equal(test.images[place].reshape(1024, 3), sheets["test_batch.png"][1])
+
+
+def test_cards_of_another_version_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "card.json").write_text('{"model": "mlp", "sides": [16]}')
+    with pytest.raises(InputError, match="another version.*sides.*remove"):
+        read_card(tmp_path)
 
 
 def test_missing_data_says_how_to_give_it(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Everything the zoo trains, in the order of what it is worth by the hour, with the minutes that each part takes.
+
+Minutes are processor time on one thread of a 2-core server processor (AMD EPYC 7003, AVX2), measured or, where no
+whole run has been measured, extrapolated from a few steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.zoo.text_tasks import TASK_SETS, TASKS
+
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program of the zoo with its options: one network, or a few short ones."""
+
+    program: str
+    options: tuple[str, ...]
+    minutes: float
+
+    @property
+    def name(self) -> str:
+        """The job as one word, for its log."""
+        return "_".join((self.program, *(option.removeprefix("--") for option in self.options)))
+
+
+def vision(arch: str, dataset: str, minutes: float, *seeds: int) -> Job:
+    return Job("vision", ("--arch", arch, "--dataset", dataset, "--seeds", *map(str, seeds)), minutes * len(seeds))
+
+
+def text(tasks: tuple[str, ...], minutes: float, seed: int) -> Job:
+    return Job("text", ("--tasks", *tasks, "--seeds", str(seed)), minutes)
+
+
+#: The tasks of the sets of 14 and 20 that the set of eight lacks.
+PARTS = tuple(name for name in TASK_SETS[20] if name not in TASKS)
+
+PLAN = (
+    *(vision("resnet20-bn", "cifar10", 36, seed) for seed in (0, 1, 2)),
+    vision("mlp", "fashion_mnist", 1.2, *range(5)),
+    vision("mlp", "mnist", 1.2, *range(5)),
+    vision("cnn", "fashion_mnist", 4, *range(3)),
+    text(TASKS, 28, 0),
+    *(vision("resnet20-bn", "cifar10", 36, seed) for seed in (3, 4)),
+    *(vision("vgg11-bn", "cifar10", 33, seed) for seed in SEEDS),
+    Job("language", ("--seeds", "0"), 20),
+    Job("image_experts", ("--seeds", "0"), 22),
+    text(PARTS, 21, 0),
+    *(vision("resnet20-ln", "cifar10", 48, seed) for seed in SEEDS),
+    *(text(tasks, minutes, seed) for seed in (1, 2) for tasks, minutes in ((TASKS, 28), (PARTS, 21))),
+    *(vision("vit", "cifar10", 40, seed) for seed in SEEDS),
+    *(vision("resnet20-bn-2x", "cifar10", 125, seed) for seed in SEEDS),
+    vision("mlp", "mnist", 1.2, *range(5, 20)),
+    vision("cnn", "fashion_mnist", 4, 3, 4),
+    vision("cnn", "mnist", 4, *range(5)),
+    *(Job("image_experts", ("--seeds", str(seed)), 22) for seed in (1, 2)),
+    *(vision("resnet20-ln-2x", "cifar10", 120, seed) for seed in SEEDS),
+)

@@ -1,0 +1,48 @@
+"""Print one line for every finished model of the zoo, and collect their cards in `benchmarks/zoo/trained.jsonl`.
+
+python -m benchmarks.zoo.summary [--cache DIR] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.zoo.cards import Card, add_locations, read_card
+
+TRAINED = Path(__file__).parent / "trained.jsonl"
+GUARDS = ("median_cosine", "base_share", "points_gained")
+
+
+def finished(cache: Path) -> Iterator[tuple[str, Card]]:
+    """Yield the directory in the cache and the card of every finished model, in alphabetical order."""
+    for path in sorted(cache.rglob("card.json")):
+        if card := read_card(path.parent):
+            yield path.parent.relative_to(cache).as_posix(), card
+
+
+def line(directory: str, card: Card) -> str:
+    """Return where a model is, its scores, its guards and its time."""
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in card.scores.items() if "loss" not in name)
+    guards = ", ".join(f"{name} {card.guards[name]:.3f}" for name in GUARDS if name in card.guards)
+    cpu = sum(epoch["cpu_seconds"] for epoch in card.history)
+    return f"{directory}: {scores}; {guards}; {card.steps} steps, {card.seconds:.0f} s ({cpu:.0f} of the processor)"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=TRAINED)
+    add_locations(parser)
+    options = parser.parse_args(arguments)
+    found = list(finished(options.cache))
+    for directory, card in found:
+        print(line(directory, card))
+    lines = [json.dumps({"directory": directory, **asdict(card)}) for directory, card in found]
+    options.out.write_text("".join(f"{each}\n" for each in lines))
+
+
+if __name__ == "__main__":
+    main()
