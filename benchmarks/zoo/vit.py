@@ -40,9 +40,9 @@ class EncoderBlock(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patches of 4×4 pixels, learned positions, six blocks of width 128, mean over patches, one linear layer."""
+    """Patches of 4×4 pixels, learned positions, six blocks of width 96, mean over patches, one linear layer."""
 
-    def __init__(self, side: int = 32, width: int = 128, depth: int = 6, heads: int = 4, classes: int = 10) -> None:
+    def __init__(self, side: int = 32, width: int = 96, depth: int = 6, heads: int = 4, classes: int = 10) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, 4, stride=4)
         self.positions = nn.Parameter(0.02 * torch.randn(1, (side // 4) ** 2, width))
