@@ -32,7 +32,7 @@ class ImageSchedule(FineTuning):
 
     epochs: int = 2
     rate: float = 1e-3
-    images: int = 5_000
+    images: int = 6_000
 
 
 def expert_directory(cache: Path, task: str, seed: int = 0) -> Path:

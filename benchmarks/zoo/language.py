@@ -33,7 +33,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 class Schedule:
     """AdamW on adapters of all linear layers; an "epoch" of the history is `stage` steps."""
 
-    steps: int = 120
+    steps: int = 80
     stage: int = 20
     rate: float = 5e-4
     batch: int = 16
