@@ -62,7 +62,7 @@ SCHEDULES = {
     "resnet20-ln": Schedule(CIFAR_EPOCHS, rate=0.05),
     "resnet20-ln-2x": Schedule(CIFAR_EPOCHS, rate=0.05),
     "vgg11-bn": Schedule(CIFAR_EPOCHS, rate=0.05),
-    "vit": Schedule(CIFAR_EPOCHS, rate=1e-3, optimiser="adamw", decay=0.1),
+    "vit": Schedule(CIFAR_EPOCHS, rate=1e-3, optimiser="adamw", decay=0.2),
 }
 
 
