@@ -25,7 +25,7 @@ from benchmarks.zoo.plan import PLAN, Job
 
 def run(job: Job, cache: Path, data: Path) -> bool:
     """Run one job and return whether it succeeded; one that another process is running counts as done."""
-    log = cache / "logs" / f"{job.name[:120]}.log"
+    log = cache / "logs" / f"{job.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
         try:

@@ -23,8 +23,8 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The job as one word, for its log."""
-        return "_".join((self.program, *(option.removeprefix("--") for option in self.options)))
+        """The job as one word that a file can have as its name."""
+        return "_".join((self.program, *(option.removeprefix("--") for option in self.options)))[:120]
 
 
 def vision(arch: str, dataset: str, minutes: float, *seeds: int) -> Job:
@@ -32,7 +32,7 @@ def vision(arch: str, dataset: str, minutes: float, *seeds: int) -> Job:
 
 
 def text(tasks: tuple[str, ...], minutes: float, seed: int) -> Job:
-    return Job("text", ("--tasks", *tasks, "--seeds", str(seed)), minutes)
+    return Job("text", ("--seeds", str(seed), "--tasks", *tasks), minutes)
 
 
 #: The tasks of the sets of 14 and 20 that the set of eight lacks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ def seeds(*words: str) -> list[int]:
     for job in PLAN:
         line = (job.program, *job.options)
         if all(word in line for word in words):
-            found += [int(seed) for seed in line[line.index("--seeds") + 1 :]]
+            given = line[line.index("--seeds") + 1 :]
+            found += [int(seed) for seed in itertools.takewhile(str.isdigit, given)]
     return sorted(found)
 
 
