@@ -18,7 +18,7 @@ import torch
 import merganser as mg
 from merganser.digits import Digits
 from merganser.evolve import Design, Objective, Parameter, Range, Space, Study, Task
-from merganser.evolve.summary import compared, summarize
+from merganser.evolve.summary import summarize
 
 TASKS = ("upright", "flipped", "inverted")
 ASKED = 30
@@ -81,7 +81,7 @@ def main() -> None:
     for name, tested in {"winner": summary.winners[0], **summary.endpoints}.items():
         mean = f"{tested.objectives['mean']:.3f} ± {tested.objective_errors['mean']:.3f}"
         print(f"{name:<17}{mean:>16}" + "".join(f"{tested.test[task]:>10.3f}" for task in TASKS))
-    print(compared(study.design.objectives[0], summary))
+    print(summary.verdicts["mean"])
 
 
 if __name__ == "__main__":

@@ -85,9 +85,9 @@ def test_only_changed_tensors_are_computed(folder, monkeypatch):
     computed = []
     original = execute_module.execute
 
-    def spy(plan, sources, sink, **kwargs):
-        computed.append({output.name for output in plan.outputs})
-        original(plan, sources, sink, **kwargs)
+    def spy(merge, sink, **kwargs):
+        computed.append({output.name for output in merge.plan.outputs})
+        original(merge, sink, **kwargs)
 
     monkeypatch.setattr(fitness, "execute", spy)
     live = LiveMerge(Net(), template(folder), LABELS, SPACE)

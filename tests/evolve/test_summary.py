@@ -100,6 +100,8 @@ class Tables:
 
     def heading(self, text): ...
 
+    def chart(self, chart): ...
+
     def text(self, text):
         self.texts.append(text)
 

@@ -122,7 +122,7 @@ def test_the_command(planted, tmp_path):
     np.savez(tmp_path / "several.npz", a=words.numpy())
     (tmp_path / "several.npz").rename(tmp_path / "several.npy")
     for name, message in (
-        ("strings", "not an array of numbers"),
+        ("strings", "an array of numbers is needed"),
         ("none", "not a numpy array"),
         ("empty", "not a numpy array"),
         ("several", "not an array of numbers"),
