@@ -70,7 +70,7 @@ def test_a_search_can_be_run_and_run_again(example):
     pytest.importorskip("pymoo")
     first = example("evolve_merge", "--generations", "2")
     assert "20 candidates, 90 questions each" in first
-    assert re.search(r"the winner, 0\.\d+ ± 0\.\d+, is (better than|worse than|as good as) the best endpoint", first)
+    assert re.search(r"the winner is (better|worse) than the best endpoint|cannot tell", first)
     assert example("evolve_merge", "--generations", "2") == first
 
 

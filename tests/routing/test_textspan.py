@@ -123,9 +123,9 @@ def test_the_command(planted, tmp_path):
     (tmp_path / "several.npz").rename(tmp_path / "several.npy")
     for name, message in (
         ("strings", "an array of numbers is needed"),
-        ("none", "not a numpy array"),
-        ("empty", "not a numpy array"),
-        ("several", "not an array of numbers"),
+        ("none", "not a numpy file"),
+        ("empty", "not a numpy file"),
+        ("several", "several arrays; one with a row per text"),
     ):
         with pytest.raises(InputError, match=rf"{name}\.npy: {message}"):
             CliRunner().invoke(app, [*arguments, "--embeddings", str(tmp_path / f"{name}.npy")], catch_exceptions=False)
