@@ -167,9 +167,9 @@ def test_an_input_is_never_what_is_replaced(checkpoint: Callable[..., Path], tmp
     average, model = checkpoint("average", state(1.0)), checkpoint("model", state(3.0))
     (tmp_path / "link").symlink_to("average")
     recipe = {"method": "linear", "models": [str(tmp_path / spelt), str(model)]}
-    with pytest.raises(InputError, match=r"average cannot be replaced: the input .* is it"):
+    with pytest.raises(InputError, match=r"average cannot be replaced: it is the input"):
         mg.run(recipe, average, overwrite=True)
-    with pytest.raises(InputError, match="link cannot be replaced: the input .* is it"):
+    with pytest.raises(InputError, match="link cannot be replaced: it is the input"):
         mg.run(recipe, tmp_path / "link", overwrite=True)
     assert all(torch.equal(mg.open(average).read(name), value) for name, value in state(1.0).items())
     assert sorted(os.listdir(tmp_path)) == ["average", "link", "model"]

@@ -30,10 +30,8 @@ def check_replaceable(out: Path, inputs: Iterable[Path]) -> None:
             continue
         for kind, path in used:
             if _holds(place, path):
-                what = "is" if _same(place, path) else "is in"
-                raise InputError(
-                    f"{place} cannot be replaced: the {kind} {path} {what} it; choose another name for the output"
-                )
+                what = f"it is the {kind} {path}" if _same(place, path) else f"the {kind} {path} is in it"
+                raise InputError(f"{place} cannot be replaced: {what}; choose another name for the output")
             if kind == "input" and path.is_dir() and not is_empty(place) and _holds(path, place):
                 raise InputError(
                     f"{place} cannot be replaced: it is in the input {path}; choose another name for the output"
