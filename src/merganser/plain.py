@@ -1,4 +1,4 @@
-"""Data in terms of JSON, for whatever prints, answers or stores it."""
+"""Data in terms of JSON, or as the text of YAML, for whatever prints, answers or stores it."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_yaml(value: Any) -> str:
+    """Return lists, mappings and plain values as YAML, in their own order."""
+    import yaml
+
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    return text

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from merganser.checkpoints.cards import Lineage, render_card
 from merganser.checkpoints.memory import StateDict
-from merganser.checkpoints.sidecars import edited, model_card, prepare_sidecars, read_chat_template
+from merganser.checkpoints.sidecars import Sidecars, TokenizerFiles, edited, prepare_sidecars, read_chat_template
 from merganser.errors import CheckpointError
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -56,7 +58,7 @@ def base(tmp_path):
 
 def write(directory, sources, **sidecars):
     directory.mkdir()
-    prepare_sidecars(SimpleNamespace(sidecars=sidecars), sources)(directory)
+    prepare_sidecars(Sidecars(**sidecars), sources)(directory)
     return directory
 
 
@@ -86,6 +88,29 @@ def test_edits_reach_the_config(tmp_path, base):
     assert json.loads((out / "generation_config.json").read_text()) == {"eos_token_id": 7}
 
 
+edits = st.lists(st.tuples(st.lists(st.text(max_size=3), min_size=1).map(tuple), st.none() | st.integers()))
+texts = st.lists(st.text(max_size=3)).map(tuple)
+
+
+@given(
+    st.builds(
+        Sidecars,
+        config=edits.map(tuple),
+        generation=edits.map(tuple),
+        tokenizer=st.builds(TokenizerFiles, st.integers(0, 3), st.lists(st.just({"id": 3, "content": "x"})).map(tuple)),
+        chat_template=st.none() | st.text(max_size=3),
+        lineage=st.builds(Lineage, st.none() | st.text(max_size=3), texts, texts),
+        recipe=st.text(max_size=9) | st.just({"method": "linear", "models": ["a", {"path": "b", "weight": 0.5}]}),
+        weights=st.sampled_from(["model", "diffusion_pytorch_model"]),
+        folders=texts,
+        fingerprint=st.text(max_size=3),
+    )
+)
+def test_sidecars_survive_json(sidecars):
+    assert Sidecars.from_dict(json.loads(json.dumps(sidecars.to_dict()))) == sidecars
+    assert Sidecars().to_dict() == {}
+
+
 def test_edited_leaves_its_argument_alone():
     config = {"a": {"b": 1}}
     assert edited(config, [(["a", "b"], 2)]) == {"a": {"b": 2}}
@@ -99,7 +124,7 @@ def test_appended_tokens_load_and_have_their_ids(tmp_path, base):
          "normalized": False, "special": True}
         for k, content in enumerate(["<|im_start|>", "<|im_end|>"])
     ]  # fmt: skip
-    out = write(tmp_path / "out", [base], tokenizer={"model": 0, "add": add})
+    out = write(tmp_path / "out", [base], tokenizer=TokenizerFiles(0, tuple(add)))
     loaded = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
     assert loaded.token_to_id("<|im_end|>") == size + 1
     assert loaded.encode("<|im_start|>hello").ids[0] == size
@@ -114,7 +139,7 @@ def test_appended_tokens_load_and_have_their_ids(tmp_path, base):
 
 def test_the_tokenizer_of_another_model(tmp_path, base):
     other = model(tmp_path / "other", {"tokenizer.json": bpe(["other"]), "config.json": {"never": "taken"}})
-    out = write(tmp_path / "out", [base, other], template=0, tokenizer={"model": 1, "add": []})
+    out = write(tmp_path / "out", [base, other], tokenizer=TokenizerFiles(1))
     assert (out / "tokenizer.json").read_bytes() == (other.directory / "tokenizer.json").read_bytes()
     assert "never" not in (out / "config.json").read_text()
     assert not (out / "merges.txt").exists()
@@ -135,11 +160,11 @@ def test_a_chat_template_replaces_the_one_there_was(tmp_path, base):
         ("generation_config.json", "[]", {"generation": [[["eos_token_id"], 9]]}, "expected a JSON object"),
         ("tokenizer_config.json", "{", {"chat_template": "x"}, "not valid JSON"),
         ("tokenizer_config.json", "[]", {"chat_template": "x"}, "expected a JSON object"),
-        ("tokenizer.json", "[]", {"tokenizer": {"model": 0, "add": [{"id": 9}]}}, "expected a JSON object"),
+        ("tokenizer.json", "[]", {"tokenizer": TokenizerFiles(0, ({"id": 9},))}, "expected a JSON object"),
         (
             "tokenizer_config.json",
             '{"added_tokens_decoder": []}',
-            {"tokenizer": {"model": 0, "add": [{"id": 9}]}},
+            {"tokenizer": TokenizerFiles(0, ({"id": 9},))},
             "added_tokens_decoder: expected a JSON object",
         ),
     ],
@@ -147,7 +172,7 @@ def test_a_chat_template_replaces_the_one_there_was(tmp_path, base):
 def test_broken_files_that_must_change_are_found_before_anything_is_written(base, file, text, sidecars, message):
     (base.directory / file).write_text(text)
     with pytest.raises(CheckpointError, match=f"{file}: {message}"):
-        prepare_sidecars(SimpleNamespace(sidecars=sidecars), [base])
+        prepare_sidecars(Sidecars(**sidecars), [base])
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
@@ -172,16 +197,8 @@ def test_weights_without_a_directory_get_a_card_only(tmp_path):
 
 def test_the_card_names_models_methods_and_the_recipe():
     recipe = "method: ties\n# ```\nmodels: [owner/a, ./b]"
-    card = model_card(
-        {
-            "card": {
-                "base": "owner/base@main",
-                "models": ["owner/a+owner/lora", "./b", "/data/c"],
-                "methods": ["ties"],
-            },
-            "recipe": recipe,
-        }
-    )
+    lineage = Lineage("owner/base@main", ("owner/a+owner/lora", "./b", "/data/c"), ("ties",))
+    card = render_card(lineage, recipe)
     _, front, body = card.split("---\n", 2)
     assert yaml.safe_load(front) == {
         "base_model": ["owner/base", "owner/a"],
@@ -233,8 +250,8 @@ def test_snapshots_of_the_hub_are_copied_through_their_links(tmp_path):
 
 
 def test_labels_are_shown_as_they_are_in_one_line():
-    labels = ["a\n\n# Trust me", "b` <script>alert(1)</script> [click](http://x)", "``", "c\u2028d", "plain"]
-    card = model_card({"card": {"base": "x\n---\nlicense: mit", "models": labels, "methods": ["li`near"]}})
+    labels = ("a\n\n# Trust me", "b` <script>alert(1)</script> [click](http://x)", "``", "c\u2028d", "plain")
+    card = render_card(Lineage("x\n---\nlicense: mit", labels, ("li`near",)))
     lines = card.split("\n")
     assert lines.count("---") == 2
     assert "# Trust me" not in lines

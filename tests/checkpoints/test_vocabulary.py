@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import json
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.memory import StateDict
-from merganser.checkpoints.vocabulary import Remapped
+from merganser.checkpoints.vocabulary import Remapped, RowRun, VocabularyMap
 
-NAMES = {"embed": ["embed", "embed"]}
+NAMES = {"embed": ("embed", "embed")}
 
 
 def models(dtype=torch.float32):
@@ -21,8 +23,8 @@ def models(dtype=torch.float32):
 
 def test_rows_are_moved_averaged_zeroed_and_filled():
     a, b = models()
-    segments = [[2, [[0, 3]]], [1, [[0, 0], [1, 1]]], [2, []], [3, "mean"]]
-    view = Remapped(a, {"tensors": NAMES, "rows": 8, "segments": segments}, [a, b])
+    runs = (RowRun(2, ((0, 3),)), RowRun(1, ((0, 0), (1, 1))), RowRun(2, ()), RowRun(3, None))
+    view = Remapped(a, VocabularyMap(NAMES, runs), [a, b])
     expected = torch.tensor([[6, 7], [8, 9], [-1, -1], [0, 0], [0, 0], [5, 6], [5, 6], [5, 6]], dtype=torch.float32)
     assert torch.equal(view.read("embed"), expected)
     assert view.spec("embed") == TensorSpec((8, 2), torch.float32)
@@ -33,8 +35,8 @@ def test_rows_are_moved_averaged_zeroed_and_filled():
 @given(st.integers(0, 8), st.integers(0, 8))
 def test_any_rows_are_the_rows_of_the_whole(first, last):
     a, b = models(torch.bfloat16)
-    segments = [[2, [[1, 1]]], [1, [[0, 0], [1, 1]]], [2, []], [3, "mean"]]
-    view = Remapped(a, {"tensors": NAMES, "rows": 8, "segments": segments}, [a, b])
+    runs = (RowRun(2, ((1, 1),)), RowRun(1, ((0, 0), (1, 1))), RowRun(2, ()), RowRun(3, None))
+    view = Remapped(a, VocabularyMap(NAMES, runs), [a, b])
     assert torch.equal(view.read("embed", (first, last)), view.read("embed")[first:last])
     assert view.read("embed", (first, last)).dtype is torch.float32
     assert view.spec("embed").dtype is torch.bfloat16
@@ -43,7 +45,7 @@ def test_any_rows_are_the_rows_of_the_whole(first, last):
 def test_tied_names_are_remapped_with_what_they_are_tied_to():
     table = torch.arange(4.0).reshape(2, 2)
     tied = StateDict({"embed": table, "head": table})
-    view = Remapped(tied, {"tensors": {"embed": ["embed"]}, "rows": 3, "segments": [[2, [[0, 0]]], [1, []]]}, [tied])
+    view = Remapped(tied, VocabularyMap({"embed": ("embed",)}, (RowRun(2, ((0, 0),)), RowRun(1, ()))), [tied])
     assert view.aliases() == {"head": "embed"}
     assert view.spec("head").shape == (3, 2)
     assert torch.equal(view.read("head"), view.read("embed"))
@@ -51,8 +53,8 @@ def test_tied_names_are_remapped_with_what_they_are_tied_to():
 
 def test_the_fingerprint_depends_on_the_remap_and_on_every_model():
     a, b = models()
-    remap = {"tensors": NAMES, "rows": 1, "segments": [[1, [[0, 0]]]]}
-    other = {"tensors": NAMES, "rows": 1, "segments": [[1, [[0, 1]]]]}
+    remap = VocabularyMap(NAMES, (RowRun(1, ((0, 0),)),))
+    other = VocabularyMap(NAMES, (RowRun(1, ((0, 1),)),))
     prints = {
         Remapped(a, remap, [a, b]).fingerprint(),
         Remapped(a, other, [a, b]).fingerprint(),
@@ -64,6 +66,23 @@ def test_the_fingerprint_depends_on_the_remap_and_on_every_model():
 def test_rows_of_a_wider_source_are_not_rounded_on_the_way():
     narrow = StateDict({"embed": torch.ones(2, 1, dtype=torch.bfloat16)}, "narrow")
     wide = StateDict({"embed": torch.full((2, 1), 1.001)}, "wide")
-    segments = [[1, [[0, 0]]], [1, [[1, 0]]], [1, [[0, 0], [1, 0]]]]
-    view = Remapped(narrow, {"tensors": {"embed": ["embed", "embed"]}, "rows": 3, "segments": segments}, [narrow, wide])
+    runs = (RowRun(1, ((0, 0),)), RowRun(1, ((1, 0),)), RowRun(1, ((0, 0), (1, 0))))
+    view = Remapped(narrow, VocabularyMap(NAMES, runs), [narrow, wide])
     torch.testing.assert_close(view.read("embed").flatten(), torch.tensor([1.0, 1.001, 1.0005]))
+
+
+@given(
+    st.dictionaries(st.text(max_size=4), st.lists(st.text(max_size=4)).map(tuple), max_size=3),
+    st.lists(
+        st.builds(
+            RowRun,
+            st.integers(1, 9),
+            st.none() | st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=3).map(tuple),
+        ),
+        max_size=4,
+    ),
+)
+def test_a_map_survives_json(tensors, runs):
+    made = VocabularyMap(tensors, tuple(runs))
+    assert VocabularyMap.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert made.rows == sum(run.count for run in runs)

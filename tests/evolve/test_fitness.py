@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 from torch import nn
 
@@ -79,6 +80,14 @@ def test_every_load_equals_the_checkpoint_the_recipe_writes(folder):
         assert state.keys() == expected.keys()
         for name, tensor in expected.items():
             assert torch.equal(state[name], tensor), (number, name)
+
+
+def test_a_candidate_is_never_written_as_text(folder, monkeypatch):
+    monkeypatch.setattr(yaml, "safe_dump", None)
+    monkeypatch.setattr(yaml, "load_all", None)
+    live = LiveMerge(Net(), template(folder), LABELS, SPACE)
+    for candidate in (SPACE.decode(np.full(len(SPACE.variables), 0.4)), "math"):
+        live.load(candidate)
 
 
 def test_only_changed_tensors_are_computed(folder, monkeypatch):

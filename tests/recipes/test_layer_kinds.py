@@ -222,7 +222,7 @@ def test_kinds_of_layers_that_differ_are_noted_in_a_merge_and_not_in_a_stack(tmp
     slices = [{"path": str(tmp_path / n), "layers": [i, i + 3]} for i, n in enumerate("ab")]
     plan = recipes.plan(recipes.load({"method": "passthrough", "slices": slices}))
     assert plan.notes == ()
-    edits = {tuple(path): value for path, value in plan.sidecars["config"]}
+    edits = {tuple(path): value for path, value in plan.sidecars.config}
     assert edits[("layer_types",)] == kinds[:3] + kinds[::-1][1:4]
 
 

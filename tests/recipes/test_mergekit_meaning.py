@@ -107,7 +107,7 @@ def test_dtypes_that_differ_are_noted(dialect, dtypes, made, directory, make_lla
     plan = recipes.plan(recipes.load(document, root=tmp_path))
     assert {str(output.spec.dtype) for output in plan.outputs} == {f"torch.{made}"}
     config = json.loads((tmp_path / "base" / "config.json").read_text())
-    assert edited(config, plan.sidecars["config"]) == {"torch_dtype": made}
+    assert edited(config, plan.sidecars.config) == {"torch_dtype": made}
     key = "dtype" if dialect == "mergekit" else "output.dtype"
     other = [name for name, dtype in zip(("base", "a"), dtypes, strict=True) if dtype != made]
     noted = [note for note in plan.notes if note.endswith(f"since the recipe does not say; set {key} to choose")]

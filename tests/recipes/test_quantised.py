@@ -153,7 +153,7 @@ output: {dtype: bfloat16}
             assert (again.inputs, again.spec) == ((Source(1, name),), each)
             assert again.copies
     assert made["model.norm.weight"].spec.dtype is torch.bfloat16
-    config = edited({"num_hidden_layers": 2, "quantization_config": {"bits": 8}}, plan.sidecars["config"])
+    config = edited({"num_hidden_layers": 2, "quantization_config": {"bits": 8}}, plan.sidecars.config)
     assert config["num_hidden_layers"] == 3
     assert config["quantization_config"] == {"bits": 8}
 

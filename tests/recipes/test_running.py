@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 import merganser as mg
@@ -230,3 +233,37 @@ def test_a_broken_sidecar_is_an_error_before_work(checkpoint: Callable[..., Path
     with pytest.raises(InputError, match="base/tokenizer_config.json: not valid JSON"):
         mg.run(recipe, tmp_path / "out")
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_values_of_a_program_become_text_only_for_the_card(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [str(checkpoint(name, state(value))) for name, value in (("one", 1.0), ("two", 3.0))]
+    inner = {"method": "linear", "models": paths}
+    document = {"method": "linear", "models": [{"recipe": inner, "weight": 0.25}, {"path": paths[1], "weight": 0.75}]}
+    with monkeypatch.context() as without:
+        without.setattr(yaml, "safe_dump", None)
+        without.setattr(yaml, "load_all", None)
+        assert mg.merge([state(1.0), state(3.0)])["b"].tolist() == [2, 2]
+        prepared = mg.recipes.prepare(mg.recipes.load(document))
+    copy = mg.recipes.Plan.from_dict(json.loads(json.dumps(prepared.plan.to_dict())))
+    assert copy == prepared.plan
+    card = (mg.run(document, tmp_path / "out") / "README.md").read_text()
+    _, text = card.split("```yaml\n")
+    assert yaml.safe_load(text.partition("```")[0]) == document
+
+
+def test_later_changes_of_a_document_do_not_reach_its_recipe() -> None:
+    document: dict[str, Any] = {"method": "linear", "models": ["a", "b"]}
+    recipe = mg.recipes.load(document)
+    document["models"].append("c")
+    assert yaml.safe_load(recipe.text) == {"method": "linear", "models": ["a", "b"]}
+
+
+def test_a_method_may_be_named_by_an_enumeration() -> None:
+    class Rule(str, Enum):
+        mean = "linear"
+
+    recipe = mg.recipes.load({"method": Rule.mean, "models": ["a", "b"]})
+    assert recipe.method == "linear"
+    assert yaml.safe_load(recipe.text)["method"] == "linear"

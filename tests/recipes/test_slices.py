@@ -140,11 +140,11 @@ def test_a_nested_stack_passes_its_config_on(directory, tmp_path):
         "method: slerp\nparameters: {t: 0.5}\nmodels: [stage.yml, {recipe: stage.yml, label: c}]"
     )
     plan = recipes.plan(recipes.load(tmp_path / "recipe.yml"))
-    assert edited(config, plan.sidecars["config"]) == {"num_hidden_layers": 6}
+    assert edited(config, plan.sidecars.config) == {"num_hidden_layers": 6}
     again = FRANKEN.replace("path: a, layers: [0, 3]", "recipe: stage.yml, layers: [1, 6]")
     (tmp_path / "again.yml").write_text(again)
     plan = recipes.plan(recipes.load(tmp_path / "again.yml"))
-    assert edited(config, plan.sidecars["config"]) == {"num_hidden_layers": 8}
+    assert edited(config, plan.sidecars.config) == {"num_hidden_layers": 8}
 
 
 def restacked(prefix="model.layers", old=4, order=(0, 1, 2, 1, 2, 3)):
@@ -225,5 +225,5 @@ def test_the_plan_carries_the_edits(directory, tmp_path):
         directory(name, config=config)
     (tmp_path / "recipe.yml").write_text(FRANKEN + "output: {dtype: bfloat16}\n")
     plan = recipes.plan(recipes.load(tmp_path / "recipe.yml"))
-    assert edited(config, plan.sidecars["config"]) == {"num_hidden_layers": 6, "torch_dtype": "bfloat16"}
+    assert edited(config, plan.sidecars.config) == {"num_hidden_layers": 6, "torch_dtype": "bfloat16"}
     assert json.loads(json.dumps(plan.to_dict())) == plan.to_dict()

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from merganser import checkpoints, recipes
 from merganser.checkpoints.base import TensorSpec
+from merganser.checkpoints.sidecars import TokenizerFiles
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.errors import CheckpointError, RecipeError
 
@@ -75,7 +76,7 @@ def family(directory):
 def views(plan):
     plain = [checkpoints.open(model.path) for model in plan.models]
     return plain, [
-        Remapped(source, model.remap, plain) if model.remap else source
+        Remapped(source, model.vocabulary, plain) if model.vocabulary else source
         for source, model in zip(plain, plan.models, strict=True)
     ]
 
@@ -135,7 +136,7 @@ def test_only_vocabulary_tensors_are_remapped_where_widths_are_equal(directory, 
     for name, tokens in words.items():
         directory(name, shapes, {}, 0, {"tokenizer.json": tokenizer_json(list(tokens))})
     plan = plan_for(tmp_path, "base")
-    assert sorted(plan.models[2].remap["tensors"]) == [
+    assert sorted(plan.models[2].vocabulary.tensors) == [
         "lm_head.bias",
         "lm_head.weight",
         "model.embed_tokens.weight",
@@ -147,7 +148,7 @@ def test_base_keeps_its_rows_padding_included(family, tmp_path):
     family()
     plan = plan_for(tmp_path, "base")
     (base, a, b), (base_view, a_view, b_view) = views(plan)
-    assert plan.models[0].remap is None
+    assert plan.models[0].vocabulary is None
     assert base_view is base
     assert {o.name: o.spec.shape for o in plan.outputs}[NAME] == (6, 3)
     # u x y z <s>: a has them in place; row 5 is <a> there, so the padding is the base's.
@@ -156,17 +157,17 @@ def test_base_keeps_its_rows_padding_included(family, tmp_path):
     assert torch.equal(b_view.read(NAME), expected)
     assert torch.equal(b_view.read("lm_head.weight")[1], b.read("lm_head.weight")[3])
     assert torch.equal(b_view.read("model.norm.weight"), b.read("model.norm.weight"))
-    assert plan.sidecars["tokenizer"] == {"model": 0, "add": []}
+    assert plan.sidecars.tokenizer == TokenizerFiles(model=0, added=())
 
 
 def test_union_appends_and_fills_absent_rows_by_the_rule(family, tmp_path):
     family()
     plan = plan_for(tmp_path, "union")
     (base, a, b), (base_view, a_view, b_view) = views(plan)
-    assert [record["content"] for record in plan.sidecars["tokenizer"]["add"]] == ["<a>", "<c>"]
-    assert [record["id"] for record in plan.sidecars["tokenizer"]["add"]] == [5, 6]
+    assert [record["content"] for record in plan.sidecars.tokenizer.added] == ["<a>", "<c>"]
+    assert [record["id"] for record in plan.sidecars.tokenizer.added] == [5, 6]
     assert {o.name: o.spec.shape for o in plan.outputs}["lm_head.weight"] == (7, 3)
-    assert [["vocab_size"], 7] in plan.sidecars["config"]
+    assert (("vocab_size",), 7) in plan.sidecars.config
     # <a> is a's alone; <c> is a's and b's but not the base's, which gets their mean.
     assert torch.equal(base_view.read(NAME)[5], a.read(NAME)[5])
     torch.testing.assert_close(base_view.read(NAME)[6], (a.read(NAME)[6] + b.read(NAME)[5]) / 2)
@@ -181,7 +182,7 @@ def test_a_named_model_and_padding_to_a_multiple(family, tmp_path):
     family()
     plan = plan_for(tmp_path, "{source: a, pad_to_multiple_of: 8}")
     (_, a, _), (base_view, a_view, b_view) = views(plan)
-    assert plan.sidecars["tokenizer"]["model"] == 1
+    assert plan.sidecars.tokenizer.model == 1
     for view in (base_view, a_view, b_view):
         assert view.read(NAME).shape == (8, 3)
     torch.testing.assert_close(a_view.read(NAME)[7], a.read(NAME).mean(0))
@@ -196,7 +197,7 @@ def test_tokens_with_sources_of_their_own(family, tmp_path):
       "<zero>": {source: {kind: zero}}}}"""
     plan = plan_for(tmp_path, tokens)
     (_, a, b), seen = views(plan)
-    rows = {record["content"]: record["id"] for record in plan.sidecars["tokenizer"]["add"]}
+    rows = {record["content"]: record["id"] for record in plan.sidecars.tokenizer.added}
     for view in seen:
         table = view.read(NAME)
         assert torch.equal(table[4], b.read(NAME)[4])
@@ -226,7 +227,7 @@ def test_a_model_without_tokenizer_is_taken_to_have_the_bases(family, tmp_path):
     family()
     (tmp_path / "b" / "tokenizer.json").unlink()
     plan = plan_for(tmp_path, "base")
-    assert plan.models[2].remap is None
+    assert plan.models[2].vocabulary is None
     assert any("b has no tokenizer" in note for note in plan.notes)
     (tmp_path / "a" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match="its 7 embedding rows are not the 6 of base"):
@@ -241,15 +242,15 @@ def test_a_nested_union_keeps_its_tokens(family, tmp_path):
     (tmp_path / "stage.yml").write_text("method: linear\nbase: base\nmodels: [a, b]\noutput: {tokenizer: union}\n")
     (tmp_path / "recipe.yml").write_text("method: linear\nmodels: [stage.yml, a]\noutput: {tokenizer: union}\n")
     plan = recipes.plan(recipes.load(tmp_path / "recipe.yml"))
-    assert [record["content"] for record in plan.sidecars["tokenizer"]["add"]] == ["<a>", "<c>"]
+    assert [record["content"] for record in plan.sidecars.tokenizer.added] == ["<a>", "<c>"]
     assert {o.name: o.spec.shape for o in plan.outputs}[NAME] == (7, 3)
-    assert plan.models[1].remap is None
+    assert plan.models[1].vocabulary is None
 
 
 def test_base_without_any_tokenizer_or_embedding_asks_for_nothing(directory, tmp_path):
     for name in ("base", "a", "b"):
         directory(name, {"w": TensorSpec((2, 2), torch.float32)})
-    assert plan_for(tmp_path, "base").models[0].remap is None
+    assert plan_for(tmp_path, "base").models[0].vocabulary is None
     with pytest.raises(CheckpointError, match="base has no token embedding"):
         plan_for(tmp_path, "union")
 
@@ -322,7 +323,7 @@ def test_an_adapter_that_adds_tokens_changes_the_size_in_the_config(tmp_path, di
     save_file({name: torch.zeros(8, 3) for name in names}, tmp_path / "lora" / "adapter_model.safetensors")
     plan = recipes.plan(recipes.load({"method": "passthrough", "models": [f"{base}+{tmp_path}/lora"]}))
     assert {o.spec.shape for o in plan.outputs if "embed" in o.name or "head" in o.name} == {(8, 3)}
-    assert plan.sidecars["config"] == [[["vocab_size"], 8], [["text_config", "vocab_size"], 8]]
+    assert plan.sidecars.config == ((("vocab_size",), 8), (("text_config", "vocab_size"), 8))
     assert any("its adapter has 8 embedding rows, its base 6" in note for note in plan.notes)
 
 

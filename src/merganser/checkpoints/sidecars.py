@@ -1,36 +1,27 @@
 """What a checkpoint needs besides its weights: config, generation config, tokenizer, model card.
 
-A plan describes it as data (`Plan.sidecars`):
-
-- `template`: the model whose config and generation config are taken;
-- `config`, `generation`: edits `[path, value]`, a value of None removes the key;
-- `tokenizer`: `{model, add}`, whose tokenizer files are taken and the tokens to append;
-- `chat_template`: its text, if it changes;
-- `card`: `{base, models, methods}` as the recipe names them; `recipe`: its text;
-- `fingerprint`: that of the plan and its sources, for the card.
-
-The same plan writes the same bytes: no dates, no paths of this machine beyond what the recipe says.
+A plan describes it as data (`Sidecars`). The same plan writes the same bytes: no dates, no paths of this machine beyond
+what the recipe says.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import yaml
-
-from merganser import __version__
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.cards import Lineage, render_card
 from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.submodules import MODULES, module_weights
 from merganser.checkpoints.tokenizer import extended
 from merganser.confine import confine
 from merganser.errors import CheckpointError, reading
+from merganser.plain import plain
 
 _TOKENIZER_CODE = ("tokenization_*.py",)
 _MODEL_CODE = ("configuration_*.py", "modeling_*.py")
@@ -57,40 +48,91 @@ _MODEL_FILES = (
     "config_sentence_transformers.json",
     "[0-9]_*/config.json",
 )
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+#: The path to a value in a config, and the value it gets; None removes it.
+Edit = tuple[Sequence[str], Any]
 
 
-class Described(Protocol):
-    """Anything that says what its sidecars are, such as a plan."""
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The `model` whose tokenizer files are taken, and the records of the tokens `added` to them."""
 
-    @property
-    def sidecars(self) -> Mapping[str, Any]: ...
+    model: int = 0
+    added: tuple[Mapping[str, Any], ...] = ()
 
 
-def prepare_sidecars(plan: Described, sources: Sequence[Checkpoint]) -> Callable[[Path], None]:
-    """What writes everything but the weights into a directory; `sources` are the plan's models, opened.
+@dataclass(frozen=True)
+class Sidecars:
+    """Everything of a checkpoint but its weights; configs are those of the first model, with edits.
+
+    Attributes:
+        config: Edits to config.json.
+        generation: Edits to generation_config.json.
+        tokenizer: Where the tokenizer comes from, and what is added to it.
+        chat_template: The text of the chat template, if it changes.
+        lineage: What the weights were made of, for the card.
+        recipe: The recipe as it was written: its text, or the document that a program gave.
+        weights: What files of weights are called, before `.safetensors`.
+        folders: The folders of modules whose weights have files of their own.
+        fingerprint: That of the plan and its sources, for the card.
+    """
+
+    config: tuple[Edit, ...] = ()
+    generation: tuple[Edit, ...] = ()
+    tokenizer: TokenizerFiles = TokenizerFiles()
+    chat_template: str | None = None
+    lineage: Lineage = field(default_factory=Lineage)
+    recipe: str | Mapping[str, Any] = ""
+    weights: str = "model"
+    folders: tuple[str, ...] = ()
+    fingerprint: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON-serialisable values, without those that are the default."""
+        mine, usual = vars(self), vars(Sidecars())
+        return {each.name: plain(mine[each.name]) for each in fields(self) if mine[each.name] != usual[each.name]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Sidecars:
+        """Return the record of which `to_dict` gave the values."""
+        return cls(**{name: _READERS[name](value) if name in _READERS else value for name, value in data.items()})
+
+
+def freeze_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    """Return edits as a record keeps them: equal if their paths and values are."""
+    return tuple((tuple(path), value) for path, value in edits)
+
+
+#: How fields are read that JSON has no type for.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "config": freeze_edits,
+    "generation": freeze_edits,
+    "tokenizer": lambda files: TokenizerFiles(files["model"], tuple(files["added"])),
+    "lineage": lambda made: Lineage(made["base"], tuple(made["models"]), tuple(made["methods"])),
+    "folders": tuple,
+}
+
+
+def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Callable[[Path], None]:
+    """Return what writes everything but the weights into a directory; `sources` are the plan's models, opened.
 
     Files that change are read and rendered now, so that a broken one is found before the work.
     """
-    sidecars = plan.sidecars
-    template = sources[sidecars.get("template", 0)].directory
-    tokenizer = sidecars.get("tokenizer") or {"model": sidecars.get("template", 0)}
-    origin = sources[tokenizer["model"]].directory
-    chat_template = sidecars.get("chat_template")
-    made = {"README.md": model_card(sidecars)}
+    template = sources[0].directory
+    origin = sources[sidecars.tokenizer.model].directory
+    made = {"README.md": render_card(sidecars.lineage, sidecars.recipe, sidecars.fingerprint)}
     copied: dict[str, Path] = {}
     if template is not None:
         copied |= _to_copy(template, _MODEL_FILES)
         for folder, file in module_weights(template).items():
-            if folder not in sidecars.get("folders", ()):
+            if folder not in sidecars.folders:
                 copied[f"{folder}/{file.name}"] = file
-        for name, edits in (("config.json", "config"), ("generation_config.json", "generation")):
-            if sidecars.get(edits) and (template / name).is_file():
-                made[name] = _rendered(edited(read_object(template / name), sidecars[edits]))
+        for name, edits in (("config.json", sidecars.config), ("generation_config.json", sidecars.generation)):
+            if edits and (template / name).is_file():
+                made[name] = _rendered(edited(read_object(template / name), edits))
     if origin is not None:
-        patterns = _TOKENIZER_FILES if chat_template is not None else (*_TOKENIZER_FILES, _TEMPLATES)
+        patterns = _TOKENIZER_FILES if sidecars.chat_template is not None else (*_TOKENIZER_FILES, _TEMPLATES)
         copied |= _to_copy(origin, patterns)
-        made |= _changed_tokenizer(origin, tokenizer.get("add") or (), chat_template)
+        made |= _changed_tokenizer(origin, sidecars.tokenizer.added, sidecars.chat_template)
 
     def write(directory: Path) -> None:
         for name, file in copied.items():
@@ -102,7 +144,7 @@ def prepare_sidecars(plan: Described, sources: Sequence[Checkpoint]) -> Callable
     return write
 
 
-def edited(config: dict[str, Any], edits: Sequence[tuple[Sequence[str], Any]]) -> dict[str, Any]:
+def edited(config: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
     """A copy with the values at the given paths replaced, or removed where the new value is None."""
     result = copy.deepcopy(config)
     for path, value in edits:
@@ -171,39 +213,3 @@ def read_chat_template(directory: Path | None) -> str | None:
         named = [each for each in template if isinstance(each, dict)]
         template = next((each.get("template") for each in named if each.get("name") == "default"), None)
     return template if isinstance(template, str) else None
-
-
-def model_card(sidecars: Mapping[str, Any]) -> str:
-    """A README for the hub: what was merged, how, and the recipe to do it again."""
-    card = sidecars.get("card", {})
-    models, methods = card.get("models", []), card.get("methods", [])
-    named = list(dict.fromkeys([card["base"], *models] if card.get("base") else models))
-    hub = [label for label in (re.split("[@+]", name)[0] for name in named) if _HUB_ID.fullmatch(label)]
-    header: dict[str, Any] = {"base_model": list(dict.fromkeys(hub))} if hub else {}
-    header |= {"library_name": "transformers", "tags": ["merge", "merganser"]}
-    front = yaml.safe_dump(header, sort_keys=False, allow_unicode=True).strip()
-    lines = ["---", front, "---", "", "# Merged model", ""]
-    made = ", ".join(map(_code, methods)) or "a copy"
-    lines += [f"Merged with merganser {__version__} by {made}.", ""]
-    if card.get("base"):
-        lines += [f"Base: {_code(card['base'])}", ""]
-    if models:
-        lines += ["Models:", "", *(f"- {_code(label)}" for label in models), ""]
-    if recipe := sidecars.get("recipe", "").strip():
-        fence = "`" * max(3, 1 + _longest_run(recipe))
-        lines += ["Recipe:", "", f"{fence}yaml", recipe, fence, ""]
-    if fingerprint := sidecars.get("fingerprint"):
-        lines += [f"Fingerprint of recipe and sources: `{fingerprint}`", ""]
-    return "\n".join(lines)
-
-
-def _code(text: str) -> str:
-    """A text that Markdown shows as it is, in one line: labels come from recipes, which come from anywhere."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text)
-    fence = "`" * (1 + _longest_run(line))
-    pad = " " if line.startswith("`") or line.endswith("`") or not line.strip() else ""
-    return f"{fence}{pad}{line}{pad}{fence}"
-
-
-def _longest_run(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)

@@ -1,11 +1,6 @@
 """A checkpoint seen through another vocabulary: rows of its embeddings and heads gathered, moved and filled in.
 
-A remap is plain data (a plan can hold it):
-
-- `tensors`: name -> the names of the same tensor in every model of the plan;
-- `rows`: the number of rows of the output;
-- `segments`: `[count, sources]` in order. Row k of a segment is the mean of rows `row + k` of its sources
-  `[[model, row], …]`; no source means zero rows; `"mean"` instead of a list the mean row of this model itself.
+A `VocabularyMap` says which rows, as data that a plan can hold; `Remapped` is the view.
 """
 
 from __future__ import annotations
@@ -15,6 +10,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -26,19 +22,61 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
 _MEAN_ROWS = 4096
 
 
-class Remapped(View):
-    """`source` with its vocabulary tensors made of the segments of a remap; `models` are the plan's, unmapped."""
+@dataclass(frozen=True)
+class RowRun:
+    """`count` consecutive rows: row k is the mean of the rows `row + k` of its sources (model, row).
 
-    def __init__(self, source: Checkpoint, remap: Mapping[str, Any], models: Sequence[Checkpoint]) -> None:
+    Without any source the rows are zero; None instead of sources takes the mean row of the model itself.
+    """
+
+    count: int
+    sources: tuple[tuple[int, int], ...] | None
+
+
+@dataclass(frozen=True)
+class VocabularyMap:
+    """Where the rows of a model's vocabulary tensors come from.
+
+    Attributes:
+        tensors: The names of the same tensor in every model of the plan, by its name in this model.
+        runs: The rows of the output, in order.
+    """
+
+    tensors: Mapping[str, tuple[str, ...]]
+    runs: tuple[RowRun, ...]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the output."""
+        return sum(run.count for run in self.runs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the map as JSON-serialisable values; a run is `[count, sources]`, or `[count, "mean"]`."""
+        runs = [[run.count, "mean" if run.sources is None else list(map(list, run.sources))] for run in self.runs]
+        tensors = {name: list(names) for name, names in self.tensors.items()}
+        return {"tensors": tensors, "rows": self.rows, "segments": runs}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> VocabularyMap:
+        """Return the map of which `to_dict` gave the values."""
+        runs = (
+            RowRun(count, None if sources == "mean" else tuple((model, row) for model, row in sources))
+            for count, sources in data["segments"]
+        )
+        return cls({name: tuple(names) for name, names in data["tensors"].items()}, tuple(runs))
+
+
+class Remapped(View):
+    """`source` with its vocabulary tensors made of the rows of a map; `models` are the plan's, unmapped."""
+
+    def __init__(self, source: Checkpoint, remap: VocabularyMap, models: Sequence[Checkpoint]) -> None:
         super().__init__(source, source.label)
         self._models = models
-        self._tensors: Mapping[str, Sequence[str]] = remap["tensors"]
-        self._rows: int = remap["rows"]
-        self._segments: list[tuple[int, str | Sequence[Sequence[int]]]] = [
-            (count, sources) for count, sources in remap["segments"]
-        ]
-        self._starts = [0, *accumulate(count for count, _ in self._segments)]
-        self._identity = hashlib.sha256(json.dumps(remap, sort_keys=True).encode()).hexdigest()
+        self._tensors = remap.tensors
+        self._runs = remap.runs
+        self._starts = [0, *accumulate(run.count for run in self._runs)]
+        self._rows = self._starts[-1]
+        self._identity = hashlib.sha256(json.dumps(remap.to_dict(), sort_keys=True).encode()).hexdigest()
         self._means: dict[str, Tensor] = {}
 
     def spec(self, name: str) -> TensorSpec:
@@ -57,12 +95,12 @@ class Remapped(View):
         if first >= last:
             return torch.empty((0, *spec.shape[1:]), dtype=self._width(stored), device="cpu")
         parts = []
-        segment = bisect_right(self._starts, first) - 1
-        while segment < len(self._segments) and self._starts[segment] < last:
-            start, stop = max(first, self._starts[segment]), min(last, self._starts[segment + 1])
+        run = bisect_right(self._starts, first) - 1
+        while run < len(self._runs) and self._starts[run] < last:
+            start, stop = max(first, self._starts[run]), min(last, self._starts[run + 1])
             if start < stop:
-                parts.append(self._part(stored, spec, segment, start - self._starts[segment], stop - start))
-            segment += 1
+                parts.append(self._part(stored, spec, self._runs[run], start - self._starts[run], stop - start))
+            run += 1
         return torch.cat([part.to(self._width(stored)) for part in parts])
 
     def fingerprint(self) -> str:
@@ -82,15 +120,14 @@ class Remapped(View):
         dtypes = (model.spec(own).dtype for model, own in zip(self._models, self._tensors[name], strict=True))
         return functools.reduce(torch.promote_types, dtypes, torch.float32)
 
-    def _part(self, name: str, spec: TensorSpec, segment: int, offset: int, count: int) -> Tensor:
-        sources = self._segments[segment][1]
-        if isinstance(sources, str):
+    def _part(self, name: str, spec: TensorSpec, run: RowRun, offset: int, count: int) -> Tensor:
+        if run.sources is None:
             return self._mean(name, spec).expand(count, *spec.shape[1:])
-        if not sources:
+        if not run.sources:
             return torch.zeros((count, *spec.shape[1:]), dtype=spec.dtype, device="cpu")
         found = [
             self._models[model].read(self._tensors[name][model], (row + offset, row + offset + count))
-            for model, row in sources
+            for model, row in run.sources
         ]
         if len(found) == 1:
             return found[0]

@@ -104,7 +104,7 @@ def export(
     from merganser.errors import InputError
     from merganser.evolve.starting import recipe
     from merganser.evolve.study import Study
-    from merganser.recipes import documents
+    from merganser.plain import to_yaml
 
     opened = Study.open(study, readonly=True)
     chosen = _trial(opened, trial) if trial else opened.best(objective)
@@ -112,7 +112,7 @@ def export(
         raise InputError(f"{out}: exists already")
     if not out.resolve().parent.is_dir():
         raise InputError(f"{out}: no directory {out.resolve().parent}")
-    out.write_text(documents.dump(recipe(opened, chosen)), encoding="utf-8")
+    out.write_text(to_yaml(recipe(opened, chosen)), encoding="utf-8")
     say(f"wrote {out}")
 
 

@@ -96,7 +96,7 @@ def _summary(recipe: Path, memory: int, workers: int | None, strict: bool) -> di
     from merganser.checkpoints.sidecars import prepare_sidecars
 
     merge = recipes.prepare(recipes.load(recipe))
-    prepare_sidecars(merge.plan, merge.sources)  # for what may be wrong with them
+    prepare_sidecars(merge.plan.sidecars, merge.sources)  # for what may be wrong with them
     return _summary_of(merge, memory, workers, strict)
 
 

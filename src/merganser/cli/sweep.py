@@ -64,9 +64,9 @@ def command(
             on_score=on_score,
         )
     if best is not None:
-        from merganser.recipes.documents import dump
+        from merganser.plain import to_yaml
 
-        best.write_text(dump(found.recipe), encoding="utf-8")
+        best.write_text(to_yaml(found.recipe), encoding="utf-8")
     if as_json:
         emit(found.to_dict())
     else:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec
+from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.memory import Module, StateDict
-from merganser.checkpoints.sidecars import prepare_sidecars
+from merganser.checkpoints.sidecars import Sidecars, prepare_sidecars
 from merganser.engine.completion import is_complete
 from merganser.engine.directories import check_replaceable, paths_in
 from merganser.engine.disk import Disk
@@ -35,7 +35,7 @@ def write_checkpoint(
     out: str | os.PathLike[str],
     *,
     dtype: str | torch.dtype | None = None,
-    sidecars: Mapping[str, Any] | None = None,
+    lineage: Lineage | None = None,
     resume: bool = False,
     overwrite: bool = False,
     workers: int | None = None,
@@ -44,7 +44,7 @@ def write_checkpoint(
 ) -> Path:
     """Write `source` to the directory `out`, tensor by tensor, with the sidecars of its directory.
 
-    Floating tensors are cast to `dtype` if one is given.
+    Floating tensors are cast to `dtype` if one is given; the model card names the `lineage`.
     """
     asked = None if dtype is None else dtype_of(dtype)
 
@@ -59,7 +59,7 @@ def write_checkpoint(
             for name in source.names()
         ),
         aliases=source.aliases(),
-        sidecars=sidecars or {},
+        sidecars=Sidecars(lineage=lineage or Lineage()),
     )
 
     merge = Merge(plan, [source])
@@ -108,8 +108,7 @@ def write_merge(
     check_replaceable(place, (*inputs, *_paths(plan), *files.paths))
     prints = [content_hash(source) if type(source) in _IN_MEMORY else source.fingerprint() for source in sources]
     identity = _identity(plan, prints)
-    described = replace(plan, sidecars={**plan.sidecars, "fingerprint": identity})
-    write_sidecars = prepare_sidecars(described, sources)
+    write_sidecars = prepare_sidecars(replace(plan.sidecars, fingerprint=identity), sources)
     staging = Staging(place, disk)
     if resume and staging.is_idle() and is_complete(place, plan, identity, files):
         staging.tidy()
@@ -151,11 +150,15 @@ def _compute(compute: Callable[[CheckpointWriter], None], writer: CheckpointWrit
 
 def _identity(plan: Plan, prints: Sequence[str]) -> str:
     """What was merged and how, wherever it lies: a copy of the models elsewhere gives the same."""
-    return replace(plan, models=tuple(map(_placeless, plan.models)), sidecars={}).fingerprint(prints)
+    return replace(plan, models=tuple(map(_placeless, plan.models)), sidecars=Sidecars()).fingerprint(prints)
 
 
 def _placeless(model: Model) -> Model:
-    inner = replace(model.plan, models=tuple(map(_placeless, model.plan.models)), sidecars={}) if model.plan else None
+    inner = (
+        replace(model.plan, models=tuple(map(_placeless, model.plan.models)), sidecars=Sidecars())
+        if model.plan
+        else None
+    )
     return replace(model, path=None, label="", plan=inner)
 
 

@@ -24,10 +24,10 @@ class Shard:
 def lay_out(plan: Plan) -> list[Shard]:
     """Shards of at most `plan.shard_size` bytes of weights (a larger tensor has one to itself), in plan order.
 
-    Weights of modules that have a folder (`plan.sidecars["folders"]`) go to a file in theirs, by their names there.
+    Weights of modules that have a folder (`Sidecars.folders`) go to a file in theirs, by their names there.
     """
-    stem = plan.sidecars.get("weights", "model")
-    apart: dict[str, list[Output]] = {f"{folder}/": [] for folder in plan.sidecars.get("folders", ())}
+    stem = plan.sidecars.weights
+    apart: dict[str, list[Output]] = {f"{folder}/": [] for folder in plan.sidecars.folders}
     groups: list[list[Output]] = [[]]
     held = 0
     for output in plan.outputs:
@@ -68,7 +68,7 @@ def make_index(shards: Sequence[Shard], plan: Plan) -> tuple[str, bytes] | None:
     weight_map = {name: shard.file for shard in own for name in shard.offsets}
     total = sum(output.spec.nbytes for output in plan.outputs if output.name in weight_map)
     content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    stem = plan.sidecars.get("weights", "model")
+    stem = plan.sidecars.weights
     return f"{stem}.safetensors.index.json", (json.dumps(content, indent=2) + "\n").encode()
 
 

@@ -28,10 +28,10 @@ def reopen(plan: Plan, open: Open = open_checkpoint) -> Merge:
         Merged(reopen(model.plan, open), model.label) if model.plan else open(str(model.path)) for model in plan.models
     ]
     # Side checkpoints stand after the models and have no vocabulary.
-    sizes = {len(names) for model in plan.models if model.remap for names in model.remap["tensors"].values()}
+    sizes = {len(names) for m in plan.models if m.vocabulary for names in m.vocabulary.tensors.values()}
     models = plain[: max(sizes, default=0)]
     sources = [
-        Remapped(source, model.remap, models) if model.remap else source
+        Remapped(source, model.vocabulary, models) if model.vocabulary else source
         for source, model in zip(plain, plan.models, strict=True)
     ]
     return Merge(plan, sources)
@@ -44,7 +44,7 @@ class Merged(Checkpoint):
         self.plan = merge.plan
         self.sources = merge.sources
         self.label = label
-        self.directory = self.sources[self.plan.sidecars.get("template", 0)].directory
+        self.directory = self.sources[0].directory
         self._outputs = {output.name: output for output in self.plan.outputs}
         self._computations = Computations(merge, Settings(allow_nan=True))  # whoever reads the result looks for NaN
         self._lock = threading.RLock()

@@ -12,19 +12,21 @@ from typing import Any
 import torch
 
 from merganser.checkpoints.base import TensorSpec
+from merganser.checkpoints.sidecars import Sidecars
+from merganser.checkpoints.vocabulary import VocabularyMap
 
 
 @dataclass(frozen=True)
 class Model:
     """Where the weights of one model come from: a reference for `open`, or another plan (never materialised).
 
-    `remap` asks for a vocabulary view over it (see `merganser.checkpoints.vocabulary`).
+    `vocabulary` asks for a view of it through another vocabulary.
     """
 
     label: str
     path: str | None = None
     plan: Plan | None = None
-    remap: Mapping[str, Any] | None = None
+    vocabulary: VocabularyMap | None = None
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,14 @@ class Output:
 @dataclass(frozen=True)
 class Plan:
     """A whole merge. `aliases` are tied names of the output (alias -> stored name), `notes` what the user
-    should know, `sidecars` what the writer does besides the weights (config edits, tokenizer, recipe text)."""
+    should know, `sidecars` what the writer writes besides the weights."""
 
     models: tuple[Model, ...]
     outputs: tuple[Output, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
     shard_size: int = 5_000_000_000
-    sidecars: Mapping[str, Any] = field(default_factory=dict)
+    sidecars: Sidecars = field(default_factory=Sidecars)
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,7 +83,7 @@ class Plan:
                     "label": m.label,
                     "path": m.path,
                     "plan": m.plan.to_dict() if m.plan else None,
-                    "remap": dict(m.remap) if m.remap else None,
+                    "remap": m.vocabulary.to_dict() if m.vocabulary else None,
                 }
                 for m in self.models
             ],
@@ -101,7 +103,7 @@ class Plan:
             "aliases": dict(self.aliases),
             "seed": self.seed,
             "shard_size": self.shard_size,
-            "sidecars": dict(self.sidecars),
+            "sidecars": self.sidecars.to_dict(),
             "notes": list(self.notes),
         }
 
@@ -109,7 +111,12 @@ class Plan:
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         return cls(
             models=tuple(
-                Model(m["label"], m["path"], cls.from_dict(m["plan"]) if m["plan"] else None, m["remap"])
+                Model(
+                    m["label"],
+                    m["path"],
+                    cls.from_dict(m["plan"]) if m["plan"] else None,
+                    VocabularyMap.from_dict(m["remap"]) if m["remap"] else None,
+                )
                 for m in data["models"]
             ),
             outputs=tuple(
@@ -127,7 +134,7 @@ class Plan:
             aliases=data["aliases"],
             seed=data["seed"],
             shard_size=data["shard_size"],
-            sidecars=data["sidecars"],
+            sidecars=Sidecars.from_dict(data["sidecars"]),
             notes=tuple(data["notes"]),
         )
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.differences import (
     Combination,
     Difference,
@@ -189,8 +190,8 @@ class TaskVector(Checkpoint):
     def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
         """Write the vector itself to the directory `out`, by streaming; `load` reads it (options of
         `write_checkpoint`)."""
-        card = {"card": {"models": [self.label], "methods": ["task vector"]}}
-        return write_checkpoint(self, out, dtype=dtype, sidecars=card, **options)
+        lineage = Lineage(models=(self.label,), methods=("task vector",))
+        return write_checkpoint(self, out, dtype=dtype, lineage=lineage, **options)
 
 
 class Applied(View):
@@ -255,5 +256,5 @@ class Applied(View):
 
     def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
         """Write the model to the directory `out`, by streaming, with the base's config and tokenizer."""
-        card = {"card": {"base": self.source.label, "models": [self.vector.label], "methods": ["task_arithmetic"]}}
-        return write_checkpoint(self, out, dtype=dtype, sidecars=card, **options)
+        lineage = Lineage(self.source.label, (self.vector.label,), ("task_arithmetic",))
+        return write_checkpoint(self, out, dtype=dtype, lineage=lineage, **options)

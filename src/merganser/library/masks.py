@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer
+from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.differences import Combination, Difference, Stored, Vector, in_blocks, wide
 from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.dtypes import dtype_of
@@ -118,19 +119,19 @@ class MaskLibrary:
             on_step("looking at", name)
             _check_finite(expert, f"expert {name!r}, {expert.label}")
         united = Combination([(1.0, d) for d in deltas.values()]) if kind == "tall" else Elected(list(deltas.values()))
-        card = {"card": {"models": list(opened), "methods": [kind]}}
+        lineage = Lineage(models=tuple(opened), methods=(kind,))
 
         def write(made: Path) -> None:
             kept = origin if place is not None else open_checkpoint(write_checkpoint(origin, made / "base"))
             on_step("adding up", ", ".join(opened))
-            write_checkpoint(united, made / "shared", dtype=asked or main_dtype(origin), sidecars=card)
+            write_checkpoint(united, made / "shared", dtype=asked or main_dtype(origin), lineage=lineage)
             shared = Stored(open_checkpoint(made / "shared"))
             records: dict[str, dict[str, float]] = {}
             (made / "experts").mkdir()
             for name, delta in deltas.items():
                 on_step("masking", name)
                 packed = Packed(delta, shared, kind, thresholds[name], opened[name], own[name])
-                write_checkpoint(packed, made / "experts" / name, sidecars=card)
+                write_checkpoint(packed, made / "experts" / name, lineage=lineage)
                 records[name] = {"scale": _rescaler(delta, shared) if kind == "emr" else 1.0}
             content = {"kind": kind, "base": place, "fingerprint": kept.fingerprint(), "experts": records}
             write_json(made / FILE, {"format": FORMAT, "version": VERSION, **content})

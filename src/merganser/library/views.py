@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer, select_rows
+from merganser.checkpoints.cards import Lineage
 from merganser.engine.directories import check_replaceable
 from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError
@@ -124,9 +125,9 @@ class MergedExperts(View):
         """Write the merged model to the directory `out`, by streaming, with the base's config and tokenizer (options of
         `write_checkpoint`)."""
         check_replaceable(Path(out), [path for expert in self.experts for path in expert.files()])
-        names = [expert.name for expert in self.experts]
-        card = {"card": {"base": self.source.label, "models": names, "methods": [self.rule.name]}}
-        return write_checkpoint(self, out, dtype=dtype, sidecars=card, **options)
+        names = tuple(expert.name for expert in self.experts)
+        lineage = Lineage(self.source.label, names, (self.rule.name,))
+        return write_checkpoint(self, out, dtype=dtype, lineage=lineage, **options)
 
     def changing(self, name: str) -> list[Expert]:
         """The experts whose change of a tensor takes part."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.adapter import separates_head
+from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.chat_templates import TEMPLATES
-from merganser.checkpoints.sidecars import code_files
+from merganser.checkpoints.sidecars import Edit, Sidecars, TokenizerFiles, code_files, freeze_edits
 from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem
 from merganser.checkpoints.ties import untied_edits
 from merganser.engine.plan import Output
 from merganser.errors import RecipeError, did_you_mean, reading
-from merganser.recipes.layer_settings import Edit, layer_edits, sections
+from merganser.recipes.layer_settings import layer_edits, sections
 from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
 from merganser.recipes.sources import Table, Tokenizer
@@ -30,13 +31,13 @@ def describe(
     restacked: Sequence[Restacked],
     outputs: Sequence[Output],
     dtype: str | None,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[Sidecars, list[str]]:
     """The sidecars of a plan, and what its user should know about them; `dtype` is another than the template's."""
     config = table.config(0)
     edits, notes = layer_edits([table.config(i) for i in range(len(table))], restacked)
     nested = table.models[0].plan
-    inherited: Mapping[str, list[Any]] = nested.sidecars if nested else {"config": [], "generation": []}
-    edits = [*((list(path), value) for path, value in inherited["config"]), *edits]
+    inherited = nested.sidecars if nested else Sidecars()
+    edits = [*inherited.config, *edits]
     edits += untied_edits(config) if separates_head(table.checkpoints[0]) else []
     edits += dtype_edits(config, dtype)
     kept, remarks = quantisation_edits(config, table, outputs)
@@ -55,37 +56,32 @@ def describe(
             f"{table.models[0].label}: its adapter has {rows[1]} embedding rows, its base {rows[0]}; the tokenizer is "
             "the base's: if tokens were added, copy the adapter's tokenizer files over it"
         )
-    sidecars = {
-        "template": 0,
-        "config": [list(edit) for edit in edits + tokens],
-        "generation": [*inherited["generation"], *(list(edit) for edit in tokens)],
-        "tokenizer": {
-            "model": table.tokenizer_model(speaker),
-            "add": [*tokenizer.added, *(vocabulary.added if vocabulary is not None else ())],
-        },
-        "chat_template": chat_template(recipe, table, tokenizer),
-        "card": {
-            "base": recipe.base.label if recipe.base else None,
-            "models": list(dict.fromkeys(e.label for part in recipe.parts for s in part.slices for e in s.models)),
-            "methods": sorted({output.method for output in outputs}),
-        },
-        "recipe": recipe.text,
-    }
-    more, remarks = describe_files(table, outputs, tokenizer.directory)
-    return sidecars | more, notes + remarks
+    folders, remarks = module_folders(table, outputs, tokenizer.directory)
+    labels = dict.fromkeys(entry.label for part in recipe.parts for each in part.slices for entry in each.models)
+    added = [*tokenizer.added, *(vocabulary.added if vocabulary is not None else ())]
+    sidecars = Sidecars(
+        config=freeze_edits(edits + tokens),
+        generation=freeze_edits([*inherited.generation, *tokens]),
+        tokenizer=TokenizerFiles(table.tokenizer_model(speaker), tuple(added)),
+        chat_template=chat_template(recipe, table, tokenizer),
+        lineage=Lineage(
+            recipe.base.label if recipe.base else None,
+            tuple(labels),
+            tuple(sorted({output.method for output in outputs})),
+        ),
+        recipe=recipe.written,
+        weights=weights_stem(config),
+        folders=folders,
+    )
+    return sidecars, notes + remarks
 
 
-def describe_files(table: Table, outputs: Sequence[Output], speaker: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """What the files of weights are called, if not `model.safetensors`, and what to know of others that are copied."""
-    found: dict[str, Any] = {}
+def module_folders(table: Table, outputs: Sequence[Output], speaker: Path | None) -> tuple[tuple[str, ...], list[str]]:
+    """Return the folders of modules whose weights are written, and what to know of files that are copied."""
     notes: list[str] = []
-    if (stem := weights_stem(table.config(0))) != "model":
-        found["weights"] = stem
     home, label = table.checkpoints[0].directory, table.models[0].label
     modules = module_weights(home) if home is not None else {}
-    written = [folder for folder in modules if any(o.name.startswith(f"{folder}{SEPARATOR}") for o in outputs)]
-    if written:
-        found["folders"] = written
+    written = tuple(folder for folder in modules if any(o.name.startswith(f"{folder}{SEPARATOR}") for o in outputs))
     notes += [
         f"{folder}{SEPARATOR}{file.name} of {label} is copied as it is; to merge it, name the models' directories"
         for folder, file in modules.items()
@@ -96,13 +92,13 @@ def describe_files(table: Table, outputs: Sequence[Output], speaker: Path | None
             f"{', '.join(code)} of {label} is copied: Python code, which transformers runs where the output is loaded "
             "with trust_remote_code; read it before you share or load the output"
         )
-    return found, notes
+    return written, notes
 
 
 def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
     if dtype is None or not config:
         return []
-    found = [
+    found: list[Edit] = [
         ([*path, key], dtype)
         for path, section in sections(config)
         for key in ("torch_dtype", "dtype")

@@ -126,7 +126,3 @@ def parse(text: str, source: str = "recipe") -> list[Any]:
         raise RecipeError(f"{source}: {error}") from None
     except (ValueError, KeyError) as error:  # of an explicit tag: !!float x
         raise RecipeError(f"{source}: not valid YAML: {error}") from None
-
-
-def dump(data: Any) -> str:
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from merganser.checkpoints.sidecars import Edit
 from merganser.errors import RecipeError
 from merganser.recipes.layer_kinds import Kinds
 from merganser.recipes.layers import Stack
 from merganser.recipes.stacking import Restacked
 
-Edit = tuple[list[str], Any]
 Config = Mapping[str, Any]
 _COUNT = re.compile(r"layer|block|depth")
 #: Lists that say the kind of each layer, and with it how many there are.

@@ -11,7 +11,7 @@ from typing import Any
 
 from merganser.errors import RecipeError, reading
 from merganser.recipes import documents, expressions, mergekit, native
-from merganser.recipes.schema import Recipe
+from merganser.recipes.schema import Recipe, Written
 
 _HINT = "; a recipe is YAML"
 
@@ -25,7 +25,7 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None =
     """
     if isinstance(source, Mapping):
         plain = _plain(source)
-        return _load([plain], root, documents.dump(plain), "recipe", ())
+        return _load([plain], root, plain, "recipe", ())
     text = os.fspath(source)
     if text == "-":
         with reading("standard input", RecipeError, _HINT):
@@ -49,20 +49,20 @@ def _load_file(path: Path, parents: tuple[Path, ...]) -> Recipe:
     return _load(documents.parse(text, str(path)), root, text, str(path), (*parents, resolved))
 
 
-def _load(found: list[Any], root: Path | None, text: str, source: str, parents: tuple[Path, ...]) -> Recipe:
+def _load(found: list[Any], root: Path | None, written: Written, source: str, parents: tuple[Path, ...]) -> Recipe:
     stages: dict[str, Recipe] = {}
     found = [document for document in found if document is not None]
     if not found:
         raise RecipeError(f"{source}: the recipe is empty")
     if len(found) == 1:
-        return _document(found[0], stages, root, text, source, parents)
+        return _document(found[0], stages, root, written, source, parents)
     numbered = list(enumerate(found, 1))
     names = _names(numbered, source)
     # The merge without a name is the result; if all have one, the last.
     final = next((position for position, _ in numbered if position not in names), len(found))
     result: Recipe | None = None
     for position, document in _in_order(numbered, names, source):
-        recipe = _document(document, stages, root, text, f"{source}, document {position}", parents)
+        recipe = _document(document, stages, root, written, f"{source}, document {position}", parents)
         if position in names:
             stages[names[position]] = recipe
         if position == final:
@@ -128,7 +128,7 @@ def _mentions(value: Any) -> set[str]:
 
 
 def _document(
-    data: Any, stages: Mapping[str, Recipe], root: Path | None, text: str, source: str, parents: tuple[Path, ...]
+    data: Any, stages: Mapping[str, Recipe], root: Path | None, written: Written, source: str, parents: tuple[Path, ...]
 ) -> Recipe:
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: a recipe is a mapping with a method and models, got {type(data).__name__}")
@@ -139,7 +139,7 @@ def _document(
             return _load_file(beside if beside.exists() else Path(inner), parents)
         if not isinstance(inner, dict):
             raise RecipeError(f"{where}: expected a recipe or the path of one")
-        return _document(inner, stages, root, documents.dump(inner), where, parents)
+        return _document(inner, stages, root, inner, where, parents)
 
     try:
         mergekit.refuse_other_tools(data)
@@ -148,11 +148,11 @@ def _document(
     if "merge_method" in data and "method" in data:
         raise RecipeError(f"{source}: has method and merge_method; a recipe is in one dialect")
     if mergekit.speaks(data):
-        return mergekit.read(data, nested, stages, root, text, source)
+        return mergekit.read(data, nested, stages, root, written, source)
     if expressions.speaks(data):
         document, notes = expressions.expand(data, source)
-        return replace(native.read(document, nested, root, text, source), notes=notes)
-    return native.read(data, nested, root, text, source)
+        return replace(native.read(document, nested, root, written, source), notes=notes)
+    return native.read(data, nested, root, written, source)
 
 
 def _plain(value: Any) -> Any:
@@ -163,4 +163,6 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, str):
+        return str.__str__(value)  # an enumeration's own would be its name
     return value.item() if hasattr(value, "item") else value

@@ -18,7 +18,7 @@ from merganser.methods.registry import lookup, mergekit_defaults
 from merganser.recipes import fields
 from merganser.recipes.fields import Declared, expect, kind_of, known_keys
 from merganser.recipes.mergekit_parameters import KNOWN, REMARKS, acting, required, without_effect
-from merganser.recipes.schema import Entry, OutputOptions, Part, Problems, Recipe, Slice
+from merganser.recipes.schema import Entry, OutputOptions, Part, Problems, Recipe, Slice, Written
 from merganser.recipes.settings import Case, Choice
 
 KEYS = (
@@ -83,12 +83,12 @@ def read(
     nested: Nested,
     stages: Mapping[str, Recipe],
     root: Path | None,
-    text: str,
+    written: Written,
     source: str,
 ) -> Recipe:
     """The recipe in `data`; `stages` are earlier named merges, usable like models."""
     reader = _Reader(nested, stages)
-    recipe = reader.recipe(data, root, text)
+    recipe = reader.recipe(data, root, written)
     fields.finish(reader.problems, reader.references, root, source)
     assert recipe is not None
     return recipe
@@ -105,7 +105,7 @@ class _Reader:
         self.declared = Declared(())
         self.called = ""
 
-    def recipe(self, data: Mapping[str, Any], root: Path | None, text: str) -> Recipe | None:
+    def recipe(self, data: Mapping[str, Any], root: Path | None, written: Written) -> Recipe | None:
         problems = self.problems
         method = None
         with problems.collect():
@@ -129,7 +129,7 @@ class _Reader:
             output=output,
             dialect="mergekit",
             notes=tuple(dict.fromkeys(self.notes)),
-            text=text,
+            written=written,
             root=root,
         )
 

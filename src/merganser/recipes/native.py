@@ -31,7 +31,7 @@ from merganser.methods.parameters import Parameter
 from merganser.methods.registry import lookup
 from merganser.recipes import fields
 from merganser.recipes.fields import Declared, expect, kind_of, known_keys
-from merganser.recipes.schema import Entry, OutputOptions, Override, Part, Problems, Recipe, Slice
+from merganser.recipes.schema import Entry, OutputOptions, Override, Part, Problems, Recipe, Slice, Written
 from merganser.recipes.settings import Case, Choice
 
 Nested = Callable[[Any, str], Recipe]
@@ -41,10 +41,10 @@ _ENTRY_KEYS = ("path", "recipe", "label", "layers", "parameters")
 _OVERRIDE_KEYS = ("match", "method", "model", "parameters")
 
 
-def read(data: Mapping[str, Any], nested: Nested, root: Path | None, text: str, source: str) -> Recipe:
+def read(data: Mapping[str, Any], nested: Nested, root: Path | None, written: Written, source: str) -> Recipe:
     """The recipe in `data`; `nested` reads a recipe inside it (a mapping, or the path of a file)."""
     reader = _Reader(nested)
-    recipe = reader.recipe(data, root, text)
+    recipe = reader.recipe(data, root, written)
     fields.finish(reader.problems, reader.references, root, source)
     assert recipe is not None
     return recipe
@@ -59,7 +59,7 @@ class _Reader:
         #: Parameters cannot be judged without their method, and would only add noise.
         self.judges = True
 
-    def recipe(self, data: Mapping[str, Any], root: Path | None, text: str) -> Recipe | None:
+    def recipe(self, data: Mapping[str, Any], root: Path | None, written: Written) -> Recipe | None:
         problems = self.problems
         known_keys(data, KEYS, "", problems)
         main = None
@@ -93,7 +93,7 @@ class _Reader:
             overrides=tuple(o for o in overrides if o),
             output=output,
             seed=seed,
-            text=text,
+            written=written,
             root=root,
         )
 

@@ -67,10 +67,10 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
         vocabulary = unify(recipe, table)
     if vocabulary is not None:
         plain = list(table.checkpoints)
-        for i, remap in enumerate(vocabulary.remaps):
-            if remap is not None:
-                table.models[i] = replace(table.models[i], remap=remap)
-                table.checkpoints[i] = Remapped(plain[i], remap, plain)
+        for i, seen in enumerate(vocabulary.maps):
+            if seen is not None:
+                table.models[i] = replace(table.models[i], vocabulary=seen)
+                table.checkpoints[i] = Remapped(plain[i], seen, plain)
     planner = _Planner(recipe, table)
     outputs: list[Output] = []
     with problems.collect():

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from merganser.errors import CheckpointError, InputError, RecipeError
+from merganser.plain import to_yaml
 from merganser.recipes.settings import Setting
 
 Parameters = Mapping[str, Setting]
+#: What a recipe was read from: a text, or the document that a program gave.
+Written = str | Mapping[str, Any]
 DEFAULT_SHARD_SIZE = 5_000_000_000
 
 
@@ -98,7 +101,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A merge as asked for. `root` is the directory of its file; `text` what the model card shows."""
+    """A merge as asked for. `root` is the directory of its file."""
 
     method: str
     parts: tuple[Part, ...]
@@ -113,8 +116,13 @@ class Recipe:
     seed: int = 0
     dialect: Literal["native", "mergekit"] = "native"
     notes: tuple[str, ...] = ()
-    text: str = ""
+    written: Written = ""
     root: Path | None = None
+
+    @property
+    def text(self) -> str:
+        """The recipe as YAML: the text it was read from, or what its document says."""
+        return self.written if isinstance(self.written, str) else to_yaml(self.written)
 
     def entries(self) -> Iterator[Entry]:
         """Every model named: the base first, then in order of appearance, with repetitions."""

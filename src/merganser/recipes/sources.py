@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from merganser.checkpoints.adapter import separates_head
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.quantised import quantised
-from merganser.checkpoints.sidecars import edited, read_chat_template
+from merganser.checkpoints.sidecars import Edit, edited, read_chat_template
 from merganser.checkpoints.ties import untied_edits
 from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.engine.merge import Merge, Open
@@ -67,7 +67,7 @@ class Table:
         index = len(self.models)
         if entry.recipe is not None:
             merge = nested(entry.recipe)
-            self._homes[index] = merge.sources[merge.plan.sidecars["tokenizer"]["model"]].directory
+            self._homes[index] = merge.sources[merge.plan.sidecars.tokenizer.model].directory
             self.models.append(Model(entry.label, plan=merge.plan))
             self.checkpoints.append(Merged(merge, entry.label))
             self._index[key] = index
@@ -120,7 +120,7 @@ class Table:
         """The model's config.json, a nested merge's with its changes; empty if there is none."""
         if index not in self._configs:
             config, plan = read_config(self.checkpoints[index].directory), self.models[index].plan
-            edits = plan.sidecars["config"] if plan else ()
+            edits: Sequence[Edit] = plan.sidecars.config if plan else ()
             if separates_head(self.checkpoints[index]):
                 edits = untied_edits(config)
             self._configs[index] = edited(config, edits) if config else config
@@ -137,15 +137,14 @@ class Table:
         plan = self.models[index].plan
         if plan is None:
             return Tokenizer(self.checkpoints[index].directory)
-        add, template = plan.sidecars["tokenizer"]["add"], plan.sidecars["chat_template"]
-        return Tokenizer(self._homes[index], tuple(add), template)
+        return Tokenizer(self._homes[index], plan.sidecars.tokenizer.added, plan.sidecars.chat_template)
 
     def tokenizer_model(self, index: int) -> int:
         """The model of the plan that has the tokenizer files of a model; those of a nested one are beside it."""
         plan = self.models[index].plan
         if plan is None:
             return index
-        path = str(plan.models[plan.sidecars["tokenizer"]["model"]].path)
+        path = str(plan.models[plan.sidecars.tokenizer.model].path)
         if path in self._index:
             return self._index[path]
         if path not in self._sides:

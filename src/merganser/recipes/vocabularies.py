@@ -17,6 +17,7 @@ from typing import Any
 
 from merganser.checkpoints.adapter import Adapted
 from merganser.checkpoints.tokenizer import Tokens, added_token
+from merganser.checkpoints.vocabulary import RowRun, VocabularyMap
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.mismatches import tied_source
 from merganser.recipes.schema import Recipe, TokenizerOptions, TokenRow
@@ -33,12 +34,12 @@ Sources = tuple[tuple[int, int], ...]
 @dataclass(frozen=True)
 class Unified:
     """The output's vocabulary: `rows` of the embedding, the `model` whose tokenizer files are taken, tokens `added` to
-    them, and for each model a remap (see `merganser.checkpoints.vocabulary`) or None where nothing changes."""
+    them, and for each model the map of its rows, or None where nothing changes."""
 
     rows: int
     model: int
     added: tuple[dict[str, Any], ...]
-    remaps: tuple[dict[str, Any] | None, ...]
+    maps: tuple[VocabularyMap | None, ...]
     notes: tuple[str, ...]
 
 
@@ -72,15 +73,15 @@ def unify(recipe: Recipe, table: Table) -> Unified | None:
     rules = {token: _rule(row, token, tokens, heights, table, where) for token, row in options.tokens.items()}
     builder = _Rows(ids, tokens, heights, rules, {t for t, row in options.tokens.items() if row.force})
     by_row = {i: token for token, i in ids.items()}
-    remaps: list[dict[str, Any] | None] = []
+    maps: list[VocabularyMap | None] = []
     for i in range(len(table)):
         if heights[i] == rows and tokens[i].ids == ids and not builder.forced:
-            remaps.append(None)
+            maps.append(None)
             continue
-        segments = _segments(builder.sources(i, by_row.get(row), row) for row in range(rows))
-        same = heights[i] == rows and segments == [[rows, [[i, 0]]]]
-        remaps.append(None if same else {"tensors": _names(table, i), "rows": rows, "segments": segments})
-    return Unified(rows, model, tuple(added), tuple(remaps), tuple(notes))
+        runs = _runs(builder.sources(i, by_row.get(row), row) for row in range(rows))
+        same = heights[i] == rows and runs == (RowRun(rows, ((i, 0),)),)
+        maps.append(None if same else VocabularyMap(_names(table, i), runs))
+    return Unified(rows, model, tuple(added), tuple(maps), tuple(notes))
 
 
 def resized(table: Table) -> tuple[int, int] | None:
@@ -107,7 +108,7 @@ def _embedding(table: Table, model: int) -> str | None:
     return None
 
 
-def _names(table: Table, model: int) -> dict[str, list[str]]:
+def _names(table: Table, model: int) -> dict[str, tuple[str, ...]]:
     """The vocabulary tensors of a model, each with its name in every model: matrices as high as its embedding, and
     biases of them. A square matrix is one only by its name."""
     checkpoint, inside, height = table.checkpoints[model], table.layout(model).places, _height(table, model)
@@ -124,7 +125,7 @@ def _names(table: Table, model: int) -> dict[str, list[str]]:
         return last == "bias" and (weight in matrices or weight not in shapes)
 
     found = [n for n, s in high.items() if n in matrices or (len(s) == 1 and is_bias(n))]
-    return {n: [n if n in c else tied_source(n, c) or n for c in table.checkpoints] for n in found}
+    return {n: tuple(n if n in c else tied_source(n, c) or n for c in table.checkpoints) for n in found}
 
 
 def renumbered(recipe: Recipe, table: Table) -> list[str]:
@@ -298,21 +299,25 @@ class _Rows:
         return cache[model]
 
 
-def _segments(rows: Iterable[Sources | None]) -> list[list[Any]]:
+def _runs(rows: Iterable[Sources | None]) -> tuple[RowRun, ...]:
     """Runs of consecutive rows that come from consecutive rows."""
-    found: list[list[Any]] = []
+    found: list[RowRun] = []
+    first: Sources | None = None
+    count = 0
     for sources in rows:
-        if found and _continues(found[-1], sources):
-            found[-1][0] += 1
-        else:
-            found.append([1, "mean" if sources is None else [list(source) for source in sources]])
-    return found
+        if count and _continues(first, count, sources):
+            count += 1
+            continue
+        if count:
+            found.append(RowRun(count, first))
+        first, count = sources, 1
+    return (*found, RowRun(count, first)) if count else ()
 
 
-def _continues(segment: list[Any], sources: Sources | None) -> bool:
-    count, starts = segment
-    if starts == "mean" or sources is None:
-        return bool(starts == "mean" and sources is None)
-    return len(starts) == len(sources) and all(
-        model == m and row + count == r for (model, row), (m, r) in zip(starts, sources, strict=True)
+def _continues(first: Sources | None, count: int, sources: Sources | None) -> bool:
+    """Whether the row `count` rows after `first` comes from these sources."""
+    if first is None or sources is None:
+        return first is None and sources is None
+    return len(first) == len(sources) and all(
+        model == m and row + count == r for (model, row), (m, r) in zip(first, sources, strict=True)
     )

@@ -1,0 +1,55 @@
+"""The model card of a checkpoint: a README for the hub that says what was merged, how, and how to do it again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from merganser import __version__
+from merganser.plain import to_yaml
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What weights were made of: base and models as the recipe names them, and the methods."""
+
+    base: str | None = None
+    models: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+
+
+def render_card(lineage: Lineage, recipe: str | Mapping[str, Any] = "", fingerprint: str = "") -> str:
+    """Return the text of the card; a recipe that is no text yet becomes YAML here."""
+    named = list(dict.fromkeys([lineage.base, *lineage.models] if lineage.base else lineage.models))
+    hub = [label for label in (re.split("[@+]", name)[0] for name in named) if _HUB_ID.fullmatch(label)]
+    header: dict[str, Any] = {"base_model": list(dict.fromkeys(hub))} if hub else {}
+    header |= {"library_name": "transformers", "tags": ["merge", "merganser"]}
+    lines = ["---", to_yaml(header).strip(), "---", "", "# Merged model", ""]
+    made = ", ".join(map(_code, lineage.methods)) or "a copy"
+    lines += [f"Merged with merganser {__version__} by {made}.", ""]
+    if lineage.base:
+        lines += [f"Base: {_code(lineage.base)}", ""]
+    if lineage.models:
+        lines += ["Models:", "", *(f"- {_code(label)}" for label in lineage.models), ""]
+    if text := (recipe if isinstance(recipe, str) else to_yaml(recipe)).strip():
+        fence = "`" * max(3, 1 + _longest_run(text))
+        lines += ["Recipe:", "", f"{fence}yaml", text, fence, ""]
+    if fingerprint:
+        lines += [f"Fingerprint of recipe and sources: `{fingerprint}`", ""]
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """A text that Markdown shows as it is, in one line: labels come from recipes, which come from anywhere."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    fence = "`" * (1 + _longest_run(line))
+    pad = " " if line.startswith("`") or line.endswith("`") or not line.strip() else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)
