@@ -223,6 +223,23 @@ def test_impossible_vocabularies(family, tmp_path, tokenizer, message):
         plan_for(tmp_path, tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("asked", "place"),
+    [
+        ("tokenizer_source: c", "tokenizer_source"),
+        ("tokenizer: {source: c}", "tokenizer"),
+        ("chat_template: no-such-template", "chat_template"),
+    ],
+)
+def test_messages_name_the_key_that_a_recipe_of_mergekit_has(family, tmp_path, asked, place):
+    family()
+    unite = "" if asked.startswith("tokenizer") else "tokenizer_source: union\n"
+    text = "merge_method: task_arithmetic\nbase_model: base\nmodels: [{model: a, parameters: {weight: 1}}]\n"
+    (tmp_path / "recipe.yml").write_text(f"{text}{unite}{asked}\n")
+    with pytest.raises(RecipeError, match=f"^{place}: "):
+        recipes.plan(recipes.load(tmp_path / "recipe.yml"))
+
+
 def test_a_model_without_tokenizer_is_taken_to_have_the_bases(family, tmp_path):
     family()
     (tmp_path / "b" / "tokenizer.json").unlink()

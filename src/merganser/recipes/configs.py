@@ -147,8 +147,7 @@ def chat_template(recipe: Recipe, table: Table, tokenizer: Tokenizer) -> str | N
     if os.path.isfile(file):  # unlike Path's, also of a text that is too long for a path
         with reading(file, RecipeError):
             return file.read_text(encoding="utf-8")
-    where = "chat_template" if recipe.dialect == "mergekit" else "output.chat_template"
     raise RecipeError(
-        f"{where}: {asked!r} is neither a template, nor a file, nor a known name"
+        f"{recipe.keys.chat_template}: {asked!r} is neither a template, nor a file, nor a known name"
         f"{did_you_mean(asked, ['auto', *TEMPLATES])}"
     )

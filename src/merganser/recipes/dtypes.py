@@ -13,7 +13,7 @@ from merganser.recipes.sources import Table
 
 
 class Dtypes:
-    """Chooses a dtype for each output: that of the template, or in mergekit's dialect the widest of its sources."""
+    """Chooses a dtype for each output: that of the template, or the widest of its sources if the recipe asks for it."""
 
     def __init__(self, recipe: Recipe, table: Table) -> None:
         self._recipe = recipe
@@ -29,7 +29,7 @@ class Dtypes:
         if found.keys() == {template}:
             return template
         chosen = template
-        if self._recipe.dialect == "mergekit" and not any(dtype.itemsize < 2 for dtype in found):
+        if self._recipe.widest_dtype and not any(dtype.itemsize < 2 for dtype in found):
             chosen = functools.reduce(torch.promote_types, found)
             self.widened = _name(chosen) if chosen != template else self.widened
         for dtype, source in found.items():
@@ -39,10 +39,9 @@ class Dtypes:
 
     def notes(self) -> list[str]:
         """Say which models are stored otherwise than the output."""
-        key = "dtype" if self._recipe.dialect == "mergekit" else "output.dtype"
         return [
             f"{self._table.models[source.model].label} is stored in {_name(dtype)} and the output in {_name(chosen)}, "
-            f"since the recipe does not say; set {key} to choose"
+            f"since the recipe does not say; set {self._recipe.keys.dtype} to choose"
             for dtype, (source, chosen) in self._other.items()
         ]
 

@@ -18,7 +18,7 @@ from merganser.methods.registry import lookup, mergekit_defaults
 from merganser.recipes import fields
 from merganser.recipes.fields import Declared, expect, kind_of, known_keys
 from merganser.recipes.mergekit_parameters import KNOWN, REMARKS, acting, required, without_effect
-from merganser.recipes.schema import Entry, OutputOptions, Part, Problems, Recipe, Slice, Written
+from merganser.recipes.schema import Entry, OutputKeys, OutputOptions, Part, Problems, Recipe, Slice, Written
 from merganser.recipes.settings import Case, Choice
 
 KEYS = (
@@ -126,8 +126,12 @@ class _Reader:
             parameters=parameters,
             defaults=mergekit_defaults(method),
             required=required(self.called),
+            filter_by_source=True,
+            widest_dtype=True,
+            base_is_model=True,
+            depth_after_layers=0.0,
             output=output,
-            dialect="mergekit",
+            keys=_output_keys(data),
             notes=tuple(dict.fromkeys(self.notes)),
             written=written,
             root=root,
@@ -275,6 +279,11 @@ class _Reader:
             if data.get("chat_template") is not None:
                 options["chat_template"] = expect(data["chat_template"], str, "chat_template")
         return OutputOptions(**options)
+
+
+def _output_keys(data: Mapping[str, Any]) -> OutputKeys:
+    tokenizer = "tokenizer" if data.get("tokenizer") is not None else "tokenizer_source"
+    return OutputKeys("dtype", tokenizer, "chat_template", "exclude")
 
 
 def _reference(raw: Any, where: str) -> str:

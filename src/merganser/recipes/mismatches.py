@@ -89,7 +89,7 @@ class Mismatches:
             f"{list(spec.shape)} in {label if source.name == name else f'{source.name!r} of {label}'}"
             for (source, spec), label in zip(given, labels, strict=True)
         ]
-        key = "tokenizer_source" if self.recipe.dialect == "mergekit" else "output.tokenizer"
+        key = self.recipe.keys.tokenizer
         advice = f"; if their vocabularies differ, set {key} to base, union or one of the models" if hint else ""
         return f"{name!r} has unequal shapes: {', '.join(places)}{advice}"
 
@@ -113,7 +113,7 @@ class Mismatches:
     def complex(self, name: str, label: str, spec: TensorSpec) -> None:
         self.add(
             f"{name!r} of {label} is {spec}: a complex tensor cannot be merged; "
-            f"to leave it out: {self._exclude_key}: [{name!r}]"
+            f"to leave it out: {self.recipe.keys.exclude}: [{name!r}]"
         )
 
     def extra(self, planned: Iterable[str], stacking: Stacking) -> None:
@@ -136,10 +136,6 @@ class Mismatches:
         for label, names in dropped.items():
             self.notes.append(f"{len(names)} buffer(s) only {label} has are left out, such as {names[0]!r}")
 
-    @property
-    def _exclude_key(self) -> str:
-        return "exclude" if self.recipe.dialect == "mergekit" else "output.exclude"
-
     def _copies_embedding(self, model: int, name: str) -> bool:
         return bool(_HEAD.search(name)) and self.table.config(model).get("tie_word_embeddings") is True
 
@@ -148,7 +144,7 @@ class Mismatches:
             label = self.table.models[model].label
             self.notes.append(f"{len(names)} integer tensor(s) are copied from {label} alone, such as {names[0]!r}")
         found = [*self._found, *self._codes()]
-        told = Names(self.table, self._missing, self._surplus, self._exclude_key)
+        told = Names(self.table, self._missing, self._surplus, self.recipe.keys.exclude)
         models = sorted({*self._missing, *self._surplus})
         # Codes have other names and shapes than weights: that they are codes says it all.
         models = [model for model in models if not {0, model} & self._quantised.keys()]

@@ -47,7 +47,7 @@ def method_for(recipe: Recipe, override: Override | None) -> type[Method]:
 def scopes(
     recipe: Recipe, part: Part, each: Slice, override: Override | None, entry: Entry | None
 ) -> list[Mapping[str, Setting]]:
-    """Where a parameter is looked for, nearest first: override, model, slice, module, recipe, dialect."""
+    """Where a parameter is looked for, nearest first: override, model, slice, module, recipe, its defaults."""
     found = [each.parameters, part.parameters, recipe.parameters, recipe.defaults]
     if entry is not None:
         found.insert(0, entry.parameters)
@@ -69,7 +69,7 @@ def resolve(chain: Sequence[Setting], name: str, t: float) -> Any:
 class Resolver:
     """Parameters of `method` for the tensors of one slice under one override; a pure function of name and depth.
 
-    Per-model filters look at the source's name in mergekit's dialect and at the output's in ours.
+    Per-model filters look at the name in the source if `filter_by_source`, else in the output.
     """
 
     method: type[Method]
@@ -102,7 +102,7 @@ class Resolver:
             {key: chain(key, None) for key, p in known.items() if not p.per_model},
             {key: tuple(chain(key, entry) for entry in entries) for key, p in known.items() if p.per_model},
             tuple(entry.label for entry in entries),
-            recipe.dialect == "mergekit",
+            recipe.filter_by_source,
             tuple(key for key in recipe.required if key in known),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from merganser.errors import CheckpointError, InputError, RecipeError
 from merganser.plain import to_yaml
@@ -100,21 +100,39 @@ class OutputOptions:
 
 
 @dataclass(frozen=True)
+class OutputKeys:
+    """What the options of the output are called where the recipe was written, for messages."""
+
+    dtype: str = "output.dtype"
+    tokenizer: str = "output.tokenizer"
+    chat_template: str = "output.chat_template"
+    exclude: str = "output.exclude"
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """A merge as asked for. `root` is the directory of its file."""
+    """A merge as asked for, whatever it was written in. `root` is the directory of its file."""
 
     method: str
     parts: tuple[Part, ...]
     base: Entry | None = None
     parameters: Parameters = field(default_factory=dict)
-    #: What the dialect means by a parameter left out, where the method's own default is another.
+    #: What a parameter left out means, where the method's own default is another.
     defaults: Parameters = field(default_factory=dict)
-    #: Parameters of each model for which the dialect has no default.
+    #: Parameters of each model that should be given: the method's default is noted where it is taken.
     required: tuple[str, ...] = ()
+    #: Whether filters of a model's parameters look at the tensor's name in that model, not in the output.
+    filter_by_source: bool = False
+    #: Whether an output has the widest dtype of its sources where none is given, not that of the base.
+    widest_dtype: bool = False
+    #: Whether the base is one of the models: the first, listed or not, of a method that knows no base.
+    base_is_model: bool = False
+    #: The depth t of tensors that come after the layers, such as the head.
+    depth_after_layers: float = 1.0
     overrides: tuple[Override, ...] = ()
     output: OutputOptions = OutputOptions()
     seed: int = 0
-    dialect: Literal["native", "mergekit"] = "native"
+    keys: OutputKeys = OutputKeys()
     notes: tuple[str, ...] = ()
     written: Written = ""
     root: Path | None = None

@@ -111,8 +111,8 @@ class Stacking:
         return self._shapes[key]
 
     def depth_outside(self, name: str) -> float:
-        """Depth of a tensor that is in no layer: in mergekit's dialect 0, in ours 0 before the layers, 1 after."""
-        return 0.0 if self.recipe.dialect == "mergekit" or is_input(name) else 1.0
+        """Depth of a tensor that is in no layer: 0 before the layers, and after them what the recipe says."""
+        return 0.0 if is_input(name) else self.recipe.depth_after_layers
 
     def _slices(self) -> Iterator[tuple[Part, Slice]]:
         """The slices that choose layers, with the part they are of."""

@@ -48,7 +48,7 @@ def unify(recipe: Recipe, table: Table) -> Unified | None:
     options = recipe.output.tokenizer
     if options is None:
         return None
-    where = "tokenizer" if recipe.dialect == "mergekit" else "output.tokenizer"
+    where = recipe.keys.tokenizer
     notes: list[str] = []
     found = [_height(table, i) for i in range(len(table))]
     if options == TokenizerOptions("base") and len(set(found)) == 1 and table.tokens(0) is None:
@@ -133,7 +133,6 @@ def renumbered(recipe: Recipe, table: Table) -> list[str]:
     if recipe.output.tokenizer is not None:
         return []
     notes = []
-    key = "tokenizer_source" if recipe.dialect == "mergekit" else "output.tokenizer"
     height = _height(table, 0)
     differing = [
         i
@@ -146,7 +145,7 @@ def renumbered(recipe: Recipe, table: Table) -> list[str]:
         if other:
             notes.append(
                 f"{other} tokens have other numbers in {table.models[i].label} than in {table.models[0].label}, and "
-                f"rows are merged by number; set {key} to merge them by token"
+                f"rows are merged by number; set {recipe.keys.tokenizer} to merge them by token"
             )
     return notes
 
