@@ -26,7 +26,7 @@ import sys
 import merganser as mg
 out, base, *models = sys.argv[1:]
 a, b, c = (mg.TaskVector(model, base) for model in models)
-(0.4 * (a + b) - c).apply_to(base).save(out)
+mg.save((0.4 * (a + b) - c).apply_to(base), out)
 """
 GEOMETRY = """
 import sys

@@ -15,7 +15,8 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     {
         "checkpoints": ("open",),
-        "recipes.running": ("merge", "run", "save"),
+        "recipes.running": ("merge", "run"),
+        "recipes.saving": ("save",),
         "engine.task_vector": ("TaskVector",),
         "errors": ("MerganserError",),
     },
@@ -59,4 +60,4 @@ if TYPE_CHECKING:
     from merganser.errors import MerganserError as MerganserError
     from merganser.recipes.running import merge as merge
     from merganser.recipes.running import run as run
-    from merganser.recipes.running import save as save
+    from merganser.recipes.saving import save as save

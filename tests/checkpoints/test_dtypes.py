@@ -32,11 +32,11 @@ def test_whoever_takes_a_dtype_takes_both(tmp_path, dtype) -> None:
     base, tuned = {"w": torch.zeros(3, 2)}, {"w": torch.ones(3, 2)}
     assert mg.merge([base, tuned], dtype=dtype)["w"].dtype == torch.bfloat16
     vector = mg.TaskVector(tuned, base)
-    vector.save(tmp_path / "vector", dtype=dtype)
-    vector.apply_to(base).save(tmp_path / "model", dtype=dtype)
+    mg.save(vector, tmp_path / "vector", dtype=dtype)
+    mg.save(vector.apply_to(base), tmp_path / "model", dtype=dtype)
     for name in ("vector", "model"):
         assert mg.open(tmp_path / name).spec("w").dtype == torch.bfloat16
     with pytest.raises(InputError, match="not a dtype of weights"):
-        vector.save(tmp_path / "other", dtype=torch.int8)
+        mg.save(vector, tmp_path / "other", dtype=torch.int8)
     with pytest.raises(InputError, match="not a dtype of weights"):
         mg.merge([base, tuned], dtype="int8")

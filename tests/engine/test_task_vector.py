@@ -226,17 +226,17 @@ def test_saved_and_loaded(checkpoint, tmp_path):
     paths = [str(checkpoint(f"m{i}", m, '{"model_type": "x"}')) for i, m in enumerate((BASE, A, B))]
     a, b = (mg.TaskVector(path, paths[0]) for path in paths[1:])
     made = 0.4 * (a + b)
-    out = made.save(tmp_path / "vector")
+    out = mg.save(made, tmp_path / "vector")
     loaded = mg.TaskVector.load(out)
     for name in NAMES:
         assert torch.equal(loaded.read(name), made.read(name))
     assert not (out / "config.json").exists()
-    model = made.apply_to(paths[0]).save(tmp_path / "model")
+    model = mg.save(made.apply_to(paths[0]), tmp_path / "model")
     assert json.loads((model / "config.json").read_text()) == {"model_type": "x"}
     again = loaded.apply_to(paths[0])
     for name in BASE:
         assert torch.equal(mg.open(model).read(name), again.read(name))
-    half = made.save(tmp_path / "half", dtype=torch.bfloat16)
+    half = mg.save(made, tmp_path / "half", dtype=torch.bfloat16)
     assert torch.equal(mg.open(half).read("bias"), made.read("bias").bfloat16())
 
 

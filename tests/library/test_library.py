@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+import merganser as mg
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError, InputError
 from merganser.library import Library
@@ -242,7 +244,7 @@ def test_the_energy_kept_is_that_of_the_difference(tmp_path, dtype):
 def test_a_merge_is_saved_as_a_checkpoint(models, tmp_path):
     library = Library.build(models["base"], experts(models), tmp_path / "lib")
     merged = library.merge(["math", "chat"], scale=0.5)
-    merged.save(tmp_path / "out", dtype="bf16")
+    mg.save(merged, tmp_path / "out", dtype="bf16")
     written = open_checkpoint(tmp_path / "out")
     for name in ("a.weight", "bias", "frozen.weight"):
         assert torch.equal(written.read(name), merged.read(name).bfloat16())
@@ -251,8 +253,8 @@ def test_a_merge_is_saved_as_a_checkpoint(models, tmp_path):
     assert "math" in card
     assert "tsv" in card
     with pytest.raises(InputError, match="exists already"):
-        merged.save(tmp_path / "out")
-    for save in (merged.save, lambda out, **options: library.extract("math", out, **options)):
+        mg.save(merged, tmp_path / "out")
+    for save in (partial(mg.save, merged), partial(library.extract, "math")):
         with pytest.raises(InputError, match="cannot be replaced"):
             save(tmp_path / "lib", overwrite=True)
         with pytest.raises(InputError, match="cannot be replaced"):

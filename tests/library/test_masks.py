@@ -109,12 +109,12 @@ def test_an_expert_is_opened_by_its_place_and_saved(world, tmp_path):
     opened = mg.open(tmp_path / "m/experts/code")
     assert opened.fingerprint() == made.expert("code").fingerprint()
     assert torch.equal(opened.read("a.weight"), made.expert("code").read("a.weight"))
-    saved = made.expert("code").save(tmp_path / "out", dtype="bf16")
+    saved = mg.save(made.expert("code"), tmp_path / "out", dtype="bf16")
     assert torch.equal(mg.open(saved).read("norm"), opened.read("norm").bfloat16())
     with pytest.raises(CheckpointError, match="a library of masks; name one of math, code, chat as"):
         mg.open(tmp_path / "m")
     with pytest.raises(InputError, match="cannot be replaced"):
-        opened.save(path, overwrite=True)
+        mg.save(opened, path, overwrite=True)
 
 
 def test_storage_and_fidelity_beside_the_library(world, tmp_path):
@@ -191,7 +191,7 @@ def test_input_is_checked_before_any_work(world, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr("merganser.library.masks.write_checkpoint", lambda *_, **__: pytest.fail("work began"))
+        patch.setattr("merganser.library.masks.save", lambda *_, **__: pytest.fail("work began"))
         for threshold, message in (
             ({"math": 0.2}, "none is given for the expert 'code'"),
             ({"math": 0.2, "code": 0.2, "chat": 0.2, "caht": 0.2}, "did you mean 'chat'"),

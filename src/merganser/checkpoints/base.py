@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from merganser.checkpoints.cards import Lineage
 from merganser.errors import MissingTensorError, did_you_mean
 
 Rows = tuple[int, int]
@@ -80,6 +81,10 @@ class Checkpoint(Mapping[str, Tensor]):
     def files(self) -> Sequence[Path]:
         """The files its weights are read from; none for weights in memory."""
         return ()
+
+    def lineage(self) -> Lineage:
+        """Return what its weights were made of, for the model card of a copy; empty for weights as they are."""
+        return Lineage()
 
     def overhead(self, name: str, entries: int) -> int:
         """Bytes that reading so many entries of a tensor takes besides those entries."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, is_integer
+from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.quantised import refuse_quantised
 from merganser.errors import CheckpointError, InputError, did_you_mean
 from merganser.kernels.selection import Cutoff, largest
@@ -71,6 +72,9 @@ class Vector(Checkpoint):
 
     def files(self) -> Sequence[Path]:
         return [path for part in self.parts for path in part.files()]
+
+    def lineage(self) -> Lineage:
+        return Lineage(models=(self.label,), methods=("task vector",))
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         for part in self.parts:

@@ -143,11 +143,13 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """TSV-Merge experts straight from their stored factors."""
+    from merganser.recipes.saving import save
+
     settings: dict[str, Any] = {"scale": scale}
     if rank_fraction is not None:
         settings["rank_fraction"] = rank_fraction
     merged = _open(library, base).merge(experts or None, **settings)
-    wrote(merged.save(out, resume=resume, overwrite=overwrite), as_json)
+    wrote(save(merged, out, resume=resume, overwrite=overwrite), as_json)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""A merge, or a checkpoint view, to an ordinary checkpoint directory, streamed by the engine."""
+"""A merge to an ordinary checkpoint directory, streamed by the engine."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from merganser.checkpoints.base import Checkpoint, TensorSpec
-from merganser.checkpoints.cards import Lineage
-from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.sidecars import Sidecars, prepare_sidecars
 from merganser.engine.completion import is_complete
 from merganser.engine.directories import check_replaceable, paths_in
 from merganser.engine.disk import Disk
-from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.merge import Merge
-from merganser.engine.plan import Model, Output, Plan, Source
+from merganser.engine.plan import Model, Plan
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
 from merganser.engine.writer import SYNC_SECONDS, CheckpointWriter
@@ -28,46 +22,6 @@ from merganser.errors import InputError, MerganserError
 
 #: Of these there is nothing to compare but the weights themselves, and they are at hand.
 _IN_MEMORY = (StateDict, Module)
-
-
-def write_checkpoint(
-    source: Checkpoint,
-    out: str | os.PathLike[str],
-    *,
-    dtype: str | torch.dtype | None = None,
-    lineage: Lineage | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    workers: int | None = None,
-    memory: int = DEFAULT_MEMORY,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Path:
-    """Write `source` to the directory `out`, tensor by tensor, with the sidecars of its directory.
-
-    Floating tensors are cast to `dtype` if one is given; the model card names the `lineage`.
-    """
-    asked = None if dtype is None else dtype_of(dtype)
-
-    def written(name: str) -> TensorSpec:
-        spec = source.spec(name)
-        return spec if asked is None or not spec.dtype.is_floating_point else TensorSpec(spec.shape, asked)
-
-    plan = Plan(
-        models=(Model(source.label, source.label),),
-        outputs=tuple(
-            Output(name, written(name), "passthrough", (Source(0, name),), parameters={"scale": [None]})
-            for name in source.names()
-        ),
-        aliases=source.aliases(),
-        sidecars=Sidecars(lineage=lineage or Lineage()),
-    )
-
-    merge = Merge(plan, [source])
-
-    def compute(writer: CheckpointWriter) -> None:
-        execute(merge, writer, workers=workers, memory=memory, on_progress=on_progress)
-
-    return write_merge(merge, out, compute, resume=resume, overwrite=overwrite)
 
 
 def write_merge(

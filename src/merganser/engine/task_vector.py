@@ -1,17 +1,16 @@
 """Task vectors as algebra: expressions over checkpoints that are computed only as they are read.
 
 >>> math, code, toxic = (mg.TaskVector(path, base) for path in paths)
->>> (mg.open(base) + 0.4 * (math + code) - toxic).save("out/")
+>>> mg.save(mg.open(base) + 0.4 * (math + code) - toxic, "out/")
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Union, overload
+from typing import Union, overload
 
 import torch
 from torch import Tensor
@@ -34,7 +33,6 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.quantised import codes_of
 from merganser.engine import geometry
-from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError, did_you_mean
 
 Mask = Union["TaskVector", Callable[[str, Tensor], Tensor]]
@@ -53,7 +51,7 @@ class TaskVector(Checkpoint):
 
     @classmethod
     def load(cls, reference: Reference, *, exclude: Sequence[str] = ()) -> TaskVector:
-        """A checkpoint or state dict that holds differences already, such as `save` wrote."""
+        """A checkpoint or state dict that holds differences already, such as `mg.save` wrote."""
         return cls._of(Stored(open_checkpoint(reference), exclude))
 
     @classmethod
@@ -80,6 +78,9 @@ class TaskVector(Checkpoint):
 
     def files(self) -> Sequence[Path]:
         return self.vector.files()
+
+    def lineage(self) -> Lineage:
+        return self.vector.lineage()
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         self.vector.prefetch(name, rows)
@@ -187,12 +188,6 @@ class TaskVector(Checkpoint):
         """θ = base + scale · τ as a checkpoint, computed as it is read."""
         return Applied(open_checkpoint(base), self.vector, scale)
 
-    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
-        """Write the vector itself to the directory `out`, by streaming; `load` reads it (options of
-        `write_checkpoint`)."""
-        lineage = Lineage(models=(self.label,), methods=("task vector",))
-        return write_checkpoint(self, out, dtype=dtype, lineage=lineage, **options)
-
 
 class Applied(View):
     """base + scale · τ. Changed tensors are read in float32 or wider: they are rounded once, when written."""
@@ -249,12 +244,10 @@ class Applied(View):
     def files(self) -> Sequence[Path]:
         return [*self.source.files(), *self.vector.files()]
 
+    def lineage(self) -> Lineage:
+        return Lineage(self.source.label, (self.vector.label,), ("task_arithmetic",))
+
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         super().prefetch(name, rows)
         if (stored := self.source.aliases().get(name, name)) in self._moved:
             self.vector.prefetch(self._moved[stored], rows)
-
-    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
-        """Write the model to the directory `out`, by streaming, with the base's config and tokenizer."""
-        lineage = Lineage(self.source.label, (self.vector.label,), ("task_arithmetic",))
-        return write_checkpoint(self, out, dtype=dtype, lineage=lineage, **options)

@@ -16,7 +16,6 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.confine import confine
 from merganser.engine.directories import check_writable
-from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean
 from merganser.kernels.spectra import Factors
 from merganser.library.bases import main_dtype, open_base, place_of, weights_checksum
@@ -27,6 +26,7 @@ from merganser.library.storage import FACTOR_DTYPES, ExpertFile, checksum, delet
 from merganser.library.views import Expert, MergedExperts
 from merganser.methods.registry import build as build_method
 from merganser.methods.tsv import TSV
+from merganser.recipes.saving import save
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Library:
 
         `parameters` are those of the method `tsv`; convolution kernels are merged as matrices unless `convolutions` is
         false. The result is a checkpoint computed as it is read; `state_dict()`
-        gives it in memory, `save` puts it on disk. Tensors an expert does not share with the base stay out of it.
+        gives it in memory, `mg.save` puts it on disk. Tensors an expert does not share with the base stay out of it.
         """
         chosen = list(self.experts) if names is None else list(names)
         if not chosen or len(set(chosen)) < len(chosen):
@@ -213,8 +213,8 @@ class Library:
         return MergedExperts(self.base, [self.expert(name) for name in chosen], rule)
 
     def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
-        """Rebuild an expert as an ordinary checkpoint directory: its `save`."""
-        return self.expert(name).save(out, **options)
+        """Rebuild an expert as an ordinary checkpoint directory (options of `mg.save`)."""
+        return save(self.expert(name), out, **options)
 
     def size(self) -> Size:
         """Bytes on disk of the base's weights and of every expert."""
@@ -308,7 +308,7 @@ def _make(directory: Path) -> None:
 def _begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
     """The manifest of a new library, on disk, after the copy of the base if there is to be one."""
     if wanted.base_copied:
-        base = open_checkpoint(write_checkpoint(base, directory / "base", overwrite=True))
+        base = open_checkpoint(save(base, directory / "base", overwrite=True))
         wanted = replace(wanted, base_fingerprint=base.fingerprint())
     wanted = replace(wanted, base_sha256=weights_checksum(base))
     wanted.write(directory)

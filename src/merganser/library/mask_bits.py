@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
+from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.differences import Vector, in_blocks
 
 Kind = Literal["tall", "emr"]
@@ -61,6 +62,9 @@ class Packed(Checkpoint):
 
     def files(self) -> Sequence[Path]:
         return [*self._delta.files(), *self._shared.files(), *self._expert.files()]
+
+    def lineage(self) -> Lineage:
+        return Lineage(models=(self._expert.label,), methods=(f"{self._kind} masks",))
 
 
 def unpack(bits: Checkpoint, name: str, shape: tuple[int, ...], rows: Rows | None) -> Tensor:

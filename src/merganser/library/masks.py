@@ -35,8 +35,6 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.quantised import refuse_quantised
 from merganser.confine import confine
-from merganser.engine.directories import check_replaceable
-from merganser.engine.export import write_checkpoint
 from merganser.engine.geometry import Parts, over_blocks
 from merganser.engine.publishing import check_out, publish
 from merganser.engine.task_vector import Applied
@@ -47,6 +45,7 @@ from merganser.library.library import Size
 from merganser.library.manifest import check_name, named_sections, read_json, write_json
 from merganser.library.mask_bits import FULL, Kind, Packed, unpack
 from merganser.library.schema import Section
+from merganser.recipes.saving import save
 
 FILE = "masks.json"
 FORMAT, VERSION = "merganser-masks", 1
@@ -119,19 +118,18 @@ class MaskLibrary:
             on_step("looking at", name)
             _check_finite(expert, f"expert {name!r}, {expert.label}")
         united = Combination([(1.0, d) for d in deltas.values()]) if kind == "tall" else Elected(list(deltas.values()))
-        lineage = Lineage(models=tuple(opened), methods=(kind,))
 
         def write(made: Path) -> None:
-            kept = origin if place is not None else open_checkpoint(write_checkpoint(origin, made / "base"))
+            kept = origin if place is not None else open_checkpoint(save(origin, made / "base"))
             on_step("adding up", ", ".join(opened))
-            write_checkpoint(united, made / "shared", dtype=asked or main_dtype(origin), lineage=lineage)
+            save(united, made / "shared", dtype=asked or main_dtype(origin))
             shared = Stored(open_checkpoint(made / "shared"))
             records: dict[str, dict[str, float]] = {}
             (made / "experts").mkdir()
             for name, delta in deltas.items():
                 on_step("masking", name)
                 packed = Packed(delta, shared, kind, thresholds[name], opened[name], own[name])
-                write_checkpoint(packed, made / "experts" / name, lineage=lineage)
+                save(packed, made / "experts" / name)
                 records[name] = {"scale": _rescaler(delta, shared) if kind == "emr" else 1.0}
             content = {"kind": kind, "base": place, "fingerprint": kept.fingerprint(), "experts": records}
             write_json(made / FILE, {"format": FORMAT, "version": VERSION, **content})
@@ -170,8 +168,8 @@ class MaskLibrary:
         return Applied(self.base, self.shared, scale)
 
     def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
-        """Rebuild an expert as an ordinary checkpoint directory: its `save`."""
-        return self.expert(name).save(out, **options)
+        """Rebuild an expert as an ordinary checkpoint directory (options of `mg.save`)."""
+        return save(self.expert(name), out, **options)
 
     def size(self) -> MaskSize:
         """Bytes of the base's weights, of the shared vector and of every expert's masks."""
@@ -242,11 +240,8 @@ class MaskedExpert(View):
     def files(self) -> Sequence[Path]:
         return [*self.source.files(), *self.shared.files(), *self.bits.files()]
 
-    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
-        """Write the rebuilt model to the directory `out`, by streaming, with the base's config and tokenizer (options
-        of `write_checkpoint`)."""
-        check_replaceable(Path(out), self.files())
-        return write_checkpoint(self, out, dtype=dtype, **options)
+    def lineage(self) -> Lineage:
+        return Lineage(self.source.label, (self.name,), ("masked expert",))
 
 
 def _rescaler(delta: Vector, shared: Vector) -> float:

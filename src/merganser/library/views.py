@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer, select_rows
 from merganser.checkpoints.cards import Lineage
-from merganser.engine.directories import check_replaceable
-from merganser.engine.export import write_checkpoint
 from merganser.errors import CheckpointError, InputError
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.library.building import task_matrix
@@ -64,11 +60,8 @@ class Expert(View):
     def files(self) -> Sequence[Path]:
         return [*self.source.files(), *self.file.weights.files()]
 
-    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
-        """Write the rebuilt model to the directory `out`, by streaming, with the base's config and tokenizer (options
-        of `write_checkpoint`)."""
-        check_replaceable(Path(out), self.files())
-        return write_checkpoint(self, out, dtype=dtype, **options)
+    def lineage(self) -> Lineage:
+        return Lineage(self.source.label, (self.label,), ("low-rank expert",))
 
     def factors(self, name: str, k: int | None = None) -> Factors | None:
         """The task matrix of a tensor as float64 factors: none if it did not change, decomposed if kept whole."""
@@ -121,14 +114,6 @@ class MergedExperts(View):
         delta = select_rows(self._delta(name), rows)
         return torch.add(base.to(delta.dtype), delta, alpha=self.rule.scale)
 
-    def save(self, out: str | os.PathLike[str], *, dtype: str | torch.dtype | None = None, **options: Any) -> Path:
-        """Write the merged model to the directory `out`, by streaming, with the base's config and tokenizer (options of
-        `write_checkpoint`)."""
-        check_replaceable(Path(out), [path for expert in self.experts for path in expert.files()])
-        names = tuple(expert.name for expert in self.experts)
-        lineage = Lineage(self.source.label, names, (self.rule.name,))
-        return write_checkpoint(self, out, dtype=dtype, lineage=lineage, **options)
-
     def changing(self, name: str) -> list[Expert]:
         """The experts whose change of a tensor takes part."""
         return [expert for expert in self.experts if name in expert.file.kinds and expert.merges(name)]
@@ -178,6 +163,10 @@ class MergedExperts(View):
 
     def files(self) -> Sequence[Path]:
         return [path for expert in self.experts for path in expert.files()]
+
+    def lineage(self) -> Lineage:
+        names = [expert.name for expert in self.experts]
+        return Lineage(self.source.label, tuple(names), (self.rule.name,))
 
 
 def _matrix(spec: TensorSpec) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`merge` for weights in memory, `run` for recipes, `save` for checkpoints: the same plan, the same arithmetic."""
+"""`merge` for weights in memory, `run` for recipes: the same plan, the same arithmetic."""
 
 from __future__ import annotations
 
@@ -175,30 +175,6 @@ def run(
         inputs=[*given, *_recipe_files(loaded)],
         on_complete=on_complete,
     )
-
-
-def save(
-    checkpoint: Reference,
-    out: str | os.PathLike[str],
-    *,
-    dtype: str | torch.dtype | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-) -> Path:
-    """Write whatever `merganser.open` opens as a checkpoint directory `out`, tensor by tensor.
-
-    An adapter becomes part of its base (`base+adapter`), codes of a GGUF file become numbers, torch files safetensors;
-    config and tokenizer are copied beside the weights. Floating tensors are cast to `dtype` if one is given.
-    """
-    source = open_checkpoint(checkpoint)
-    output = {} if dtype is None else {"dtype": name_of(dtype_of(dtype))}
-    document = {"method": "passthrough", "models": [source.label], "output": output}
-    prepared = prepare(load(document), lambda _: source)
-
-    def compute(writer: CheckpointWriter) -> None:
-        execute(prepared, writer, settings=Settings(allow_nan=True))
-
-    return write_merge(prepared, out, compute, resume=resume, overwrite=overwrite)
 
 
 def check_workers(workers: int | None, device: str) -> None:

@@ -1,0 +1,73 @@
+"""`save`: the one way of a checkpoint, or of whatever is computed as one, to disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from merganser.checkpoints.cards import Lineage
+from merganser.checkpoints.dtypes import dtype_of, name_of
+from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
+from merganser.engine.export import write_merge
+from merganser.engine.merge import Merge
+from merganser.engine.writer import CheckpointWriter
+from merganser.recipes.loading import load
+from merganser.recipes.planning import prepare
+from merganser.recipes.running import check_workers
+
+
+def save(
+    checkpoint: Reference,
+    out: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    workers: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Path:
+    """Write whatever `merganser.open` opens as a checkpoint directory, tensor by tensor.
+
+    An adapter becomes part of its base (`base+adapter`), a task vector or `base + 0.4 * τ` is computed as it is
+    written, codes of a GGUF file become numbers, torch files safetensors; config and tokenizer are copied beside the
+    weights. Codes of a quantised model stay codes.
+
+    Args:
+        checkpoint: A path, hub id, checkpoint, expression of task vectors, expert of a library, state dict or module.
+        out: The directory to write.
+        dtype: What floating tensors are cast to, which `config.json` then says too; by default they stay as they are.
+        resume: Continue a copy that was interrupted.
+        overwrite: Replace `out`, or an unfinished copy.
+        workers: The number of threads; by default one for each core.
+        memory: How many bytes the work may hold at once.
+        on_progress: Called whenever a tensor is finished.
+
+    Returns:
+        The directory.
+
+    Raises:
+        MerganserError: If the checkpoint or the place are wrong, before any work; or if values do not fit `dtype`.
+
+    Example:
+        >>> mg.save(mg.open("base") + 0.4 * mg.TaskVector("math", "base"), "out/")
+    """
+    check_workers(workers, "cpu")
+    source = open_checkpoint(checkpoint)
+    output = {} if dtype is None else {"dtype": name_of(dtype_of(dtype))}
+    document = {"method": "passthrough", "models": [source.label], "output": output}
+    prepared = prepare(load(document), lambda _: source)
+    if (lineage := source.lineage()) != Lineage():
+        told = replace(prepared.plan.sidecars, lineage=lineage, recipe="")  # no recipe makes a view again
+        prepared = Merge(replace(prepared.plan, sidecars=told), prepared.sources)
+
+    def compute(writer: CheckpointWriter) -> None:
+        execute(prepared, writer, workers=workers, memory=memory, on_progress=on_progress)
+
+    return write_merge(prepared, out, compute, resume=resume, overwrite=overwrite)
