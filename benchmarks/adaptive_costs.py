@@ -134,7 +134,8 @@ def size_rows(setting: Setting, directory: Path, quick: bool) -> dict[str, Any]:
             experts = {task: expert_directory(directory.parents[1], task) for task in library.experts}
             base = directory.parents[1] / "text" / "base"
             library = Library(path) if path.exists() else Library.build(base, experts, path, dtype=dtype)
-        size = stored(library, Heads(setting.heads, library.experts).parameters())
+        heads = Heads(setting.heads, library.experts)
+        size = stored(library, sum(p.numel() for p in heads.parameters()))
         kept = experts_kept(replace(setting, library=library))
         rows[dtype] = asdict(size) | {"relative": size.relative, "relative_to_trained": size.relative_to_trained}
         rows[dtype]["told_normalised"] = kept

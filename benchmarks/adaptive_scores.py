@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from merganser.modules.inputs import Inputs
-from merganser.routing import AdaptiveModel
+from merganser.routing import AdaptiveModel, Prediction
 from merganser.routing.baselines import Baseline
-from merganser.routing.heads import Prediction, Score
+from merganser.routing.heads import Score
 from merganser.routing.routers import task_accuracy
 from merganser.routing.sensitivity import accuracy, same_pair
 
@@ -105,7 +105,7 @@ def adaptive(models: Mapping[str, AdaptiveModel], scores: tuple[Score, ...] = SC
     first = next(iter(models.values()))
 
     def answers(x: Inputs, task: str) -> dict[str, Prediction]:
-        routed = first.forward(x)
+        routed = first(x)
         return {
             f"{name}heads by {way}": model.answer(x, routed, score=way)
             for name, model in models.items()

@@ -32,8 +32,8 @@ def main() -> None:
     for task, expert in experts.items():
         images, labels = digits.test(task)
         routed = adaptive(images)
-        answers = routed.output.argmax(1)
-        chosen = Counter("+".join(sorted(each)) for each in routed.routing.sets)
+        answers = routed.logits.argmax(1)
+        chosen = Counter("+".join(sorted(each)) for each in routed.sets)
         scores = digits.accuracy(expert, task), digits.accuracy(merged, task), float((answers == labels).float().mean())
         often = ", ".join(f"{name} {count / len(labels):.0%}" for name, count in chosen.most_common(2))
         print(f"{task:<10} {scores[0]:6.3f}  {scores[1]:6.3f}  {scores[2]:8.3f}  {often}")

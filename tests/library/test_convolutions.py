@@ -236,8 +236,8 @@ def test_an_adaptive_model_runs_the_merge_of_each_set(tmp_path, top):
     composition, _ = model.composition(frozenset(TASKS[:top]), 1)
     assert {"down.weight", "dilated.weight"} <= set(composition.low_rank), "updates beside the layers"
     assert {"grouped.weight", "up.weight"} <= set(composition.whole)
-    routed = model.forward(x)
-    for sample, chosen in enumerate(routed.routing.sets):
+    routed = model(x)
+    for sample, chosen in enumerate(routed.sets):
         expected = naive(library, base, chosen, x[sample : sample + 1])
         torch.testing.assert_close(routed.output[sample : sample + 1], expected, atol=2e-5, rtol=1e-4)
     with torch.no_grad():

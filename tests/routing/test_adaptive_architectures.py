@@ -80,7 +80,7 @@ def test_an_architecture(make, tmp_path):
     )
     model = AdaptiveModel(module, library)
     assert not {"head", "lm_head", "visual_projection"} & set(model.router.layers), "output layers are not routed at"
-    routed = model(**batch)
+    routed = model(batch)
     assert read(routed.output).shape[0] == 3
     mixed = Routing(
         ("a", "b"),
@@ -88,7 +88,7 @@ def test_an_architecture(make, tmp_path):
         (frozenset("a"), frozenset("b"), frozenset("a")),
         torch.zeros(3, dtype=torch.bool),
     )
-    found = read(model.forward(batch, mixed).output)
+    found = read(model(batch, routing=mixed).output)
     for task, samples in (("a", [0, 2]), ("b", [1])):
         module.load_state_dict(library.expert(task).state_dict(), strict=False)
         with torch.no_grad():

@@ -183,10 +183,10 @@ def test_a_set_is_in_force_however_layers_are_used(way, tmp_path):
     )
     fresh = model.with_cache()
     for _ in range(2):  # … in the pass that shows it, and after it
-        found = fresh.forward(x, mixed).output
+        found = fresh(x, routing=mixed).output
         for chosen, expected in ((0, alone["a"]), (1, alone["b"]), (2, both)):
             close(found[chosen::3], expected[chosen::3])
-    assert {tuple(routing) for routing in map(sorted, model(x).routing.sets)} <= {("a",), ("b",), ("a", "b")}
+    assert {tuple(routing) for routing in map(sorted, model(x).sets)} <= {("a",), ("b",), ("a", "b")}
     assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
 
 
@@ -195,7 +195,7 @@ def test_layers_that_are_called_keep_low_rank_updates(tmp_path):
     model = AdaptiveModel(base, library, layer="first")
     one = frozenset("a")
     assert set(model.composer.compose(one).low_rank) == {"first.weight", "middle.weight", "last.weight"}
-    model.forward(sample(), Routing(TASKS, torch.ones(1, 2), (one,), torch.tensor([False])).repeated(6))
+    model(sample(), routing=Routing(TASKS, torch.ones(1, 2), (one,), torch.tensor([False])).repeated(6))
     assert set(model.composer.compose(one).low_rank) == {"first.weight", "last.weight"}
 
 
@@ -208,7 +208,7 @@ def test_a_layer_that_a_pass_does_not_use_stays_as_it_was(way, tmp_path):
     model = AdaptiveModel(base, library, layer="first")
     smile, wemoe = Smile(base, library, heads, top=2), WeMoE(base, library, heads, layers=[*linear_layers(base)])
     assert set(smile.stacks) == set(wemoe.stacks) == {"first", "middle", "last"}
-    for asked in (lambda: model.forward(x, one), lambda: smile(x), lambda: wemoe(x)):
+    for asked in (lambda: model(x, routing=one), lambda: smile(x), lambda: wemoe(x)):
         asked()
     assert "middle.weight" in model.composer.compose(frozenset("b")).low_rank
     assert set(smile.stacks) == set(wemoe.stacks) == {"first", "middle", "last"}
@@ -216,7 +216,7 @@ def test_a_layer_that_a_pass_does_not_use_stays_as_it_was(way, tmp_path):
     expert = loaded(base, library.expert("b").state_dict())
     expert.reached = True
     for _ in range(2):
-        close(model.forward(x, one).output, expert(x))
+        close(model(x, routing=one).output, expert(x))
     smile(x)
     wemoe(x)
     assert set(smile.stacks) == set(wemoe.stacks) == kept
@@ -242,7 +242,7 @@ def test_the_default_layers_of_a_transformer_route(tmp_path):
     base, library = build(tmp_path, Padded)
     model = AdaptiveModel(base, library)
     assert model.router.layers == ("first", "middle.layers.0.linear1")
-    assert len(model(sample()).routing.sets) == 6
+    assert len(model(sample()).sets) == 6
     assert base.middle.use_nested_tensor
     smile = Smile(base, library, heads_of(TASKS))
     assert len(smile.predict(sample()).tasks) == 6

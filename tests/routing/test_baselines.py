@@ -52,7 +52,7 @@ def test_static_merges(built, x):
     assert set(free.sets) == {frozenset(TASKS)}
     assert set(told.tasks) == {"b"}
     assert told.sets == free.sets
-    assert torch.equal(arithmetic(x).table, free.table)
+    assert torch.equal(arithmetic(x).logits, free.logits)
     logits = run(summed, x) @ heads["b"]["weight"].T + heads["b"]["bias"]
     assert torch.equal(told.classes, logits.argmax(1))
     with pytest.raises(InputError, match="known: task_arithmetic, tsv"):

@@ -130,7 +130,7 @@ def test_encoders_and_models_without_heads(model):
 
     with Running(create_app(bare, encode=spread, limits=Limits(samples=4))) as running:
         found = httpx.post(f"{running.url}/predict", json={"inputs": [1, 2]}).json()["predictions"]
-        expected = bare.forward(spread([1, 2])).output
+        expected = bare(spread([1, 2])).logits
         torch.testing.assert_close(torch.tensor([a["output"] for a in found]), expected, atol=1e-4, rtol=1e-4)
         assert httpx.post(f"{running.url}/predict", json={"inputs": ["bad"]}).status_code == 422
         assert httpx.post(f"{running.url}/predict", json={"inputs": [0] * 5}).status_code == 422

@@ -31,13 +31,6 @@ class Inputs:
             return batch
         return cls(*arguments(batch if module is None else without_targets(module, batch)))
 
-    @classmethod
-    def of_call(cls, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
-        """The arguments of a call in the module's place; a pair from a data loader stands for its inputs."""
-        if len(args) == 1 and not kwargs and isinstance(args[0], (tuple, list)):
-            return cls.of(args[0], module)
-        return cls(args, kwargs)
-
     @property
     def size(self) -> int:
         """How many samples there are: the length of the first tensor."""

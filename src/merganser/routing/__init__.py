@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = exports(
         "batching": ("Limits",),
         "layers": ("score_layers", "sweep_layers"),
         "listening": ("create_server",),
+        "predictions": ("Prediction",),
         "routers": ("MlpRouter", "NearestNeighbour", "ProjectionRouter"),
         "sensitivity": ("sweep_choice", "sweep_redundancy"),
         "serving": ("create_app",),
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from merganser.routing.layers import score_layers as score_layers
     from merganser.routing.layers import sweep_layers as sweep_layers
     from merganser.routing.listening import create_server as create_server
+    from merganser.routing.predictions import Prediction as Prediction
     from merganser.routing.routers import MlpRouter as MlpRouter
     from merganser.routing.routers import NearestNeighbour as NearestNeighbour
     from merganser.routing.routers import ProjectionRouter as ProjectionRouter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ from merganser.errors import InputError, did_you_mean, one_of
 from merganser.library.library import Library
 from merganser.modules.activations import Activations, Pooling, capture, layer_of, matrix_layers
 from merganser.modules.inputs import Inputs, gather
+from merganser.modules.moments import evaluating
 from merganser.routing.caching import CompositionCache
-from merganser.routing.composition import Composer, Composition, applied
-from merganser.routing.heads import Head, Heads, Prediction, Score, default_features
+from merganser.routing.composition import Composition, applied
+from merganser.routing.heads import Head, Heads, Score
 from merganser.routing.layers import distinct_experts, leading_layers
+from merganser.routing.models import Features, LibraryModel
+from merganser.routing.predictions import Prediction
 from merganser.routing.routers import DEFAULT, Normalize, ProjectionRouter, Router, Routing, Source, checked, choose
-
-#: From the module's output and its inputs to what the heads read, samples × width.
-Features = Callable[[Any, Inputs], Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,7 @@ class Settings:
     score: Score = "logit"
 
 
-@dataclass(frozen=True)
-class Routed:
-    """The routed model's output for a batch, with what was chosen for each sample."""
-
-    output: Any
-    routing: Routing
-
-
-class AdaptiveModel:
+class AdaptiveModel(LibraryModel):
     """Merges experts for every input (MASS).
 
     Fixed step: experts whose task vector has a cosine above `redundancy` (ε) with an accepted one are left out, the
@@ -56,7 +48,8 @@ class AdaptiveModel:
     second pass through θ₀ + Δ_Ω, samples of one set together; the best (task, class) among the heads in Ω.
 
     The module must hold the base's weights (or say `load_base=True`), and is otherwise left alone: nothing but hooks,
-    swapped tensors and evaluation mode during a call. Calls from several threads wait for each other.
+    swapped tensors and evaluation mode during a call. Calls from several threads wait for each other. It is a module
+    itself: see `LibraryModel` for its state dict, copies and moves.
 
     `layer` names one or several linear modules or convolutions; without it the first half of those that experts changed
     vote together (`experts.layers` scores single ones). `source` ("fixed" or "base") is the model of the first pass,
@@ -97,19 +90,17 @@ class AdaptiveModel:
         for name, given in (("layer", layer), ("source", source), ("normalize", normalize)):
             if router is not None and given is not None:
                 raise InputError(f"{name} {given!r}: the router given has its own; leave one of the two out")
-        self.module = module
-        self.library = library
+        settings = _checked(Settings(threshold, top, per_batch, probes, score))
+        super().__init__(module, library, heads, features, merge or {}, load_base)
         self.pooling: Pooling = pooling
-        self.features = features or (lambda output, inputs: default_features(output))
-        self.settings = _checked(Settings(threshold, top, per_batch, probes, score))
-        self.heads = Heads(heads, library.experts) if heads is not None else None
-        self.composer = Composer(module, library, merge or {}, load_base)
+        self.settings = settings
         if router is None:
             router = ProjectionRouter.of(library, self._layers(layer), first_pass, weighing)
         self.router = self._fitting(router)
         self.accepted = distinct_experts(library, redundancy)
         self.cache = CompositionCache(2 * _nbytes(module) if cache_bytes is None else cache_bytes)
-        self._fixed: Composition | None = None
+        #: The fixed merge, and the version of the module it was made for.
+        self._fixed: tuple[int, Composition] | None = None
         self._lock = threading.RLock()
 
     def _layers(self, layer: str | Sequence[str] | None) -> list[str]:
@@ -123,55 +114,72 @@ class AdaptiveModel:
 
     def with_settings(self, **changes: Any) -> AdaptiveModel:
         """The same model (module, router, cache) under other `Settings`."""
-        other = copy(self)
-        other.settings = _checked(replace(self.settings, **changes))
-        return other
+        return self._with(settings=_checked(replace(self.settings, **changes)))
 
     def with_router(self, router: Router) -> AdaptiveModel:
         """The same model (module, settings, cache) with another router."""
-        other = copy(self)
-        other.router = self._fitting(router)
-        return other
+        return self._with(router=self._fitting(router))
 
     def with_heads(self, heads: Mapping[str, Head]) -> AdaptiveModel:
         """The same model with other heads."""
-        other = copy(self)
-        other.heads = Heads(heads, self.library.experts)
-        return other
+        return self._with(heads=Heads(heads, self.library.experts))
 
     def with_cache(self, cache_bytes: int | None = None) -> AdaptiveModel:
         """The same model with an empty cache of its own."""
-        other = copy(self)
-        other.cache = CompositionCache(2 * _nbytes(self.module) if cache_bytes is None else cache_bytes)
-        return other
+        capacity = 2 * _nbytes(self.module) if cache_bytes is None else cache_bytes
+        return self._with(cache=CompositionCache(capacity))
 
     def with_accepted(self, experts: Sequence[str]) -> AdaptiveModel:
         """The same model with these experts in the fixed merge."""
-        other = copy(self)
-        other.accepted, other._fixed = self._known(experts), None
+        return self._with(accepted=self._known(experts), _fixed=None)
+
+    def _with(self, **parts: Any) -> AdaptiveModel:
+        """A model of the same parts but for these, which are its own."""
+        other = self.__class__.__new__(self.__class__)
+        # The tables of submodules and hooks are dicts: another part here must not become one there.
+        other.__dict__.update({k: copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
+        for name, part in parts.items():
+            delattr(other, name)
+            setattr(other, name, part)
         return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AdaptiveModel:
+        memo[id(self._lock)] = threading.RLock()
+        return super().__deepcopy__(memo)
 
     @property
     def tasks(self) -> tuple[str, ...]:
         return self.router.tasks
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Prediction | Routed:
-        """Answer a batch given as the module takes it: a `Prediction` with heads, else the routed output."""
-        inputs = Inputs.of_call(self.module, args, kwargs)
-        return self.predict(inputs) if self.heads is not None else self.forward(inputs)
-
     @torch.no_grad()
     def route(self, batch: Any) -> Routing:
         """The first pass alone: which experts each sample gets."""
         inputs = Inputs.of(batch, self.module)
-        with self._lock:
+        with self._lock, evaluating(self):
             return self._decide(self.first_pass(inputs), inputs.size)
 
     @torch.no_grad()
-    def forward(self, batch: Any, routing: Routing | None = None) -> Routed:
-        """The routed model's output; `routing` if it is known already."""
+    def forward(self, batch: Any, *, task: str | None = None, routing: Routing | None = None) -> Prediction:
+        """Answer a batch.
+
+        Args:
+            batch: A tensor, a tuple of the module's positional arguments or a mapping of its keyword arguments.
+            task: Whose head is to answer; by default the best (task, class) of every sample wins.
+            routing: What `route` decided, if it is known already.
+
+        Returns:
+            The prediction; of a model without heads the module's output is its `logits`.
+
+        Raises:
+            InputError: If the batch does not fit the module, or a task is named that has no head.
+
+        Example:
+            >>> logits, tasks, sets, *_ = model(images)
+        """
+        if task is not None:
+            self.asked(task)
         inputs = Inputs.of(batch, self.module)
-        with self._lock:
+        with self._lock, evaluating(self):
             seen = None if routing else self.first_pass(inputs)
             decided = routing or self._decide(seen, inputs.size)
             if len(decided.sets) != inputs.size:
@@ -181,7 +189,10 @@ class AdaptiveModel:
             for tasks, index in decided.groups().items():
                 part = inputs if len(index) == inputs.size else inputs.select(index)
                 parts.append((index, self._run(tasks, part, int(rows * len(index)))))
-            return Routed(gather(parts, inputs.size), decided)
+            output, whole = gather(parts, inputs.size), self._library_order(decided)
+            best = tuple(whole.tasks[place] for place in whole.weights.argmax(1).tolist())
+            passed = Prediction(output, best, whole.sets, whole, output)
+            return passed if self.heads is None else self.answer(inputs, passed, task)
 
     def _run(self, tasks: frozenset[str], part: Inputs, rows: int) -> Any:
         """The output of a set. Weights that turn out to be read without a call are whole matrices from then on."""
@@ -195,27 +206,15 @@ class AdaptiveModel:
         return self._run(tasks, part, rows)
 
     @torch.no_grad()
-    def predict(self, batch: Any, task: str | None = None, *, routing: Routing | None = None) -> Prediction:
-        """The best (task, class) of every sample, or the best class of `task` if it is given; `routing` if it is known
-        already."""
-        self._asked(task)
-        inputs = Inputs.of(batch, self.module)
-        return self.answer(inputs, self.forward(inputs, routing), task)
-
-    @torch.no_grad()
-    def answer(self, batch: Any, routed: Routed, task: str | None = None, *, score: Score | None = None) -> Prediction:
-        """The same from what `forward` gave; `score` instead of the settings'."""
-        heads = self._asked(task)
-        features = self.features(routed.output, Inputs.of(batch, self.module))
-        weights = self._library_order(routed.routing)
-        sets, together = routed.routing.sets, self.settings.per_batch
-        return heads.predict(features, sets, weights, score or self.settings.score, task=task, together=together)
-
-    def _asked(self, task: str | None) -> Heads:
-        if self.heads is None:
-            raise InputError("predictions need heads; without them call `forward`")
-        self.heads.check(task)
-        return self.heads
+    def answer(
+        self, batch: Any, passed: Prediction, task: str | None = None, *, score: Score | None = None
+    ) -> Prediction:
+        """Answer a batch anew from a pass that was made, with this model's heads; `score` instead of the settings'."""
+        heads = self.asked(task)
+        features = self.features(passed.output, Inputs.of(batch, self.module))
+        how, together = score or self.settings.score, self.settings.per_batch
+        found = heads.predict(features, passed.routing, how, task=task, together=together)
+        return found._replace(output=passed.output)
 
     @contextmanager
     def using(self, tasks: Iterable[str]) -> Iterator[nn.Module]:
@@ -242,6 +241,7 @@ class AdaptiveModel:
         part = inputs if probed == inputs.size else inputs.select(torch.arange(probed))
         wanted = self.router.layers if layers is None else layers
         with self._lock:
+            self.composer.follow()
             if self.router.source == "base":
                 return capture(self.module, part, wanted, self.pooling, stop)
             with applied(self.module, self.fixed):
@@ -250,9 +250,11 @@ class AdaptiveModel:
     @property
     def fixed(self) -> Composition:
         """The fixed merge, as whole matrices: every first pass goes through it."""
-        if self._fixed is None:
-            self._fixed = self.composer.compose(frozenset(self.accepted)).materialized(self.composer.tensors)
-        return self._fixed
+        version = self.composer.follow()
+        if self._fixed is None or self._fixed[0] != version:
+            made = self.composer.compose(frozenset(self.accepted)).materialized(self.composer.tensors)
+            self._fixed = (version, made)
+        return self._fixed[1]
 
     def prepare(self) -> None:
         """Work out now what the first request would have to wait for."""
@@ -261,6 +263,7 @@ class AdaptiveModel:
 
     def composition(self, tasks: frozenset[str], rows: int) -> tuple[Composition, int]:
         """The changes a set makes, for about `rows` rows, and the multiply-adds of getting them."""
+        self.cache.follow(self.composer.follow())
         return self.cache.get(tasks, rows, self.composer.compose, self.composer.tensors)
 
     def decide(self, weights: Tensor, size: int | None = None) -> Routing:
@@ -282,13 +285,15 @@ class AdaptiveModel:
         probes = self.settings.probes
         return size if not self.settings.per_batch or probes is None else min(probes, size)
 
-    def _library_order(self, routing: Routing) -> Tensor:
-        if routing.tasks == self.library.experts:
-            return routing.weights
-        weights = torch.zeros(len(routing.sets), len(self.library), dtype=routing.weights.dtype)
+    def _library_order(self, routing: Routing) -> Routing:
+        """The same with the weights of all experts, 0 for those the router does not know."""
+        experts = self.library.experts
+        if routing.tasks == experts:
+            return routing
+        weights = torch.zeros(len(routing.sets), len(experts), dtype=routing.weights.dtype)
         for column, task in enumerate(routing.tasks):
-            weights[:, self.library.experts.index(task)] = routing.weights[:, column]
-        return weights
+            weights[:, experts.index(task)] = routing.weights[:, column]
+        return replace(routing, tasks=experts, weights=weights)
 
 
 def _checked(settings: Settings) -> Settings:

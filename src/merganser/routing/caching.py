@@ -17,6 +17,7 @@ class CompositionCache:
         self.capacity = capacity
         self.hits = 0
         self.misses = 0
+        self.version = 0
         self._kept: OrderedDict[frozenset[str], Composition] = OrderedDict()
         self._spent: dict[frozenset[str], int] = {}
 
@@ -36,6 +37,12 @@ class CompositionCache:
         """Forget every composition."""
         self._kept.clear()
         self._spent.clear()
+
+    def follow(self, version: int) -> None:
+        """Forget compositions that were made for another version of the module."""
+        if version != self.version:
+            self.clear()
+            self.version = version
 
     def get(
         self,

@@ -113,12 +113,32 @@ class Composer:
         self.library = library
         self.parameters = dict(parameters)
         library.merge(library.experts[:1], **self.parameters)  # refuses parameters that `tsv` does not have
-        self.tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+        self.module = module
+        self._owners = _owners(module)
+        self.tensors = _current(self._owners)
+        #: Grows whenever the module is moved or cast: what was made for an earlier one is of no use.
+        self.version = 0
+        self._places = _places(self.tensors)
         #: Weights of layers that are called, so that an update beside them has its effect.
         self.called = {f"{name}.weight" for name in matrix_layers(module).keys() - fused_layers(module)}
         self.stored = _stored_names(self.tensors, library)
         self._vectors: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
         _match(self.tensors, self.stored, library, load_base)
+
+    def follow(self) -> int:
+        """Notice that the module was moved or cast; returns the version."""
+        check_free(self.module)
+        tensors = _current(self._owners)
+        if (places := _places(tensors)) != self._places:
+            self.tensors, self._places = tensors, places
+            self._vectors.clear()
+            self.version += 1
+        return self.version
+
+    def verify(self) -> None:
+        """Refuse a module that no longer holds the base's weights."""
+        self.follow()
+        _match(self.tensors, self.stored, self.library, load_base=False)
 
     def compose(self, tasks: frozenset[str]) -> Composition:
         """The expert itself for one task, else TSV-Merge; the order of the tasks plays no part."""
@@ -207,6 +227,27 @@ class Composer:
         return tensor.to(device=target.device, dtype=target.dtype)
 
 
+def _owners(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """The submodule of every parameter and buffer, and what it is called there."""
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    names += [name for name, _ in module.named_buffers()]
+    return {name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names}
+
+
+def _current(owners: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
+    found: dict[str, Any] = {
+        name: owner._parameters[key] if key in owner._parameters else owner._buffers[key]
+        for name, (owner, key) in owners.items()
+    }
+    if empty := [name for name, tensor in found.items() if tensor.is_meta]:
+        raise InputError(f"{empty[0]!r} of the module is on the meta device, without values: load the base's weights")
+    return found
+
+
+def _places(tensors: Mapping[str, Tensor]) -> list[tuple[int, torch.device, torch.dtype]]:
+    return [(id(tensor), tensor.device, tensor.dtype) for tensor in tensors.values()]
+
+
 def _stored_names(tensors: Mapping[str, Tensor], library: Library) -> dict[str, str]:
     """The library's name of every tensor of the module that it has, tied tensors under each of their names."""
     base = library.base
@@ -241,12 +282,17 @@ def _match(tensors: Mapping[str, Tensor], stored: Mapping[str, str], library: Li
 _IN_USE: WeakSet[nn.Module] = WeakSet()
 
 
+def check_free(module: nn.Module) -> None:
+    """Refuse a module with a composition in force."""
+    if module in _IN_USE:
+        raise InputError("the module runs with another set of experts at the moment; leave that one first")
+
+
 @contextmanager
 def applied(module: nn.Module, composition: Composition) -> Iterator[set[str]]:
     """A composition in force in the module, which is in evaluation mode; as it was before, afterwards. Not for several
     threads at once. Gives the tensors with a low-rank update that were read without a call of their layer."""
-    if module in _IN_USE:
-        raise InputError("the module runs with another set of experts at the moment; leave that one first")
+    check_free(module)
     called = matrix_layers(module)
     layers = {name: called[name.removesuffix(".weight")] for name in composition.low_rank}
     with ExitStack() as undo:

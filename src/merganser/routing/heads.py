@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError, did_you_mean, one_of
+from merganser.modules.naming import adopt
+from merganser.routing.predictions import Prediction
+from merganser.routing.routers import Routing
 
 #: From features (samples × width) to logits (samples × classes); a linear head may be given as its `weight` and `bias`.
 Head = Callable[[Tensor], Tensor] | Mapping[str, Tensor]
@@ -18,36 +20,25 @@ Head = Callable[[Tensor], Tensor] | Mapping[str, Tensor]
 Score = Literal["logit", "probability", "posterior"]
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """One answer per sample: the task whose head won, its class, the winning score, all scores (−inf for heads that
-    were not asked), the set of experts that was merged and the router's weights of all of them."""
+class Heads(nn.Module):
+    """Heads by task. Tasks with the same label space may share one: give them the same object.
 
-    tasks: tuple[str, ...]
-    classes: Tensor
-    scores: Tensor
-    table: Tensor
-    columns: tuple[tuple[str, int], ...]
-    sets: tuple[frozenset[str], ...]
-    weights: Tensor
-
-
-class Heads:
-    """Heads by task. Tasks with the same label space may share one: give them the same object."""
+    Those that are modules, or are given by their tensors, are submodules under the name of the first of their tasks.
+    """
 
     def __init__(self, heads: Mapping[str, Head], tasks: Sequence[str]) -> None:
         if unknown := [task for task in heads if task not in tasks]:
             raise InputError(f"a head for {unknown[0]!r}, which is no expert{did_you_mean(unknown[0], tasks)}")
         if missing := [task for task in tasks if task not in heads]:
             raise InputError(f"no head for the expert {missing[0]!r}; heads: {', '.join(heads) or 'none'}")
+        super().__init__()
         self.tasks = tuple(tasks)
         self._heads = {task: as_head(heads[task]) for task in tasks}
         self._shared = {task: next(other for other in tasks if heads[other] is heads[task]) for task in tasks}
-
-    def parameters(self) -> int:
-        """Numbers in all distinct heads that are modules."""
-        modules = [self._heads[task] for task in set(self._shared.values())]
-        return sum(p.numel() for head in modules if isinstance(head, nn.Module) for p in head.parameters())
+        for task in tasks:
+            head = self._heads[task]
+            if self._shared[task] == task and isinstance(head, nn.Module):
+                adopt(self, task, head)
 
     def classes(self, task: str) -> int | None:
         """How many classes a linear head has; None where only its logits can tell."""
@@ -68,22 +59,22 @@ class Heads:
     def predict(
         self,
         features: Tensor,
-        sets: Sequence[frozenset[str]],
-        weights: Tensor,
+        routing: Routing,
         score: Score = "logit",
         *,
         task: str | None = None,
         together: bool = False,
     ) -> Prediction:
-        """(i*, c*) = arg max over i ∈ Ω, c of z_i[c]; `weights` (samples × tasks) break ties between tasks that share
-        a head. `together`: all samples are of one task, i* = arg max over i of the sum over samples of max_c z_i[c].
-        `task`: i* is known, whatever was merged."""
+        """(i*, c*) = arg max over i ∈ Ω, c of z_i[c]; the weights of `routing`, whose tasks are those of the heads,
+        break ties between tasks that share one. `together`: all samples are of one task, i* = arg max over i of the sum
+        over samples of max_c z_i[c]. `task`: i* is known, whatever was merged."""
         one_of("score", score, Score)
         self.check(task)
+        sets, weights = routing.sets, routing.weights
         if task is not None:
             sure = torch.tensor([[float(name == task) for name in self.tasks]]).expand(len(sets), -1)
-            found = self.predict(features, (frozenset([task]),) * len(sets), sure, score)
-            return replace(found, sets=tuple(sets), weights=weights)
+            told = Routing(self.tasks, sure, (frozenset([task]),) * len(sets), routing.fallback)
+            return self.predict(features, told, score)._replace(sets=sets, routing=routing)
         if together and len(set(sets)) > 1:
             raise InputError("samples that share one head need one set of experts; these were routed apart")
         asked = {task for chosen in sets for task in chosen}
@@ -101,15 +92,14 @@ class Heads:
             total = torch.stack([part.amax(1).sum() for part in parts])
             chosen_head = owners[int(total.argmax())]
             others = torch.tensor([owner != chosen_head for owner, _ in columns], device=table.device)
-            best, place = table.masked_fill(others, -torch.inf).max(dim=1)
+            place = table.masked_fill(others, -torch.inf).max(dim=1).indices
         else:
-            best, place = table.max(dim=1)
+            place = table.max(dim=1).indices
         winners = tuple(
             self._winner(columns[column][0], chosen, row)
             for column, chosen, row in zip(place.tolist(), sets, weights.tolist(), strict=True)
         )
-        classes = torch.tensor([columns[column][1] for column in place.tolist()])
-        return Prediction(winners, classes, best, table, tuple(columns), tuple(sets), weights)
+        return Prediction(table, winners, sets, routing, columns=tuple(columns), chosen=place)
 
     def _users(self, owner: str) -> frozenset[str]:
         return frozenset(task for task in self.tasks if self._shared[task] == owner)

@@ -179,17 +179,14 @@ class NearestNeighbour:
         return sum(rows.numel() for rows in self.support)
 
 
-@dataclass(frozen=True)
-class MlpRouter:
+class MlpRouter(nn.Module):
     """A two-layer perceptron on the inputs of a layer, trained on labelled samples of every task."""
 
-    tasks: tuple[str, ...]
-    layer: str
-    network: nn.Module
-    source: Source = "fixed"
-
-    def __post_init__(self) -> None:
-        one_of("source", self.source, Source)
+    def __init__(self, tasks: tuple[str, ...], layer: str, network: nn.Module, source: Source = "fixed") -> None:
+        super().__init__()
+        one_of("source", source, Source)
+        self.tasks, self.layer, self.source = tasks, layer, source
+        self.network = network
 
     @classmethod
     def fit(
@@ -230,7 +227,7 @@ class MlpRouter:
         return (self.layer,)
 
     def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        logits: Tensor = self.network(inputs[self.layer].float())
+        logits: Tensor = self.network(inputs[self.layer].to(next(self.network.parameters())))
         return logits.softmax(dim=1)
 
     def multiply_adds(self) -> int:

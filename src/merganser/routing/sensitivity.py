@@ -12,8 +12,9 @@ from torch import Tensor
 from merganser.errors import InputError, one_of
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
-from merganser.routing.heads import Prediction, Score
+from merganser.routing.heads import Score
 from merganser.routing.layers import accepted, task_cosines
+from merganser.routing.predictions import Prediction
 from merganser.routing.routers import Routing, task_accuracy
 from merganser.routing.samples import Labelled, batches_by_task, labelled_by_task
 
@@ -90,9 +91,9 @@ def _accuracies(
     for task, batches in data.items():
         total = sum(len(labels) for _, labels in batches)
         for (x, labels), routing in zip(batches, routings[task], strict=True):
-            routed = model.forward(x, routing)
+            passed: Prediction = model(x, routing=routing)
             for place, way in enumerate(ways):
-                right = len(labels) * accuracy(model.answer(x, routed, score=way), task, labels, correct)
+                right = len(labels) * accuracy(model.answer(x, passed, score=way), task, labels, correct)
                 found[place] += right / total / len(data)
     return tuple(found.tolist())
 

@@ -18,6 +18,7 @@ from merganser.modules.inputs import Inputs
 from merganser.plain import plain
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.batching import Answer, Batcher, Busy, Closed, Limits, Work
+from merganser.routing.predictions import Prediction
 from merganser.routing.requests import Encode, Refused, first_line, parse
 from merganser.routing.routers import Routing
 
@@ -222,16 +223,17 @@ async def _body(request: Any, limits: Limits) -> bytes:
 def _predicting(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> Callable[[Inputs], list[Answer]]:
     def run(inputs: Inputs) -> list[Answer]:
         if model.heads is None:
-            routed = model.forward(inputs)
-            features = model.features(routed.output, inputs)
+            found: Prediction = model(inputs)
+            features = model.features(found.output, inputs)
             _check_numbers(features)
             rows = features.tolist()
-            return [_routed(routed.routing, i) | {"output": row} for i, row in enumerate(rows)]
+            return [_routed(found.routing, i) | {"output": row} for i, row in enumerate(rows)]
         found = model.predict(inputs)
-        _check_numbers(found.scores)
+        classes, scores = found.classes, found.scores
+        _check_numbers(scores)
         answers = []
         for i, (task, chosen) in enumerate(zip(found.tasks, found.sets, strict=True)):
-            label, score = int(found.classes[i]), float(found.scores[i])
+            label, score = int(classes[i]), float(scores[i])
             answer: Answer = {"task": task, "class": label, "score": score}
             if task in labels:
                 answer["label"] = labels[task][label]

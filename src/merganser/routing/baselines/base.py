@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,13 +12,18 @@ from torch import Tensor, nn
 from merganser.errors import InputError, one_of
 from merganser.library.library import Library
 from merganser.modules.inputs import Inputs
-from merganser.routing.adaptive import Features
-from merganser.routing.composition import Composer, Composition
-from merganser.routing.heads import Head, Heads, Prediction, Score, default_features
+from merganser.modules.moments import evaluating
+from merganser.routing.composition import Composition
+from merganser.routing.heads import Head, Heads, Score
+from merganser.routing.models import Features, LibraryModel
+from merganser.routing.predictions import Prediction
+from merganser.routing.routers import Routing
 
 
-class Baseline(ABC):
-    """Built and asked as an `AdaptiveModel` is: `model(x)`, or `predict` with the task or without."""
+class Baseline(LibraryModel):
+    """Built and asked as an `AdaptiveModel` is: `model(batch)`, or `predict`, with the task or without."""
+
+    heads: Heads
 
     def __init__(
         self,
@@ -28,29 +33,46 @@ class Baseline(ABC):
         *,
         features: Features | None = None,
         score: Score = "logit",
+        merge: Mapping[str, Any] | None = None,
     ) -> None:
         one_of("score", score, Score)
-        self.module = module
-        self.library = library
-        self.heads = Heads(heads, library.experts)
-        self.composer = Composer(module, library, {}, load_base=False)
-        self.features = features or (lambda output, inputs: default_features(output))
+        super().__init__(module, library, heads, features, merge or {})
         self.score: Score = score
+        #: The version of the module that `derive` has seen last.
+        self._version = 0
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Prediction:
-        """Answer a batch given as the module takes it."""
-        return self.predict(Inputs.of_call(self.module, args, kwargs))
+    def derive(self) -> None:
+        """Work out what a pass needs of the module's weights and the library: once, and again after a move."""
+
+    def run(self, inputs: Inputs, task: str | None = None) -> tuple[Any, Tensor | None]:
+        """The module's output, and votes for the tasks (samples × tasks) if the method chooses among them."""
+        if (version := self.composer.follow()) != self._version:
+            self._version = version
+            self.derive()
+        return self.attempt(inputs, task)
 
     @abstractmethod
-    def run(self, inputs: Inputs) -> tuple[Any, Tensor | None]:
-        """The module's output, and votes for the tasks (samples × tasks) if the method chooses among them."""
+    def attempt(self, inputs: Inputs, task: str | None) -> tuple[Any, Tensor | None]:
+        """`run`, where the module is now; none but the oracle looks at the task."""
 
     @torch.no_grad()
-    def predict(self, batch: Any, task: str | None = None) -> Prediction:
-        """The best (task, class) of every sample, or the best class of `task` if it is given."""
-        self.heads.check(task)
+    def forward(self, batch: Any, *, task: str | None = None) -> Prediction:
+        """Answer a batch.
+
+        Args:
+            batch: A tensor, a tuple of the module's positional arguments or a mapping of its keyword arguments.
+            task: Whose head is to answer; by default see the method.
+
+        Returns:
+            The prediction.
+
+        Raises:
+            InputError: If the batch does not fit the module, or a task is named that has no head.
+        """
+        self.asked(task)
         inputs = Inputs.of(batch, self.module)
-        return self.answer(inputs, *self.run(inputs), task)
+        with evaluating(self):
+            return self.answer(inputs, *self.run(inputs, task), task)
 
     @torch.no_grad()
     def answer(self, inputs: Inputs, output: Any, votes: Tensor | None, task: str | None = None) -> Prediction:
@@ -61,7 +83,9 @@ class Baseline(ABC):
             votes = torch.full((inputs.size, len(tasks)), 1 / len(tasks))
         else:
             sets = tuple(frozenset([tasks[index]]) for index in votes.argmax(1).tolist())
-        return self.heads.predict(self.features(output, inputs), sets, votes.cpu(), self.score, task=task)
+        routing = Routing(tasks, votes.cpu(), sets, torch.zeros(inputs.size, dtype=torch.bool))
+        found = self.heads.predict(self.features(output, inputs), routing, self.score, task=task)
+        return found._replace(output=output)
 
     def averaged(self, scale: float, apart_from: Iterable[str] = ()) -> Composition:
         """θ₀ + scale · Σ Δ_t of every changed tensor, but for those of some layers."""

@@ -42,7 +42,7 @@ class GatedBaseline(Baseline):
     def ungated(self) -> Composition:
         """`rest`, given the layers in `stacks`."""
 
-    def run(self, inputs: Inputs) -> tuple[Any, Tensor | None]:
+    def attempt(self, inputs: Inputs, task: str | None) -> tuple[Any, Tensor | None]:
         gates = self.open_gates(inputs)
         with applied(self.module, self.rest), gated(self.module, self.stacks, gates) as read:
             output = inputs.run(self.module)
@@ -50,4 +50,4 @@ class GatedBaseline(Baseline):
             return output, gates.votes()
         self.stacks = {layer: stack for layer, stack in self.stacks.items() if layer not in read}
         self.rest = self.ungated()
-        return self.run(inputs)
+        return self.attempt(inputs, task)

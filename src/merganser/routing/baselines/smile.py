@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from merganser.library.library import Library
 from merganser.modules.inputs import Inputs
-from merganser.routing.adaptive import Features
 from merganser.routing.baselines.base import at_least_one
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition
 from merganser.routing.gating import Stack, stacks
 from merganser.routing.heads import Head, Score
+from merganser.routing.models import Features
 
 
 class Smile(GatedBaseline):
@@ -40,9 +40,12 @@ class Smile(GatedBaseline):
         at_least_one("top", top)
         at_least_one("gate_rank", gate_rank)
         super().__init__(module, library, heads, features=features, score=score)
-        self.top = min(top, len(library))
-        self.stacks = stacks(library, module)
-        self.directions = {layer: _leading(stack, gate_rank) for layer, stack in self.stacks.items()}
+        self.top, self.gate_rank = min(top, len(library)), gate_rank
+        self.derive()
+
+    def derive(self) -> None:
+        self.stacks = stacks(self.library, self.module)
+        self.directions = {layer: _leading(stack, self.gate_rank) for layer, stack in self.stacks.items()}
         self.rest = self.ungated()
 
     def ungated(self) -> Composition:

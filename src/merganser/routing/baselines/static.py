@@ -10,10 +10,10 @@ from torch import nn
 from merganser.errors import one_of
 from merganser.library.library import Library
 from merganser.modules.inputs import Inputs
-from merganser.routing.adaptive import Features
 from merganser.routing.baselines.base import Baseline
-from merganser.routing.composition import Composer, applied
+from merganser.routing.composition import applied
 from merganser.routing.heads import Head, Score
+from merganser.routing.models import Features
 
 StaticMethod = Literal["tsv", "task_arithmetic"]
 
@@ -33,13 +33,19 @@ class Static(Baseline):
         score: Score = "logit",
     ) -> None:
         one_of("static method", method, StaticMethod)
-        super().__init__(module, library, heads, features=features, score=score)
-        if method == "tsv":
-            composer = Composer(module, library, {"scale": 1.0 if scale is None else scale}, load_base=False)
-            self.composition = composer.compose(frozenset(library.experts)).materialized(composer.tensors)
-        else:
-            self.composition = self.averaged(0.3 if scale is None else scale)
+        factor = (1.0 if method == "tsv" else 0.3) if scale is None else scale
+        merge = {"scale": factor} if method == "tsv" else {}
+        super().__init__(module, library, heads, features=features, score=score, merge=merge)
+        self.method, self.scale = method, factor
+        self.derive()
 
-    def run(self, inputs: Inputs) -> tuple[Any, None]:
+    def derive(self) -> None:
+        if self.method == "tsv":
+            made = self.composer.compose(frozenset(self.library.experts))
+            self.composition = made.materialized(self.composer.tensors)
+        else:
+            self.composition = self.averaged(self.scale)
+
+    def attempt(self, inputs: Inputs, task: str | None) -> tuple[Any, None]:
         with applied(self.module, self.composition):
             return inputs.run(self.module), None

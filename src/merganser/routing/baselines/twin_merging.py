@@ -12,12 +12,12 @@ from merganser.kernels.spectra import top_svd
 from merganser.library.library import Library
 from merganser.modules.activations import Pooling, capture, matrix_layers
 from merganser.modules.inputs import Inputs
-from merganser.routing.adaptive import Features
 from merganser.routing.baselines.base import at_least_one
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition, applied
 from merganser.routing.gating import Stack, bias_updates, stacks
 from merganser.routing.heads import Head, Score
+from merganser.routing.models import Features
 from merganser.routing.routers import Router, checked
 
 
@@ -49,19 +49,23 @@ class TwinMerging(GatedBaseline):
             at_least_one("rank", rank)
         super().__init__(module, library, heads, features=features, score=score)
         self.pooling: Pooling = pooling
+        self.scale, self.rank = scale, rank
         self.router = checked(router, library, matrix_layers(module))
-        self.shared = self.rest = self.averaged(scale)
-        self.stacks = {layer: self._residuals(layer, scale, rank) for layer in stacks(library, module)}
+        self.derive()
 
-    def _residuals(self, layer: str, scale: float, rank: int | None) -> Stack:
+    def derive(self) -> None:
+        self.shared = self.rest = self.averaged(self.scale)
+        self.stacks = {layer: self._residuals(layer) for layer in stacks(self.library, self.module)}
+
+    def _residuals(self, layer: str) -> Stack:
         name = f"{layer}.weight"
         weight = self.composer.tensors[name].detach()
         common = self.shared.whole[name] - weight
-        k = rank or max(1, min(weight.shape) // len(self.library))
+        k = self.rank or max(1, min(weight.shape) // len(self.library))
         experts = [self.library.expert(task) for task in self.library.experts]
         factors = [top_svd(expert.delta(name) - common.cpu(), k) for expert in experts]
         bias = bias_updates(self.library, f"{layer}.bias", weight)
-        return Stack.of(factors, weight, None if bias is None else bias - scale * bias.sum(0))
+        return Stack.of(factors, weight, None if bias is None else bias - self.scale * bias.sum(0))
 
     def ungated(self) -> Composition:
         return self.shared

@@ -13,11 +13,12 @@ from merganser.errors import InputError, one_of
 from merganser.library.library import Library
 from merganser.modules.activations import Pooling, layer_of, linear_layers, pool
 from merganser.modules.inputs import Inputs
-from merganser.routing.adaptive import Features
+from merganser.modules.naming import adopt
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition
 from merganser.routing.gating import stacks
 from merganser.routing.heads import Head, Score
+from merganser.routing.models import Features
 
 
 class WeMoE(GatedBaseline):
@@ -49,7 +50,8 @@ class WeMoE(GatedBaseline):
             chosen = [name for name, part in linears.items() if part.in_features != part.out_features]
         else:
             chosen = [layer_of(name, linears) for name in layers]
-        self.stacks = stacks(library, module, chosen)
+        self.chosen, self.scale = chosen, scale
+        self.derive()
         if not self.stacks:
             raise InputError("no layer for WeMoE to gate; name the linear layers of the MLPs")
         self.blocks = {layer: _block(layer) for layer in self.stacks}
@@ -59,8 +61,13 @@ class WeMoE(GatedBaseline):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.gates = {block: _gate(linears[layer], len(library), scale) for block, layer in first.items()}
+        self.gating = nn.Module()  # where torch finds the gates
+        for block, gate in self.gates.items():
+            adopt(self.gating, block, gate)
         self.pooling: Pooling = pooling
-        self.scale = scale
+
+    def derive(self) -> None:
+        self.stacks = stacks(self.library, self.module, self.chosen)
         self.rest = self.ungated()
 
     def ungated(self) -> Composition:
