@@ -19,7 +19,7 @@ BENCH = MERGANSER_ZOO=$(ZOO) MERGANSER_DATA=$(DATA) $(BIN)/python -m
 .PHONY: demo test lint docs format results zoo bench bench-quick clean fuzz crash
 
 demo: $(VENV)/.installed
-	$(BIN)/merganser demo --out demo-output --overwrite
+	$(BIN)/merganser demo demo-output --overwrite
 
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 MERGANSER_DATA=$(DATA) $(BIN)/pytest -n 2 --dist loadfile

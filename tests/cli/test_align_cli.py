@@ -82,7 +82,7 @@ def user(tmp_path, monkeypatch):
 def test_scrambled_copies_merge_to_the_network_they_came_from(user, tmp_path, method):
     module, net = user
     files = ("a.safetensors", "b.safetensors", "c.safetensors")
-    shown = call(*files, "--model", f"{module}:with_inputs", "--out", "out", "--method", method, "--json")
+    shown = call(*files, "--model", f"{module}:with_inputs", "out", "--matching", method, "--json")
     report = json.loads(shown)
     assert report["objective"]["after"] > report["objective"]["before"]
     assert report["cycle_error"] == 0
@@ -99,21 +99,21 @@ def test_scrambled_copies_merge_to_the_network_they_came_from(user, tmp_path, me
 
 def test_permutations_serve_again_without_the_network(user, tmp_path):
     module, _ = user
-    shown = call("x=a.safetensors", "b.safetensors", "--model", f"{module}:network", "--shape", "2x6", "--out", "one")
+    shown = call("x=a.safetensors", "b.safetensors", "--model", f"{module}:network", "--shape", "2x6", "one")
     assert "2 free permutations" in shown
     assert "cosine x – b" in shown
-    call("a.safetensors", "b.safetensors", "--permutations", "one/permutations.safetensors", "--out", "two")
+    call("a.safetensors", "b.safetensors", "--permutations", "one/permutations.safetensors", "two")
     first, second = (load_file(tmp_path / run / "merged.safetensors") for run in ("one", "two"))
     assert all(torch.equal(first[name], second[name]) for name in first)
     given = ("--permutations", "one/permutations.safetensors", "--json")
-    swapped = json.loads(call("b.safetensors", "a.safetensors", *given, "--out", "three"))
+    swapped = json.loads(call("b.safetensors", "a.safetensors", *given, "three"))
     assert swapped["pairs"][0]["cosine"]["after"] > 0.999999
     for run, name in (("one", "x"), ("two", "a")):
         aligned = load_file(tmp_path / run / "aligned" / f"{name}.safetensors")
         again = load_file(tmp_path / "three/aligned/a.safetensors")
         assert all(torch.equal(aligned[key], again[key]) for key in aligned)
     with pytest.raises(InputError, match=r"model 1 .* none of those that one/permutations.safetensors was found for"):
-        call("a.safetensors", "c.safetensors", *given, "--out", "four")
+        call("a.safetensors", "c.safetensors", *given, "four")
 
 
 def test_tied_weights_that_a_file_holdsonce(user, tmp_path):
@@ -139,7 +139,7 @@ def test_tied_weights_that_a_file_holdsonce(user, tmp_path):
         save_file(tensors | {"head.weight": tensors["embed.weight"].clone()}, tmp_path / f"{name}2.safetensors")
         torch.save(tensors | {"head.weight": tensors["embed.weight"]}, tmp_path / f"{name}3.pt")
     for kind in (".safetensors", "2.safetensors", "3.pt"):
-        report = json.loads(call(f"d{kind}", f"e{kind}", "--model", f"{module}:tied", "--out", f"out{kind}", "--json"))
+        report = json.loads(call(f"d{kind}", f"e{kind}", "--model", f"{module}:tied", f"out{kind}", "--json"))
         out = tmp_path / f"out{kind}"
         assert set(load_file(out / "merged.safetensors")) == {"embed.weight", "mix.weight", "mix.bias"}
         pair = [load_file(file) for file in sorted((out / "aligned").iterdir())]
@@ -168,7 +168,7 @@ def test_a_tied_weight_is_kept_under_the_name_it_came_with():
         (("--model", "MODULE:network", "--shape", "0x6"), "at least 1"),
         (("--model", "MODULE:network", "--shape", "1x7"), "does not run on the example inputs"),
         (("--model", "MODULE:uncalled"), "the class ReLU itself"),
-        (("--model", "MODULE:with_inputs", "--method", "univers"), "did you mean 'universe'"),
+        (("--model", "MODULE:with_inputs", "--matching", "univers"), "did you mean 'universe'"),
         (("--permutations", "a.safetensors"), "no symmetry in its header"),
     ],
 )
@@ -176,20 +176,20 @@ def test_mistakes_are_named(user, options, message):
     module, _ = user
     options = [option.replace("MODULE", module) for option in options]
     with pytest.raises(InputError, match=message):
-        call("a.safetensors", "b.safetensors", "--out", "out", *options)
+        call("a.safetensors", "b.safetensors", "out", *options)
 
 
 def test_nothing_is_replaced_unasked(user, tmp_path):
     module, _ = user
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine").touch()
-    arguments = ("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--out", "out")
+    arguments = ("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "out")
     with pytest.raises(InputError, match="exists already"):
         call(*arguments)
     call(*arguments, "--overwrite")
     assert (tmp_path / "out/merged.safetensors").exists()
     with pytest.raises(InputError, match="at least two"):
-        call("a.safetensors", "--model", f"{module}:with_inputs", "--out", "out2")
+        call("a.safetensors", "--model", f"{module}:with_inputs", "out2")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_inputs_are_never_replaced_and_impossible_places_are_named_first(user, t
     for name in "ab":
         (tmp_path / f"in/{name}.safetensors").write_bytes((tmp_path / f"{name}.safetensors").read_bytes())
     with pytest.raises(InputError, match=message):
-        call("in/a.safetensors", "in/b.safetensors", "--model", "no.such:thing", "--out", out, "--overwrite")
+        call("in/a.safetensors", "in/b.safetensors", "--model", "no.such:thing", out, "--overwrite")
     assert {file.name for file in (tmp_path / "in").iterdir()} == {"a.safetensors", "b.safetensors"}
 
 
@@ -211,7 +211,7 @@ def test_a_neighbour_called_partial_is_left_alone(user, tmp_path):
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial/mine").write_text("kept")
     with pytest.raises(InputError, match="out.partial is in the way and not ours: it holds 'mine'"):
-        call("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--out", "out")
+        call("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "out")
     assert (tmp_path / "out.partial/mine").read_text() == "kept"
 
 
@@ -221,7 +221,7 @@ def test_weights_the_example_leaves_out(user, tmp_path):
         torch.manual_seed(seed)
         layers = {"trunk": nn.Linear(6, 12), "one": nn.Linear(12, 3), "two": nn.Linear(12, 2)}
         save_file(nn.ModuleDict(layers).state_dict(), tmp_path / f"{name}.safetensors")
-    arguments = ("d.safetensors", "e.safetensors", "--model", f"{module}:Heads", "--shape", "2x6", "--out", "out")
+    arguments = ("d.safetensors", "e.safetensors", "--model", f"{module}:Heads", "--shape", "2x6", "out")
     with pytest.raises(InputError, match=r"'two\.weight'.*--allow-unused"):
         call(*arguments)
     call(*arguments, "--allow-unused")
@@ -235,10 +235,10 @@ def test_only_the_outputs_that_count_pin_units(user, tmp_path):
         layers = {"trunk": nn.Linear(6, 12), "one": nn.Linear(12, 3), "two": nn.Linear(12, 2)}
         save_file(nn.ModuleDict(layers).state_dict(), tmp_path / f"{name}.safetensors")
     arguments = ("d.safetensors", "e.safetensors", "--model", f"{module}:Outputs", "--shape", "2x6", "--json")
-    assert json.loads(call(*arguments, "--out", "all"))["atoms"] == 0
-    assert json.loads(call(*arguments, "--out", "some", "--output", "logits", "--output", "more"))["atoms"] == 1
+    assert json.loads(call(*arguments, "all"))["atoms"] == 0
+    assert json.loads(call(*arguments, "some", "--output", "logits", "--output", "more"))["atoms"] == 1
     with pytest.raises(InputError, match="no output 'logit'; it returns logits, hidden, more"):
-        call(*arguments, "--out", "none", "--output", "logit")
+        call(*arguments, "none", "--output", "logit")
     assert not (tmp_path / "none").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -25,13 +26,19 @@ def call(*arguments: object) -> str:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing trained, a line of results."""
-    monkeypatch.setattr(demo, "_show", lambda digits, out: demonstration.write(out, ["up"], [], [["one", 0.5]]))
+
+    def demonstrate(digits: object, out: Path, tell: demo.Tell) -> dict[str, object]:
+        tell("training")
+        demonstration.write(out, ["up"], [], [["one", 0.5]])
+        return {"merging": [], "alignment": [["one", 0.5]]}
+
+    monkeypatch.setattr(demo, "_demonstrate", demonstrate)
 
 
 def test_the_demo_shows_every_recipe_and_leaves_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("merganser.digits.WIDTH", 16)
     out = tmp_path / "demo"
-    lines = call("--out", out).splitlines()
+    lines = call(out).splitlines()
     assert lines.count("Three networks trained apart") == 1
     firsts = [line.split()[0] for line in lines if line]
     for method in demo.RECIPES:
@@ -45,13 +52,18 @@ def test_the_demo_shows_every_recipe_and_leaves_a_report(tmp_path: Path, monkeyp
 
 def test_an_earlier_demo_is_replaced_only_if_asked(tmp_path: Path, quick: None) -> None:
     out = tmp_path / "demo"
-    call("--out", out)
+    call(out)
     (out / "mine.txt").touch()
     with pytest.raises(InputError, match="exists already"):
-        call("--out", out)
+        call(out)
     assert (out / "mine.txt").exists()
-    call("--out", out, "--overwrite")
+    call(out, "--overwrite")
     assert [path.name for path in out.iterdir()] == ["results.json"]
+
+
+def test_results_as_json_stand_alone(tmp_path: Path, quick: None) -> None:
+    found = json.loads(call(tmp_path / "demo", "--json"))
+    assert found == {"event": "done", "path": str(tmp_path / "demo"), "merging": [], "alignment": [["one", 0.5]]}
 
 
 @pytest.mark.parametrize(("place", "message"), [("mine", "no demo has made it"), (".", "not a name"), ("..", "not a")])
@@ -62,7 +74,7 @@ def test_nothing_else_is_replaced(
     (tmp_path / "mine" / "thesis.tex").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
-        call("--out", place, "--overwrite")
+        call(place, "--overwrite")
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.tex"]
 
 
@@ -70,8 +82,8 @@ def test_without_its_data_the_demo_removes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
 ) -> None:
     out = tmp_path / "demo"
-    call("--out", out)
+    call(out)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(MissingExtraError, match="demo"):
-        call("--out", out, "--overwrite")
+        call(out, "--overwrite")
     assert demonstration.is_demo(out)

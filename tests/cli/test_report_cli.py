@@ -111,7 +111,7 @@ def test_an_alignment_shows_before_and_after(place):
     for name in ("a", "b"):
         network = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
         save_file(network.state_dict(), place / f"{name}.safetensors")
-    invoke("align", "a.safetensors", "b.safetensors", "--model", "users_scores:network", "--out", "aligned")
+    invoke("align", "a.safetensors", "b.safetensors", "aligned", "--model", "users_scores:network")
     [alignment], page = found("aligned")
     pair = alignment["pairs"][0]
     assert alignment["models"] == ["a", "b"]
@@ -125,7 +125,7 @@ def test_an_alignment_shows_before_and_after(place):
 
 def test_a_sweep_shows_variants_and_rungs(place):
     over = ("--over", "density=0.2,0.5,0.9", "--over", "scale=0.5,1")
-    invoke("sweep", recipe(place), *over, "--score", "users_scores:score", "--budgets", "1,2")
+    invoke("sweep", recipe(place), *over, "--score", "users_scores:score", "--rung", "1", "--rung", "2")
     [sweep], page = found("recipe.sweep.jsonl")
     assert (sweep["kind"], sweep["variants"]) == ("sweep", 6)
     assert sweep["best"].startswith("density=")
@@ -167,7 +167,7 @@ def test_what_is_not_known_is_said_with_what_was_looked_for(place):
     with pytest.raises(InputError, match="no such directory"):
         invoke("report", "nowhere")
     (place / "begun.partial").mkdir()
-    with pytest.raises(InputError, match="--resume continues it"):
+    with pytest.raises(InputError, match="unfinished merge: resume it"):
         invoke("report", "begun")
     with pytest.raises(InputError, match="no directory"):
         invoke("report", "base", "--html", "nowhere/page.html")

@@ -79,5 +79,5 @@ def test_ray_survives_a_dead_worker_and_changes_no_bit(tmp_path: Path) -> None:
 def test_no_cluster_at_the_address(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors")
     recipe = {"method": "linear", "models": [str(tmp_path / "a.safetensors")]}
-    with pytest.raises(MerganserError, match="--ray nowhere.*does not answer"):
+    with pytest.raises(MerganserError, match="ray='nowhere'.*does not answer"):
         run(recipe, tmp_path / "out", ray="nowhere")

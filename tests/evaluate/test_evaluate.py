@@ -177,8 +177,8 @@ def test_normalized_accuracy():
 def test_the_command(llamas):
     result = CliRunner().invoke(
         build(),
-        ["evaluate", str(llamas / "math"), "--parents", str(llamas / "base"), "--limit", "5",
-         "--tasks", f"quiz=multiple-choice:{llamas / 'quiz.jsonl'}"],
+        ["evaluate", str(llamas / "math"), "--parent", str(llamas / "base"), "--limit", "5",
+         "--task", f"quiz=multiple-choice:{llamas / 'quiz.jsonl'}"],
     )  # fmt: skip
     assert result.exit_code in (0, 1), result.output
     assert "perplexity" in result.stdout
@@ -198,7 +198,7 @@ def test_the_command(llamas):
 )  # fmt: skip
 def test_a_damaged_file_is_not_a_broken_model(llamas, tmp_path, name, kind, content, message):
     (tmp_path / name).write_text(content)
-    result = CliRunner().invoke(build(), ["evaluate", str(llamas / "math"), "--tasks", f"{kind}:{tmp_path / name}"])
+    result = CliRunner().invoke(build(), ["evaluate", str(llamas / "math"), "--task", f"{kind}:{tmp_path / name}"])
     assert isinstance(result.exception, InputError), result.output
     assert message in str(result.exception)
     assert "perplexity of" not in result.output, "nothing is loaded before the questions are checked"

@@ -152,7 +152,7 @@ def test_save_writes_whatever_can_be_opened(checkpoint: Callable[..., Path], tmp
     written = mg.open(mg.save(tmp_path / "model.pt", tmp_path / "saved", dtype="bfloat16"))
     assert torch.equal(written.read("w"), tensors["w"].bfloat16())
     assert torch.equal(written.read("steps"), tensors["steps"])
-    with pytest.raises(InputError, match=r"exists already; .*overwrite it \(--overwrite, overwrite=True\)"):
+    with pytest.raises(InputError, match=r"exists already; .*overwrite it \(overwrite=True\)"):
         mg.save(tensors, tmp_path / "saved")
     assert torch.equal(mg.open(mg.save(tensors, tmp_path / "saved", overwrite=True)).read("w"), tensors["w"])
 

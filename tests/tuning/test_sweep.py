@@ -194,8 +194,8 @@ def test_language_models_by_their_tasks(llamas, tmp_path):
     recipe.write_text(yaml.safe_dump({"method": "task_arithmetic", "base": str(llamas / "base"), "models": models}))
     result = CliRunner().invoke(
         build(),
-        ["sweep", str(recipe), "--over", "scale=0.0,0.5", "--budgets", "6", "--json",
-         "--tasks", f"multiple-choice:{llamas / 'quiz.jsonl'}"],
+        ["sweep", str(recipe), "--over", "scale=0.0,0.5", "--rung", "6", "--json",
+         "--task", f"multiple-choice:{llamas / 'quiz.jsonl'}"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     trials = {trial["values"]["scale"]: trial["score"] for trial in json.loads(result.stdout)["trials"]}

@@ -178,7 +178,7 @@ def _refuse_unused(found: Symmetry, unused: Mapping[str, torch.Tensor]) -> None:
         shown = ", ".join(repr(name) for name in suspects[:3]) + (", …" if len(suspects) > 3 else "")
         raise InputError(
             f"the example inputs leave out weights that are wide enough to read units that move: {shown}; give "
-            "more_examples that use them, or allow_unused=True (--allow-unused) if you do not need what they are for"
+            "more_examples that use them, or allow_unused=True if you do not need what they are for"
         )
 
 

@@ -15,10 +15,11 @@ from merganser.errors import MerganserError
 #: Command (or group of commands) -> the module that defines it as `app` or `command`, or `module:function`.
 COMMANDS = {
     "merge": "merganser.cli.merge",
+    "plan": "merganser.cli.plan",
     "methods": "merganser.cli.methods",
     "inspect": "merganser.cli.inspect",
     "align": "merganser.cli.align",
-    "experts": "merganser.cli.experts",
+    "library": "merganser.cli.library",
     "extract-lora": "merganser.cli.lora",
     "merge-lora": "merganser.cli.lora:merge_command",
     "decode": "merganser.cli.decode",
@@ -36,7 +37,7 @@ def build() -> Any:
     """The typer application with every command mounted."""
     import typer
 
-    from merganser.cli.interrupts import Commands
+    from merganser.cli.commands import Commands
 
     app = typer.Typer(
         name="merganser",

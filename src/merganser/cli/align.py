@@ -12,6 +12,7 @@ import typer
 
 from merganser.cli.factories import build_network
 from merganser.cli.naming import name_checkpoints
+from merganser.cli.options import Json, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
 from merganser.plain import plain
 from merganser.report.tables import Table
@@ -21,35 +22,40 @@ if TYPE_CHECKING:
 
     from merganser.align import Symmetry, Universe
 
-METHODS = ("universe", "weights", "frank_wolfe", "merge_many")
+MATCHINGS = ("universe", "weights", "frank_wolfe", "merge_many")
 
 
 def command(
     checkpoints: Annotated[list[str], typer.Argument(metavar="CKPT", help="Two or more: paths, or NAME=PATH.")],
-    out: Annotated[Path, typer.Option("--out", help="Directory to be made.")],
+    out: Out,
     model: Annotated[
         str | None,
-        typer.Option(help="pkg.module:factory, a function that returns the network, or (network, example_inputs)."),
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Function that returns the network, or (network, example_inputs)."
+        ),
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Shape of an example input, e.g. 1x3x32x32.")] = None,
-    method: Annotated[
-        str, typer.Option(help="universe (C²M³), merge_many, or to the first: weights, frank_wolfe.")
+    matching: Annotated[
+        str, typer.Option(help="How to match: universe (C²M³), merge_many, or to the first: weights, frank_wolfe.")
     ] = "universe",
     permutations: Annotated[
-        Path | None, typer.Option(help="Use the permutations.safetensors of an earlier run; no matching.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Use the permutations.safetensors of an earlier run; no matching."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="For weights and merge_many, which go through layers at random.")] = 0,
+    seed: Seed = 0,
     outputs: Annotated[
         list[str] | None,
         typer.Option(
-            "--output", help="An output of the network that counts, e.g. logits; may be repeated. Default: all."
+            "--output",
+            metavar="NAME",
+            help="Output of the network that counts, e.g. logits; may be repeated. Default: all of them.",
         ),
     ] = None,
     allow_unused: Annotated[
         bool, typer.Option("--allow-unused", help="Go on where the example leaves out weights that may matter.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Align checkpoints of one architecture and average them in the common space.
 
@@ -65,14 +71,14 @@ def command(
     named = name_checkpoints(checkpoints)
     if len(named) < 2:
         raise InputError("align needs at least two checkpoints")
-    if method not in METHODS:
-        raise InputError(f"--method {method}: unknown{did_you_mean(method, METHODS)}")
+    if matching not in MATCHINGS:
+        raise InputError(f"--matching {matching}: unknown{did_you_mean(matching, MATCHINGS)}")
     if model is None and permutations is None:
         raise InputError("--model pkg.module:factory is needed to derive the symmetries (or --permutations of a run)")
     inputs = [path for reference in named.values() for path in paths_in(reference)]
     check_out(out, overwrite, [*inputs, *([permutations] if permutations else [])])
     derive = partial(_symmetry, model, shape, outputs or None, allow_unused)
-    _align(named, out, overwrite, derive, method, permutations, seed, as_json)
+    _align(named, out, overwrite, derive, matching, permutations, seed, as_json)
 
 
 def _align(
@@ -80,7 +86,7 @@ def _align(
     out: Path,
     overwrite: bool,
     derive: Callable[[], Symmetry],
-    method: str,
+    matching: str,
     permutations: Path | None,
     seed: int,
     as_json: bool,
@@ -96,9 +102,9 @@ def _align(
     if permutations is not None:
         found = align.Universe.load(permutations, states)
     else:
-        found = _match(states, derive(), method, seed)
+        found = _match(states, derive(), matching, seed)
     stored = [once({*checkpoint.names(), *checkpoint.aliases()}, found.symmetry) for checkpoint in opened]
-    report = {"method": "given" if permutations else method, **_report(list(named), found)}
+    report = {"method": "given" if permutations else matching, **_report(list(named), found)}
     publish(out, lambda directory: _write(found, list(named), stored, report, directory), overwrite=overwrite)
     _show({**report, "out": str(out)}, as_json)
 
@@ -117,15 +123,15 @@ def _symmetry(model: str | None, shape: str | None, outputs: list[str] | None, a
     return align.symmetry(network, inputs, outputs=outputs, allow_unused=allow_unused)
 
 
-def _match(states: Sequence[dict[str, Tensor]], symmetry: Symmetry, method: str, seed: int) -> Universe:
+def _match(states: Sequence[dict[str, Tensor]], symmetry: Symmetry, matching: str, seed: int) -> Universe:
     from merganser import align
 
-    if method == "universe":
+    if matching == "universe":
         return align.universe(states, symmetry)
-    if method == "merge_many":
+    if matching == "merge_many":
         return align.merge_many(states, symmetry, seed=seed)
-    options = {"seed": seed} if method == "weights" else {}
-    return align.match_to_reference(states, symmetry, method=method, **options)
+    options = {"seed": seed} if matching == "weights" else {}
+    return align.match_to_reference(states, symmetry, method=matching, **options)
 
 
 def once(names: set[str], symmetry: Symmetry) -> set[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from merganser.cli.options import Json, LibraryPath, MovedBase
 from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
@@ -16,19 +17,23 @@ if TYPE_CHECKING:
 
 
 def command(
-    library: Annotated[Path, typer.Argument(metavar="LIB", help="Directory of the library.")],
+    library: LibraryPath,
     expert: Annotated[str, typer.Argument(metavar="NAME", help="Expert to describe.")],
     tensors: Annotated[list[str], typer.Argument(metavar="TENSOR", help="Matrices to describe.")],
-    texts: Annotated[Path, typer.Option(help="Candidate texts, one a line.")],
-    embeddings: Annotated[Path, typer.Option(help="Their embeddings: .npy, or .safetensors with one tensor.")],
+    texts: Annotated[Path, typer.Option(metavar="FILE", help="Candidate texts, one on each line.")],
+    embeddings: Annotated[
+        Path, typer.Option(metavar="FILE", help="Embeddings of the texts: .npy, or .safetensors with one tensor.")
+    ],
     projection: Annotated[
-        str | None, typer.Option(help="Tensor of the base from the layer to the joint space.")
+        str | None, typer.Option(metavar="TENSOR", help="Tensor of the base from the layer to the joint space.")
     ] = None,
-    side: Annotated[str, typer.Option(help="right (the layer's input) or left (its output).")] = "right",
-    rank: Annotated[int | None, typer.Option(min=1, help="Only the first singular vectors.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Texts per matrix.")] = 5,
-    base: Annotated[str | None, typer.Option(help="Where the base is now, if it was moved.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    side: Annotated[
+        str, typer.Option(help="Singular vectors to describe: right (the layer's input) or left (its output).")
+    ] = "right",
+    rank: Annotated[int | None, typer.Option(min=1, help="Number of singular components.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of texts for each matrix.")] = 5,
+    base: MovedBase = None,
+    as_json: Json = False,
 ) -> None:
     """Name the directions an expert changed, for dual encoders (TextSpan)."""
     from merganser.library.library import Library

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from merganser.cli.output import say
+from merganser.cli.options import Json, Out, Overwrite, Seed
+from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -26,11 +28,14 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 BASELESS = ("linear", "karcher")
 
+Tell = Callable[[str], None]
+
 
 def command(
-    out: Annotated[Path, typer.Option(help="Directory for the checkpoints and the report.")] = Path("merganser-demo"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier demo left in OUT.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of data split and training.")] = 0,
+    out: Out = Path("merganser-demo"),
+    overwrite: Overwrite = False,
+    seed: Seed = 0,
+    as_json: Json = False,
 ) -> None:
     """Train small networks on handwritten digits, merge them several ways and show what each way keeps.
 
@@ -47,24 +52,31 @@ def command(
     digits = Digits(seed)
     check_out(out, overwrite)
     if out.exists() and not is_empty(out) and not is_demo(out):
-        raise InputError(f"{out} cannot be replaced: no demo has made it; choose another --out")
-    publish(out, lambda directory: _show(digits, directory), overwrite=overwrite)
+        raise InputError(f"{out} cannot be replaced: no demo has made it; choose another OUT")
+    found: dict[str, Any] = {}
+    tell = partial(say, stream=sys.stderr) if as_json else say
+    publish(out, lambda directory: found.update(_demonstrate(digits, directory, tell)), overwrite=overwrite)
+    if as_json:
+        emit({"event": "done", "path": str(out), **found})
+        return
     say(f"\nMerged checkpoints are in {out}/merged, the report is {out}/report.html")
 
 
-def _show(digits: Digits, out: Path) -> None:
+def _demonstrate(digits: Digits, out: Path, tell: Tell) -> dict[str, Any]:
+    """Write everything into OUT and return the rows of both tables."""
     from merganser.report import Page, demonstration
 
-    say("Training a base and four experts on 8×8 handwritten digits …\n")
-    merging = _merge_experts(digits, out)
-    alignment = _align_strangers(digits)
+    tell("Training a base and four experts on 8×8 handwritten digits …\n")
+    merging = _merge_experts(digits, out, tell)
+    alignment = _align_strangers(digits, tell)
     demonstration.write(out, list(digits.tasks), merging, alignment)
     page = Page("Merging digit classifiers", "Four experts fine-tuned from one base, merged by recipe.")
     demonstration.fill(page, out, check=False)
     page.write(out / "report.html")
+    return {"merging": merging, "alignment": alignment}
 
 
-def _merge_experts(digits: Digits, out: Path) -> list[list[object]]:
+def _merge_experts(digits: Digits, out: Path, tell: Tell) -> list[list[object]]:
     from merganser.recipes.running import run
 
     base = digits.train_base()
@@ -88,7 +100,7 @@ def _merge_experts(digits: Digits, out: Path) -> list[list[object]]:
         file.write_text(json.dumps(recipe, indent=2))  # JSON is YAML
         merged = run(file, out / "merged" / method)
         rows.append(_row(method, digits, digits.load(merged), own))
-    say(Table(["model", *digits.tasks, "mean", "normalised"], rows, "Accuracy on each task").text())
+    tell(Table(["model", *digits.tasks, "mean", "normalised"], rows, "Accuracy on each task").text())
     return rows
 
 
@@ -98,7 +110,7 @@ def _row(label: str, digits: Digits, module: Any, own: list[float]) -> list[obje
     return [label, *scores, mean, sum(s / o for s, o in zip(scores, own, strict=True)) / len(own)]
 
 
-def _align_strangers(digits: Digits) -> list[list[object]]:
+def _align_strangers(digits: Digits, tell: Tell) -> list[list[object]]:
     from merganser import align
     from merganser.recipes.running import merge
 
@@ -109,5 +121,5 @@ def _align_strangers(digits: Digits) -> list[list[object]]:
     rows: list[list[object]] = [[f"trained with seed {i}", digits.accuracy(m, task)] for i, m in enumerate(models, 1)]
     rows.append(["plain average", digits.accuracy(digits.from_state(merge(models)), task)])
     rows.append(["average in the universe (C²M³)", digits.accuracy(digits.from_state(universe.merged()), task)])
-    say("\n" + Table(["model", "accuracy"], rows, "Three networks trained apart").text())
+    tell("\n" + Table(["model", "accuracy"], rows, "Three networks trained apart").text())
     return rows

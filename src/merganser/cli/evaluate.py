@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from merganser.cli.options import Device, Json, Task
 from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
@@ -16,32 +17,29 @@ if TYPE_CHECKING:
 
 def command(
     checkpoint: Annotated[str, typer.Argument(metavar="CKPT", help="Checkpoint directory, file or hub id.")],
-    parents: Annotated[list[str] | None, typer.Option(help="A model it was made from; may be repeated.")] = None,
-    tasks: Annotated[
+    parents: Annotated[
         list[str] | None,
-        typer.Option(
-            help="[name=]kind:file; kinds: classification, multiple-choice, choice, generation, exact-match, "
-            "perplexity."
-        ),
+        typer.Option("--parent", metavar="CKPT", help="Model it was made from; may be repeated."),
     ] = None,
+    tasks: Task = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Questions asked of each task, drawn at random; default: all.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to run the models: cpu, cuda …")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    device: Device = "cpu",
+    as_json: Json = False,
 ) -> None:
     """Check that a model loads, that its weights and outputs are finite and that it speaks; score it and its parents.
 
     Exits with 1 if the model is broken. Files of questions are JSON lines or tab-separated; see the documentation of
     each kind for its fields.
     """
+    from merganser.evaluate import tasks as questions
     from merganser.evaluate.models import evaluate
-    from merganser.evaluate.tasks import Task
 
     found = evaluate(
         checkpoint,
         parents or (),
-        [Task.parse(text) for text in tasks or ()],
+        [questions.Task.parse(text) for text in tasks or ()],
         limit=limit,
         device=device,
         on_step=lambda step: say(step, sys.stderr),

@@ -13,7 +13,8 @@ import typer
 
 from merganser.cli import report
 from merganser.cli.interrupts import explain_interrupt, left_in
-from merganser.cli.output import emit, say
+from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Workers
+from merganser.cli.output import emit, say, wrote
 from merganser.units import show_time
 
 if TYPE_CHECKING:
@@ -25,29 +26,28 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Search for a merge with few evaluations, and read what a search found.", no_args_is_help=True)
 app.command("report")(report.command)  # the page over a study is the page over anything
 
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="The study's file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
-Objective = Annotated[str | None, typer.Option(help="Best by this objective; needed when there are several.")]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="File of the study.")]
+Objective = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Best by this objective; needed when there are several.")
+]
 
 
 @app.command()
 def run(
     run_file: Annotated[Path, typer.Argument(metavar="RUN", help="Run file (YAML): models, space, tasks, search.")],
-    study: Annotated[Path | None, typer.Option(help="The study's file; default: beside RUN, with .sqlite.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a study that was interrupted.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: as the run file says.")] = None,
-    ray: Annotated[str | None, typer.Option(help="Evaluate on a Ray cluster at this address.")] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Check the run file, say what it means, stop. Imports the Python modules the file names."
-        ),
-    ] = False,
-    as_json: AsJson = False,
+    study: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File of the study; default: beside RUN, with .sqlite.")
+    ] = None,
+    resume: Resume = False,
+    workers: Workers = None,
+    ray: Ray = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
     """Run the study a run file describes; kill it whenever you like and --resume it.
 
-    The winner's score comes from items that neither the search nor the calibration has seen.
+    The winner's score comes from items that neither the search nor the calibration has seen. --dry-run imports
+    the Python modules that the file names.
     """
     from merganser.evolve import runfile
     from merganser.evolve.starting import start
@@ -67,9 +67,9 @@ def run(
 @app.command()
 def watch(
     study: StudyFile,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="One look, then stop.")] = False,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Look on while a study runs in another process."""
     from merganser.evolve.study import Study
@@ -86,8 +86,8 @@ def watch(
 
 
 @app.command()
-def best(study: StudyFile, objective: Objective = None, as_json: AsJson = False) -> None:
-    """The best merge found (with several objectives: the Pareto front), and its scores on unseen items."""
+def best(study: StudyFile, objective: Objective = None, as_json: Json = False) -> None:
+    """Show the best merge found (with several objectives: the Pareto front), and its scores on unseen items."""
     from merganser.evolve.study import Study
 
     _show_best(Study.open(study, readonly=True), objective, as_json)
@@ -96,11 +96,16 @@ def best(study: StudyFile, objective: Objective = None, as_json: AsJson = False)
 @app.command()
 def export(
     study: StudyFile,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Recipe file to be made.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Recipe file to write.")],
     objective: Objective = None,
-    trial: Annotated[str | None, typer.Option(help="GENERATION:POSITION of another trial than the best.")] = None,
+    trial: Annotated[
+        str | None, typer.Option(metavar="GENERATION:POSITION", help="Another trial than the best.")
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Write the winner as a recipe; `merganser merge` of it gives the weights that were evaluated."""
+    from merganser.engine.directories import check_absent
     from merganser.errors import InputError
     from merganser.evolve.starting import recipe
     from merganser.evolve.study import Study
@@ -108,12 +113,13 @@ def export(
 
     opened = Study.open(study, readonly=True)
     chosen = _trial(opened, trial) if trial else opened.best(objective)
-    if out.exists():
-        raise InputError(f"{out}: exists already")
+    check_absent(out, overwrite)
+    if out.is_dir():
+        raise InputError(f"{out}: a directory; name the recipe to be written in it")
     if not out.resolve().parent.is_dir():
         raise InputError(f"{out}: no directory {out.resolve().parent}")
     out.write_text(to_yaml(recipe(opened, chosen)), encoding="utf-8")
-    say(f"wrote {out}")
+    wrote(out, as_json)
 
 
 class _Listener:

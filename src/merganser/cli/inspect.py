@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from merganser.cli.naming import name_checkpoints
+from merganser.cli.options import Check, Json, RankFraction, Tensors
 from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
@@ -26,12 +27,14 @@ SHOWN = 10
 
 def command(
     checkpoints: Annotated[list[str], typer.Argument(metavar="CKPT", help="Paths or NAME=PATH, or one library.")],
-    base: Annotated[str | None, typer.Option(help="The model they were fine-tuned from: shows interference.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write one page with plots, readable without network.")] = None,
-    rank_fraction: Annotated[float | None, typer.Option(help="Share of components looked at; default 1/T.")] = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor, and every matrix.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Read every weight and look for NaN and infinity.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    base: Annotated[
+        str | None, typer.Option(metavar="CKPT", help="Checkpoint they were fine-tuned from: shows interference.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots to this file.")] = None,
+    rank_fraction: RankFraction = None,
+    tensors: Tensors = False,
+    check: Check = False,
+    as_json: Json = False,
 ) -> None:
     """Look into checkpoints.
 

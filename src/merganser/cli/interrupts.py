@@ -7,33 +7,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from typer.core import TyperGroup
-
+from merganser.cli.renamed import rewrite
 from merganser.errors import MerganserError
 
 #: What is left behind by commands that do not say it themselves, by their first word or words.
 _LEFT = {
-    "experts build": "experts that are finished stay in the library; the same command goes on",
+    "library build": "experts that are finished stay in the library; the same command goes on",
     "serve": "the server is stopped",
     "evolve watch": "the study is not touched",
 }
-_WRITING = ("experts", "evolve", "sweep", "merge")
+_WRITING = ("library", "evolve", "sweep", "merge")
 
 
 class Interrupted(MerganserError):
     """The user has stopped the work."""
 
     exit_code: ClassVar[int] = 130
-
-
-class Commands(TyperGroup):
-    """A group whose commands end with a message when they are interrupted; typer alone would say nothing."""
-
-    def invoke(self, ctx: Any) -> Any:
-        with explain_interrupt(_left):
-            return super().invoke(ctx)
 
 
 @contextmanager
@@ -54,11 +45,12 @@ def left_in(place: Path) -> str:
 
 def command(*options: str) -> str:
     """The command that is running, with more options, for the shell."""
-    given = sys.argv[1:]
+    given = rewrite(sys.argv[1:])
     return shlex.join(["merganser", *given, *(option for option in options if option not in given)])
 
 
-def _left() -> str:
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+def left_behind() -> str:
+    """What a command leaves behind that does not say it itself."""
+    words = [word for word in rewrite(sys.argv[1:]) if not word.startswith("-")]
     known = _LEFT.get(" ".join(words[:2])) or _LEFT.get(" ".join(words[:1]))
     return known or ("the work is not finished" if words[:1] and words[0] in _WRITING else "nothing was written")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from merganser.cli.options import Base, Json, Out, Overwrite
 from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def command(
     finetuned: Annotated[str, typer.Argument(metavar="FINETUNED", help="The fine-tuned checkpoint.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the adapter to be made.")],
-    base: Annotated[str, typer.Option("--base", help="The checkpoint it was fine-tuned from.")],
+    out: Out,
+    base: Base,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 64,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Dtype of the factors: float32, bfloat16 or float16.")] = "bfloat16",
     fan_in_fan_out: Annotated[
         bool | None,
         typer.Option(
@@ -27,10 +27,10 @@ def command(
             help="Whether weights are stored input × output, as in GPT-2; by default as the config says.",
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
-    """The best LoRA adapter for the difference of two checkpoints, in PEFT's format."""
+    """Extract the best LoRA adapter for the difference of two checkpoints, in PEFT's format."""
     from merganser.library.lora import extract_lora
 
     report = extract_lora(
@@ -47,13 +47,15 @@ def command(
 
 def merge_command(
     adapters: Annotated[list[str], typer.Argument(metavar="ADAPTER", help="PEFT adapters of one base.")],
-    out: Annotated[Path, typer.Option("--out", help="Directory of the adapter to be made.")],
+    out: Out,
     space: Annotated[str, typer.Option(help="Shared basis: core_space or knots.")] = "core_space",
-    method: Annotated[str, typer.Option(help="Rule applied in it, e.g. tsv, ties, iso_c.")] = "tsv",
-    rank: Annotated[int | None, typer.Option(min=1, help="Cut the result to this rank.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    method: Annotated[str, typer.Option(help="Merging method applied in that basis, e.g. tsv, ties, iso_c.")] = "tsv",
+    rank: Annotated[
+        int | None, typer.Option(min=1, help="Rank of the adapter; default: all that the adapters span.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of the factors: float32, bfloat16 or float16.")] = "bfloat16",
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Merge LoRA adapters into one adapter; no base is read."""
     from merganser.library.lora import merge_adapters

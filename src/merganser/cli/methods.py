@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from merganser.cli.options import Json
 from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
@@ -17,7 +18,7 @@ def command(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="One method, with its formula; default: all of them.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the merging methods, or show one with its formula and parameters."""
     from merganser.methods.catalogue import catalogue, describe

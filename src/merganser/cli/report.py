@@ -7,18 +7,19 @@ from typing import Annotated
 
 import typer
 
+from merganser.cli.options import Check, Json
 from merganser.cli.output import emit, say
 
 
 def command(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Output of merge, experts, align, evolve, sweep or demo.")
+        Path, typer.Argument(metavar="DIR", help="Output of merge, library, align, evolve, sweep or demo.")
     ],
-    html: Annotated[Path | None, typer.Option(help="The page; default: report.html in DIR.")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Read every weight: NaN and infinity, checksums of a library.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="What was found, as JSON on standard output.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the page to this file; default: report.html in DIR.")
+    ] = None,
+    check: Check = False,
+    as_json: Json = False,
 ) -> None:
     """Write one self-contained page: summary, sortable tables, plots; readable without network or scripts.
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from merganser.cli.output import say
+from merganser.cli.options import Json, LibraryPath, Model, MovedBase
+from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,23 +20,31 @@ if TYPE_CHECKING:
 
 
 def command(
-    library: Annotated[Path, typer.Argument(metavar="LIB", help="Directory of the library.")],
-    model: Annotated[str, typer.Option(help="pkg.module:factory, a function that returns the network.")],
+    library: LibraryPath,
+    model: Model,
     heads: Annotated[
         Path | None,
-        typer.Option(help="Directory with a head per expert: NAME.safetensors with weight and bias."),
+        typer.Option(metavar="DIR", help="Directory with a head per expert: NAME.safetensors with weight and bias."),
     ] = None,
-    labels: Annotated[Path | None, typer.Option(help="JSON: names of the classes of each expert's head.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON with the names of the classes of each expert's head.")
+    ] = None,
     encode: Annotated[
-        str | None, typer.Option(help="package.module:function from a request's inputs to the model's.")
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Function from a request's inputs to the model's."),
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help="package.module:function from the model's output and inputs to what heads read.")
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Function from the model's output and inputs to what heads read."),
     ] = None,
-    layer: Annotated[list[str] | None, typer.Option(help="Linear layer to route at; several may be named.")] = None,
-    source: Annotated[str, typer.Option(help="Route from the fixed merge, or from the base.")] = "fixed",
-    normalize: Annotated[str, typer.Option(help="softmax of the residuals, or of their zscore.")] = "zscore",
-    score: Annotated[str, typer.Option(help="Compare heads by logit, probability or posterior.")] = "logit",
+    layer: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Linear layer to route at; may be repeated.")
+    ] = None,
+    source: Annotated[
+        str, typer.Option(help="Where activations for routing come from: fixed (the merge) or base.")
+    ] = "fixed",
+    normalize: Annotated[str, typer.Option(help="How residuals become weights: softmax, or zscore first.")] = "zscore",
+    head_score: Annotated[str, typer.Option(help="Compare heads by logit, probability or posterior.")] = "logit",
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Least weight of a chosen expert (η).")] = 0.2,
     top: Annotated[int, typer.Option(min=1, help="Most experts for one input (K).")] = 3,
     redundancy: Annotated[float, typer.Option(min=-1, max=1, help="Most cosine in the fixed merge (ε).")] = 0.3,
@@ -44,7 +53,7 @@ def command(
     max_batch: Annotated[int, typer.Option(min=1, help="Samples computed together.")] = 64,
     max_samples: Annotated[int, typer.Option(min=1, help="Samples of one request.")] = 64,
     max_queue: Annotated[int, typer.Option(min=1, help="Samples that may wait.")] = 512,
-    max_body: Annotated[str, typer.Option(help="Bytes of one request, e.g. 1MB.")] = "1MiB",
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of one request, e.g. 1MB.")] = "1MiB",
     wait: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for other requests.")] = 5.0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request is given up.")] = 30.0,
     header_timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for the headers of a request.")] = 10.0,
@@ -53,7 +62,8 @@ def command(
         str | None,
         typer.Option(envvar="MERGANSER_TOKEN", help="Ask for `Authorization: Bearer TOKEN`; better in the variable."),
     ] = None,
-    base: Annotated[str | None, typer.Option(help="Where the base is now, if it was moved.")] = None,
+    base: MovedBase = None,
+    as_json: Json = False,
 ) -> None:
     """Serve a library: each request finds its experts and its head."""
     from merganser.errors import MerganserError, require
@@ -82,13 +92,16 @@ def command(
         layer=layer or None,
         source=cast("Source", source),
         normalize=cast("Normalize", normalize),
-        score=cast("Score", score),
+        score=cast("Score", head_score),
         threshold=threshold,
         top=top,
         redundancy=redundancy,
     )
     app = create_app(adaptive, encode=_function(encode, "--encode"), labels=_labels(labels), limits=limits, token=token)
-    say(f"serving {', '.join(adaptive.library.experts)} at http://{host}:{port}", sys.stderr)
+    if as_json:
+        emit({"event": "serving", "url": f"http://{host}:{port}", "experts": list(adaptive.library.experts)})
+    else:
+        say(f"serving {', '.join(adaptive.library.experts)} at http://{host}:{port}", sys.stderr)
     server = create_server(app, host=host, port=port, limits=limits)
     server.run()
     if not server.started:

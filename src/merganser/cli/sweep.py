@@ -10,6 +10,7 @@ import typer
 
 from merganser.cli.interrupts import command as same_command
 from merganser.cli.interrupts import explain_interrupt
+from merganser.cli.options import Device, Json, Task
 from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
@@ -20,17 +21,32 @@ if TYPE_CHECKING:
 
 def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML).")],
-    over: Annotated[list[str], typer.Option(help="parameter=value,value,… (or method=…, seed=…); may be repeated.")],
-    tasks: Annotated[list[str] | None, typer.Option(help="[name=]kind:file, as in `merganser evaluate`.")] = None,
+    over: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=VALUE,VALUE…", help="Values to try for a parameter, method or seed; may be repeated."
+        ),
+    ],
+    tasks: Task = None,
     score: Annotated[
-        str | None, typer.Option(help="Instead of tasks: package.module:function(weights, budget).")
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Function of (weights, budget) that scores a variant, instead of tasks."
+        ),
     ] = None,
-    budgets: Annotated[str, typer.Option(help="Questions for each rung, e.g. 50,200,1000 halves twice.")] = "100",
+    rungs: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--rung", min=1, help="Questions asked on a rung; may be repeated: three rungs halve twice. Default: 100."
+        ),
+    ] = None,
     keep: Annotated[float, typer.Option(min=0, max=1, help="Share of the variants that reach the next rung.")] = 0.5,
-    journal: Annotated[Path | None, typer.Option(help="Scores so far; default: beside RECIPE, .sweep.jsonl.")] = None,
-    best: Annotated[Path | None, typer.Option(help="Write the best recipe to this file.")] = None,
-    device: Annotated[str, typer.Option(help="Where to run the models: cpu, cuda …")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    journal: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Scores so far; default: beside RECIPE, .sweep.jsonl.")
+    ] = None,
+    best: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the best recipe to this file.")] = None,
+    device: Device = "cpu",
+    as_json: Json = False,
 ) -> None:
     """Try a grid of values, or halve it from rung to rung; interrupted sweeps go on where they stopped.
 
@@ -39,12 +55,8 @@ def command(
     from merganser.errors import InputError
     from merganser.tuning.sweep import parse_over, sweep
 
-    try:
-        rungs = [int(part) for part in budgets.split(",")]
-    except ValueError:
-        raise InputError(f"--budgets {budgets}: expected whole numbers, e.g. 50,200") from None
     if bool(tasks) == bool(score):
-        raise InputError("say how to score: either --tasks or --score")
+        raise InputError("say how to score: either --task or --score")
     if best is not None:
         _check_place(best, recipe)
 
@@ -57,7 +69,7 @@ def command(
             recipe,
             parse_over(over),
             _scored(score) if score else _on_tasks(recipe, tasks or [], device),
-            budgets=rungs,
+            budgets=rungs or [100],
             keep=keep,
             journal=scores,
             scored_by=score or f"a sample of {' '.join(sorted(tasks or []))}",
@@ -110,10 +122,10 @@ def _on_tasks(recipe: Path, tasks: list[str], device: str) -> Score:
     from merganser import recipes
     from merganser.errors import InputError
     from merganser.evaluate import language
-    from merganser.evaluate.tasks import Task
+    from merganser.evaluate import tasks as questions
     from merganser.tuning.sweep import TaskScore
 
-    asked = [Task.parse(text) for text in tasks]
+    asked = [questions.Task.parse(text) for text in tasks]
     directory = recipes.prepare(recipes.load(recipe)).sources[0].directory
     kind = language.kind_of_model(directory)
     if directory is None or kind is None:

@@ -194,7 +194,7 @@ class Computation:
             what = "NaN" if wide.isnan().any() else "infinite values"
             raise InputError(
                 f"{self.plan.models[source.model].label}: tensor {source.name!r} contains {what}, which a merge would "
-                "spread; use a sound checkpoint, or allow it (--allow-nan, allow_nan=True)"
+                "spread; use a sound checkpoint, or allow it (allow_nan=True)"
             )
         return wide
 

@@ -62,7 +62,7 @@ def check_absent(out: Path, overwrite: bool) -> None:
     """That nothing but an empty directory stands at OUT, or that it may be overwritten."""
     if os.path.lexists(out) and not overwrite and not is_empty(out):
         what = "exists already" if out.exists() else "is a broken link"
-        raise InputError(f"{out} {what}; choose another name or overwrite it (--overwrite, overwrite=True)")
+        raise InputError(f"{out} {what}; choose another name or overwrite it (overwrite=True)")
 
 
 def _holds(place: Path, path: Path) -> bool:

@@ -103,11 +103,11 @@ def explain(error: OSError, staging: Path) -> MerganserError:
     if error.errno in _FULL:
         return MerganserError(
             f"no room left on the disk of {staging}: finished tensors are kept there; "
-            "free some space and do the same with --resume (resume=True)"
+            "free some space and do the same with resume=True"
         )
     if error.errno == errno.EMFILE:
         return MerganserError(
             f"writing {staging} failed: too many open files; raise their number (ulimit -n) and do the same with "
-            "--resume (resume=True)"
+            "resume=True"
         )
-    return MerganserError(f"writing {staging} failed: {error}; the same with --resume (resume=True) goes on")
+    return MerganserError(f"writing {staging} failed: {error}; the same with resume=True goes on")

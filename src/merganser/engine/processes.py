@@ -159,8 +159,8 @@ class _Child:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             how += _LIKELY.get(-code, "")
             raise MerganserError(
-                f"a worker was ended by {how}: finished tensors are kept; the same with --resume (resume=True) goes "
-                "on, with fewer --workers if memory is short"
+                f"a worker was ended by {how}: finished tensors are kept; the same with resume=True goes on, "
+                "with fewer workers if memory is short"
             ) from None
 
 
@@ -181,9 +181,7 @@ def _children(order: Sequence[Batch], sink: SharedSink, count: int) -> Iterator[
                     process.start()
             except OSError as error:
                 if not children:
-                    raise MerganserError(
-                        f"no worker could be started: {error}; try one worker (--workers 1, workers=1)"
-                    ) from error
+                    raise MerganserError(f"no worker could be started: {error}; try one worker (workers=1)") from error
                 ours.close()
                 break
             finally:

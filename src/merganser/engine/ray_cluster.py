@@ -42,7 +42,7 @@ def _connect(address: str | None, **options: Any) -> Any:
         ray.init(address=address, logging_level="error", **options)
     except Exception as error:  # Ray has no class of its own for a cluster that does not come up
         raise MerganserError(
-            f"--ray {address or 'local'}: the cluster does not answer: {str(error).strip()}"
+            f"ray={address or 'local'!r}: the cluster does not answer: {str(error).strip()}"
         ) from error
     return ray
 

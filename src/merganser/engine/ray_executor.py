@@ -59,7 +59,7 @@ def execute_on_ray(
                 raise cause if isinstance(cause, MerganserError) else MerganserError(str(cause)) from None
             except ray.exceptions.RayError as error:
                 raise MerganserError(
-                    f"the Ray cluster failed: {error}; --resume (resume=True) goes on from what is done"
+                    f"the Ray cluster failed: {error}; resume=True goes on from what is done"
                 ) from error
             for name, checksum in checksums.items():
                 writer.finished_elsewhere(outputs[name], checksum)

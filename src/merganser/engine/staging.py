@@ -48,8 +48,7 @@ class Staging:
         if unfinished and not (resume or overwrite):
             kept = f", and what stood at {self.out} before in {self.replaced.name}/" if self._must_put_back() else ""
             raise InputError(
-                f"{self.path} holds an unfinished merge{kept}; --resume (resume=True) continues it, --overwrite "
-                "(overwrite=True) starts again"
+                f"{self.path} holds an unfinished merge{kept}; resume=True continues it, overwrite=True starts again"
             )
         if not (unfinished and resume):
             check_absent(self.out, overwrite)

@@ -116,12 +116,12 @@ class CheckpointWriter:
         if begun.get("plan") != fingerprint:
             raise InputError(
                 f"{self._staging.path} was begun with another recipe, other sources or another version; "
-                "overwrite it to start again (--overwrite, overwrite=True)"
+                "overwrite it to start again (overwrite=True)"
             )
         if changed := self._sources.changed_since(begun.get("files", ())):
             raise InputError(
                 f"{changed} is not the file that {self._staging.path} was begun with: it was written since, or "
-                "replaced by a copy; overwrite it to start again (--overwrite, overwrite=True)"
+                "replaced by a copy; overwrite it to start again (overwrite=True)"
             )
 
     def _find_done(self, records: Iterable[dict[str, Any]], files: ShardFiles) -> set[str]:
@@ -185,8 +185,8 @@ class CheckpointWriter:
                 if not self._staging.publish(self._overwrite):
                     raise MerganserError(
                         f"{self.out} has appeared since the merge began and is left alone; the result waits in "
-                        f"{self._staging.path}: move {self.out} away and do the same with --resume (resume=True), or "
-                        "replace it with --resume --overwrite (resume=True, overwrite=True)"
+                        f"{self._staging.path}: move {self.out} away and do the same with resume=True, or replace "
+                        "it with resume=True and overwrite=True"
                     )
                 self.published = True
             self._staging.finish()
@@ -195,7 +195,7 @@ class CheckpointWriter:
         return self.out
 
     def abandon(self) -> None:
-        """Keep what is finished for `--resume`, as far as possible; called when the work has failed already."""
+        """Keep what is finished to be resumed, as far as possible; called when the work has failed already."""
         self._stop_syncing()
         if not self.published and self._files is not None:
             with contextlib.suppress(MerganserError):

@@ -13,7 +13,7 @@ from merganser.errors import InputError, did_you_mean
 def imported(reference: str, where: str = "") -> Any:
     """The function that `package.module:name` names; modules of the current directory are found, as by `python -m`.
 
-    `where` says in errors what holds the reference, e.g. "--model".
+    `where` says in errors what holds the reference, e.g. "score".
     """
     said = f"{where} {reference}".strip()
     path, _, name = reference.partition(":")

@@ -20,9 +20,7 @@ def nothing(trials: Iterable[Trial]) -> str:
     the failed ones have."""
     tried = list(trials)
     if not tried:
-        return (
-            "no candidate has been evaluated yet: wait for the run, or go on with `merganser evolve run RUN --resume`"
-        )
+        return "no candidate has been evaluated yet: wait for the run, or resume it if it was interrupted"
     reasons = Counter(trial.reason for trial in tried if trial.state == "failed")
     why = f"; most that failed did so with: {reasons.most_common(1)[0][0]}" if reasons else ""
     return f"no candidate was evaluated successfully inside the constraints{why}"

@@ -40,7 +40,7 @@ def start(
     """
     loaded = run if isinstance(run, LoadedRun) else runfile.load(run)
     if resume and not Path(study).is_file():
-        raise InputError(f"{study}: no such study to go on with; to start it, leave out --resume (resume=True)")
+        raise InputError(f"{study}: no such study to go on with; to start it, leave out resume=True")
     opened = Study.open(study)
     try:
         known = opened.store.get("design") is not None
@@ -80,7 +80,7 @@ def _check_the_same(loaded: LoadedRun, study: Study, resume: bool) -> None:
     if stored is None:
         raise InputError(f"{place}: holds a study that was started from Python; choose another file")
     if not resume:
-        raise InputError(f"{place}: holds a study already; go on with it (--resume, resume=True), or choose another")
+        raise InputError(f"{place}: holds a study already; go on with it (resume=True), or choose another")
     if runfile.read(stored["text"], stored["root"]).decisive() != loaded.file.decisive():
         raise InputError(
             f"{loaded.source}: differs from the run file that {place} was started with; start another study"

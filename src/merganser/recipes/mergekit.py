@@ -48,11 +48,11 @@ Nested = Callable[[Any, str], Recipe]
 _OTHER_TOOLS = {
     "experts": (
         "a mixture-of-experts configuration (mergekit-moe)",
-        "see merganser experts for models of many experts",
+        "see merganser library for models of many experts",
     ),
     "gate_mode": (
         "a mixture-of-experts configuration (mergekit-moe)",
-        "see merganser experts for models of many experts",
+        "see merganser library for models of many experts",
     ),
     "genome": ("a search configuration (mergekit-evolve)", "merganser searches with: merganser evolve run"),
     "donor": ("a tokenizer transplant (mergekit-tokensurgeon)", "output.tokenizer unites vocabularies within a merge"),

@@ -52,7 +52,7 @@ def report(path: str | os.PathLike[str], *, check: bool = False) -> tuple[Page, 
     path = Path(path)
     if not path.exists():
         partial = path.with_name(f"{path.name}.partial")
-        unfinished = f"; {partial} is an unfinished merge: --resume continues it" if partial.is_dir() else ""
+        unfinished = f"; {partial} is an unfinished merge: resume it first" if partial.is_dir() else ""
         raise InputError(f"{path}: no such directory{unfinished}")
     found = list(_found(path))
     if not found and path.is_dir():

@@ -45,14 +45,15 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     page.add(Table(["expert", "MiB", "energy kept", "made from", "sha256"], rows, "Experts"))
     page.text(
         "Energy kept: the part of ‖expert − base‖² that was stored, all tensors of an expert together, so that large "
-        "changes count most and vectors, which are stored whole, count too. merganser inspect --base shows the mean "
-        "over matrices instead, in which each counts the same; merganser inspect of a library, shares of what it holds."
+        "changes count most and vectors, which are stored whole, count too. merganser inspect of the experts with "
+        "their base shows the mean over matrices instead, in which each counts the same; of a library, shares of what "
+        "it holds."
     )
     findings = library.verify() if check and library is not None else []
     if findings:
         checked = [[finding.part, _SOUND[finding.sound], finding.message] for finding in findings]
         page.add(Table(["part", "sound", ""], checked, "Files against the manifest"))
-    page.text("Where the experts interfere: merganser inspect DIR --html FILE.")
+    page.text("merganser inspect of this directory shows where the experts interfere.")
     return {
         "kind": "library",
         "experts": names,

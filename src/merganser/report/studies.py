@@ -28,12 +28,10 @@ def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
     try:
         design, trials = study.design, study.trials()
         if study.failure:
-            page.text(f"Failed: {study.failure}. When the cause is gone, --resume tries again.")
+            page.text(f"Failed: {study.failure}. When the cause is gone, resume the run to try again.")
         if any(trial.valid for trial in trials):
             if not study.ended:
-                page.text(
-                    f"Not ended: {len(trials)} of {design.trials} trials. `merganser evolve run --resume` goes on."
-                )
+                page.text(f"Not ended: {len(trials)} of {design.trials} trials. Resume the run for the rest.")
             show(page, study)
         else:
             page.text(f"{len(trials)} of {design.trials} trials, none of them with a score yet.")

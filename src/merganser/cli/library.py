@@ -1,4 +1,4 @@
-"""`merganser experts`: a library of experts in about twice the space of their base."""
+"""`merganser library`: a library of experts in about twice the space of their base."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from merganser.cli.options import Base, Json, LibraryPath, MovedBase, Out, Overwrite, RankFraction, Resume
 from merganser.cli.output import emit, say, wrote
 from merganser.units import parse_size, show_size
 
@@ -18,14 +19,8 @@ _MARKS = {True: "ok ", False: "BAD", None: "?  "}
 
 app = typer.Typer(help="Keep many experts of one base as low-rank factors.", no_args_is_help=True)
 
-LibraryPath = Annotated[Path, typer.Argument(metavar="LIB", help="Directory of the library.")]
-Base = Annotated[str | None, typer.Option("--base", help="Where the base is now, if it was moved.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted run stopped.")]
-RankFraction = Annotated[float | None, typer.Option(help="Share of the components to keep; default 1/T.")]
-Energy = Annotated[float | None, typer.Option(help="Share of each matrix' energy to keep instead.")]
-Budget = Annotated[str | None, typer.Option(help="Bytes for all expert files instead, e.g. 2GB.")]
+Energy = Annotated[float | None, typer.Option(help="Share of the energy of each matrix to keep instead.")]
+Budget = Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes for all expert files instead, e.g. 2GB.")]
 Randomized = Annotated[bool, typer.Option("--randomized", help="Faster, approximate factors.")]
 
 
@@ -33,16 +28,18 @@ Randomized = Annotated[bool, typer.Option("--randomized", help="Faster, approxim
 def build(
     library: LibraryPath,
     experts: Annotated[list[str], typer.Argument(metavar="NAME=CKPT", help="The experts by name.")],
-    base: Annotated[str, typer.Option("--base", help="The model the experts were fine-tuned from.")],
+    base: Base,
     rank_fraction: RankFraction = None,
     energy: Energy = None,
     budget: Budget = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8; default: the base's.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Dtype of the factors: float32, bfloat16, float16 or int8; default: the base's.")
+    ] = None,
     copy_base: Annotated[bool, typer.Option("--copy-base", help="Keep a copy of the base in the library.")] = False,
     randomized: Randomized = False,
     as_json: Json = False,
 ) -> None:
-    """Build a library. Run the same command again after an interruption to go on."""
+    """Build a library; after an interruption, the same command goes on."""
     from merganser.library.library import Library
 
     built = Library.build(
@@ -68,7 +65,7 @@ def add(
     energy: Energy = None,
     budget: Budget = None,
     randomized: Randomized = False,
-    base: Base = None,
+    base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
     """Add one expert; the others are not touched."""
@@ -88,15 +85,15 @@ def add(
 def remove(
     library: LibraryPath,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Expert to remove.")],
-    base: Base = None,
+    base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Remove one expert and its file; again after an interruption."""
+    """Remove one expert and its file; after an interruption, the same command finishes it."""
     _show(_open(library, base).remove(name), as_json)
 
 
 @app.command("list")
-def list_experts(library: LibraryPath, base: Base = None, as_json: Json = False) -> None:
+def list_experts(library: LibraryPath, base: MovedBase = None, as_json: Json = False) -> None:
     """List the experts with their sizes and the energy kept."""
     _show(_open(library, base), as_json)
 
@@ -105,13 +102,15 @@ def list_experts(library: LibraryPath, base: Base = None, as_json: Json = False)
 def extract(
     library: LibraryPath,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Expert to rebuild.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to be made.")],
-    form: Annotated[str, typer.Option("--as", help="checkpoint, or lora for a PEFT adapter.")] = "checkpoint",
+    out: Out,
+    form: Annotated[
+        str, typer.Option("--as", help="What to write: checkpoint, or lora for a PEFT adapter.")
+    ] = "checkpoint",
     rank: Annotated[int | None, typer.Option(min=1, help="Rank of the adapter; default: the stored one.")] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of the adapter.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Dtype of the factors of an adapter.")] = "bfloat16",
     resume: Resume = False,
     overwrite: Overwrite = False,
-    base: Base = None,
+    base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
     """Rebuild one expert as an ordinary checkpoint, or as a LoRA adapter for PEFT and vLLM."""
@@ -133,16 +132,19 @@ def extract(
 @app.command()
 def merge(
     library: LibraryPath,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to be made.")],
-    experts: Annotated[list[str] | None, typer.Option("--expert", "-e", help="Only these; default: all.")] = None,
+    out: Out,
+    experts: Annotated[
+        list[str] | None,
+        typer.Option("--expert", "-e", metavar="NAME", help="Expert to merge; may be repeated. Default: all."),
+    ] = None,
     scale: Annotated[float, typer.Option(help="Factor of the merged task vector.")] = 1.0,
     rank_fraction: RankFraction = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
-    base: Base = None,
+    base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """TSV-Merge experts straight from their stored factors."""
+    """Merge experts straight from their stored factors (TSV-Merge)."""
     from merganser.recipes.saving import save
 
     settings: dict[str, Any] = {"scale": scale}
@@ -153,7 +155,7 @@ def merge(
 
 
 @app.command()
-def verify(library: LibraryPath, base: Base = None, as_json: Json = False) -> None:
+def verify(library: LibraryPath, base: MovedBase = None, as_json: Json = False) -> None:
     """Read every byte and compare it with what the library says; exit code 1 if something is wrong."""
     findings = _open(library, base).verify()
     if as_json:

@@ -1,4 +1,4 @@
-"""The commands of `merganser experts` and `extract-lora`, called as a user would."""
+"""The commands of `merganser library` and `extract-lora`, called as a user would."""
 
 import json
 
@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.cli import experts, lora
+from merganser.cli import library, lora
 from merganser.errors import CheckpointError, InputError
 
 runner = CliRunner()
@@ -41,25 +41,25 @@ def call(app, *arguments, code=0):
 
 def build(models, tmp_path, *options):
     pairs = [f"{name}={models[name]}" for name in ("math", "code")]
-    return call(experts.app, "build", tmp_path / "lib", *pairs, "--base", models["base"], "--json", *options)
+    return call(library.app, "build", tmp_path / "lib", *pairs, "--base", models["base"], "--json", *options)
 
 
 def test_a_library_from_beginning_to_end(models, tmp_path):
     built = json.loads(build(models, tmp_path, "--rank-fraction", "0.2").stdout.splitlines()[-1])
     assert set(built["experts"]) == {"math", "code"}
     lib = tmp_path / "lib"
-    call(experts.app, "add", lib, f"again={models['math']}")
-    assert "again" in call(experts.app, "list", lib).stdout
-    call(experts.app, "remove", lib, "again")
-    call(experts.app, "extract", lib, "math", tmp_path / "out")
+    call(library.app, "add", lib, f"again={models['math']}")
+    assert "again" in call(library.app, "list", lib).stdout
+    call(library.app, "remove", lib, "again")
+    call(library.app, "extract", lib, "math", tmp_path / "out")
     assert open_checkpoint(tmp_path / "out").read("a.weight").shape == (40, 36)
-    report = json.loads(call(experts.app, "extract", lib, "math", tmp_path / "ad", "--as", "lora", "--json").stdout)
+    report = json.loads(call(library.app, "extract", lib, "math", tmp_path / "ad", "--as", "lora", "--json").stdout)
     assert report["left_out"] == ["norm.weight"]
-    call(experts.app, "merge", lib, tmp_path / "merged", "-e", "math", "-e", "code", "--scale", "0.5")
+    call(library.app, "merge", lib, tmp_path / "merged", "-e", "math", "-e", "code", "--scale", "0.5")
     assert open_checkpoint(tmp_path / "merged").names()
-    assert call(experts.app, "verify", lib).stdout.count("ok") == 3
+    assert call(library.app, "verify", lib).stdout.count("ok") == 3
     (lib / "experts/math.safetensors").write_bytes(b"broken")
-    findings = json.loads(call(experts.app, "verify", lib, "--json", code=1).stdout)
+    findings = json.loads(call(library.app, "verify", lib, "--json", code=1).stdout)
     assert [f["part"] for f in findings if not f["sound"]] == ["math"]
 
 
@@ -69,17 +69,17 @@ def test_removals_are_repeatable_and_stay_inside(models, tmp_path):
     manifest = json.loads((lib / "library.json").read_text())
     left = dict(manifest, experts={"code": manifest["experts"]["code"]})
     (lib / "library.json").write_text(json.dumps(left))  # as after a kill between manifest and file
-    assert call(experts.app, "verify", lib, code=1)
-    call(experts.app, "remove", lib, "math")
+    assert call(library.app, "verify", lib, code=1)
+    call(library.app, "remove", lib, "math")
     assert not (lib / "experts/math.safetensors").exists()
-    call(experts.app, "verify", lib)
+    call(library.app, "verify", lib)
     with pytest.raises(InputError, match="has no expert 'math'"):
-        call(experts.app, "remove", lib, "math")
+        call(library.app, "remove", lib, "math")
     (tmp_path / "precious.txt").write_text("mine")
     left["experts"]["code"]["file"] = "../precious.txt"
     (lib / "library.json").write_text(json.dumps(left))
     with pytest.raises(CheckpointError, match="not the name of a file inside"):
-        call(experts.app, "remove", lib, "code")
+        call(library.app, "remove", lib, "code")
     assert (tmp_path / "precious.txt").read_text() == "mine"
 
 
@@ -87,11 +87,11 @@ def test_a_base_of_another_checksum_is_not_called_sound(models, tmp_path):
     build(models, tmp_path)
     path = tmp_path / "lib/library.json"
     content = json.loads(path.read_text())
-    assert "ok   base" in call(experts.app, "verify", tmp_path / "lib").stdout
+    assert "ok   base" in call(library.app, "verify", tmp_path / "lib").stdout
     path.write_text(json.dumps(content | {"base_sha256": "0" * 64}))
-    assert "BAD  base: " in call(experts.app, "verify", tmp_path / "lib", code=1).stdout
+    assert "BAD  base: " in call(library.app, "verify", tmp_path / "lib", code=1).stdout
     path.write_text(json.dumps({key: content[key] for key in content if key != "base_sha256"} | {"version": 1}))
-    assert "?    base: " in call(experts.app, "verify", tmp_path / "lib").stdout
+    assert "?    base: " in call(library.app, "verify", tmp_path / "lib").stdout
 
 
 def test_budgets_are_sizes(models, tmp_path):
@@ -101,26 +101,26 @@ def test_budgets_are_sizes(models, tmp_path):
 
 def test_errors_reach_the_caller(models, tmp_path):
     with pytest.raises(InputError, match="NAME=CKPT"):
-        call(experts.app, "build", tmp_path / "lib", "math", "--base", models["base"])
+        call(library.app, "build", tmp_path / "lib", "math", "--base", models["base"])
     with pytest.raises(InputError, match="two experts are called 'math'"):
-        call(experts.app, "build", tmp_path / "lib", "math=x", "math=y", "--base", models["base"])
+        call(library.app, "build", tmp_path / "lib", "math=x", "math=y", "--base", models["base"])
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="cannot be made"):
-        call(experts.app, "build", tmp_path / "file", f"math={models['math']}", "--base", models["base"])
+        call(library.app, "build", tmp_path / "file", f"math={models['math']}", "--base", models["base"])
     with pytest.raises(CheckpointError, match="not an expert library"):
-        call(experts.app, "list", models["base"])
+        call(library.app, "list", models["base"])
     build(models, tmp_path)
     with pytest.raises(InputError, match="choose checkpoint or lora"):
-        call(experts.app, "extract", tmp_path / "lib", "math", tmp_path / "x", "--as", "gguf")
+        call(library.app, "extract", tmp_path / "lib", "math", tmp_path / "x", "--as", "gguf")
 
 
 def test_adapters_from_the_command_line(models, tmp_path):
     for name in ("math", "code"):
         arguments = ("extract-lora", models[name], tmp_path / f"{name}-lora", "--base", models["base"], "--rank", 4)
         assert "rank 4" in call(LORA, *arguments).stdout
-    call(LORA, "merge-lora", tmp_path / "math-lora", tmp_path / "code-lora", "--out", tmp_path / "both", "--rank", 6)
+    call(LORA, "merge-lora", tmp_path / "math-lora", tmp_path / "code-lora", tmp_path / "both", "--rank", 6)
     assert json.loads((tmp_path / "both/adapter_config.json").read_text())["r"] == 6
-    done = call(LORA, "merge-lora", tmp_path / "math-lora", "--out", tmp_path / "again", "--json").stdout
+    done = call(LORA, "merge-lora", tmp_path / "math-lora", tmp_path / "again", "--json").stdout
     found = json.loads(done)
     assert (found["event"], found["path"], found["rank"]) == ("done", str(tmp_path / "again"), 4)
     assert found["energy"] == 1.0

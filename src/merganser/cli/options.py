@@ -1,0 +1,59 @@
+"""Arguments and options that several commands share: one name, one meaning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory to create.")]
+Recipe = Annotated[
+    Path,
+    typer.Argument(metavar="RECIPE", help="Recipe file (YAML), native or mergekit's; - reads standard input."),
+]
+LibraryPath = Annotated[Path, typer.Argument(metavar="LIB", help="Directory of the library.")]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands at OUT.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted run stopped.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan and stop.")]
+
+Base = Annotated[str, typer.Option("--base", metavar="CKPT", help="Checkpoint the others were fine-tuned from.")]
+MovedBase = Annotated[
+    str | None, typer.Option("--base", metavar="CKPT", help="Base checkpoint, if it is no longer where LIB says.")
+]
+RankFraction = Annotated[
+    float | None, typer.Option("--rank-fraction", help="Share of the singular components used; default 1/T.")
+]
+Model = Annotated[
+    str, typer.Option("--model", metavar="MODULE:FUNCTION", help="Function that returns the network, e.g. net:build.")
+]
+Task = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task",
+        metavar="[NAME=]KIND:FILE",
+        help="Questions to ask; may be repeated. Kinds: classification, multiple-choice, choice, generation, "
+        "exact-match, perplexity.",
+    ),
+]
+Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]
+Check = Annotated[bool, typer.Option("--check", help="Read every weight and look for NaN, infinity and damage.")]
+
+Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda, cuda:1 …")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Processes; default: one per core, or what the run file says.")
+]
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="Bound on tensors in flight, e.g. 2GiB (the default).")
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Run on the Ray cluster at this address ('auto' finds one, 'local' starts one).",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn at random.")]

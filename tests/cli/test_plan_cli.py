@@ -1,0 +1,104 @@
+"""`merganser plan` on small checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from merganser.cli import build
+from merganser.cli.collapsing import collapse
+from merganser.errors import InputError
+
+RECIPE = """
+method: ties
+base: base
+models: [a, {path: b, parameters: {weight: 0.5}}]
+parameters: {density: 0.4}
+overrides:
+  - {match: "*.norm", method: linear}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    names = [f"layers.{layer}.{part}" for layer in range(11) for part in ("w", "norm")]
+    for model in ("base", "a", "b"):
+        (tmp_path / model).mkdir()
+        save_file({name: torch.ones(2, 2) for name in names}, tmp_path / model / "model.safetensors")
+    file = tmp_path / "recipe.yml"
+    file.write_text(RECIPE)
+    return file
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(build(), list(map(str, arguments)))
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_a_plan_is_what_a_dry_run_shows(recipe: Path, tmp_path: Path) -> None:
+    assert call("plan", recipe, "--json") == call("merge", recipe, tmp_path / "out", "--dry-run", "--json")
+    assert call("plan", recipe) == call("merge", recipe, tmp_path / "out", "--dry-run")
+    assert "linear × 11, ties × 11" in call("plan", recipe)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tensors_have_method_sources_and_effective_parameters(recipe: Path) -> None:
+    outputs = json.loads(call("plan", recipe, "--tensors", "--json"))["outputs"]
+    assert [each["name"] for each in outputs][-4:] == ["layers.9.norm", "layers.9.w", "layers.10.norm", "layers.10.w"]
+    last = outputs[-1]
+    assert last["method"] == "ties"
+    assert [source["tensor"] for source in last["sources"]] == ["layers.10.w"] * 2
+    assert last["base"]["tensor"] == "layers.10.w"
+    assert last["parameters"]["density"] == [0.4, 0.4]
+    assert last["parameters"]["weight"] == [1.0, 0.5]
+    assert last["parameters"]["scale"] == 1.0  # a default
+
+
+def test_tensors_that_are_alike_share_a_line(recipe: Path) -> None:
+    lines = call("plan", recipe, "--tensors").splitlines()
+    assert sum(line.startswith("layers.[0-10].w ") and "weight 1.0/0.5" in line for line in lines) == 1
+    assert sum("layers." in line for line in lines) == 2
+
+
+def test_a_recipe_that_is_wrong_is_refused(recipe: Path) -> None:
+    recipe.write_text("method: tise\nmodels: [a, b]")
+    with pytest.raises(InputError, match="did you mean 'ties'"):
+        call("plan", recipe)
+
+
+def test_names_collapse_to_ranges() -> None:
+    rows = [(f"l.{layer}.e.{expert}.w", "m") for layer in range(3) for expert in (0, 1, 5)]
+    assert collapse([*rows, ("l.00.w", "m"), ("h4.w", "m"), ("l.7.w", "n")]) == [
+        ("l.[0-2].e.[0-1,5].w", "m"),
+        ("l.00.w", "m"),
+        ("h4.w", "m"),
+        ("l.7.w", "n"),
+    ]
+
+
+NAMES = st.lists(st.sampled_from(["a", "b", "0", "1", "2", "3", "10"]), min_size=1, max_size=4).map(".".join)
+
+
+@given(st.dictionaries(NAMES, st.sampled_from("xy")))
+def test_no_name_is_lost_or_made_up(rows: dict[str, str]) -> None:
+    def expand(name: str) -> list[str]:
+        names = [""]
+        for part in name.split("."):
+            numbers = [part]
+            if part.startswith("["):
+                bounds = [list(map(int, each.split("-"))) for each in part.strip("[]").split(",")]
+                numbers = [str(n) for low, *high in bounds for n in range(low, (high or [low])[0] + 1)]
+            names = [f"{begun}.{number}" if begun else number for begun in names for number in numbers]
+        return names
+
+    collapsed = collapse(rows.items())
+    assert sorted((name, rest) for each, rest in collapsed for name in expand(each)) == sorted(rows.items())
