@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from merganser.engine.api import run
 from safetensors.torch import save_file
 
 import merganser.engine.execute as execution
@@ -21,6 +20,7 @@ from merganser.engine.publishing import publish
 from merganser.errors import InputError
 from merganser.evolve.study import Study
 from merganser.library import Library
+from merganser.recipes.running import run
 from merganser.tuning.sweep import sweep
 
 

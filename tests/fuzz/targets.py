@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from safetensors import SafetensorError, safe_open
@@ -21,18 +22,18 @@ import merganser as mg
 from fuzz import seeds
 from fuzz.harness import Silent, Target
 from fuzz.mutations import mutate
+from fuzz.studies import irt_file, prepared_study, read_design, read_study, study_file
 from merganser import recipes
 from merganser.align.records import Record
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.engine.disk import Disk
 from merganser.errors import CheckpointError, MerganserError
-from merganser.evaluate.examiners import read_records
+from merganser.evaluate.records import read_records
 from merganser.evolve import runfile
 from merganser.evolve.irt.model import IRT
-from merganser.evolve.store import Store, Trial, paired
 from merganser.library.library import Library
 from merganser.library.masks import MaskLibrary
-from merganser.tuning.sweep import _Journal
+from merganser.tuning.score_journal import ScoreJournal
 
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 6, "num_hidden_layers": 1}
 TOKENIZER = {
@@ -138,15 +139,9 @@ def read_masks(directory: Path) -> None:
             expert.read(tensor)
 
 
-def read_study(directory: Path) -> None:
-    store = Store(directory / "study.sqlite", readonly=True)
-    try:
-        store.get("design")
-        for trial in store.trials():
-            store.answers(trial)
-        store.pace("search")
-    finally:
-        store.close()
+def read_scores(directory: Path) -> None:
+    with ScoreJournal(directory / "sweep.jsonl", "x"):
+        pass
 
 
 def resume(directory: Path) -> None:
@@ -183,7 +178,6 @@ def write(directory: Path, files: Mapping[str, bytes]) -> None:
 
 def gguf_file(directory: Path) -> bytes:
     import gguf
-    import numpy as np
 
     writer = gguf.GGUFWriter(str(directory / "m.gguf"), "llama")
     writer.add_array("tokens", ["a", "b"])
@@ -201,17 +195,6 @@ def torch_file(zipped: bool) -> bytes:
     stream = io.BytesIO()
     torch.save({"state_dict": weights(), "epoch": 3}, stream, _use_new_zipfile_serialization=zipped)
     return stream.getvalue()
-
-
-def study_file(directory: Path) -> bytes:
-    store = Store(directory / "study.sqlite")
-    store.set(design={"tasks": ["a"]}, seed=1)
-    trial = Trial("candidate", "c0", "done", 0, 0, (0.5,), {"weight": 0.5}, {"a": 0.5}, {"a": {"value": 0.5}})
-    store.add(trial, {"a": paired([0, 1], [0.0, 1.0])})
-    store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    store._connection.execute("PRAGMA journal_mode=DELETE")
-    store.close()
-    return (directory / "study.sqlite").read_bytes()
 
 
 PAIR = "method: linear\nmodels: [./a, ./b]\n"
@@ -304,12 +287,13 @@ def all_targets() -> list[Target]:
         Target("masks", masks, ("masks/masks.json",), read_masks),
         Target("journal", pair | recipe(PAIR) | {"damage": WHOLE}, ("damage",), resume, may_leave=("out",)),
         Target("study", {"study.sqlite": study}, ("study.sqlite",), read_study, may_leave=("study.sqlite-",)),
+        Target("design", prepared_study(), ("design.json", "prepared"), read_design, may_leave=("new.sqlite",)),
         Target("runfile", pair | model("c", 3.0) | both("run", RUN) | {"quiz.jsonl": QUIZ},
                ("run.yml", "run.json", "quiz.jsonl"), lambda d: each(d, "run", runfile.load)),
         Target("records", {"quiz.jsonl": QUIZ, "quiz.json": dumped([{"a": 1}])}, ("quiz.jsonl", "quiz.json"),
                lambda d: (read_records(d / "quiz.jsonl"), read_records(d / "quiz.json"))),
         Target("sweep", {"sweep.jsonl": b'{"key": "a", "score": 0.5, "scored_by": "x"}\n' * 3}, ("sweep.jsonl",),
-               lambda d: _Journal(d / "sweep.jsonl", "x")),
+               read_scores),
         Target("alignment", {"p.safetensors": permutations}, ("p.safetensors",),
                lambda d: Record.load(d / "p.safetensors")),
         Target("irt", {"irt.safetensors": irt}, ("irt.safetensors",), lambda d: IRT.load(d / "irt.safetensors")),
@@ -318,8 +302,6 @@ def all_targets() -> list[Target]:
 
 
 def alignment_file(place: Path) -> bytes:
-    import numpy as np
-
     from merganser.align.symmetries import Atom, Factor, Symmetry, product
 
     symmetry = Symmetry({"h": Atom("h", 3, None)}, {"w": (product(Factor("h", 3)),)}, frozenset(), {})
@@ -327,13 +309,3 @@ def alignment_file(place: Path) -> bytes:
         place / "p.safetensors"
     )
     return (place / "p.safetensors").read_bytes()
-
-
-def irt_file(place: Path) -> bytes:
-    import numpy as np
-
-    from merganser.evolve.irt.model import Items, Normal
-
-    items = Items(np.ones((4, 2)), np.zeros(4))
-    IRT(np.zeros((3, 2)), items, Normal(np.zeros(2), np.eye(2)), None, {2: 0.5}).save(place / "irt.safetensors")
-    return (place / "irt.safetensors").read_bytes()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from merganser.evolve.blending import (
 )
 from merganser.evolve.design import Task
 from merganser.evolve.estimators import Estimator, adaptive_c, bias_variance_c, naive, validation_error
-from merganser.evolve.irt.model import IRT, Items, Normal
+from merganser.evolve.irt.model import IRT
 from merganser.evolve.subsets import Subset
 from merganser.strict_json import parse_json
 
@@ -223,30 +223,34 @@ def to_bytes(prepared: Prepared) -> bytes:
         "weights": prepared.subset.weights,
     }
     if estimator.irt is not None and estimator.endpoints is not None:
-        arrays |= {
-            "abilities": estimator.irt.abilities,
-            "discrimination": estimator.irt.items.discrimination,
-            "difficulty": estimator.irt.items.difficulty,
-            "prior.mean": estimator.irt.prior.mean,
-            "prior.precision": estimator.irt.prior.precision,
-            "endpoints": estimator.endpoints,
-        }
+        bare = IRT(estimator.irt.abilities, replace(estimator.irt.items, errors=None), estimator.irt.prior)
+        arrays |= bare.to_arrays() | {"endpoints": estimator.endpoints}
     metadata = {"estimator": json.dumps({"name": estimator.name, "c": estimator.c})}
     return bytes(save({k: np.ascontiguousarray(v) for k, v in arrays.items()}, metadata))
 
 
 def from_bytes(content: bytes) -> Prepared:
+    """Return the task that `to_bytes` gave.
+
+    Raises:
+        ValueError: The bytes are damaged.
+    """
+    from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    arrays = load(content)
-    header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    settings = parse_json(header["__metadata__"]["estimator"])
-    irt = None
-    if "abilities" in arrays:
-        items = Items(arrays["discrimination"], arrays["difficulty"])
-        irt = IRT(arrays["abilities"], items, Normal(arrays["prior.mean"], arrays["prior.precision"]))
-    return Prepared(
-        Split(arrays["pool"].astype(np.intp), arrays["test"].astype(np.intp)),
-        Subset(arrays["subset"].astype(np.intp), arrays["weights"]),
-        Estimator(settings["name"], irt, arrays.get("endpoints"), settings["c"]),
-    )
+    try:
+        arrays = load(content)
+        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        settings = parse_json(header["__metadata__"]["estimator"])
+        irt = IRT.from_arrays(arrays) if "abilities" in arrays else None
+        prepared = Prepared(
+            Split(arrays["pool"].astype(np.intp), arrays["test"].astype(np.intp)),
+            Subset(arrays["subset"].astype(np.intp), arrays["weights"]),
+            Estimator(settings["name"], irt, arrays.get("endpoints"), settings["c"]),
+        )
+        if (prepared.subset.items < 0).any() or min(map(min, (prepared.split.pool, prepared.split.test))) < 0:
+            raise ValueError("an item has a negative number")
+        prepared.items  # noqa: B018 (an item beyond the pool fails here)
+    except (SafetensorError, InputError, LookupError, TypeError) as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+    return prepared

@@ -315,7 +315,10 @@ def stored(store: Store, design: Design) -> dict[str, Prepared]:
         content = store.artifact(f"prepared/{task.name}")
         if content is None:
             raise MerganserError(f"{store.path}: task {task.name!r} has not been prepared yet")
-        found[task.name] = from_bytes(content)
+        try:
+            found[task.name] = from_bytes(content)
+        except ValueError as error:
+            raise InputError(f"{store.path}: what it holds of task {task.name!r} is damaged: {error}") from error
     return found
 
 

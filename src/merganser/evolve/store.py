@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from merganser.errors import InputError, MerganserError
 from merganser.evolve.arrays import Array
@@ -55,6 +56,11 @@ CREATE TABLE answers (
     PRIMARY KEY (trial, measure)
 );
 """
+_TABLES = {
+    *(("table", name) for name in ("meta", "artifacts", "trials", "answers")),
+    *(("index", name) for name in ("place", "by_label")),
+}
+_RESTORE = "restore it from a copy, or start a new study"
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,9 @@ class Trial:
         return next(iter((self.error or "").splitlines()), "")
 
 
+_TRIAL = TypeAdapter(Trial)
+
+
 class Store:
     """Open for writing (made when absent) or, with `readonly`, for looking on while another process writes."""
 
@@ -113,8 +122,8 @@ class Store:
             raise InputError(f"{self.path}: not a study, or not readable: {error}") from error
 
     def _open(self, readonly: bool) -> None:
-        present = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if not present:
+        self._connection.execute("PRAGMA trusted_schema=OFF")
+        if not self._contents():
             if readonly:
                 raise InputError(f"{self.path}: an empty file, not a study")
             self._connection.execute("PRAGMA journal_mode=WAL")
@@ -123,28 +132,61 @@ class Store:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
         if version != VERSION:
             raise InputError(f"{self.path}: version {version} of the study format; this program reads {VERSION}")
+        if self._contents() != _TABLES:  # a view in the place of a table could compute for ever
+            raise InputError(f"{self.path}: its tables are not those of a study; use another file")
         if not readonly:
             self._connection.execute("PRAGMA synchronous=FULL")
+
+    def _contents(self) -> set[tuple[str, str]]:
+        """Types and names of the tables and whatever else was created in the file."""
+        return set(self._connection.execute("SELECT type, name FROM sqlite_master WHERE sql IS NOT NULL"))
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Report what a damaged file leads to as damage to the file."""
+        try:
+            yield
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InputError(f"{self.path}: damaged: {where} of a trial: {first['msg']}; {_RESTORE}") from None
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise InputError(f"{self.path}: damaged, or not readable: {error}; {_RESTORE}") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Run a transaction; what fails leaves the file as it was."""
+        try:
+            with self._connection:
+                yield
+        except sqlite3.IntegrityError as error:
+            raise MerganserError(f"{self.path}: another process is writing to this study") from error
+        except sqlite3.Error as error:
+            raise MerganserError(
+                f"{self.path}: could not be written: {error}; put it right and resume the study"
+            ) from error
 
     def close(self) -> None:
         self._connection.close()
 
     def get(self, key: str) -> Any:
-        row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else parse_json(row[0])
+        with self._reading():
+            row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+            return None if row is None else parse_json(row[0])
 
     def set(self, **entries: Any) -> None:
         """Keep values by their keys, all of them in one transaction."""
-        with self._connection:
-            rows = [(key, json.dumps(value)) for key, value in entries.items()]
+        rows = [(key, json.dumps(value)) for key, value in entries.items()]
+        with self._writing():
             self._connection.executemany("REPLACE INTO meta VALUES (?, ?)", rows)
 
     def artifact(self, name: str) -> bytes | None:
-        row = self._connection.execute("SELECT content FROM artifacts WHERE name = ?", (name,)).fetchone()
-        return None if row is None else bytes(row[0])
+        with self._reading():
+            row = self._connection.execute("SELECT content FROM artifacts WHERE name = ?", (name,)).fetchone()
+            return None if row is None else bytes(memoryview(row[0]))
 
     def keep(self, name: str, content: bytes) -> None:
-        with self._connection:
+        with self._writing():
             self._connection.execute("REPLACE INTO artifacts VALUES (?, ?)", (name, content))
 
     def add(self, trial: Trial, answers: Mapping[str, Answers]) -> Trial:
@@ -168,25 +210,22 @@ class Store:
             "error": trial.error,
         }
         columns, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
-        try:
-            with self._connection:
-                cursor = self._connection.execute(f"INSERT INTO trials ({columns}) VALUES ({marks})", row)
-                number = cursor.lastrowid
-                self._connection.executemany(
-                    "INSERT INTO answers VALUES (?, ?, ?, ?)",
-                    [
-                        (number, measure, a.items.astype("<i8").tobytes(), a.values.astype("<f8").tobytes())
-                        for measure, a in answers.items()
-                    ],
-                )
-        except sqlite3.IntegrityError as error:
-            raise MerganserError(f"{self.path}: another process is writing to this study") from error
+        with self._writing():
+            cursor = self._connection.execute(f"INSERT INTO trials ({columns}) VALUES ({marks})", row)
+            number = cursor.lastrowid
+            self._connection.executemany(
+                "INSERT INTO answers VALUES (?, ?, ?, ?)",
+                [
+                    (number, measure, a.items.astype("<i8").tobytes(), a.values.astype("<f8").tobytes())
+                    for measure, a in answers.items()
+                ],
+            )
         return Trial(**{**trial.__dict__, "id": number})
 
     def forget(self, kind: str, generation: int = 0) -> None:
         """Trials of a kind from a generation on, and their answers."""
         which = "kind = ? AND coalesce(generation, 0) >= ?"
-        with self._connection:
+        with self._writing():
             self._connection.execute(
                 f"DELETE FROM answers WHERE trial IN (SELECT id FROM trials WHERE {which})", (kind, generation)
             )
@@ -194,16 +233,18 @@ class Store:
 
     def trials(self, kind: str | None = None, label: str | None = None) -> list[Trial]:
         """Trials in the order of the search (by generation and position), others in the order they ended."""
-        return list(self._select(kind, label))
+        with self._reading():
+            return list(self._select(kind, label))
 
     def pace(self, kind: str) -> tuple[int, int, float]:
         """Trials of a kind inside the constraints; how many of them were evaluated (not copied) with success, and the
         seconds that took."""
         fresh = "CASE WHEN state = 'done' AND cached_from IS NULL THEN seconds END"
-        row = self._connection.execute(
-            f"SELECT count(*), count({fresh}), total({fresh}) FROM trials WHERE kind = ? AND state != 'infeasible'",
-            (kind,),
-        ).fetchone()
+        with self._reading():
+            row = self._connection.execute(
+                f"SELECT count(*), count({fresh}), total({fresh}) FROM trials WHERE kind = ? AND state != 'infeasible'",
+                (kind,),
+            ).fetchone()
         return int(row[0]), int(row[1]), float(row[2])
 
     def _select(self, kind: str | None, label: str | None) -> Iterator[Trial]:
@@ -215,15 +256,16 @@ class Store:
                 data = dict(zip(names, row, strict=True))
                 for name in ("objectives", "estimates", "violations", "genome", "params"):
                     data[name] = parse_json(data[name]) if data[name] is not None else None
-                data["genome"] = None if data["genome"] is None else tuple(data["genome"])
-                data["violations"] = tuple(data["violations"])
-                yield Trial(values=data.pop("params"), **data)
+                yield _TRIAL.validate_python({"values": data.pop("params"), **data})
 
     def answers(self, trial: Trial) -> dict[str, Answers]:
-        rows = self._connection.execute(
-            "SELECT measure, items, content FROM answers WHERE trial = ? ORDER BY measure", (trial.id,)
-        )
-        return {m: Answers(np.frombuffer(i, "<i8"), np.frombuffer(v, "<f8")) for m, i, v in rows}
+        query = "SELECT measure, items, content FROM answers WHERE trial = ? ORDER BY measure"
+        with self._reading():
+            rows = self._connection.execute(query, (trial.id,))
+            found = {m: Answers(np.frombuffer(i, "<i8"), np.frombuffer(v, "<f8")) for m, i, v in rows}
+            if wrong := [measure for measure, each in found.items() if each.items.shape != each.values.shape]:
+                raise ValueError(f"the answers to {wrong[0]!r} are incomplete")
+        return found
 
 
 def paired(items: Sequence[int], values: Sequence[float]) -> Answers:

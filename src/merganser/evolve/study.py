@@ -47,7 +47,10 @@ class Study:
         data = self.store.get("design")
         if data is None:
             raise InputError(f"{self.store.path}: an empty study; run a design first")
-        return Design.from_dict(data)
+        try:
+            return Design.from_dict(data)
+        except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{self.store.path}: its design is damaged: {error}; start a new study") from error
 
     def run(
         self,

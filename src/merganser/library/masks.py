@@ -154,8 +154,10 @@ class MaskLibrary:
         return MaskedExpert(self.base, self.shared, self._bits(name), self._scales[name], name)
 
     def _bits(self, name: str) -> Checkpoint:
-        # `open` would give the expert itself.
-        return Directory(confine(self.path, f"experts/{name}", f"{self.path / FILE}: experts"))
+        place = confine(self.path, f"experts/{name}", f"{self.path / FILE}: experts")
+        if not place.is_dir():
+            raise CheckpointError(f"{place}: the masks of the expert {name!r} are missing; build the library again")
+        return Directory(place)  # `open` would give the expert itself
 
     def density(self, name: str) -> float:
         """The share of entries an expert's mask keeps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
@@ -128,17 +128,8 @@ class IRT:
         """Write one safetensors file: arrays, and the validation losses in its metadata."""
         from safetensors.numpy import save_file
 
-        arrays = {
-            "abilities": self.abilities,
-            "discrimination": self.items.discrimination,
-            "difficulty": self.items.difficulty,
-            "errors": self.items.errors,
-            "prior.mean": self.prior.mean,
-            "prior.precision": self.prior.precision,
-            "covariances": self.covariances,
-        }
         metadata = {"format": FORMAT, "validation": json.dumps({str(d): v for d, v in self.validation.items()})}
-        save_file({k: np.ascontiguousarray(v) for k, v in arrays.items() if v is not None}, Path(path), metadata)
+        save_file(self.to_arrays(), Path(path), metadata)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> IRT:
@@ -151,16 +142,66 @@ class IRT:
             with safe_open(Path(path), "numpy") as file:
                 metadata = file.metadata() or {}
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except SafetensorError as error:
+        except (SafetensorError, TypeError, ValueError) as error:  # numpy has not every dtype that the format has
             raise CheckpointError(f"{path} is not an IRT file: {error}") from error
         if metadata.get("format") != FORMAT:
             raise CheckpointError(
                 f"{path} is not an IRT file: its format is {metadata.get('format')!r}, not {FORMAT!r}"
             )
+        try:
+            found = cls.from_arrays(arrays)
+            losses = parse_json(metadata.get("validation", "{}"))
+            return replace(found, validation={int(d): float(loss) for d, loss in losses.items()})
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise CheckpointError(f"{path}: a damaged IRT file: {error}") from error
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return the arrays of the model by name, those it has; `from_arrays` is the way back."""
+        arrays = {
+            "abilities": self.abilities,
+            "discrimination": self.items.discrimination,
+            "difficulty": self.items.difficulty,
+            "errors": self.items.errors,
+            "prior.mean": self.prior.mean,
+            "prior.precision": self.prior.precision,
+            "covariances": self.covariances,
+        }
+        return {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> IRT:
+        """Return the model that `to_arrays` gave the arrays of; others among them are not looked at.
+
+        Raises:
+            ValueError: An array is missing, of another shape than the rest ask for, or not of finite numbers.
+        """
+        for name in ("abilities", "discrimination", "difficulty", "prior.mean", "prior.precision"):
+            if name not in arrays:
+                raise ValueError(f"it has no array {name!r}")
+        models, items = len(np.atleast_1d(arrays["abilities"])), len(np.atleast_1d(arrays["difficulty"]))
+        width = int(np.atleast_1d(arrays["prior.mean"]).shape[0])
+        shapes: dict[str, tuple[int, ...]] = {
+            "abilities": (models, width),
+            "discrimination": (items, width),
+            "difficulty": (items,),
+            "errors": (items, width + 1),
+            "prior.mean": (width,),
+            "prior.precision": (width,),
+            "covariances": (models, width, width),
+        }
+        for name, shape in shapes.items():
+            if name not in arrays:
+                continue
+            array = arrays[name]
+            if array.shape != shape:
+                raise ValueError(f"{name!r} has the shape {array.shape}, not {shape} as the other arrays ask for")
+            if array.dtype != np.float64 or not np.isfinite(array).all():
+                raise ValueError(f"{name!r} is not made of finite numbers in float64")
+        if (arrays["prior.precision"] <= 0).any():
+            raise ValueError("'prior.precision' is not positive")
         return cls(
             arrays["abilities"],
             Items(arrays["discrimination"], arrays["difficulty"], arrays.get("errors")),
             Normal(arrays["prior.mean"], arrays["prior.precision"]),
             arrays.get("covariances"),
-            {int(d): v for d, v in parse_json(metadata["validation"]).items()},
         )
