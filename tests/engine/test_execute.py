@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import merganser as mg
@@ -121,6 +122,18 @@ def test_what_does_not_fit_the_output_dtype() -> None:
     narrow = Plan.from_dict({**plan.to_dict(), "outputs": [{**plan.to_dict()["outputs"][0], "dtype": "float16"}]})
     with pytest.raises(MerganserError, match="4 values do not fit float16"):
         merged(narrow, sources)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_what_does_not_fit_leaves_nothing_behind(tmp_path: Path, processes: bool) -> None:
+    """The message asks for another dtype, and the merge with it starts afresh: there is nothing in its way."""
+    for name in "ab":
+        save_file({f"w{i}": torch.full((300, 300), 1e6) for i in range(8)}, tmp_path / f"{name}.safetensors")
+    recipe: dict[str, Any] = {"method": "linear", "models": [str(tmp_path / f"{name}.safetensors") for name in "ab"]}
+    with pytest.raises(InputError, match="values do not fit float16; choose an output dtype"):
+        mg.run(recipe | {"output": {"dtype": "float16"}}, tmp_path / "out", workers=2, processes=processes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors"]
+    mg.run(recipe, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import textwrap
 import pytest
 import torch
 
-from merganser.errors import CheckpointError, InputError
+from merganser.engine.disk import Disk
+from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.library import Library
 from merganser.library.manifest import locked
 from support.library_models import base_tensors, expert_tensors, experts
@@ -166,3 +167,37 @@ def test_what_is_infinite_in_the_base_too_is_no_change(tmp_path):
     assert torch.equal(library.merge().read("mask"), base["mask"])
     with pytest.raises(CheckpointError, match="lib/base: tensor 'mask' contains infinite values"):
         library.add("f", base | {"mask": torch.zeros(4, 4)})
+
+
+@pytest.mark.parametrize("beside", [[], [".lock"], ["experts"], ["experts", ".lock"]])
+def test_a_base_that_is_not_its_own_copy_is_never_replaced(models, tmp_path, beside):
+    mine = tmp_path / "lib/base/model.safetensors"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    for name in beside:
+        (tmp_path / "lib" / name).mkdir() if name == "experts" else (tmp_path / "lib" / name).touch()
+    with pytest.raises(InputError, match="not an expert library|exists"):
+        Library.build(models["base"], experts(models), tmp_path / "lib", copy_base=True)
+    assert mine.read_bytes() == b"mine"
+    assert sorted(path.name for path in (tmp_path / "lib").iterdir()) == sorted({"base", *beside})
+
+
+def test_the_experts_of_a_library_that_lost_its_manifest_are_kept(models, tmp_path):
+    Library.build(models["base"], experts(models), tmp_path / "lib", copy_base=True)
+    (tmp_path / "lib/library.json").unlink()
+    with pytest.raises(InputError, match="not an expert library"):
+        Library.build(models["base"], experts(models), tmp_path / "lib", copy_base=True)
+    assert len(list((tmp_path / "lib/experts").iterdir())) == 3
+
+
+def test_a_full_disk_is_named_and_the_build_goes_on(models, tmp_path, monkeypatch):
+    def full(self, operation, path):
+        if path.name == "code.safetensors.partial":
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "before", full)
+        with pytest.raises(MerganserError, match=r"lib: could not be written: .*No space.*again goes on"):
+            Library.build(models["base"], experts(models), tmp_path / "lib")
+    library = Library.build(models["base"], experts(models), tmp_path / "lib")
+    assert all(finding.sound for finding in library.verify())

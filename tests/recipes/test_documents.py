@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from merganser import recipes
 from merganser.errors import InputError, RecipeError
 from merganser.recipes import mergekit, native
+from merganser.recipes.documents import parse
 
 TWO = "models: [./a, ./b]"
 
@@ -83,3 +84,12 @@ def test_whatever_a_document_holds_it_is_read_or_refused(document, key):
     except InputError as error:
         assert error.exit_code == 2
         assert "Traceback" not in str(error)
+
+
+def test_half_a_character_is_refused_and_a_whole_one_is_read():
+    assert parse('{"path": "\\ud83d\\ude00 \\u00e9", "plain": "\U0001f600"}') == [
+        {"path": "\U0001f600 é", "plain": "\U0001f600"}
+    ]
+    for text in ('{"path": "\\ud800"}', '{"\\udfff": 1}'):
+        with pytest.raises(RecipeError, match="line 1: a text has half of a character"):
+            parse(text)

@@ -15,7 +15,7 @@ from torch import Tensor
 from merganser.engine.blocks import Piece, bounds, spans, take
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
-from merganser.errors import InputError, MerganserError
+from merganser.errors import InputError
 from merganser.methods.base import Group
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class Computation:
         if narrow.dtype.itemsize > 1 and math.isfinite(narrow.sum().item()):
             return
         if lost := int((tensor.isfinite() & (tensor.abs() >= _limit(narrow.dtype))).sum()):
-            raise MerganserError(
+            raise InputError(
                 f"{self.output.name!r}: {lost} values do not fit {_title(narrow.dtype)}; "
                 f"choose an output dtype of a larger range, such as {_title(tensor.dtype)}"
             )

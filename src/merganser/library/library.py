@@ -18,6 +18,7 @@ from merganser.confine import confine
 from merganser.engine.directories import check_writable
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean
 from merganser.kernels.spectra import Factors
+from merganser.library import storage
 from merganser.library.bases import main_dtype, open_base, place_of, weights_checksum
 from merganser.library.building import Compressor, Step, check_fit
 from merganser.library.manifest import FILE, LOCK, ExpertRecord, Manifest, check_name, expert_file, locked
@@ -276,7 +277,10 @@ def _interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
     check_writable(directory, directory)
     present = set(os.listdir(directory)) if os.path.isdir(directory) else set()
     if FILE not in present:
-        if present - {"experts", "base", "base.partial", ".base.lock", f"{FILE}.partial", LOCK}:
+        begun = {"experts", LOCK}  # by a build that was interrupted before its manifest, and nothing else
+        if begun <= present:
+            begun |= {"base", "base.partial", ".base.lock", f"{FILE}.partial"}
+        if present - begun or ("experts" in present and any((directory / "experts").iterdir())):
             raise InputError(f"{directory}: exists and is not an expert library; choose another path")
         return None
     found = Manifest.read(directory)
@@ -300,7 +304,7 @@ def _interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
 
 def _make(directory: Path) -> None:
     try:
-        (directory / "experts").mkdir(parents=True, exist_ok=True)
+        storage.DISK.make_directory(directory / "experts")
     except OSError as error:
         raise InputError(f"{directory}: cannot be made: {error.strerror}") from None
 
@@ -308,7 +312,8 @@ def _make(directory: Path) -> None:
 def _begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
     """The manifest of a new library, on disk, after the copy of the base if there is to be one."""
     if wanted.base_copied:
-        base = open_checkpoint(save(base, directory / "base", overwrite=True))
+        # Goes on with an unfinished copy, leaves a finished one as it is, and refuses whatever else is there.
+        base = open_checkpoint(save(base, directory / "base", resume=True, disk=storage.DISK))
         wanted = replace(wanted, base_fingerprint=base.fingerprint())
     wanted = replace(wanted, base_sha256=weights_checksum(base))
     wanted.write(directory)

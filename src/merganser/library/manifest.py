@@ -14,10 +14,10 @@ from typing import Any
 
 from merganser import strict_json
 from merganser.confine import confine
-from merganser.errors import CheckpointError, InputError
+from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.library.ranks import KINDS
 from merganser.library.schema import Section
-from merganser.library.storage import DISK, FACTOR_DTYPES, partial_of
+from merganser.library.storage import FACTOR_DTYPES, write_whole
 
 FILE = "library.json"
 LOCK = ".lock"
@@ -50,20 +50,18 @@ def locked(directory: Path) -> Iterator[None]:
         raise InputError(f"{directory}: another process is changing this library; try again when it is done") from None
     try:
         yield
+    except OSError as error:
+        raise MerganserError(
+            f"{directory}: could not be written: {error}; what is finished is kept, and doing the same again goes on"
+        ) from error
     finally:
         os.close(handle)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """The file appears, or takes the place of the last one, when it is complete and synced."""
-    partial = partial_of(path)
-    DISK.before("write", partial)
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    DISK.rename(partial, path)
+    text = (json.dumps(content, indent=2) + "\n").encode()
+    write_whole(path, len(text), lambda write: write(0, memoryview(text)))
 
 
 def read_json(path: Path, what: str, form: str, versions: Collection[int]) -> Section:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,6 +36,7 @@ FACTOR_DTYPES: Mapping[str, torch.dtype] = {
     "int8": torch.int8,
 }
 DISK = Disk()
+Write = Callable[[int, memoryview], None]
 _LARGEST = 10**16
 _PIECE = 1 << 18
 
@@ -119,10 +120,7 @@ def write_expert(
     room: int,
     tensors: Iterator[tuple[Slot, tuple[Tensor, ...]]],
 ) -> str:
-    """Write `tensors` (each as the entries of its slot say) and return the file's sha256.
-
-    The file appears under its name only when it is complete and synced.
-    """
+    """Write `tensors` (each as the entries of its slot say) and return the file's sha256."""
     entries = {key: spec for slot in slots for key, spec in slot.entries(dtype).items()}
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     places: dict[str, int] = {}
@@ -134,18 +132,35 @@ def write_expert(
         header[key] = described | {"data_offsets": [end, end + spec.nbytes]}
         end += spec.nbytes
     text = json.dumps(header, separators=(",", ":")).encode().ljust(room - 8)
-    partial = partial_of(path)
-    DISK.before("write", partial)
-    with partial.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(room + end)
+
+    def fill(write: Write) -> None:
+        write(0, memoryview(len(text).to_bytes(8, "little") + text))
         for slot, parts in tensors:
             for key, part in zip(slot.entries(dtype), parts, strict=True):
                 assert (tuple(part.shape), part.dtype) == (entries[key].shape, entries[key].dtype), key
-                file.seek(places[key])
-                file.write(part.contiguous().view(-1).view(torch.uint8).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
+                write(places[key], part.contiguous().view(-1).view(torch.uint8).numpy().data)
+
+    return write_whole(path, room + end, fill)
+
+
+def write_whole(path: Path, size: int, fill: Callable[[Write], object]) -> str:
+    """Write a file of `size` bytes that appears under its name, or replaces the one there, complete and synced.
+
+    Args:
+        path: The file.
+        size: How many bytes it has.
+        fill: Called with a function that writes bytes at an offset.
+
+    Returns:
+        The sha256 of the file.
+    """
+    partial = partial_of(path)
+    handle = DISK.create(partial, size)
+    try:
+        fill(lambda offset, data: DISK.write_at(handle, data, offset, partial))
+        DISK.sync(handle, partial)
+    finally:
+        os.close(handle)
     digest = checksum(partial)
     DISK.rename(partial, path)
     return digest

@@ -31,6 +31,15 @@ class _Loader(yaml.SafeLoader):
         _bound(node)
         return super().construct_document(node)
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """Return the text of a scalar; JSON's two escapes for one character beyond 16 bits are that character."""
+        found = super().construct_scalar(node)
+        try:
+            return found.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            line = node.start_mark.line + 1
+            raise RecipeError(f"line {line}: a text has half of a character in it: {_short(ascii(found))}") from None
+
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         line = node.start_mark.line + 1
         try:

@@ -13,6 +13,7 @@ from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.dtypes import dtype_of, name_of
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.disk import Disk
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.export import write_merge
 from merganser.engine.merge import Merge
@@ -32,6 +33,7 @@ def save(
     workers: int | None = None,
     memory: int = DEFAULT_MEMORY,
     on_progress: Callable[[Progress], None] | None = None,
+    disk: Disk | None = None,
 ) -> Path:
     """Write whatever `merganser.open` opens as a checkpoint directory, tensor by tensor.
 
@@ -48,6 +50,7 @@ def save(
         workers: The number of threads; by default one for each core.
         memory: How many bytes the work may hold at once.
         on_progress: Called whenever a tensor is finished.
+        disk: What touches the disk; tests make it fail.
 
     Returns:
         The directory.
@@ -70,4 +73,4 @@ def save(
     def compute(writer: CheckpointWriter) -> None:
         execute(prepared, writer, workers=workers, memory=memory, on_progress=on_progress)
 
-    return write_merge(prepared, out, compute, resume=resume, overwrite=overwrite)
+    return write_merge(prepared, out, compute, resume=resume, overwrite=overwrite, disk=disk)
