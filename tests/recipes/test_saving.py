@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import merganser as mg
 from merganser.checkpoints.base import Checkpoint
@@ -81,6 +82,29 @@ def test_a_task_vector_has_a_card_and_no_config(checkpoint: Make, tmp_path: Path
     assert "`task vector`" in (out / "README.md").read_text()
     assert not (out / "config.json").exists()
     assert torch.equal(mg.TaskVector.load(out).read("bias"), (-vector.top(0.5)).read("bias"))
+
+
+def test_a_model_over_an_adapter_that_adds_tokens_says_how_many_it_has(checkpoint: Make, tmp_path: Path) -> None:
+    embedding, moved = "model.embed_tokens.weight", torch.ones(3)
+    base = checkpoint("base", {embedding: torch.zeros(6, 3), "norm": torch.zeros(3)}, '{"vocab_size": 6}')
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    rows = {f"base_model.model.{embedding}": torch.zeros(8, 3)}
+    save_file(rows, tmp_path / "lora" / "adapter_model.safetensors")
+    out = mg.save(mg.open(f"{base}+{tmp_path}/lora") + mg.TaskVector.load({"norm": moved}), tmp_path / "out")
+    assert mg.open(out).spec(embedding).shape == (8, 3)
+    assert json.loads((out / "config.json").read_text())["vocab_size"] == 8
+
+
+def test_a_label_is_no_reference(checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    base, other = checkpoint("base.yml", tensors(0)), checkpoint("other", tensors(1))
+    mg.save(other, "view")
+    vector = mg.TaskVector(other, base)
+    assert vector.label.endswith(".yml")
+    assert torch.equal(mg.open(mg.save(vector, "view", overwrite=True)).read("bias"), vector.read("bias"))
+    with pytest.raises(InputError, match="cannot be replaced"):
+        mg.save(vector, base, overwrite=True)
 
 
 def test_codes_under_a_task_vector_stay_codes(checkpoint: Make, tmp_path: Path) -> None:

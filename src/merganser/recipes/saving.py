@@ -17,6 +17,7 @@ from merganser.engine.disk import Disk
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.export import write_merge
 from merganser.engine.merge import Merge
+from merganser.engine.plan import Model
 from merganser.engine.writer import CheckpointWriter
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
@@ -64,11 +65,14 @@ def save(
     check_workers(workers, "cpu")
     source = open_checkpoint(checkpoint)
     output = {} if dtype is None else {"dtype": name_of(dtype_of(dtype))}
-    document = {"method": "passthrough", "models": [source.label], "output": output}
+    lineage = source.lineage()
+    is_view = lineage != Lineage()
+    # No recipe makes a view again: its label is no reference, whatever it looks like.
+    document = {"method": "passthrough", "models": ["view" if is_view else source.label], "output": output}
     prepared = prepare(load(document), lambda _: source)
-    if (lineage := source.lineage()) != Lineage():
-        told = replace(prepared.plan.sidecars, lineage=lineage, recipe="")  # no recipe makes a view again
-        prepared = Merge(replace(prepared.plan, sidecars=told), prepared.sources)
+    if is_view:
+        told = replace(prepared.plan.sidecars, lineage=lineage, recipe="")
+        prepared = Merge(replace(prepared.plan, models=(Model(source.label),), sidecars=told), prepared.sources)
 
     def compute(writer: CheckpointWriter) -> None:
         execute(prepared, writer, workers=workers, memory=memory, on_progress=on_progress)

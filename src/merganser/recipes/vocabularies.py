@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.adapter import Adapted
+from merganser.checkpoints.base import View
 from merganser.checkpoints.tokenizer import Tokens, added_token
 from merganser.checkpoints.vocabulary import RowRun, VocabularyMap
 from merganser.errors import CheckpointError, RecipeError
@@ -87,6 +88,8 @@ def unify(recipe: Recipe, table: Table) -> Unified | None:
 def resized(table: Table) -> tuple[int, int] | None:
     """The rows of the template's embedding before and after its adapter, where the adapter changes their number."""
     template, name = table.checkpoints[0], _embedding(table, 0)
+    while isinstance(template, View) and not isinstance(template, Adapted):
+        template = template.source
     if name is None or not isinstance(template, Adapted):
         return None
     before, after = (checkpoint.spec(name).shape[0] for checkpoint in (template.source, template))
