@@ -3,7 +3,7 @@
 Digits of four kinds arrive mixed; a first pass finds the experts whose subspaces fit an input, a second one runs
 through their merge. Needs scikit-learn for its digits.
 
-    python examples/adaptive_model.py --out digit-experts
+    python examples/adaptive_model.py digit-experts
 """
 
 import argparse
@@ -17,7 +17,7 @@ from merganser.digits import Digits
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("digit-experts"))
+    parser.add_argument("out", metavar="OUT", nargs="?", type=Path, default=Path("digit-experts"))
     out = parser.parse_args().out
 
     digits = Digits()

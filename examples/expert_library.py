@@ -4,8 +4,8 @@ Four experts for four kinds of digits (upright, flipped, turned, inverted), with
 all experts together may take as much as one model, or another share of it (--budget): what is lost by that is shown
 beside what is saved. Needs scikit-learn for its digits.
 
-    python examples/expert_library.py --out digit-experts
-    python examples/expert_library.py --out digit-experts-small --budget 0.05
+    python examples/expert_library.py digit-experts
+    python examples/expert_library.py digit-experts-small --budget 0.05
 """
 
 import argparse
@@ -17,7 +17,7 @@ from merganser.digits import Digits
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("digit-experts"))
+    parser.add_argument("out", metavar="OUT", nargs="?", type=Path, default=Path("digit-experts"))
     parser.add_argument("--budget", type=float, default=1.0, help="space for all experts, in models")
     options = parser.parse_args()
 

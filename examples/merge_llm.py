@@ -3,7 +3,7 @@
 The models are tiny Llamas with random weights, made on the spot; put the paths of real ones into the recipes and
 nothing else changes. Needs the `hf` extra.
 
-    python examples/merge_llm.py --out merged-llms
+    python examples/merge_llm.py merged-llms
 """
 
 import argparse
@@ -43,7 +43,7 @@ def make_models(directory: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("merged-llms"))
+    parser.add_argument("out", metavar="OUT", nargs="?", type=Path, default=Path("merged-llms"))
     out = parser.parse_args().out
     out.mkdir(parents=True)
     make_models(out)

@@ -118,6 +118,12 @@ def test_representation_clustering_and_two_objectives(run_file, tmp_path):
         call("export", path.with_suffix(".sqlite"), tmp_path / "x.yml", "--trial", "9:9")
     with pytest.raises(InputError, match="exists already"):
         call("export", path.with_suffix(".sqlite"), tmp_path / "other.yml", "--objective", "quiz")
+    again = call(
+        "export", path.with_suffix(".sqlite"), tmp_path / "other.yml", "--objective", "quiz", "--overwrite", "--json"
+    )
+    assert json.loads(again) == {"event": "done", "path": str(tmp_path / "other.yml")}
+    with pytest.raises(InputError, match="is the study itself"):
+        call("export", path.with_suffix(".sqlite"), path.with_suffix(".sqlite"), "--objective", "quiz", "--overwrite")
 
 
 def test_a_directory_is_no_run_file():

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 import os
 import signal
 import socket
@@ -318,9 +319,14 @@ def test_the_command_serves_and_ends_on_request(model, tmp_path):
         typer.run(command)
     """)
     arguments = [str(model.library.path), "--model", "support.expert_nets:encoder", "--heads", str(heads)]
-    arguments += ["--layer", "blocks.1.up", "--port", str(port), "--timeout", "5"]
+    arguments += ["--layer", "blocks.1.up", "--port", str(port), "--timeout", "5", "--json"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         for _ in range(600):
             try:
@@ -335,6 +341,8 @@ def test_the_command_serves_and_ends_on_request(model, tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) in (0, -signal.SIGTERM)
         assert b"Traceback" not in process.stderr.read()
+        event = json.loads(process.stdout.read())
+        assert event == {"event": "serving", "url": f"http://127.0.0.1:{port}", "experts": list(model.library.experts)}
     finally:
         process.kill()
         process.wait()

@@ -172,7 +172,7 @@ def test_the_command(recipe, tmp_path, monkeypatch):
     as_json = CliRunner().invoke(build(), [*arguments, "--json"])
     assert len(json.loads(as_json.stdout)["trials"]) == 2
     neither = CliRunner().invoke(build(), ["sweep", str(recipe), "--over", "scale=0,1"])
-    assert "either --tasks or --score" in str(neither.exception)
+    assert "either --task or --score" in str(neither.exception)
 
 
 def test_the_best_recipe_must_find_its_models(recipe, tmp_path, monkeypatch):

@@ -116,6 +116,8 @@ def export(
     check_absent(out, overwrite)
     if out.is_dir():
         raise InputError(f"{out}: a directory; name the recipe to be written in it")
+    if out.exists() and out.samefile(study):
+        raise InputError(f"{out}: is the study itself; choose another file")
     if not out.resolve().parent.is_dir():
         raise InputError(f"{out}: no directory {out.resolve().parent}")
     out.write_text(to_yaml(recipe(opened, chosen)), encoding="utf-8")

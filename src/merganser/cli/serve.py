@@ -44,7 +44,9 @@ def command(
         str, typer.Option(help="Where activations for routing come from: fixed (the merge) or base.")
     ] = "fixed",
     normalize: Annotated[str, typer.Option(help="How residuals become weights: softmax, or zscore first.")] = "zscore",
-    head_score: Annotated[str, typer.Option(help="Compare heads by logit, probability or posterior.")] = "logit",
+    score: Annotated[
+        str, typer.Option("--head-score", help="Compare heads by logit, probability or posterior.")
+    ] = "logit",
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Least weight of a chosen expert (η).")] = 0.2,
     top: Annotated[int, typer.Option(min=1, help="Most experts for one input (K).")] = 3,
     redundancy: Annotated[float, typer.Option(min=-1, max=1, help="Most cosine in the fixed merge (ε).")] = 0.3,
@@ -92,7 +94,7 @@ def command(
         layer=layer or None,
         source=cast("Source", source),
         normalize=cast("Normalize", normalize),
-        score=cast("Score", head_score),
+        score=cast("Score", score),
         threshold=threshold,
         top=top,
         redundancy=redundancy,
