@@ -74,7 +74,7 @@ class LiveMerge:
             raise InputError(f"{nested[0]}: a nested recipe cannot be evolved; merge it first and name the result")
         if self._first is None:
             self._first = sources[0]
-        marks = {o.name: self._mark(plan, o, sources) for o in plan.outputs if o.name in self._names}
+        marks = self._marks(plan, sources)
         changed = tuple(o for o in plan.outputs if o.name in marks and self._loaded.get(o.name) != marks[o.name])
         if changed:
             self._loaded = {n: m for n, m in self._loaded.items() if n not in {o.name for o in changed}}
@@ -111,16 +111,27 @@ class LiveMerge:
             self._open[reference] = resident(open_checkpoint(reference))
         return self._open[reference]
 
-    def _mark(self, plan: Plan, output: Output, sources: Sequence[Checkpoint]) -> Any:
-        """Equal marks, equal tensors: how the output is made, or only that it is the base's tensor of its name."""
-        if output.copies or lookup(output.method).base == "required":
+    def _marks(self, plan: Plan, sources: Sequence[Checkpoint]) -> dict[str, Any]:
+        """Equal marks, equal tensors: how an output is made, or only that it is the base's tensor of its name."""
+        on_deltas = {method: lookup(method).base == "required" for method in {o.method for o in plan.outputs}}
+        shared = {id(output.parameters): output.parameters for output in plan.outputs}
+        told = {key: json.dumps(dict(given), sort_keys=True, default=str) for key, given in shared.items()}
+        return {
+            output.name: self._mark(plan, output, sources, on_deltas[output.method], told[id(output.parameters)])
+            for output in plan.outputs
+            if output.name in self._names
+        }
+
+    def _mark(
+        self, plan: Plan, output: Output, sources: Sequence[Checkpoint], on_deltas: bool, parameters: str
+    ) -> tuple[Any, ...]:
+        if output.copies or on_deltas:
             parts = [*output.inputs, *([output.base] if output.base else [])]
             places = [(str(plan.models[s.model].path), s.name) for s in parts]
             if self._untouched(output.name, places, [sources[s.model] for s in parts]):
                 return ("untouched", output.spec.dtype)
         inputs = [(str(plan.models[s.model].path), s.name) for s in output.inputs]
         base = output.base and (str(plan.models[output.base.model].path), output.base.name)
-        parameters = json.dumps(dict(output.parameters), sort_keys=True, default=str)
         return (output.method, inputs, base, parameters, plan.seed, output.spec.dtype)
 
     def _untouched(self, output: str, places: Sequence[tuple[str, str]], sources: Sequence[Checkpoint]) -> bool:

@@ -114,6 +114,8 @@ class _Planner:
         self.dtypes = Dtypes(recipe, table)
         self._roles: dict[tuple[int, int], Roles] = {}
         self._parameters_of: dict[tuple[int, str], dict[str, Any]] = {}
+        #: Those of roles whose parameters depend on nothing, or on the depth alone.
+        self._parameters_at: dict[tuple[int, float | None], dict[str, Any]] = {}
         #: Rules by the identity of their parameters.
         self._built: dict[int, Method] = {}
         self._fresh: set[str] = set()
@@ -329,15 +331,18 @@ class _Planner:
 
     def _parameters(self, roles: Roles, job: Job, names: list[str]) -> dict[str, Any]:
         """The resolved parameters, checked by building the rule; equal ones are one object."""
-        if roles.constant and (id(roles), "") in self._parameters_of:
-            return self._parameters_of[id(roles), ""]
+        place = (id(roles), None if roles.reach == "nothing" else job.t)
+        if roles.reach != "name" and place in self._parameters_at:
+            return self._parameters_at[place]
         found: dict[str, Any] = {}
         try:
             found = roles.resolver.at(job.name, names, job.t)
-            key = (id(roles), "" if roles.constant else json.dumps(found))
+            key = (id(roles), json.dumps(found))
             if key not in self._parameters_of:
                 self._built[id(found)] = build(roles.method, found, [entry.label for entry in roles.inputs])
                 self._parameters_of[key] = found
+            if roles.reach != "name":
+                self._parameters_at[place] = self._parameters_of[key]
             return self._parameters_of[key]
         except RecipeError as error:
             self._invalid.setdefault((job.each.where, str(error)), []).append(job.name)

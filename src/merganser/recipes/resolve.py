@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from merganser.errors import RecipeError
 from merganser.methods.base import Method
@@ -16,6 +16,9 @@ from merganser.recipes.settings import Choice, Gradient, Setting, evaluate, matc
 
 #: A parameter of this name is the depth of the tensor, unless the recipe says otherwise.
 _DEPTH = "depth"
+
+
+Reach = Literal["nothing", "depth", "name"]
 
 
 @lru_cache(maxsize=256)
@@ -115,11 +118,13 @@ class Resolver:
         return {key: labels for key, labels in found.items() if labels}
 
     @property
-    def constant(self) -> bool:
-        """Whether every tensor gets the same parameters."""
+    def reach(self) -> Reach:
+        """What parameters depend on: nothing, so that all tensors share them, the depth alone, or also the name."""
         chains = [*self.shared.values(), *(chain for each in self.own.values() for chain in each)]
-        varying = any(isinstance(setting, (Choice, Gradient)) for chain in chains for setting in chain)
-        return not varying and _DEPTH not in self.shared
+        kinds = {type(setting) for chain in chains for setting in chain}
+        if Choice in kinds:
+            return "name"
+        return "depth" if Gradient in kinds or _DEPTH in self.shared else "nothing"
 
     def at(self, name: str, sources: Sequence[str], t: float) -> dict[str, Any]:
         """What the recipe says for the output tensor `name`, made of `sources`, at depth `t`.

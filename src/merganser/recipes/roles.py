@@ -9,7 +9,7 @@ from typing import Any
 from merganser.errors import RecipeError
 from merganser.methods.base import Method
 from merganser.methods.registry import lookup
-from merganser.recipes.resolve import Resolver, declared, method_for
+from merganser.recipes.resolve import Reach, Resolver, declared, method_for
 from merganser.recipes.schema import Entry, Override, Part, Recipe, Slice
 
 Same = Callable[[Entry, Entry], bool]
@@ -24,7 +24,7 @@ class Roles:
     base: Entry | None
     resolver: Resolver
     notes: tuple[str, ...] = ()
-    constant: bool = False
+    reach: Reach = "name"
     cache: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
@@ -68,7 +68,7 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
     for key, labels in resolver.unsaid().items():
         taken = f"{declared(method)[key].default:g} is taken, where mergekit refuses"
         notes.append(f"{each.where}: {key} is not given for {', '.join(labels)}: {taken}")
-    return Roles(method, entries, base, resolver, tuple(notes), resolver.constant)
+    return Roles(method, entries, base, resolver, tuple(notes), resolver.reach)
 
 
 def _only(each: Slice, override: Override, base: Entry | None) -> Entry:
