@@ -83,7 +83,7 @@ def train(skill: Skill, skills: Sequence[Skill], seed: int, schedule: Schedule, 
     before = score_base(skills, cache)
     directory.mkdir(parents=True, exist_ok=True)
     checkpoint = directory / "checkpoint.pt"
-    peft = require("peft", "hf")
+    peft = require("peft", "bench")
     base, tokeniser = load_base(cache)
     torch.manual_seed(seed)
     adapter = peft.LoraConfig(r=schedule.rank, lora_alpha=2 * schedule.rank, target_modules="all-linear")
