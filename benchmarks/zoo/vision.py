@@ -3,8 +3,9 @@
     python -m benchmarks.zoo.vision --arch mlp --dataset mnist --seeds 0 1 2 3 4
     python -m benchmarks.zoo.vision --arch resnet20-bn --dataset cifar10 --seeds 0 1 2 3 4
 
-All networks on CIFAR-10 see full images, all of them, for the same number of steps. An epoch of ResNet20 takes 205 s of
-processor time on one thread of a 2-core server processor. Compiling does not pay there: 225 s, after two minutes.
+All networks on CIFAR-10 see full images, all of them, for the same number of steps. An epoch of ResNet20 takes 225 s of
+processor time on one thread of a busy 2-core server processor, 205 s without data and scores. Compiling does not pay
+there: 225 s without them, after two minutes.
 """
 
 from __future__ import annotations
