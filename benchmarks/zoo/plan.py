@@ -1,7 +1,8 @@
 """Everything the zoo trains, in the order of what it is worth by the hour, with the minutes that each part takes.
 
-Minutes are processor time on one thread of a 2-core server processor (AMD EPYC 7003, AVX2), measured or, where no
-whole run has been measured, extrapolated from a few steps.
+Minutes are processor time on one thread of a 2-core server processor (AMD EPYC). Those of ResNet20 with BatchNorm and
+the MLPs were measured; the others are extrapolated from a few steps on a busy machine, those of the other networks on
+CIFAR-10 less about an eighth for its being busy.
 """
 
 from __future__ import annotations
