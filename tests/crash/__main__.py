@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "evolve"))  # synthetic studies
 
 from crash import merges
-from crash.faults import Counting, Failing, Halving, end, in_child
+from crash.faults import Counting, Failing, Halving, end, in_child, run_in_child
 from crash.scenarios import SCENARIOS, Merge, Scenario
 from merganser.engine.disk import Disk
 
@@ -35,6 +35,8 @@ FAULTS: dict[str, Callable[[int], Disk]] = {
     "every operation fails from then on": lambda at: Failing(at, dead=True),
     "full disk": lambda at: Failing(at, code=errno.ENOSPC),
 }
+#: The errors that a failing disk may end in: those that the command line explains.
+NAMED = ("MerganserError", "InputError", "CheckpointError")
 #: A disk in memory, if there is one: a killed process loses nothing that the system has taken.
 _MEMORY = Path("/dev/shm")
 
@@ -62,10 +64,10 @@ def reference(scenario: Scenario, room: Path) -> tuple[str, float]:
     """The result of a run that nobody interrupts, and the seconds it takes in a fresh process."""
     directory = fresh(scenario, room)
     began = time.monotonic()
-    code = in_child(lambda: scenario.work(directory))
+    code, said = run_in_child(lambda: scenario.work(directory))
     seconds = time.monotonic() - began
     if code:
-        raise SystemExit(f"{scenario.name}: does not even work undisturbed")
+        raise SystemExit(f"{scenario.name}: does not even work undisturbed: {said}")
     return scenario.result(directory), seconds
 
 
@@ -81,8 +83,9 @@ def complaint(scenario: Scenario, directory: Path, expected: str) -> str:
     """Go on after an interruption, and say what is not as it must be."""
     if found := scenario.wrong(directory, expected):
         return found
-    if code := in_child(lambda: scenario.work(directory, again=True)):
-        return f"going on ended with {code}"
+    code, said = run_in_child(lambda: scenario.work(directory, again=True))
+    if code:
+        return f"going on ended with {code}: {said}"
     if scenario.result(directory) != expected:
         return "another result"
     if left := scenario.strays(directory):
@@ -156,15 +159,27 @@ def _digest(place: Path) -> str:
 def fail_every_operation(scenario: Scenario, room: Path, fault: Callable[[int], Disk]) -> Totals:
     """The n-th operation of the disk goes wrong, for every n."""
     expected, _ = reference(scenario, room)
-    counting = Counting()
-    scenario.work(fresh(scenario, room), counting)
+    operations = list_operations(scenario, room)
     totals = Totals()
-    for at in range(len(counting.operations)):
+    for at, operation in enumerate(operations):
         directory = fresh(scenario, room)
-        in_child(lambda at=at, directory=directory: scenario.work(directory, fault(at)))
-        found = complaint(scenario, directory, expected)
-        totals.add(found and f"operation {at}, {counting.operations[at]}: {found}")
+        code, said = run_in_child(lambda at=at, directory=directory: scenario.work(directory, fault(at)))
+        named = code != 1 or said.split()[0] in NAMED
+        found = complaint(scenario, directory, expected) if named else f"failed with {said}"
+        totals.add(found and f"operation {at}, {operation}: {found}")
     return totals
+
+
+def list_operations(scenario: Scenario, room: Path) -> list[str]:
+    """The operations of the disk in the order they come; in a child, so that this process stays free of threads."""
+    directory, counting = fresh(scenario, room), Counting()
+
+    def work() -> None:
+        scenario.work(directory, counting)
+        (room / "operations").write_text("\n".join(counting.operations))
+
+    assert not in_child(work)
+    return (room / "operations").read_text().splitlines()
 
 
 def main() -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from merganser.engine.disk import Disk
 
@@ -63,6 +66,40 @@ class Halving(Counting):
             end()
 
 
+def faulty_connections(disk: Disk) -> type[sqlite3.Connection]:
+    """SQLite connections whose writing statements and commits are operations of the disk."""
+
+    class Faulty(sqlite3.Connection):
+        def _before(self, operation: str) -> None:
+            try:
+                disk.before(operation, Path(operation))
+            except OSError as error:
+                raise sqlite3.OperationalError(f"disk I/O error: {error}") from error
+
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            if not sql.startswith("SELECT"):
+                self._before(sql.split()[0].lower())
+            return super().execute(sql, *parameters)
+
+        def executemany(self, sql: str, parameters: Any) -> sqlite3.Cursor:
+            self._before("many")
+            return super().executemany(sql, parameters)
+
+        def executescript(self, script: str) -> sqlite3.Cursor:
+            self._before("script")
+            return super().executescript(script)
+
+        def __exit__(self, *error: Any) -> Any:
+            try:
+                self._before("commit")
+            except sqlite3.Error:
+                self.rollback()
+                raise
+            return super().__exit__(*error)
+
+    return Faulty
+
+
 def end() -> None:
     """End the process as kill -9 does: nothing is flushed, closed or removed."""
     os._exit(KILLED)
@@ -70,11 +107,23 @@ def end() -> None:
 
 def in_child(work: Callable[[], object]) -> int:
     """Run `work` in a forked process; 0 if it returned, 1 if it raised, `KILLED` if it was ended."""
+    return run_in_child(work)[0]
+
+
+def run_in_child(work: Callable[[], object]) -> tuple[int, str]:
+    """Run `work` in a forked process: what `in_child` returns, and the error that it raised, with its place."""
+    reader, writer = os.pipe()
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.close(writer)
+        with open(reader, "rb") as pipe:
+            said = pipe.read().decode()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
     try:
+        os.close(reader)
         work()
-    except BaseException:
+    except BaseException as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        os.write(writer, f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {error}".encode())
         os._exit(1)
     os._exit(0)

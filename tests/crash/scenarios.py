@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import os
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
@@ -14,13 +18,14 @@ from safetensors.torch import save_file
 import merganser.engine.execute as execution
 import merganser.engine.processes as processes
 from crash import merges
-from crash.faults import Counting
+from crash.faults import Counting, faulty_connections
 from merganser.engine.disk import Disk
 from merganser.engine.publishing import publish
-from merganser.errors import InputError
+from merganser.evolve.design import Task
 from merganser.evolve.study import Study
-from merganser.library import Library
+from merganser.library import Library, storage
 from merganser.recipes.running import run
+from merganser.tuning import score_journal
 from merganser.tuning.sweep import sweep
 
 
@@ -142,7 +147,6 @@ class Sweep(Scenario):
     """A sweep over eight values, scored at once."""
 
     name = "sweep"
-    faulty = False
 
     def prepare(self, directory: Path) -> None:
         for name, value in (("base", 0.0), ("a", 1.0)):
@@ -155,7 +159,8 @@ class Sweep(Scenario):
         }  # fmt: skip
         values = [number / 8 for number in range(8)]
         journal = directory / "scores.jsonl"
-        sweep(recipe, {"scale": values}, lambda v, b: float(v.weights()["w"].mean()), journal=journal)
+        with patch.object(score_journal, "Disk", lambda: disk or Counting()):
+            sweep(recipe, {"scale": values}, lambda v, b: float(v.weights()["w"].mean()), journal=journal)
 
     def result(self, directory: Path) -> str:
         records = [json.loads(line) for line in (directory / "scores.jsonl").read_text().splitlines()]
@@ -166,7 +171,6 @@ class LibraryBuild(Scenario):
     """A library of two experts."""
 
     name = "library"
-    faulty = False
 
     def prepare(self, directory: Path) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -178,9 +182,10 @@ class LibraryBuild(Scenario):
     def work(self, directory: Path, disk: Disk | None = None, again: bool = False) -> None:
         if again and self._is_finished(directory):
             return
-        Library.build(
-            directory / "base", {"a": directory / "a", "b": directory / "b"}, directory / "lib", copy_base=True
-        )
+        with patch.object(storage, "DISK", disk or Counting()):
+            Library.build(
+                directory / "base", {"a": directory / "a", "b": directory / "b"}, directory / "lib", copy_base=True
+            )
 
     def _is_finished(self, directory: Path) -> bool:
         file = directory / "lib" / "library.json"
@@ -195,22 +200,51 @@ class LibraryBuild(Scenario):
         return sorted(path.name for path in (directory / "lib").rglob("*.partial"))
 
 
+class LibraryChange(LibraryBuild):
+    """One expert of a library is removed, another one is added."""
+
+    name = "library, changed"
+
+    def prepare(self, directory: Path) -> None:
+        super().prepare(directory)
+        super().work(directory)
+        (directory / "b").rename(directory / "c")
+
+    def work(self, directory: Path, disk: Disk | None = None, again: bool = False) -> None:
+        with patch.object(storage, "DISK", disk or Counting()):
+            library = Library(directory / "lib")
+            if "b" in library or os.path.lexists(directory / "lib/experts/b.safetensors"):
+                library = library.remove("b")
+            if "c" not in library:
+                library.add("c", directory / "c")
+
+    def wrong(self, directory: Path, expected: str) -> str:
+        library = Library(directory / "lib")
+        for name in library.experts:
+            library.expert(name)
+        return "" if "a" in library else "an expert is lost"
+
+    def result(self, directory: Path) -> str:
+        library = Library(directory / "lib")
+        return str([library.experts, [(finding.part, finding.sound) for finding in library.verify()]])
+
+
 class StudyRun(Scenario):
     """A study of synthetic models."""
 
     name = "study"
     faulty = False
+    settings: ClassVar[dict[str, Any]] = {"stability": 2}
 
     def work(self, directory: Path, disk: Disk | None = None, again: bool = False) -> None:
         from synthetic_designs import design
         from synthetic_world import World
 
-        study = Study.open(directory / "s.sqlite")
-        try:
-            study.run(design(stability=2), World())
-        except InputError:  # it was begun before
-            study.resume(World())
-        study.close()
+        with Study.open(directory / "s.sqlite") as study:
+            if study.store.get("design") is None:
+                study.run(design(**self.settings), World())
+            else:
+                study.resume(World())
 
     def result(self, directory: Path) -> str:
         study = Study.open(directory / "s.sqlite", readonly=True)
@@ -223,6 +257,21 @@ class StudyRun(Scenario):
         return []
 
 
+class ShortStudy(StudyRun):
+    """A study of ten trials, whose every statement and commit can fail."""
+
+    name = "study, short"
+    faulty = True
+    settings: ClassVar[dict[str, Any]] = {
+        "tasks": (Task("quiz", 200, subset=20),), "endpoints": (), "population": 5, "generations": 2,
+    }  # fmt: skip
+
+    def work(self, directory: Path, disk: Disk | None = None, again: bool = False) -> None:
+        connect = functools.partial(sqlite3.connect, factory=faulty_connections(disk or Counting()))
+        with patch.object(sqlite3, "connect", connect):
+            super().work(directory, disk, again)
+
+
 SCENARIOS: tuple[Scenario, ...] = (
     Merge(replace=False),
     Merge(replace=True),
@@ -230,5 +279,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Directory(),
     Sweep(),
     LibraryBuild(),
+    LibraryChange(),
     StudyRun(),
+    ShortStudy(),
 )

@@ -9,7 +9,7 @@ import pytest
 
 from crash.__main__ import FAULTS, fail_every_operation, kill_at_random, kill_one_of_two
 from crash.faults import Counting
-from crash.scenarios import SCENARIOS, Directory, Scenario, StudyRun
+from crash.scenarios import SCENARIOS, Directory, LibraryChange, Scenario, ShortStudy, StudyRun, Sweep
 from merganser.engine.disk import Disk
 
 SHORT = [scenario for scenario in SCENARIOS if not isinstance(scenario, StudyRun)]  # tests/evolve kills studies
@@ -28,8 +28,28 @@ def test_a_directory_written_in_one_go(tmp_path: Path, fault: str) -> None:
     assert totals.wrong == []
 
 
+@pytest.mark.parametrize(
+    ("scenario", "fault"),
+    [(Sweep(), "full disk"), (LibraryChange(), "kill"), (LibraryChange(), "full disk"), (ShortStudy(), "full disk")],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_every_write_of_sweeps_libraries_and_studies(tmp_path: Path, scenario: Scenario, fault: str) -> None:
+    totals = fail_every_operation(scenario, tmp_path, FAULTS[fault])
+    assert totals.tried > 20
+    assert totals.wrong == []
+
+
 def test_one_of_two_is_killed(tmp_path: Path) -> None:
     assert kill_one_of_two(tmp_path, 3, random.Random(0)).wrong == []
+
+
+def test_an_error_that_nobody_explains_is_found(tmp_path: Path) -> None:
+    class Bare(Directory):
+        def work(self, directory: Path, disk: Disk | None = None, again: bool = False) -> None:
+            (disk or Counting()).before("write", directory)
+            super().work(directory)
+
+    assert "OSError" in fail_every_operation(Bare(), tmp_path, FAULTS["error"]).wrong[0]
 
 
 def test_what_is_wrong_is_found(tmp_path: Path) -> None:

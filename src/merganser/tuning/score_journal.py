@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from merganser.engine.disk import Disk
 from merganser.engine.lock import Lock
-from merganser.errors import InputError, reading
+from merganser.errors import InputError, MerganserError, reading
 from merganser.strict_json import parse_json
 
 
@@ -31,12 +32,13 @@ class ScoreJournal:
         if self.path is not None:
             if not self.path.absolute().parent.is_dir():
                 raise InputError(f"{self.path}: no directory {self.path.parent}")
-            self._lock = Lock(self.path, self._disk)
-            try:
-                self._read(self.path)
-            except BaseException:
-                self._lock.release()
-                raise
+            with self._writing(self.path):
+                self._lock = Lock(self.path, self._disk)
+                try:
+                    self._read(self.path)
+                except BaseException:
+                    self._lock.release()
+                    raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,12 +58,20 @@ class ScoreJournal:
             "scored_by": self.scored_by,
             "key": key,
         }
-        self._disk.before("open", self.path)
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with self._writing(self.path):
+            self._disk.before("open", self.path)
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                self._disk.append(handle, (json.dumps(record, default=str) + "\n").encode(), self.path)
+            finally:
+                os.close(handle)
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
         try:
-            self._disk.append(handle, (json.dumps(record, default=str) + "\n").encode(), self.path)
-        finally:
-            os.close(handle)
+            yield
+        except OSError as error:
+            raise MerganserError(f"{path}: could not be written: {error}; the same sweep again goes on") from error
 
     def _read(self, path: Path) -> None:
         if not path.exists():
