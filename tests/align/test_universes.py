@@ -11,7 +11,8 @@ from align_networks import attention, mlp, noisy_copies, resnet, trained_like, v
 
 from merganser.align.baselines import match_to_reference, merge_many
 from merganser.align.frank_wolfe import FrankWolfe
-from merganser.align.permutations import apply, compose, inverse
+from merganser.align.matches import Match, Try
+from merganser.align.permutations import apply, compose, identity, inverse
 from merganser.align.solver import objective_of
 from merganser.align.universes import Universe, universe
 from merganser.errors import InputError
@@ -224,3 +225,14 @@ def test_wrong_inputs_say_what_is_wrong():
         universe([good, good], symmetry, start="barycenter")
     with pytest.raises(InputError, match="reference"):
         match_to_reference([good, good], symmetry, reference=2)
+
+
+def test_matching_to_a_reference_passes_on_what_its_matches_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, found = mlp(10, 24, 20, 16, 4)
+    tries = (Try("propagate", 0, 1.0, 0.0), Try("identity", 1, 2.0, 0.0))
+    stuck = Match(found, identity(found), 2.0, tries=tries, bound=9.0)
+    monkeypatch.setattr("merganser.align.baselines.match", lambda *_, **__: stuck)
+    (note,) = match_to_reference([net, net], found).notes
+    assert note == f"model 1 to model 0: {stuck.note}"
+    monkeypatch.undo()
+    assert match_to_reference([net, net], found).notes == ()

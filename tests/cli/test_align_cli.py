@@ -86,6 +86,7 @@ def test_scrambled_copies_merge_to_the_network_they_came_from(user, tmp_path, me
     report = json.loads(shown)
     assert report["objective"]["after"] > report["objective"]["before"]
     assert report["cycle_error"] == 0
+    assert report["notes"] == []
     assert [pair["models"] for pair in report["pairs"]] == [["a", "b"], ["a", "c"], ["b", "c"]]
     assert all(pair["cosine"]["after"] > 0.999999 for pair in report["pairs"])
     x = torch.randn(7, 6)
@@ -95,6 +96,15 @@ def test_scrambled_copies_merge_to_the_network_they_came_from(user, tmp_path, me
         again.load_state_dict(load_file(tmp_path / "out" / f"{file}.safetensors"))
         torch.testing.assert_close(again(x), expected, atol=1e-5, rtol=1e-5)
     assert len(Symmetry.from_json((tmp_path / "out/symmetry.json").read_text()).atoms) == 2
+
+
+def test_a_match_that_looks_like_a_local_optimum_is_noted(user, monkeypatch):
+    module, _ = user
+    note = "2 tries ended at different objectives"
+    monkeypatch.setattr("merganser.align.matches.Match.note", note)
+    arguments = ("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--method", "weights")
+    assert f"note: model 1 to model 0: {note}\n" in call(*arguments, "--out", "shown")
+    assert json.loads(call(*arguments, "--out", "out", "--json"))["notes"] == [f"model 1 to model 0: {note}"]
 
 
 def test_permutations_serve_again_without_the_network(user, tmp_path):

@@ -51,16 +51,23 @@ def merge_many(
 def match_to_reference(
     models: Sequence[Model], symmetry: Symmetry, reference: int = 0, *, method: str = "weights", **options: Any
 ) -> Universe:
-    """Match every model to one of them, whose space becomes the universe: consistent too, but the choice matters."""
+    """Match every model to one of them, whose space becomes the universe: consistent too, but the choice matters.
+
+    The `notes` of the result are those of its matches that look like local optima.
+    """
     check_models(models)
     models = list(models)
     if not isinstance(reference, int) or not 0 <= reference < len(models):
         raise InputError(f"reference {reference} is not one of the {len(models)} models, which count from 0")
     states = states_of(models, symmetry, least=2)
-    permutations = [
-        identity(symmetry)
-        if model == reference
-        else match(models[reference], models[model], symmetry, method=method, **options).permutations
-        for model in range(len(models))
-    ]
-    return Universe(symmetry, tuple(states), tuple(permutations), objective_of(states, permutations, symmetry))
+    permutations, notes = [], []
+    for model in range(len(models)):
+        if model == reference:
+            permutations.append(identity(symmetry))
+            continue
+        found = match(models[reference], models[model], symmetry, method=method, **options)
+        permutations.append(found.permutations)
+        if found.note is not None:
+            notes.append(f"model {model} to model {reference}: {found.note}")
+    objective = objective_of(states, permutations, symmetry)
+    return Universe(symmetry, tuple(states), tuple(permutations), objective, notes=tuple(notes))

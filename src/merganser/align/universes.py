@@ -24,13 +24,14 @@ from merganser.errors import InputError
 
 @dataclass(frozen=True)
 class Universe:
-    """Models, and permutations that put each of them in the common space."""
+    """Models, and permutations that put each of them in the common space; `notes` say what to doubt about them."""
 
     symmetry: Symmetry
     models: tuple[State, ...]
     permutations: tuple[Permutations, ...]
     objective: float
     trace: tuple[Step, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def iterations(self) -> int:

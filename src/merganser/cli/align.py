@@ -168,6 +168,7 @@ def _report(names: Sequence[str], found: Universe) -> dict[str, Any]:
             for a in range(len(names))
             for b in range(a + 1, len(names))
         ],
+        "notes": list(found.notes),
         "running_statistics": any(name.endswith("running_var") for name in found.symmetry.buffers),
     }
 
@@ -203,5 +204,7 @@ def _show(report: dict[str, Any], as_json: bool) -> None:
         rows.append((f"distance {both}", pair["distance"]["before"], pair["distance"]["after"]))
     say(Table(("", "before", "after"), rows).text())
     say(f"wrote {report['out']}: aligned/, merged.safetensors, permutations.safetensors, symmetry.json")
+    for note in report["notes"]:
+        say(f"note: {note}")
     if report["running_statistics"]:
         say("note: averaging shifts activations; recompute running statistics with merganser.align.repair")
