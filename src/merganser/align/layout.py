@@ -6,7 +6,7 @@ moved by one path of one tree; arrays moved by the same paths are joined along `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -118,6 +118,8 @@ def _fold(block: Block, symmetry: Symmetry, rank: Mapping[str, int]) -> tuple[tu
     for segment in block.segments:
         moved += _paths(segment, start, symmetry, rank)
         start += len(segment.factors)
+    if any(symmetry.absent(segment) for segment in block.segments):
+        moved = _joined(moved, symmetry, rank)
     leading = [axis for _, axes in moved for axis in axes]
     rest = [axis for axis in range(len(sizes)) if axis not in leading]
     shape = (*(prod(sizes[axis] for axis in axes) for _, axes in moved), prod(sizes[axis] for axis in rest))
@@ -133,3 +135,25 @@ def _paths(segment: Segment, start: int, symmetry: Symmetry, rank: Mapping[str, 
             groups.setdefault(root, []).append((factor.atom, axis))
     ordered = [sorted(group, key=lambda item: rank[item[0]]) for group in groups.values()]
     return [(tuple(name for name, _ in group), [axis for _, axis in group]) for group in ordered]
+
+
+def _joined(
+    moved: Sequence[tuple[Path, list[int]]], symmetry: Symmetry, rank: Mapping[str, int]
+) -> list[tuple[Path, list[int]]]:
+    """Groups of several axes made one where an atom of one has an ancestor in the other."""
+    groups: list[list[tuple[str, int]]] = []
+    for path, axes in moved:
+        group = list(zip(path, axes, strict=True))
+        for other in list(groups):
+            if _lacks(group, other, symmetry) or _lacks(other, group, symmetry):
+                groups.remove(other)
+                group = other + group
+        groups.append(group)
+    ordered = [sorted(group, key=lambda item: rank[item[0]]) for group in groups]
+    return [(tuple(name for name, _ in group), [axis for _, axis in group]) for group in ordered]
+
+
+def _lacks(group: Sequence[tuple[str, int]], other: Sequence[tuple[str, int]], symmetry: Symmetry) -> bool:
+    """Whether an atom of one group lacks an ancestor that is in the other."""
+    here, there = {name for name, _ in group}, {name for name, _ in other}
+    return any((set(symmetry.ancestors(name)) - here) & there for name in here)

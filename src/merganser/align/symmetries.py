@@ -6,27 +6,32 @@ projection are one segment (head, d_v); the rows of a fused QKV are three segmen
 after a concatenation have a segment for each of its inputs; a flatten after a convolution gives (channel, pinned).
 
 An atom with a parent is nested (wreath product): every index of the parent has a permutation of its own, as the
-units inside an attention head do.
+units inside an attention head do. The parent stands beside it on the same axis (rows that are heads × units), or on
+another axis of the same tensor (weights of shape experts × units × inputs).
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product as cartesian
-from math import prod
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
+from merganser.align.segments import Axis as Axis
+from merganser.align.segments import Block as Block
+from merganser.align.segments import Factor as Factor
+from merganser.align.segments import Indices as Indices
+from merganser.align.segments import Segment as Segment
+from merganser.align.segments import concatenation as concatenation
+from merganser.align.segments import product as product
+from merganser.align.segments import segment_from_json
 from merganser.errors import InputError, did_you_mean
 from merganser.strict_json import parse_json
-
-Indices = NDArray[np.int64]
 
 _BY_HAND = "a call of pin"
 
@@ -38,76 +43,6 @@ class Atom:
     name: str
     size: int
     parent: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """One factor of an axis: moved by `atom`, or pinned when that is None."""
-
-    atom: str | None
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of an axis: index (i₁, …, i_k) of its factors lies at position `offset + Σ i_j · strides[j]`.
-
-    Every ancestor of a nested atom is a factor too; it may stand after it (channels that were shuffled).
-    """
-
-    factors: tuple[Factor, ...]
-    offset: int
-    strides: tuple[int, ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(factor.size for factor in self.factors)
-
-    @property
-    def length(self) -> int:
-        return prod(self.sizes)
-
-    @property
-    def contiguous(self) -> bool:
-        return self.strides == contiguous_strides(self.sizes)
-
-    @property
-    def positions(self) -> Indices:
-        """Positions on the axis, in the shape of the factors."""
-        grid = np.full(self.sizes, self.offset, dtype=np.int64)
-        for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
-            steps = np.arange(size, dtype=np.int64) * stride
-            grid += steps.reshape((size,) + (1,) * (len(self.sizes) - axis - 1))
-        return grid
-
-
-Axis = tuple[Segment, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The part of tensor `name` at one segment of each axis: a tensor whose axes are plain products."""
-
-    name: str
-    segments: tuple[Segment, ...]
-
-    @property
-    def axes(self) -> tuple[tuple[Factor, ...], ...]:
-        return tuple(segment.factors for segment in self.segments)
-
-    @property
-    def atoms(self) -> frozenset[str]:
-        return frozenset(f.atom for factors in self.axes for f in factors if f.atom is not None)
-
-    def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The block, each axis in the order of its factors (a view where the segments are contiguous)."""
-        for dim, segment in enumerate(self.segments):
-            if segment.contiguous:
-                tensor = tensor.narrow(dim, segment.offset, segment.length)
-            else:
-                index = torch.from_numpy(segment.positions.reshape(-1)).to(tensor.device)
-                tensor = tensor.index_select(dim, index)
-        return tensor
 
 
 @dataclass(frozen=True)
@@ -135,6 +70,8 @@ class Symmetry:
         for name, axes in self.axes.items():
             for dim, axis in enumerate(axes):
                 self._check_axis(axis, f"axis {dim} of {name!r}")
+            if any(self.absent(segment) for axis in axes for segment in axis):
+                self._check_nesting(name)
 
     def _known(self, atom: str, where: str) -> None:
         if atom not in self.atoms:
@@ -142,7 +79,6 @@ class Symmetry:
 
     def _check_axis(self, axis: Axis, where: str) -> None:
         for segment in axis:
-            here = {f.atom for f in segment.factors}
             for factor in segment.factors:
                 if factor.atom is None:
                     continue
@@ -150,11 +86,39 @@ class Symmetry:
                 atom = self.atoms[factor.atom]
                 if atom.size != factor.size:
                     raise InputError(f"{where}: factor of size {factor.size}, but atom {atom.name!r} has {atom.size}")
-                if atom.parent is not None and atom.parent not in here:
-                    raise InputError(f"{where}: nested atom {atom.name!r} needs its parent {atom.parent!r} beside it")
         covered = np.concatenate([segment.positions.reshape(-1) for segment in axis])
         if not np.array_equal(np.sort(covered), np.arange(covered.size)):
             raise InputError(f"{where}: its segments overlap or leave a gap")
+
+    def _check_nesting(self, name: str) -> None:
+        """An atom has its ancestors beside it, or each of them exactly once on all axes together."""
+        for block in self.blocks(name):
+            everywhere = Counter(f.atom for factors in block.axes for f in factors)
+            for dim, segment in enumerate(block.segments):
+                for atom in self.absent(segment):
+                    for ancestor in self.ancestors(atom):
+                        if everywhere[ancestor] != 1:
+                            raise InputError(
+                                f"axis {dim} of {name!r}: nested atom {atom!r} needs its parent {ancestor!r} "
+                                "beside it, or once on another axis"
+                            )
+
+    def absent(self, segment: Segment) -> dict[str, frozenset[str]]:
+        """The nested atoms of a segment that do not have all ancestors in it, and the ancestors that they lack."""
+        here = {f.atom for f in segment.factors if f.atom is not None}
+        lacking = {atom: frozenset(self.ancestors(atom)) - here for atom in sorted(here)}
+        return {atom: ancestors for atom, ancestors in lacking.items() if ancestors}
+
+    def linked(self, name: str) -> list[list[int]]:
+        """The axes of tensor `name` in groups that are permuted together: units nested across axes link those."""
+        groups = [{dim} for dim in range(len(self.axes[name]))]
+        for dim, axis in enumerate(self.axes[name]):
+            wanted = {a for segment in axis for lacking in self.absent(segment).values() for a in lacking}
+            others = {place for a in wanted for tensor, place in self.occurrences[a] if tensor == name}
+            if others:
+                joined = {dim, *others}.union(*(group for group in groups if group & {dim, *others}))
+                groups = [group for group in groups if not group & joined] + [joined]
+        return [sorted(group) for group in sorted(groups, key=min)]
 
     def ancestors(self, name: str) -> tuple[str, ...]:
         """The chain of parents of an atom, outermost first."""
@@ -279,7 +243,7 @@ class Symmetry:
             data = parse_json(text)
             atoms = {name: Atom(name, size, parent) for name, size, parent in data["atoms"]}
             axes = {
-                name: tuple(tuple(_segment_from_json(s) for s in axis) for axis in axes)
+                name: tuple(tuple(segment_from_json(s) for s in axis) for axis in axes)
                 for name, axes in data["axes"].items()
             }
             buffers, aliases = frozenset(data["buffers"]), dict(data["aliases"])
@@ -309,29 +273,3 @@ def _explanation(axis: Axis, causes: Sequence[str]) -> str:
     moves = f"moves with {', '.join(atoms)}" if atoms else ""
     by = " and ".join(causes) or "what was said of this tensor by hand"
     return "; ".join(part for part in (moves, f"{'partly ' if atoms else ''}pinned by {by}" if pinned else "") if part)
-
-
-def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(prod(sizes[i + 1 :]) for i in range(len(sizes)))
-
-
-def product(*factors: Factor, offset: int = 0) -> Axis:
-    """The axis that is one contiguous product of factors, outermost first."""
-    return (Segment(factors, offset, contiguous_strides([f.size for f in factors])),)
-
-
-def concatenation(*axes: Axis) -> Axis:
-    """The axis that holds the given axes one after another."""
-    segments: list[Segment] = []
-    offset = 0
-    for axis in axes:
-        segments += [replace(s, offset=s.offset + offset) for s in axis]
-        offset += sum(s.length for s in axis)
-    return tuple(segments)
-
-
-def _segment_from_json(data: Mapping[str, object]) -> Segment:
-    factors, offset, strides = data["factors"], data["offset"], data["strides"]
-    if not (isinstance(factors, list) and isinstance(offset, int) and isinstance(strides, list)):
-        raise ValueError(f"bad segment {data!r}")
-    return Segment(tuple(Factor(atom, size) for atom, size in factors), offset, tuple(strides))

@@ -23,7 +23,7 @@ def emit(state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliase
     for name, axes in cut.items():
         for dim in (dim for axis in axes for piece in axis for dim in piece.dims if not dim.pinned):
             homes.setdefault(dim, name)
-    above = parents(values, trace.forbidden, list(homes))
+    above = parents(trace.values, trace.forbidden, list(state.values()), list(homes))
     names = _names(homes, above, trace.hints)
     atoms = {name: Atom(name, dim.size, names[above[dim]] if dim in above else None) for dim, name in names.items()}
     segments = {name: tuple(_axis(axis, names) for axis in axes) for name, axes in cut.items()}

@@ -3,15 +3,16 @@
 The units of an axis d may be permuted differently at every index of an axis h (a head, or q/k/v in a fused
 projection) iff the index is always at hand and never mixed away:
 
-- every traced tensor that has d has h, exactly once; for weights, on the same axis;
+- every traced tensor that has d has h, exactly once; a weight has it beside d on the same axis, or exactly once;
 - no operation combines entries of different h while it keeps d apart (`Forbidden`, said by the operation's rule).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product as cartesian
 
 from merganser.align.tracing.dims import ENUMERABLE, Dim, Family, Product, Sum, factors, find, leaves, parts, select
 from merganser.align.tracing.refinement import collapse
@@ -32,6 +33,10 @@ class Piece:
     offset: int
     dims: tuple[Dim, ...]
     strides: tuple[int, ...]
+
+
+#: The bare dims of a part of a weight, axis by axis.
+_Block = tuple[tuple[Dim, ...], ...]
 
 
 class _Orphan(Exception):
@@ -142,14 +147,63 @@ def enumerate_pinned(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbid
             dim.form = Family(index, tuple(Dim(dim.size) for _ in range(index.size)))
 
 
-def parents(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden], order: Sequence[Dim]) -> dict[Dim, Dim]:
+def parents(
+    values: Sequence[Sequence[Dim]],
+    forbidden: Sequence[Forbidden],
+    weights: Sequence[Sequence[Dim]],
+    order: Sequence[Dim],
+) -> dict[Dim, Dim]:
     """The parent of every atom that has one. `order` lists the atoms, outer ones before inner ones.
 
     Of several possible parents the innermost is taken, if the atom may depend on all of that parent's ancestors too.
+    Parents on the same axis of all weights are looked for first, those across axes for atoms without family then.
     """
-    possible = companions(values, forbidden)
+    alone = companions([[axis] for axes in weights for axis in axes], forbidden)
+    possible = {**alone, **companions(values, forbidden)}
+    homes: dict[Dim, list[_Block]] = {}
+    for block in dict.fromkeys(block for axes in weights for block in _blocks(axes)):
+        for dim in {dim for axis in block for dim in axis}:
+            homes.setdefault(dim, []).append(block)
     chain: dict[Dim, list[Dim]] = {}
-    for dim in order:
-        candidates = [[*chain[other], other] for other in order if other in chain and other in possible[dim]]
-        chain[dim] = max((c for c in candidates if all(other in possible[dim] for other in c)), key=len, default=[])
+    above: set[Dim] = set()
+    for fits in (_fits_beside, _fits_across):
+        for place, dim in enumerate(order):
+            if dim in above or chain.get(dim):
+                continue
+            candidates = [[*chain[other], other] for other in order[:place] if other in possible[dim]]
+            fitting = [
+                c
+                for c in candidates
+                if all(other in possible[dim] for other in c) and all(fits(b, dim, c, chain) for b in homes[dim])
+            ]
+            chain[dim] = max(fitting, key=len, default=[])
+            above.update(chain[dim])
     return {dim: chain[dim][-1] for dim in order if chain[dim]}
+
+
+def _blocks(axes: Sequence[Dim]) -> Iterator[_Block]:
+    """A weight cut at the pieces of each of its axes."""
+    return cartesian(*([piece.dims for piece in pieces([axis])] for axis in axes))
+
+
+def _fits_beside(block: _Block, dim: Dim, ancestors: Sequence[Dim], chain: Mapping[Dim, Sequence[Dim]]) -> bool:
+    """Whether the ancestors of `dim` stand beside it in a block of a weight."""
+    return all(axis.count(ancestor) == 1 for axis in block if dim in axis for ancestor in ancestors)
+
+
+def _fits_across(block: _Block, dim: Dim, ancestors: Sequence[Dim], chain: Mapping[Dim, Sequence[Dim]]) -> bool:
+    """Whether a block of a weight leaves no doubt which indices the units of `dim` depend on.
+
+    Its ancestors stand beside it, or each of them once on all axes together. Across axes there is one line of descent
+    only: two nested atoms that are not nested in each other would take a joint assignment of all their pairs.
+    """
+    chosen = {**chain, dim: ancestors}
+    family = [other for axis in block for other in axis if chosen.get(other) and chosen[other][0] is ancestors[0]]
+    across = [d for d in family if any(d in axis and not set(chosen[d]) <= set(axis) for axis in block)]
+    if not across:
+        return True
+    everywhere = Counter(other for axis in block for other in axis)
+    line = max((chosen[d] for d in family), key=len)
+    return all(everywhere[a] == 1 for d in across for a in chosen[d]) and all(
+        d in line or chosen[d] is line for d in family
+    )

@@ -1,0 +1,110 @@
+"""The parts of an axis: factors, segments of factors, and the blocks they cut a tensor into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One factor of an axis: moved by `atom`, or pinned when that is None."""
+
+    atom: str | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of an axis: index (i₁, …, i_k) of its factors lies at position `offset + Σ i_j · strides[j]`.
+
+    Every ancestor of a nested atom is a factor too, and may stand after it (channels that were shuffled), or it is a
+    factor of another axis of the tensor.
+    """
+
+    factors: tuple[Factor, ...]
+    offset: int
+    strides: tuple[int, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(factor.size for factor in self.factors)
+
+    @property
+    def length(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def contiguous(self) -> bool:
+        return self.strides == contiguous_strides(self.sizes)
+
+    @property
+    def positions(self) -> Indices:
+        """Positions on the axis, in the shape of the factors."""
+        grid = np.full(self.sizes, self.offset, dtype=np.int64)
+        for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
+            steps = np.arange(size, dtype=np.int64) * stride
+            grid += steps.reshape((size,) + (1,) * (len(self.sizes) - axis - 1))
+        return grid
+
+
+Axis = tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The part of tensor `name` at one segment of each axis: a tensor whose axes are plain products."""
+
+    name: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def axes(self) -> tuple[tuple[Factor, ...], ...]:
+        return tuple(segment.factors for segment in self.segments)
+
+    @property
+    def atoms(self) -> frozenset[str]:
+        return frozenset(f.atom for factors in self.axes for f in factors if f.atom is not None)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The block, each axis in the order of its factors (a view where the segments are contiguous)."""
+        for dim, segment in enumerate(self.segments):
+            if segment.contiguous:
+                tensor = tensor.narrow(dim, segment.offset, segment.length)
+            else:
+                index = torch.from_numpy(segment.positions.reshape(-1)).to(tensor.device)
+                tensor = tensor.index_select(dim, index)
+        return tensor
+
+
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(sizes[i + 1 :]) for i in range(len(sizes)))
+
+
+def product(*factors: Factor, offset: int = 0) -> Axis:
+    """The axis that is one contiguous product of factors, outermost first."""
+    return (Segment(factors, offset, contiguous_strides([f.size for f in factors])),)
+
+
+def concatenation(*axes: Axis) -> Axis:
+    """The axis that holds the given axes one after another."""
+    segments: list[Segment] = []
+    offset = 0
+    for axis in axes:
+        segments += [replace(s, offset=s.offset + offset) for s in axis]
+        offset += sum(s.length for s in axis)
+    return tuple(segments)
+
+
+def segment_from_json(data: Mapping[str, object]) -> Segment:
+    factors, offset, strides = data["factors"], data["offset"], data["strides"]
+    if not (isinstance(factors, list) and isinstance(offset, int) and isinstance(strides, list)):
+        raise ValueError(f"bad segment {data!r}")
+    return Segment(tuple(Factor(atom, size) for atom, size in factors), offset, tuple(strides))
