@@ -23,6 +23,7 @@ from merganser.align.tracing.emission import emit
 from merganser.align.tracing.exporting import export
 from merganser.align.tracing.graph import Trace, tensors
 from merganser.align.tracing.liveness import eliminate_dead, keep_outputs
+from merganser.align.tracing.picking import pin_targets
 from merganser.align.tracing.storage import identity, overlapping
 from merganser.errors import InputError
 from merganser.modules.batches import Inputs
@@ -123,6 +124,8 @@ def _derive(
         used |= _walk(module, program, axes, trace, outputs)
     for cause, result in trace.outputs:
         pin(*result, cause=cause)
+        with because(cause):
+            pin_targets([result])
     with because("the example inputs, which do not use it"):
         pin(*(dim for key, own in axes.items() if key not in used for dim in own))
     pin_unreached(axes.values(), trace)

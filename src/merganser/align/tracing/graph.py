@@ -18,6 +18,7 @@ from merganser.align.tracing import rules as _rules  # noqa: F401  (fills the re
 from merganser.align.tracing.calls import RULES, Call, Result, Unsupported
 from merganser.align.tracing.dims import Axes, Dim, because, fresh, is_pinned, pin
 from merganser.align.tracing.nesting import Forbidden
+from merganser.align.tracing.picking import at_hand, follow, pin_targets
 from merganser.align.tracing.rules.pointwise import pointwise
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Trace:
                 return _resolve(node.args[0], env)
             else:
                 env[node] = self._call(node, env)
-                self.values += [axes for axes in tensors(env[node]) if 0 not in axes.shape]
+                self.values += [at_hand(axes) for axes in tensors(env[node]) if 0 not in axes.shape]
         return None
 
     def _attribute(self, module: GraphModule, path: str) -> Any:
@@ -100,6 +101,7 @@ class Trace:
             result = rule(call)
             if tuple(axes.shape for axes in tensors(result)) != shapes:
                 raise Unsupported
+            result = follow(call, result, in_place=target._schema.is_mutable)
         except (Unsupported, LookupError, TypeError, ValueError):  # an overload the rule was not written for
             return _unknown(node, call.tensors)
         if op not in _CUTTING:
@@ -114,6 +116,7 @@ def _unknown(node: Node, touched: Iterable[Axes]) -> Result | None:
         logger.info("unknown operation %s pins its operands%s", node.target, location(node))
     with because(f"the operation {node.target}, for which there is no rule{location(node)}"):
         pin(*(dim for axes in touched for dim in axes))
+        pin_targets(touched)
         return _pinned(node)
 
 

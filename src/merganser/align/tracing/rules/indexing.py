@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, replaced, rule, without
-from merganser.align.tracing.dims import Axes, Dim, Positions, fresh, pin
+from merganser.align.tracing.dims import ONE, Axes, Dim, Positions, fresh, is_pinned, pin
+from merganser.align.tracing.picking import Picked, Pointers, pin_targets
+from merganser.align.tracing.refinement import unify
 from merganser.align.tracing.rules.joining import part
 
 
@@ -50,6 +52,9 @@ def index(call: Call) -> Result:
     places = [d for d, value in enumerate(indices) if value is not None]
     if len(places) == 1 and (found := _run(x, places[0], indices[places[0]])) is not None:
         return found
+    if len(places) == 1 and isinstance(indices[places[0]], Pointers) and _flat(indices[places[0]]):
+        return _pick(call, x, places[0], indices[places[0]])
+    pin_targets([indices[d] for d in places])
     looked_up = [x[d] for d in places]
     rest = without(x, places)
     pin(*looked_up, *(dim for d in places for dim in indices[d]))
@@ -59,3 +64,30 @@ def index(call: Call) -> Result:
     new = len(call.shape) - len(rest)
     at = places[0]
     return Axes([*rest[:at], *fresh(call.shape[at : at + new], pinned=True), *rest[at:]])
+
+
+def _flat(pointers: Pointers) -> bool:
+    return len(pointers) == 1 and is_pinned(pointers[0])
+
+
+def _pick(call: Call, x: Axes, place: int, pointers: Pointers) -> Result:
+    """x[pointers]: the axis that they point to is looked up wherever its units are."""
+    if isinstance(x, Picked | Pointers):
+        raise Unsupported
+    unify(x[place], pointers.target)
+    call.forbid(without(x, [place]), [x[place]])
+    return Picked.of(replaced(x, [place], [Dim(call.shape[place], pinned=True)]), pointers, place)
+
+
+@rule("topk")
+def topk(call: Call) -> Result:
+    """The largest entries, in their order, and where they are; of entries that are equal any may be taken."""
+    if not call["sorted"] or isinstance(call.input, Picked | Pointers):
+        raise Unsupported
+    (place,) = call.dims()
+    axes, ranked = call.input, call.input[place]
+    others = without(axes, [place])
+    call.forbid([ranked], others)
+    call.forbid(others, [ranked])
+    kept = replaced(axes, [place], [Dim(call.shape[place], pinned=True) if call.shape[place] != 1 else ONE])
+    return [kept, Pointers.of(kept, ranked)]
