@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -212,3 +213,11 @@ def test_runs_of_fixed_positions_are_parts_of_an_axis() -> None:
 def test_positions_out_of_order_and_units_left_out_stay(picks: Any) -> None:
     """Other inputs may use units that this program leaves out."""
     assert freedom(symmetry(Picked(*picks), X)) == {}
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_tracing_a_recurrent_layer_warns_of_nothing(kind: Any) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        symmetry(Recurrent(kind(7, 8), 8), X)
+    assert not [str(warning.message) for warning in caught if "export" in str(warning.message)]
