@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from merganser.align import match, symmetry
 from merganser.align.permutations import apply, inverse, random
+from merganser.align.tracing import nesting
 
 X = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
 Pick = Callable[["Experts", Tensor, Tensor], Tensor]
@@ -113,6 +114,13 @@ def test_units_that_meet_another_expert_have_one_order(pick: Pick) -> None:
 @pytest.mark.parametrize("pick", [of_another_index, added, added_in_place, measured, picked_twice])
 def test_experts_whose_number_matters_stay(pick: Pick) -> None:
     assert sorted(freedom(symmetry(Experts(pick), X)).values()) == [(6,), (8,)]
+
+
+def test_families_that_are_too_large_to_match_share_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nesting, "LARGEST_FAMILY", 4 * 6)
+    assert sorted(freedom(symmetry(Experts(batched), X)).values()) == [(4,), (4, 6), (8,)]
+    monkeypatch.setattr(nesting, "LARGEST_FAMILY", 4 * 6 - 1)
+    assert sorted(freedom(symmetry(Experts(batched), X)).values()) == [(4,), (6,), (8,)]
 
 
 def test_experts_in_no_order_stay() -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product as cartesian
+from math import prod
 
 from merganser.align.tracing.dims import ENUMERABLE, Dim, Family, Product, Sum, factors, find, leaves, parts, select
 from merganser.align.tracing.refinement import collapse
@@ -35,6 +36,8 @@ class Piece:
     strides: tuple[int, ...]
 
 
+#: Units nested across axes, in all: matching them takes a square matrix of this side, 2 GB at the most.
+LARGEST_FAMILY = 1 << 14
 #: The bare dims of a part of a weight, axis by axis.
 _Block = tuple[tuple[Dim, ...], ...]
 
@@ -197,6 +200,8 @@ def _fits_across(block: _Block, dim: Dim, ancestors: Sequence[Dim], chain: Mappi
     Its ancestors stand beside it, or each of them once on all axes together. Across axes there is one line of descent
     only: two nested atoms that are not nested in each other would take a joint assignment of all their pairs.
     """
+    if dim.size * prod(ancestor.size for ancestor in ancestors) > LARGEST_FAMILY:
+        return False
     chosen = {**chain, dim: ancestors}
     family = [other for axis in block for other in axis if chosen.get(other) and chosen[other][0] is ancestors[0]]
     across = [d for d in family if any(d in axis and not set(chosen[d]) <= set(axis) for axis in block)]
