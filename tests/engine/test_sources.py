@@ -112,7 +112,7 @@ def test_places_that_hold_or_are_inside_an_input(checkpoint: Callable[..., Path]
     (model / "inner" / "notes").write_text("mine")
     (tmp_path / "link").symlink_to(model)
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    with pytest.raises(InputError, match=r"cannot be replaced: (the input .* is|it is in the input)"):
+    with pytest.raises(InputError, match=r"cannot be replaced: (the input .* is in it|it is (in )?the input)"):
         mg.run({"method": "linear", "models": [str(model)]}, tmp_path / out, overwrite=True)
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
     mg.run({"method": "linear", "models": [str(model)]}, model / "new")  # nothing stands there
@@ -138,9 +138,9 @@ def test_adapters_and_statistics_are_inputs_too(checkpoint: Callable[..., Path],
     )
     for reference in (str(adapter), f"{base}+{adapter}"):
         for out in (tmp_path / "out", base):
-            with pytest.raises(InputError, match="cannot be replaced: the input"):
+            with pytest.raises(InputError, match="cannot be replaced: (it is )?the input"):
                 mg.run({"method": "linear", "models": [reference]}, out, overwrite=True)
-            with pytest.raises(InputError, match="cannot be replaced: the input"):
+            with pytest.raises(InputError, match="cannot be replaced: (it is )?the input"):
                 mg.save(reference, out, overwrite=True)
     fisher = tmp_path / "kept" / "fisher.safetensors"
     fisher.parent.mkdir()

@@ -190,7 +190,7 @@ def test_input_is_checked_before_any_work(models, tmp_path, monkeypatch):
         with pytest.raises(InputError, match="not a dtype of adapters"):
             extract_lora(tuned, base, tmp_path / "b", dtype=dtype)
     for call in (lambda out: extract_lora(tuned, base, out), lambda out: merge_adapters([tmp_path / "a"], out)):
-        with pytest.raises(InputError, match="exists already|cannot be replaced: the input"):
+        with pytest.raises(InputError, match="exists already|cannot be replaced: it is the input"):
             call(tmp_path / "a")
 
 
