@@ -14,7 +14,7 @@ import argparse
 import numpy as np
 from scipy.special import expit
 
-from merganser.evolve.design import Objective, Task
+from merganser.evolve.design import Objective, StudyTask
 from merganser.evolve.intervals import paired_interval
 from merganser.evolve.preparation import prepare, split
 
@@ -37,7 +37,7 @@ def estimates(
     errors, inside, sizes = [], [], []
     for seed in range(seeds):
         answers = simulate(seed, calibration + 40, items)
-        task = Task("t", items, size, extractor, estimator, c)
+        task = StudyTask("t", items, size, extractor, estimator, c)
         pool = split(task, 0).pool
         prepared = prepare(task, seed, {str(i): answers[i][pool] for i in range(calibration)})
         sizes.append(1 / (prepared.subset.weights**2).sum())

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.evolve_answers import Pool, Setting
-from merganser.evolve import Calibration, Design, Objective, Study, Task
+from merganser.evolve import Calibration, Design, Objective, Study, StudyTask
 from merganser.evolve.irt import IRT, fitting
 from merganser.evolve.irt.fitting import fit
 from merganser.evolve.preparation import split
@@ -45,9 +45,9 @@ FITNESS = {
 }
 
 
-def task(pool: Pool, fitness: str, size: int | None) -> Task:
+def task(pool: Pool, fitness: str, size: int | None) -> StudyTask:
     extractor, estimator = FITNESS.get(fitness, ("random", "naive"))
-    return Task(NAME, len(pool.strata), size, extractor, estimator, "adaptive" if estimator == "gmp-irt" else 0.5)
+    return StudyTask(NAME, len(pool.strata), size, extractor, estimator, "adaptive" if estimator == "gmp-irt" else 0.5)
 
 
 def unseen(pool: Pool, seed: int) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch
 
 import merganser as mg
 from merganser.digits import Digits
-from merganser.evolve import Design, Objective, Parameter, Range, Space, Study, Task
+from merganser.evolve import Design, Objective, Range, SearchParameter, Space, Study, StudyTask
 from merganser.evolve.summary import summarize
 
 TASKS = ("upright", "flipped", "inverted")
@@ -62,8 +62,8 @@ def main() -> None:
     examiner = Examiner()
     items = len(examiner.questions[TASKS[0]][1])
     design = Design(
-        space=Space((Parameter("weight", Range(0.0, 1.5), models=TASKS),)),
-        tasks=tuple(Task(task, items, subset=ASKED, estimator="gmp-irt") for task in TASKS),
+        space=Space((SearchParameter("weight", Range(0.0, 1.5), models=TASKS),)),
+        tasks=tuple(StudyTask(task, items, subset=ASKED, estimator="gmp-irt") for task in TASKS),
         objectives=(Objective("mean", {task: 1 / len(TASKS) for task in TASKS}),),
         endpoints=tuple(examiner.single),
         population=10,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from merganser.align import match, self_test, symmetry, universe
-from merganser.align.layout import Layout
+from merganser.align.layout import TermLayout
 from merganser.align.permutations import apply, compose, identity, inverse, random
 from merganser.align.symmetries import Atom, Factor, Symmetry, concatenation, product
 from merganser.errors import InputError
@@ -158,7 +158,7 @@ def test_the_same_units_move_alike_wherever_their_parents_stand() -> None:
 
 
 def test_layout_folds_axes_of_one_tree_together() -> None:
-    terms = Layout.of(_by_hand()).terms
+    terms = TermLayout.of(_by_hand()).terms
     assert {frozenset(term.paths) for term in terms} == {
         frozenset({("g", "h", "d"), ("s",)}),
         frozenset({("g", "h", "d")}),

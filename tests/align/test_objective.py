@@ -14,7 +14,7 @@ from numpy.polynomial import Polynomial
 
 from merganser.align.frank_wolfe import linear_maximum
 from merganser.align.images import HardImage, SoftImage
-from merganser.align.layout import Layout
+from merganser.align.layout import TermLayout
 from merganser.align.objective import Placement, best_step
 from merganser.align.permutations import apply, random
 from merganser.align.starts import hard_placing, start_placings
@@ -31,7 +31,7 @@ NETWORKS = {
 def case(request):
     """Three models of a network in float64, at random doubly stochastic placings."""
     module, symmetry = NETWORKS[request.param]()
-    layout = Layout.of(symmetry)
+    layout = TermLayout.of(symmetry)
     states = [{n: t.double() for n, t in trained_like(module, seed).items()} for seed in range(3)]
     weights = [layout.weights(state, torch.float64) for state in states]
     placings = start_placings(layout, 3, "sinkhorn", 0, frozenset())
@@ -96,7 +96,7 @@ def test_gradient_equals_pairs_and_autograd(case):
 def test_gradient_equals_the_four_contributions_of_the_thesis():
     """Two layers, written as in the chapter: rows of W_ℓ and columns of W_{ℓ+1}, over all other models."""
     _, symmetry = mlp(4, 6, 5, 3)
-    layout = Layout.of(symmetry)
+    layout = TermLayout.of(symmetry)
     states = [{n: t.double() for n, t in trained_like(mlp(4, 6, 5, 3)[0], s).items()} for s in range(3)]
     placings = start_placings(layout, 3, "sinkhorn", 1, frozenset())
     weights = [layout.weights(s, torch.float64) for s in states]
@@ -148,7 +148,7 @@ def test_best_step_beats_a_fine_grid(coefficients):
 
 def test_held_models_are_constant():
     module, symmetry = mlp(5, 7, 6, 3)
-    layout = Layout.of(symmetry)
+    layout = TermLayout.of(symmetry)
     states, _ = noisy_copies(trained_like(module, 0), symmetry, 2, noise=0.5, seed=0)
     weights = [layout.weights({n: t.double() for n, t in s.items()}, torch.float64) for s in states]
     placings = start_placings(layout, 2, "sinkhorn", 0, frozenset({0}))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from merganser.align.symmetries import Atom, Factor, Segment, Symmetry, concatenation, product
+from merganser.align.symmetries import Atom, AxisSegment, Factor, Symmetry, concatenation, product
 from merganser.errors import InputError
 
 HEAD, INNER, STREAM = Factor("head", 4), Factor("head:inner", 3), Factor("stream", 5)
@@ -57,8 +57,8 @@ def test_blocks_tile_the_tensor(small: Symmetry) -> None:
 
 def test_strided_segments() -> None:
     """Rows (head, {q, v}, unit), as some fused projections have them: each part has the gaps of the other."""
-    q = Segment((HEAD, INNER), 0, (6, 1))
-    v = Segment((HEAD, INNER), 3, (6, 1))
+    q = AxisSegment((HEAD, INNER), 0, (6, 1))
+    v = AxisSegment((HEAD, INNER), 3, (6, 1))
     atoms = {"head": Atom("head", 4), "head:inner": Atom("head:inner", 3, "head")}
     symmetry = Symmetry(atoms, {"fused": ((q, v),)})
     rows = torch.arange(24).reshape(4, 2, 3)
@@ -93,6 +93,6 @@ def test_validation_says_what_and_where() -> None:
     with pytest.raises(InputError, match=r"needs its parent 'a'"):
         Symmetry(atoms, {"w": (product(Factor("b", 3)),)})
     with pytest.raises(InputError, match="overlap or leave a gap"):
-        Symmetry(atoms, {"w": ((Segment((Factor("a", 4),), 1, (1,)),),)})
+        Symmetry(atoms, {"w": ((AxisSegment((Factor("a", 4),), 1, (1,)),),)})
     with pytest.raises(InputError, match="its own ancestor"):
         Symmetry({"a": Atom("a", 2, "b"), "b": Atom("b", 2, "a")}, {})

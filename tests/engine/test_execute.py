@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import merganser as mg
 from merganser.checkpoints.memory import StateDict
 from merganser.engine import blocks
-from merganser.engine.compute import Settings
+from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import Progress, execute, memory_bound
 from merganser.engine.layout import lay_out
 from merganser.engine.merge import Merge
@@ -103,7 +103,7 @@ def test_nan_names_the_tensor_and_the_model(models: list[dict[str, Tensor]]) -> 
     plan, sources = make_plan(models, "task_arithmetic")
     with pytest.raises(InputError, match="m2: tensor 'cube' contains NaN"):
         merged(plan, sources)
-    result = merged(plan, sources, settings=Settings(allow_nan=True))
+    result = merged(plan, sources, settings=Arithmetic(allow_nan=True))
     assert int(result["cube"].isnan().sum()) == 1
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from merganser.engine import processes
-from merganser.engine.compute import Computations, Settings
+from merganser.engine.compute import Arithmetic, Computations
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Progress, batches, execute, pending
 from merganser.engine.merge import Merge
@@ -88,7 +88,7 @@ def test_processes_change_no_bit(tmp_path: Path, method: str, options: dict[str,
 def test_when_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(given: list[dict[str, Tensor]], method: str, workers: int = 2, device: str = "cpu") -> bool:
         plan, sources = make_plan(given, method)
-        computations = Computations(Merge(plan, sources), Settings(device))
+        computations = Computations(Merge(plan, sources), Arithmetic(device))
         return worthwhile(list(batches(pending(computations, DictSink(plan)))), workers)
 
     assert verdict(models(), "ties")

@@ -12,7 +12,7 @@ import torch
 from merganser.errors import InputError, MerganserError
 from merganser.evaluate import examiners, questions
 from merganser.evaluate.examiners import KINDS, Classification, Function, MultipleChoice, Perplexity
-from merganser.evaluate.generation import Choice, ExactMatch, Generation, extracted, share_of_script
+from merganser.evaluate.generation import ExactMatch, Generation, LetterChoice, extracted, share_of_script
 from merganser.evaluate.loaders import Loader
 from merganser.evaluate.records import read_records
 
@@ -298,7 +298,7 @@ def test_choices_are_read_from_what_is_written(letters):
         {"question": "Capital of France?", "options": ["Rome", "Paris"], "answer": answer}
         for answer in ("B", 1, "Paris", "A")
     ]
-    choice = Choice(asked, "none")
+    choice = LetterChoice(asked, "none")
     assert choice.records[0]["choices"] == "A. Rome\nB. Paris\n"
     replies = ["(B) because (A) is wrong", "b", "It is Paris.", "Answer: B."]
     assert choice(Parrot(letters, replies), range(4))["score"] == [1, 1, 1, 0]
@@ -365,7 +365,7 @@ def test_answers_without_a_number_are_refused(tmp_path):
     with pytest.raises(InputError, match="line 1: the answer 'Paris' holds no number; use kind exact-match"):
         len(Generation(str(tmp_path / "capitals.jsonl"), "none"))
     with pytest.raises(InputError, match="line 1: 'answer' must be a letter"):
-        len(Choice(str(tmp_path / "capitals.jsonl"), "none"))
+        len(LetterChoice(str(tmp_path / "capitals.jsonl"), "none"))
 
 
 def test_labels_beyond_the_models_classes_are_a_fault_of_the_file(llamas, model):

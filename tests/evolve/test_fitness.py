@@ -16,7 +16,7 @@ from merganser.engine import execute as execute_module
 from merganser.errors import InputError, MerganserError
 from merganser.evolve import fitness
 from merganser.evolve.fitness import LiveMerge, MergedModels
-from merganser.evolve.space import Choices, Parameter, Range, Space
+from merganser.evolve.space import Choices, Range, SearchParameter, Space
 from merganser.methods import registry as methods
 
 
@@ -57,8 +57,8 @@ def template(folder, method="ties", **parameters):
 
 SPACE = Space(
     (
-        Parameter("weight", Range(0, 2), models=("math", "code")),
-        Parameter("density", Range(0.1, 1), groups={"first": "first*", "rest": "*"}),
+        SearchParameter("weight", Range(0, 2), models=("math", "code")),
+        SearchParameter("density", Range(0.1, 1), groups={"first": "first*", "rest": "*"}),
     )
 )
 LABELS = ("math", "code")
@@ -151,7 +151,7 @@ def test_the_evaluator_of_a_study(folder):
 
 
 def test_a_method_under_search(folder):
-    space = Space((Parameter("method", Choices(("ties", "task_arithmetic"))), SPACE.parameters[0]))
+    space = Space((SearchParameter("method", Choices(("ties", "task_arithmetic"))), SPACE.parameters[0]))
     live = LiveMerge(Net(), template(folder), LABELS, space)
     for method in ("ties", "task_arithmetic"):
         values = {"method": method, "weight.math": 0.5, "weight.code": 0.7}
@@ -163,7 +163,7 @@ def test_a_scale_under_search_reaches_tensors_that_no_model_touches(folder):
     """A scaled copy of the base's tensor is not the base's tensor: it is computed whenever the scale changes."""
     recipe = {**template(folder), "method": "passthrough"}
     recipe = {**recipe, "models": recipe["models"][:1], "parameters": {}}
-    live = LiveMerge(Net(), recipe, ("math",), Space((Parameter("scale", Range(0, 2)),)))
+    live = LiveMerge(Net(), recipe, ("math",), Space((SearchParameter("scale", Range(0, 2)),)))
     for number, candidate in enumerate([{"scale": 0.5}, {"scale": 1.5}, "math", {"scale": 0.5}, {"scale": 1.0}]):
         state = live.load(candidate).state_dict()
         expected = written(live.document(candidate), folder / f"out{number}")
@@ -189,7 +189,7 @@ def test_an_embedding_taken_for_a_head_is_not_the_head(tmp_path):
         "base": str(tmp_path / "base.safetensors"),
         "models": [{"path": str(tmp_path / "tied.safetensors")}],
     }
-    live = LiveMerge(Head(), recipe, ("tied",), Space((Parameter("weight", Range(0, 1), models=("tied",)),)))
+    live = LiveMerge(Head(), recipe, ("tied",), Space((SearchParameter("weight", Range(0, 1), models=("tied",)),)))
     for weight in (0.25, 0.75):
         expected = written(live.document({"weight.tied": weight}), tmp_path / f"out{weight}")
         state = live.load({"weight.tied": weight}).state_dict()
@@ -256,7 +256,7 @@ def test_endpoints_take_the_vocabulary_of_the_merge(tmp_path):
             self.model.embed_tokens = nn.Embedding(5, 4)
             self.lm_head = nn.Linear(4, 5, bias=False)
 
-    space = Space((Parameter("weight", Range(0, 1), models=("wide", "plain")),))
+    space = Space((SearchParameter("weight", Range(0, 1), models=("wide", "plain")),))
     document = {
         "method": "task_arithmetic",
         "base": str(folders["base"]),

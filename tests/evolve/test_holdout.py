@@ -13,7 +13,7 @@ from synthetic_world import World
 
 from merganser.errors import InputError, MerganserError
 from merganser.evolve import runfile
-from merganser.evolve.design import Design, Task
+from merganser.evolve.design import Design, StudyTask
 from merganser.evolve.holdout import Grouped, connected, hold_out
 from merganser.evolve.preparation import split
 from merganser.evolve.study import Study
@@ -125,4 +125,4 @@ def test_a_test_file(languages, run_file):
 )
 def test_test_items_that_are_none(listed, message):
     with pytest.raises(InputError, match=message):
-        Task("quiz", 60, test_items=listed)
+        StudyTask("quiz", 60, test_items=listed)

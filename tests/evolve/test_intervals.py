@@ -8,7 +8,7 @@ from scipy.stats import binomtest
 from synthetic_designs import design
 from synthetic_world import ITEMS, World
 
-from merganser.evolve.design import Objective, Task
+from merganser.evolve.design import Objective, StudyTask
 from merganser.evolve.intervals import paired_interval, score_interval, standard_error
 from merganser.evolve.study import Study
 from merganser.evolve.summary import compare_winner, compared
@@ -75,7 +75,7 @@ class Noisy(World):
 
 def test_the_best_few_are_ranked_again_on_the_whole_pool(tmp_path):
     study = Study.open(tmp_path / "s.sqlite")
-    winner = study.run(design(tasks=(Task("quiz", ITEMS, subset=6),), rerank=4), Noisy())
+    winner = study.run(design(tasks=(StudyTask("quiz", ITEMS, subset=6),), rerank=4), Noisy())
     pool = study.prepared()["quiz"].split.pool
     first = sorted({t.label: t for t in study.trials()}.values(), key=lambda t: -t.objectives["quiz"])
     cut = first[3].objectives["quiz"]
@@ -90,7 +90,7 @@ def test_the_best_few_are_ranked_again_on_the_whole_pool(tmp_path):
 
 def test_a_full_subset_is_not_evaluated_twice(tmp_path):
     study = Study.open(tmp_path / "s.sqlite")
-    study.run(design(tasks=(Task("quiz", ITEMS),), rerank=4, generations=1), World())
+    study.run(design(tasks=(StudyTask("quiz", ITEMS),), rerank=4, generations=1), World())
     assert study.store.trials("full") == []
 
 

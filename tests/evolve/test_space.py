@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from merganser import recipes
 from merganser.errors import InputError
-from merganser.evolve.space import Choices, Parameter, Range, Space, key
+from merganser.evolve.space import Choices, Range, SearchParameter, Space, key
 
-WEIGHT = Parameter("weight", Range(0, 2), models=("math", "code"))
+WEIGHT = SearchParameter("weight", Range(0, 2), models=("math", "code"))
 SPACE = Space(
     (
         WEIGHT,
-        Parameter("density", Range(0.1, 1.0), groups={"mlp": "*mlp*", "rest": "*"}, points=3),
-        Parameter("rank", Range(1, 8, integer=True)),
-        Parameter("rate", Range(1e-4, 1.0, log=True)),
-        Parameter("normalize", Choices((True, False))),
+        SearchParameter("density", Range(0.1, 1.0), groups={"mlp": "*mlp*", "rest": "*"}, points=3),
+        SearchParameter("rank", Range(1, 8, integer=True)),
+        SearchParameter("rate", Range(1e-4, 1.0, log=True)),
+        SearchParameter("normalize", Choices((True, False))),
     ),
     ("weight.math + 2 * weight.code <= 1.5", "weight.math >= 0.5 * weight.code - 0.1"),
 )
@@ -64,9 +64,9 @@ def test_every_integer_and_choice_has_an_equal_share():
 def test_a_genome_becomes_a_recipe():
     space = Space(
         (
-            Parameter("weight", Range(0, 2), models=("math", "code"), points=2),
-            Parameter("density", Range(0, 1), groups={"mlp": "*mlp*"}),
-            Parameter("lambda", Range(0, 2)),
+            SearchParameter("weight", Range(0, 2), models=("math", "code"), points=2),
+            SearchParameter("density", Range(0, 1), groups={"mlp": "*mlp*"}),
+            SearchParameter("lambda", Range(0, 2)),
         )
     )
     template = {
@@ -92,7 +92,9 @@ def test_a_genome_becomes_a_recipe():
 
 
 def test_a_searched_method_takes_only_its_own_parameters():
-    space = Space((Parameter("method", Choices(("linear", "ties"))), WEIGHT, Parameter("density", Range(0.1, 1))))
+    space = Space(
+        (SearchParameter("method", Choices(("linear", "ties"))), WEIGHT, SearchParameter("density", Range(0.1, 1)))
+    )
     template = {"method": "ties", "base": "./b", "models": [{"path": "./m"}, {"path": "./c"}]}
     values = {"method": "linear", "weight.math": 0.5, "weight.code": 1.0, "density": 0.3}
     linear = space.recipe(template, ["math", "code"], values)
@@ -112,16 +114,16 @@ def test_a_searched_method_takes_only_its_own_parameters():
         (lambda: Range(0, 1, log=True), "above 0"),
         (lambda: Choices((1,)), "two or more"),
         (lambda: Choices((1, 1)), "two or more"),
-        (lambda: Parameter("rank", Range(1, 3, integer=True), points=2), "interpolated"),
-        (lambda: Parameter("weight", Range(0, 1), points=0), "at least 1"),
-        (lambda: Parameter("method", Range(0, 1)), "one choice"),
+        (lambda: SearchParameter("rank", Range(1, 3, integer=True), points=2), "interpolated"),
+        (lambda: SearchParameter("weight", Range(0, 1), points=0), "at least 1"),
+        (lambda: SearchParameter("method", Range(0, 1)), "one choice"),
         (lambda: Space((WEIGHT,), ("weight.maths <= 1",)), "did you mean 'weight.math'"),
         (lambda: Space((WEIGHT,), ("weight.math < 1",)), "expected one <= or >="),
         (lambda: Space((WEIGHT,), ("weight.math == 1",)), "expected one <= or >="),
         (lambda: Space((WEIGHT,), ("weight.math * weight.code <= 1",)), "cannot read"),
         (lambda: Space((WEIGHT,), ("weight.math <= ",)), "nothing on one side"),
         (lambda: Space((WEIGHT,), ("1 <= 2",)), "does not depend"),
-        (lambda: Space((Parameter("m", Choices((1, 2))),), ("m <= 1",)), "is a choice"),
+        (lambda: Space((SearchParameter("m", Choices((1, 2))),), ("m <= 1",)), "is a choice"),
         (lambda: SPACE.encode({"weight.mat": 1}), "did you mean"),
         (lambda: SPACE.encode({"weight.math": 1}), "are missing"),
     ],

@@ -16,10 +16,10 @@ from synthetic_designs import design, two_objectives
 from synthetic_world import ITEMS, Deadly, World
 
 from merganser.errors import InputError, MerganserError
-from merganser.evolve.design import Design, Objective, Task
+from merganser.evolve.design import Design, Objective, StudyTask
 from merganser.evolve.preparation import Calibration
 from merganser.evolve.searchers import ALGORITHMS
-from merganser.evolve.space import Choices, Parameter, Range, Space
+from merganser.evolve.space import Choices, Range, SearchParameter, Space
 from merganser.evolve.study import Study
 
 pytest.importorskip("pymoo")
@@ -78,9 +78,9 @@ def test_stability_is_measured_on_merges(finished):
 
 def test_the_same_values_are_evaluated_once(tmp_path):
     log = tmp_path / "log"
-    space = Space((Parameter("weight", Range(0, 2, integer=True), models=("math", "code")),))
+    space = Space((SearchParameter("weight", Range(0, 2, integer=True), models=("math", "code")),))
     study = Study.open(tmp_path / "s.sqlite")
-    study.run(design(space=space, tasks=(Task("quiz", ITEMS, subset=20),)), World(log=str(log)))
+    study.run(design(space=space, tasks=(StudyTask("quiz", ITEMS, subset=20),)), World(log=str(log)))
     searched = log.read_text().split()[:-3]  # the winner and the endpoints come again for the test
     assert len(searched) == len(set(searched)) <= 9
     assert len(study.trials()) > 9
@@ -140,7 +140,7 @@ def test_workers_change_nothing_and_a_dead_one_is_replaced(tmp_path, finished):
 
 def test_a_worker_that_always_dies_fails_its_trial_only(tmp_path):
     study = Study.open(tmp_path / "s.sqlite")
-    small = design(population=5, generations=1, tasks=(Task("quiz", ITEMS, subset=20),), endpoints=())
+    small = design(population=5, generations=1, tasks=(StudyTask("quiz", ITEMS, subset=20),), endpoints=())
     study.run(small, Deadly(), workers=2)
     states = {t.state: t for t in study.trials()}
     assert set(states) == {"done", "failed"}
@@ -168,7 +168,7 @@ def test_a_failing_evaluator_fails_its_trial_not_the_study(tmp_path):
 )
 def test_senseless_answers_fail_the_trial(tmp_path, reply, message):
     study = Study.open(tmp_path / "s.sqlite")
-    plain = design(tasks=(Task("quiz", ITEMS, subset=20),), population=5, generations=1)
+    plain = design(tasks=(StudyTask("quiz", ITEMS, subset=20),), population=5, generations=1)
     with pytest.raises(MerganserError, match=f"failed alike: .*{message}"):
         study.run(plain, lambda candidate, items: reply)
     assert all(message in t.error for t in study.trials())
@@ -178,9 +178,9 @@ def test_senseless_answers_fail_the_trial(tmp_path, reply, message):
 def test_every_algorithm_runs_a_study_and_violations_never_win(tmp_path, name):
     algorithm = ALGORITHMS[name]
     constraints = ("weight.math + weight.code <= 1.5",) if algorithm.constraints else ()
-    space = Space((Parameter("weight", Range(0, 2), models=("math", "code")),), constraints)
+    space = Space((SearchParameter("weight", Range(0, 2), models=("math", "code")),), constraints)
     make = two_objectives if algorithm.many else design
-    tasks = {} if algorithm.many else {"tasks": (Task("quiz", ITEMS, subset=20),)}
+    tasks = {} if algorithm.many else {"tasks": (StudyTask("quiz", ITEMS, subset=20),)}
     study = Study.open(tmp_path / "s.sqlite")
     study.run(make(space=space, algorithm=name, generations=4, **tasks), World())
     assert sum(t.state != "infeasible" for t in study.trials()) == 32
@@ -197,7 +197,7 @@ def test_every_algorithm_runs_a_study_and_violations_never_win(tmp_path, name):
 
 
 def test_algorithms_without_constraints_refuse_them_before_any_work():
-    space = Space((Parameter("weight", Range(0, 2), models=("math", "code")),), ("weight.math <= 1",))
+    space = Space((SearchParameter("weight", Range(0, 2), models=("math", "code")),), ("weight.math <= 1",))
     with pytest.raises(InputError, match="CMA-ES knows no constraints"):
         design(space=space, algorithm="cmaes")
 
@@ -221,7 +221,7 @@ def test_two_objectives_give_the_true_pareto_set_of_what_was_tried(tmp_path):
 def test_other_measures_can_be_minimised(tmp_path):
     study = Study.open(tmp_path / "s.sqlite")
     shorter = Objective("score", {"quiz": 1.0, "quiz.length": -0.05})
-    study.run(design(objectives=(shorter,), tasks=(Task("quiz", ITEMS, subset=20),)), World())
+    study.run(design(objectives=(shorter,), tasks=(StudyTask("quiz", ITEMS, subset=20),)), World())
     trial = study.best()
     measures = {m: e["value"] for m, e in trial.estimates.items()}
     assert trial.objectives["score"] == pytest.approx(measures["quiz"] - 0.05 * measures["quiz.length"])
@@ -232,7 +232,7 @@ def test_other_measures_can_be_minimised(tmp_path):
 def test_every_extractor_and_blend(tmp_path, extractor, c):
     rng = np.random.default_rng(0)
     strata = tuple(range(4)) * (ITEMS // 4) if extractor == "stratified" else None
-    task = Task("quiz", ITEMS, subset=20, extractor=extractor, estimator="gmp-irt", c=c, strata=strata)
+    task = StudyTask("quiz", ITEMS, subset=20, extractor=extractor, estimator="gmp-irt", c=c, strata=strata)
     known = Calibration((rng.random((6, ITEMS)) < 0.5).astype(float), embeddings=(rng.normal(size=(ITEMS, 8)),))
     study = Study.open(tmp_path / "s.sqlite")
     study.run(design(tasks=(task,), population=5, generations=1), World(), calibration={"quiz": known})
@@ -271,8 +271,8 @@ def test_forecast_comes_before_the_search_and_shrinks(tmp_path):
 def test_a_design_survives_the_store():
     space = Space(
         (
-            Parameter("method", Choices(("ties", "linear"))),
-            Parameter("weight", Range(0, 2), models=("math", "code"), groups={"mlp": "*mlp*"}, points=3),
+            SearchParameter("method", Choices(("ties", "linear"))),
+            SearchParameter("weight", Range(0, 2), models=("math", "code"), groups={"mlp": "*mlp*"}, points=3),
         )
     )
     original = two_objectives(space=space, algorithm="rnsga2", reference_points=((0.5, 0.5),))
@@ -328,15 +328,15 @@ def test_objectives_and_tasks_that_are_none():
     with pytest.raises(InputError, match="finite number, not nan"):
         Objective("x", {"quiz": float("nan")})
     with pytest.raises(InputError, match="'quiz.a': a task's name has no dot"):
-        Task("quiz.a", 20)
+        StudyTask("quiz.a", 20)
     with pytest.raises(InputError, match="between 1 and 15 dimensions, not 99"):
-        Task("quiz", 20, dimensions=99)
+        StudyTask("quiz", 20, dimensions=99)
 
 
 @pytest.mark.parametrize("reply", [dict.fromkeys(range(20), 0.0), "1" * 20, set(range(20))])
 def test_answers_of_another_shape_fail_the_trial(tmp_path, reply):
     study = Study.open(tmp_path / "s.sqlite")
-    plain = design(tasks=(Task("quiz", ITEMS, subset=20),), population=5, generations=1)
+    plain = design(tasks=(StudyTask("quiz", ITEMS, subset=20),), population=5, generations=1)
     with pytest.raises(MerganserError, match="answers to 'quiz' are a list of numbers, one for each item asked"):
         study.run(plain, lambda candidate, items: {"quiz": reply})
 
@@ -345,7 +345,7 @@ def test_irt_takes_answers_between_0_and_1_only(tmp_path):
     study = Study.open(tmp_path / "s.sqlite")
     with pytest.raises(MerganserError, match=r"answers to 'quiz' from 3 to 3: IRT needs them in \[0, 1\]"):
         study.run(design(), lambda candidate, items: {"quiz": [3.0] * len(items["quiz"])})
-    plain = design(tasks=(Task("quiz", ITEMS, subset=20),), population=5, generations=1)
+    plain = design(tasks=(StudyTask("quiz", ITEMS, subset=20),), population=5, generations=1)
     other = Study.open(tmp_path / "t.sqlite")
     assert other.run(plain, lambda candidate, items: {"quiz": [3.0] * len(items["quiz"])}).objectives["quiz"] == 3
 
@@ -364,7 +364,7 @@ def test_a_study_that_was_stopped_before_its_first_candidate_says_so(tmp_path):
 
 
 def test_a_study_of_failures_says_why_and_is_tried_again(tmp_path):
-    plain = design(tasks=(Task("quiz", ITEMS, subset=20),), population=5, generations=2)
+    plain = design(tasks=(StudyTask("quiz", ITEMS, subset=20),), population=5, generations=2)
     study = Study.open(tmp_path / "s.sqlite")
     with pytest.raises(MerganserError, match="failed alike: ValueError: this merge answers nonsense; put it right"):
         study.run(plain, World(fail_above=-1))
@@ -394,7 +394,7 @@ def test_calibration_is_checked_before_the_study_begins(tmp_path, known, message
         study.run(small, World(), calibration={"quiz": known})
     with pytest.raises(InputError, match="'quizz', which is no task; did you mean 'quiz'"):
         study.run(small, World(), calibration={"quizz": known})
-    task = Task("quiz", ITEMS, subset=20, extractor="representation")
+    task = StudyTask("quiz", ITEMS, subset=20, extractor="representation")
     with pytest.raises(InputError, match="needs embeddings"):
         study.run(design(tasks=(task,), population=5, generations=1), World())
     assert study.run(small, World()) is not None
@@ -404,7 +404,7 @@ def test_a_measure_that_is_not_reported_ends_the_search_at_once(tmp_path):
     log = tmp_path / "log"
     study = Study.open(tmp_path / "s.sqlite")
     shorter = Objective("short", {"quiz.lenght": 1.0})
-    plain = design(objectives=(shorter,), tasks=(Task("quiz", ITEMS, subset=20),))
+    plain = design(objectives=(shorter,), tasks=(StudyTask("quiz", ITEMS, subset=20),))
     with pytest.raises(MerganserError, match=r"the evaluator reports no 'quiz\.lenght'; did you mean 'quiz\.length'\?"):
         study.run(plain, World(log=str(log)))
     assert len(log.read_text().splitlines()) == 1

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from synthetic_designs import design, two_objectives
 from synthetic_world import ITEMS, World
 
-from merganser.evolve.design import Objective, Task
+from merganser.evolve.design import Objective, StudyTask
 from merganser.evolve.study import Study
 from merganser.evolve.summary import negative_transfer, summarize
 
@@ -114,7 +114,7 @@ class Tables:
 def test_a_page_shows_the_objective_with_its_error_for_winner_and_endpoints(tmp_path):
     from merganser.report.studies import show
 
-    tasks = (Task("quiz", ITEMS, subset=20), Task("exam", ITEMS, subset=30))
+    tasks = (StudyTask("quiz", ITEMS, subset=20), StudyTask("exam", ITEMS, subset=30))
     mean = Objective("mean", {"quiz": 0.25, "exam": 0.75})
     study = Study.open(tmp_path / "s.sqlite")
     study.run(design(tasks=tasks, objectives=(mean,), population=5, generations=2), World())
@@ -157,7 +157,7 @@ def test_a_page_of_two_objectives_with_failures(tmp_path):
 
 def test_a_study_without_calibration(tmp_path):
     study = Study.open(tmp_path / "s.sqlite")
-    study.run(design(tasks=(Task("quiz", ITEMS, subset=20),), endpoints=(), population=5, generations=1), World())
+    study.run(design(tasks=(StudyTask("quiz", ITEMS, subset=20),), endpoints=(), population=5, generations=1), World())
     summary = summarize(study)
     assert summary.cost.calibration == 0
     assert summary.agreement == ()
@@ -169,7 +169,7 @@ def test_epsilon_is_of_subsets_chosen_as_the_study_chose_its_own(tmp_path):
     from merganser.evolve.estimators import compare
 
     study = Study.open(tmp_path / "s.sqlite")
-    task = Task("quiz", ITEMS, subset=20, extractor="irt", estimator="mp-irt")
+    task = StudyTask("quiz", ITEMS, subset=20, extractor="irt", estimator="mp-irt")
     study.run(design(tasks=(task,), stability=3, generations=1), World())
     (agreement,) = summarize(study).agreement
     prepared = study.prepared()["quiz"]

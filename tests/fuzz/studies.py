@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from merganser.errors import InputError
-from merganser.evolve.design import Design, Objective, Task
+from merganser.evolve.design import Design, Objective, StudyTask
 from merganser.evolve.irt.model import IRT, Items, Normal
 from merganser.evolve.preparation import prepare, to_bytes
-from merganser.evolve.space import Choices, Parameter, Range, Space
+from merganser.evolve.space import Choices, Range, SearchParameter, Space
 from merganser.evolve.store import Store, Trial, paired
 from merganser.evolve.study import Study
 from merganser.strict_json import parse_json
@@ -54,8 +54,8 @@ def study_file(directory: Path) -> bytes:
 
 
 def prepared_study() -> dict[str, bytes]:
-    task = Task("quiz", 12, subset=4, estimator="gmp-irt", dimensions=1)
-    space = Space((Parameter("weight", Range(0, 1)), Parameter("method", Choices(("ties", "linear")))))
+    task = StudyTask("quiz", 12, subset=4, estimator="gmp-irt", dimensions=1)
+    space = Space((SearchParameter("weight", Range(0, 1)), SearchParameter("method", Choices(("ties", "linear")))))
     design = Design(space, (task,), (Objective.of("quiz"),), ("a", "b"), population=6, generations=2)
     answers = {label: np.random.default_rng(seed).random(task.pool).round() for seed, label in enumerate("ab")}
     return {"design.json": json.dumps(design.to_dict()).encode(), "prepared": to_bytes(prepare(task, 0, answers))}

@@ -19,7 +19,7 @@ from merganser.modules.activations import capture, matrix_layers
 from merganser.modules.convolutions import convolve, count_patches, is_plain, pooled_patches
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel, Smile, score_layers
-from merganser.routing.composition import LowRank, applied
+from merganser.routing.composition import LowRankUpdate, applied
 
 TASKS = ("cats", "dogs", "cars", "ships")
 KERNELS = ("stem.weight", "down.weight", "dilated.weight", "point.weight")
@@ -197,7 +197,7 @@ def test_patches_and_low_rank_updates_are_those_of_the_whole_kernel(data, axes):
         torch.testing.assert_close(pooled_patches(layer, x, pooling) @ matrix.T, expected)
     left, right = (torch.randn(n, 4, generator=rng, dtype=torch.float64) for n in matrix.shape)
     core = torch.randn(4, 4, generator=rng, dtype=torch.float64)
-    update = LowRank((left[:, :1], left[:, 1:]), core, (right[:, :1], right[:, 1:]))
+    update = LowRankUpdate((left[:, :1], left[:, 1:]), core, (right[:, :1], right[:, 1:]))
     changed = update.added_to(layer.weight.detach())
     torch.testing.assert_close(changed, layer.weight + (left @ core @ right.T).view(layer.weight.shape))
     torch.testing.assert_close(output + update.applied_to(x, layer), layer._conv_forward(x, changed, None))

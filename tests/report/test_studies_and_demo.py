@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from merganser.errors import InputError
-from merganser.evolve import Design, Objective, Parameter, Range, Space, Study, Task
+from merganser.evolve import Design, Objective, Range, SearchParameter, Space, Study, StudyTask
 from merganser.report import demonstration
 from merganser.report.directories import report
 
@@ -31,8 +31,8 @@ def study(tmp_path):
     pytest.importorskip("pymoo")
 
     def run(evaluations=10**6):
-        space = Space((Parameter("weight", Range(0, 2), models=("math", "code")),))
-        tasks = (Task("quiz", 40),)
+        space = Space((SearchParameter("weight", Range(0, 2), models=("math", "code")),))
+        tasks = (StudyTask("quiz", 40),)
         design = Design(space, tasks, (Objective.of("quiz"),), ("math", "code"), population=5, generations=2)
         opened = Study.open(tmp_path / "study.sqlite")
         try:
@@ -62,8 +62,8 @@ def test_a_study_that_was_interrupted_says_how_far_it_is(study):
 def test_a_search_that_ends_early_by_itself_has_ended(tmp_path):
     """CMA-ES stops when everything it tries is equally good."""
     pytest.importorskip("cma")
-    space = Space((Parameter("weight", Range(0, 2), models=("math", "code")),))
-    tasks = (Task("quiz", 40),)
+    space = Space((SearchParameter("weight", Range(0, 2), models=("math", "code")),))
+    tasks = (StudyTask("quiz", 40),)
     design = Design(space, tasks, (Objective.of("quiz"),), algorithm="cmaes", population=6, generations=200)
     opened = Study.open(tmp_path / "study.sqlite")
     opened.run(design, lambda candidate, items: {"quiz": [1.0] * len(items["quiz"])})

@@ -14,7 +14,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     {
         "baselines": ("match_to_reference", "merge_many"),
-        "choice": ("Choice", "choose_universe"),
+        "choice": ("UniverseChoice", "choose_universe"),
         "derivation": ("symmetry",),
         "ensembles": ("UniverseEnsemble", "ensemble"),
         "matches": ("Match",),
@@ -32,7 +32,7 @@ __getattr__, __dir__, __all__ = exports(
 if TYPE_CHECKING:
     from merganser.align.baselines import match_to_reference as match_to_reference
     from merganser.align.baselines import merge_many as merge_many
-    from merganser.align.choice import Choice as Choice
+    from merganser.align.choice import UniverseChoice as UniverseChoice
     from merganser.align.choice import choose_universe as choose_universe
     from merganser.align.derivation import symmetry as symmetry
     from merganser.align.ensembles import UniverseEnsemble as UniverseEnsemble

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.align.ascent import Ascent, Step
-from merganser.align.layout import Layout
+from merganser.align.layout import TermLayout
 from merganser.align.matches import Match
 from merganser.align.pairwise import FIRST
 from merganser.align.permutations import identity
@@ -148,7 +148,7 @@ def _cross_moments(a: Activations, b: Activations, symmetry: Symmetry) -> dict[P
     for layer, rows in a.items():
         channels = symmetry.axes[f"{layer}.weight" if layer else "weight"][0]
         axes[layer] = (channels, product(Factor(None, len(rows))))
-    layout = Layout.of(Symmetry(symmetry.atoms, axes))
+    layout = TermLayout.of(Symmetry(symmetry.atoms, axes))
     layout = replace(layout, terms=tuple(term for term in layout.terms if len(term.paths) == 1))
     weights = [layout.weights({layer: rows.T for layer, rows in outputs.items()}) for outputs in (a, b)]
     placement = hard_placement(layout, weights, [identity(symmetry)] * 2, held=FIRST)

@@ -31,7 +31,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class UniverseChoice:
     """The universe whose merge scored highest, and all that were tried."""
 
     universe: Universe
@@ -46,7 +46,7 @@ def choose_universe(
     tries: int = 2,
     seed: int = 0,
     workers: int | None = None,
-) -> Choice:
+) -> UniverseChoice:
     """Match models in several ways and keep the one whose merge scores highest.
 
     Tried are C²M³ from the identity and from the barycentre, and for each of `tries` seeds C²M³ from a random start and
@@ -93,4 +93,4 @@ def choose_universe(
             best = found
         candidates.append(Candidate(name, found.objective, value, seconds))
     assert best is not None
-    return Choice(best, tuple(candidates))
+    return UniverseChoice(best, tuple(candidates))

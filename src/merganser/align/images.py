@@ -15,7 +15,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from merganser.align.layout import Layout, Term
+from merganser.align.layout import Term, TermLayout
 from merganser.kernels.assignment import Path
 
 #: For every path a gather (m,) of integers, or a doubly stochastic matrix (m, m): rows new, columns old.
@@ -33,7 +33,7 @@ def place(array: Tensor, axis: int, placing: Tensor) -> Tensor:
 class HardImage:
     """A model placed by permutations: its weights, its gathers and its image."""
 
-    def __init__(self, layout: Layout, weights: Sequence[Tensor], placing: Placing) -> None:
+    def __init__(self, layout: TermLayout, weights: Sequence[Tensor], placing: Placing) -> None:
         self.layout = layout
         self.weights = list(weights)
         self.placing = dict(placing)
@@ -67,7 +67,7 @@ class HardImage:
 class SoftImage:
     """A model placed by doubly stochastic matrices: its image and every partial image, by the set of placed axes."""
 
-    def __init__(self, layout: Layout, weights: Sequence[Tensor], placing: Placing) -> None:
+    def __init__(self, layout: TermLayout, weights: Sequence[Tensor], placing: Placing) -> None:
         self.layout = layout
         self.weights = list(weights)
         self.partial: list[dict[frozenset[int], Tensor]] = []

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from merganser.align.permutations import Permutations, axis_index
-from merganser.align.symmetries import Atom, Block, Factor, Segment, Symmetry, product
+from merganser.align.symmetries import Atom, AxisSegment, Block, Factor, Symmetry, product
 from merganser.kernels.assignment import Index, Node, Path
 
 
 @dataclass(frozen=True)
-class Part:
+class FoldedBlock:
     """How one block of a tensor is folded: its factors as axes, the moved ones first, grouped by path."""
 
     block: Block
@@ -39,11 +39,11 @@ class Term:
     """The parts moved by the same paths: one summand of the objective."""
 
     paths: tuple[Path, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[FoldedBlock, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class TermLayout:
     """The trees to be permuted (by the name of their root) and the terms they move."""
 
     symmetry: Symmetry
@@ -51,8 +51,8 @@ class Layout:
     terms: tuple[Term, ...]
 
     @classmethod
-    def of(cls, symmetry: Symmetry) -> Layout:
-        grouped: dict[tuple[Path, ...], list[Part]] = {}
+    def of(cls, symmetry: Symmetry) -> TermLayout:
+        grouped: dict[tuple[Path, ...], list[FoldedBlock]] = {}
         depth_first = [node.name for tree in _trees(symmetry).values() for node in tree.walk()]
         rank = {name: position for position, name in enumerate(depth_first)}
         for name in symmetry.objective:
@@ -111,7 +111,7 @@ def _trees(symmetry: Symmetry) -> dict[str, Node]:
     return {name: tree(atom) for name, atom in symmetry.atoms.items() if atom.parent is None}
 
 
-def _fold(block: Block, symmetry: Symmetry, rank: Mapping[str, int]) -> tuple[tuple[Path, ...], Part]:
+def _fold(block: Block, symmetry: Symmetry, rank: Mapping[str, int]) -> tuple[tuple[Path, ...], FoldedBlock]:
     sizes = tuple(size for segment in block.segments for size in segment.sizes)
     moved: list[tuple[Path, list[int]]] = []
     start = 0
@@ -123,10 +123,12 @@ def _fold(block: Block, symmetry: Symmetry, rank: Mapping[str, int]) -> tuple[tu
     leading = [axis for _, axes in moved for axis in axes]
     rest = [axis for axis in range(len(sizes)) if axis not in leading]
     shape = (*(prod(sizes[axis] for axis in axes) for _, axes in moved), prod(sizes[axis] for axis in rest))
-    return tuple(path for path, _ in moved), Part(block, sizes, (*leading, *rest), shape)
+    return tuple(path for path, _ in moved), FoldedBlock(block, sizes, (*leading, *rest), shape)
 
 
-def _paths(segment: Segment, start: int, symmetry: Symmetry, rank: Mapping[str, int]) -> list[tuple[Path, list[int]]]:
+def _paths(
+    segment: AxisSegment, start: int, symmetry: Symmetry, rank: Mapping[str, int]
+) -> list[tuple[Path, list[int]]]:
     """The factors of one segment grouped by tree, each group in the order of its tree."""
     groups: dict[str, list[tuple[str, int]]] = {}
     for axis, factor in enumerate(segment.factors, start):

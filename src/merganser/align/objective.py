@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from merganser.align.images import HardImage, Placing, SoftImage
-from merganser.align.layout import Layout
+from merganser.align.layout import TermLayout
 from merganser.kernels.assignment import Path, Profit
 
 Image = HardImage | SoftImage
@@ -33,7 +33,7 @@ SHORT = 1 << 14
 class Placement:
     """Where n models stand in the universe. The models in `held` take part but are not moved."""
 
-    def __init__(self, layout: Layout, images: Sequence[Image], held: frozenset[int] = frozenset()) -> None:
+    def __init__(self, layout: TermLayout, images: Sequence[Image], held: frozenset[int] = frozenset()) -> None:
         self.layout = layout
         self.images = list(images)
         self.held = held

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from merganser.align.ascent import Ascent, Step
 from merganser.align.frank_wolfe import FrankWolfe
-from merganser.align.layout import Layout
+from merganser.align.layout import TermLayout
 from merganser.align.matches import Match, Try, reaches
 from merganser.align.objective import inner
 from merganser.align.permutations import Permutations, identity
@@ -68,7 +68,7 @@ def weight_matching(
 
 
 def _ascend(
-    layout: Layout,
+    layout: TermLayout,
     weights: Sequence[Sequence[Tensor]],
     start: str | Permutations,
     seed: int,

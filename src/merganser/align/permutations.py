@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from merganser.align.state import Model, State, Weights, check_symmetry, state_of
-from merganser.align.symmetries import Axis, Indices, Segment, Symmetry
+from merganser.align.symmetries import Axis, AxisSegment, Indices, Symmetry
 from merganser.errors import InputError, did_you_mean
 
 Permutations = dict[str, Indices]
@@ -87,7 +87,7 @@ def joint_index(symmetry: Symmetry, axes: Sequence[Axis], permutations: Permutat
 
 
 def _block_positions(
-    symmetry: Symmetry, segments: Sequence[Segment], permutations: Permutations
+    symmetry: Symmetry, segments: Sequence[AxisSegment], permutations: Permutations
 ) -> tuple[tuple[Indices, ...], list[Indices]]:
     """For all factors of some segments together, the new and the old positions on the axis of each segment."""
     sizes = [size for segment in segments for size in segment.sizes]

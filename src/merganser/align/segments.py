@@ -22,7 +22,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class AxisSegment:
     """A part of an axis: index (i₁, …, i_k) of its factors lies at position `offset + Σ i_j · strides[j]`.
 
     Every ancestor of a nested atom is a factor too, and may stand after it (channels that were shuffled), or it is a
@@ -55,7 +55,7 @@ class Segment:
         return grid
 
 
-Axis = tuple[Segment, ...]
+Axis = tuple[AxisSegment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Block:
     """The part of tensor `name` at one segment of each axis: a tensor whose axes are plain products."""
 
     name: str
-    segments: tuple[Segment, ...]
+    segments: tuple[AxisSegment, ...]
 
     @property
     def axes(self) -> tuple[tuple[Factor, ...], ...]:
@@ -90,12 +90,12 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 def product(*factors: Factor, offset: int = 0) -> Axis:
     """The axis that is one contiguous product of factors, outermost first."""
-    return (Segment(factors, offset, contiguous_strides([f.size for f in factors])),)
+    return (AxisSegment(factors, offset, contiguous_strides([f.size for f in factors])),)
 
 
 def concatenation(*axes: Axis) -> Axis:
     """The axis that holds the given axes one after another."""
-    segments: list[Segment] = []
+    segments: list[AxisSegment] = []
     offset = 0
     for axis in axes:
         segments += [replace(s, offset=s.offset + offset) for s in axis]
@@ -103,8 +103,8 @@ def concatenation(*axes: Axis) -> Axis:
     return tuple(segments)
 
 
-def segment_from_json(data: Mapping[str, object]) -> Segment:
+def segment_from_json(data: Mapping[str, object]) -> AxisSegment:
     factors, offset, strides = data["factors"], data["offset"], data["strides"]
     if not (isinstance(factors, list) and isinstance(offset, int) and isinstance(strides, list)):
         raise ValueError(f"bad segment {data!r}")
-    return Segment(tuple(Factor(atom, size) for atom, size in factors), offset, tuple(strides))
+    return AxisSegment(tuple(Factor(atom, size) for atom, size in factors), offset, tuple(strides))

@@ -12,7 +12,7 @@ from torch import Tensor
 from merganser.align.ascent import Ascent, Step, polish, round_images
 from merganser.align.frank_wolfe import FrankWolfe
 from merganser.align.images import HardImage, Placing, SoftImage
-from merganser.align.layout import Layout
+from merganser.align.layout import TermLayout
 from merganser.align.matches import Try
 from merganser.align.objective import Placement
 from merganser.align.permutations import Permutations, identity
@@ -32,15 +32,15 @@ class Solved:
     tries: list[Try] = field(default_factory=list)
 
 
-def layout_and_weights(symmetry: Symmetry, states: Sequence[State]) -> tuple[Layout, list[list[Tensor]]]:
+def layout_and_weights(symmetry: Symmetry, states: Sequence[State]) -> tuple[TermLayout, list[list[Tensor]]]:
     """The folded weights of models, in float32 unless they are kept in float64."""
-    layout = Layout.of(symmetry)
+    layout = TermLayout.of(symmetry)
     wide = any(states[0][name].dtype == torch.float64 for name in symmetry.objective)
     return layout, [layout.weights(state, torch.float64 if wide else torch.float32) for state in states]
 
 
 def hard_placement(
-    layout: Layout,
+    layout: TermLayout,
     weights: Sequence[Sequence[Tensor]],
     permutations: Sequence[Permutations],
     held: frozenset[int] = frozenset(),
@@ -56,7 +56,7 @@ def objective_of(models: Sequence[State], permutations: Sequence[Permutations], 
 
 
 def solve(
-    layout: Layout,
+    layout: TermLayout,
     weights: Sequence[Sequence[Tensor]],
     *,
     held: frozenset[int] = frozenset(),
@@ -85,7 +85,7 @@ def solve(
 
 
 def _solve_once(
-    layout: Layout,
+    layout: TermLayout,
     weights: Sequence[Sequence[Tensor]],
     held: frozenset[int],
     start: Start,
@@ -114,7 +114,7 @@ def _solve_once(
 
 
 def _run(
-    layout: Layout,
+    layout: TermLayout,
     weights: Sequence[Sequence[Tensor]],
     held: frozenset[int],
     placings: Sequence[Placing],

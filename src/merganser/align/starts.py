@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from merganser.align.images import Placing
-from merganser.align.layout import Layout
+from merganser.align.layout import TermLayout
 from merganser.align.permutations import Permutations, check, identity
 from merganser.errors import InputError, one_of
 from merganser.kernels.assignment import Path
@@ -20,7 +20,7 @@ Start = str | Sequence[Permutations]
 KINDS = ("identity", "barycentre", "sinkhorn")
 
 
-def start_placings(layout: Layout, count: int, start: Start, seed: int, held: frozenset[int]) -> list[Placing]:
+def start_placings(layout: TermLayout, count: int, start: Start, seed: int, held: frozenset[int]) -> list[Placing]:
     """The placing of each of `count` models; models that are held stand at the identity.
 
     At the barycentre (every entry 1/m) all units look alike, so somebody must stand elsewhere for the gradient to say
@@ -44,7 +44,7 @@ def start_placings(layout: Layout, count: int, start: Start, seed: int, held: fr
     return [still if model in held else _random_placing(layout, streams[model]) for model in range(count)]
 
 
-def hard_placing(layout: Layout, permutations: Permutations) -> dict[Path, Tensor]:
+def hard_placing(layout: TermLayout, permutations: Permutations) -> dict[Path, Tensor]:
     """Permutations as gathers of every path."""
     check(layout.symmetry, permutations)
     return {path: index for root in layout.trees for path, index in layout.indices(root, permutations).items()}
@@ -67,11 +67,11 @@ def sinkhorn(matrices: NDArray[np.float64], tolerance: float = 1e-9, max_sweeps:
     return scaled
 
 
-def _sizes(layout: Layout) -> dict[Path, int]:
+def _sizes(layout: TermLayout) -> dict[Path, int]:
     return {path: int(np.prod(layout.sizes(path))) for paths in layout.paths.values() for path in paths}
 
 
-def _random_placing(layout: Layout, generator: np.random.Generator) -> dict[Path, Tensor]:
+def _random_placing(layout: TermLayout, generator: np.random.Generator) -> dict[Path, Tensor]:
     """A random point of the hull: H[h, h'] · D_{hh'}[d, d'] · …, each factor doubly stochastic.
 
     It is the mean over permutations drawn from H for the parents and, for the pairs they form, from D for the children.

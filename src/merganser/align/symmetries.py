@@ -23,10 +23,10 @@ from itertools import product as cartesian
 import numpy as np
 
 from merganser.align.segments import Axis as Axis
+from merganser.align.segments import AxisSegment as AxisSegment
 from merganser.align.segments import Block as Block
 from merganser.align.segments import Factor as Factor
 from merganser.align.segments import Indices as Indices
-from merganser.align.segments import Segment as Segment
 from merganser.align.segments import concatenation as concatenation
 from merganser.align.segments import product as product
 from merganser.align.segments import segment_from_json
@@ -103,7 +103,7 @@ class Symmetry:
                                 "beside it, or once on another axis"
                             )
 
-    def absent(self, segment: Segment) -> dict[str, frozenset[str]]:
+    def absent(self, segment: AxisSegment) -> dict[str, frozenset[str]]:
         """The nested atoms of a segment that do not have all ancestors in it, and the ancestors that they lack."""
         here = {f.atom for f in segment.factors if f.atom is not None}
         lacking = {atom: frozenset(self.ancestors(atom)) - here for atom in sorted(here)}
@@ -208,7 +208,7 @@ class Symmetry:
             yield from found
 
     def _keep(self, kept: set[str]) -> Symmetry:
-        def segment(old: Segment) -> Segment:
+        def segment(old: AxisSegment) -> AxisSegment:
             factors = tuple(f if f.atom in kept else replace(f, atom=None) for f in old.factors)
             return replace(old, factors=factors)
 
@@ -224,7 +224,7 @@ class Symmetry:
         return replace(self, atoms={**self.atoms, **more}, axes={**self.axes, **given}, causes=causes)
 
     def to_json(self) -> str:
-        def segment(s: Segment) -> dict[str, object]:
+        def segment(s: AxisSegment) -> dict[str, object]:
             return {"factors": [[f.atom, f.size] for f in s.factors], "offset": s.offset, "strides": s.strides}
 
         return json.dumps(

@@ -44,7 +44,7 @@ _PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LoraUpdate:
     """One module's update s·B·A, as names in the adapter file."""
 
     a: str
@@ -65,8 +65,8 @@ class AdapterFile:
         self.weights: Checkpoint = _open_weights(self.path)
         self.updates, self.replaced = self._index()
 
-    def _index(self) -> tuple[dict[str, LowRank], dict[str, str]]:
-        updates: dict[str, LowRank] = {}
+    def _index(self) -> tuple[dict[str, LoraUpdate], dict[str, str]]:
+        updates: dict[str, LoraUpdate] = {}
         replaced: dict[str, str] = {}
         names = set(self.weights.names())
         for name in sorted(names):
@@ -81,7 +81,7 @@ class AdapterFile:
                     if other not in names:
                         raise CheckpointError(f"{self.path}: {name!r} has no partner {other!r}")
                     module = bare.split(a)[0]
-                    updates[f"{module}.weight"] = LowRank(name, other, self._scale(module, name, other))
+                    updates[f"{module}.weight"] = LoraUpdate(name, other, self._scale(module, name, other))
                     break
             else:
                 if ".lora_" not in name:

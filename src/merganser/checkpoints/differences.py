@@ -1,7 +1,8 @@
 """Vectors in weight space as lazy checkpoints: differences of checkpoints, and what can be made of them.
 
 A vector has the floating tensors of its sources and is read in float32 (float64 where a source is). Every node is
-elementwise and gives the same bits whatever rows are asked for, except `LowRank`, which decomposes whole matrices.
+elementwise and gives the same bits whatever rows are asked for, except `TruncatedVector`, which decomposes whole
+matrices.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ class Largest(Vector):
         return cutoff
 
 
-class LowRank(Vector):
+class TruncatedVector(Vector):
     """Matrices cut to their leading singular components; tensors of more axes as matrices of their first axis, and
     vectors as they are. `rank` is a number of components, or a share of them below 1."""
 

@@ -46,7 +46,7 @@ _ABOUT_THE_FILE = ("format", "framework")
 
 
 @dataclass(frozen=True)
-class Entry:
+class Extent:
     """A tensor of the header with its place in the file, counted from the file's start."""
 
     spec: TensorSpec
@@ -54,7 +54,7 @@ class Entry:
     stop: int
 
 
-def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+def read_header(path: Path) -> tuple[dict[str, Extent], dict[str, str]]:
     """Entries and metadata of a file whose bounds have been checked against its size."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -73,7 +73,7 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     return parse_header(raw, size, str(path))
 
 
-def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Entry], dict[str, str]]:
+def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Extent], dict[str, str]]:
     """Entries and metadata of a header, held to what the reference library accepts."""
     try:
         header = parse_json(raw, finite=True)
@@ -91,7 +91,7 @@ def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Entry], d
     return entries, metadata
 
 
-def _entry(name: str, value: Any, origin: int, size: int, where: str) -> Entry:
+def _entry(name: str, value: Any, origin: int, size: int, where: str) -> Extent:
     try:
         code, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
         numbers = (*shape, begin, end)
@@ -111,10 +111,10 @@ def _entry(name: str, value: Any, origin: int, size: int, where: str) -> Entry:
         raise CheckpointError(
             f"{where}: truncated or damaged: {name!r} ends at byte {origin + end}, the file at byte {size}"
         )
-    return Entry(spec, origin + begin, origin + end)
+    return Extent(spec, origin + begin, origin + end)
 
 
-def _check_cover(entries: Mapping[str, Entry], origin: int, size: int, where: str) -> None:
+def _check_cover(entries: Mapping[str, Extent], origin: int, size: int, where: str) -> None:
     """Every byte after the header belongs to one tensor: what lies between them could be anything."""
     reached, owner = origin, "the header"
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
@@ -199,7 +199,7 @@ class SafetensorsFile(Checkpoint):
     def files(self) -> Sequence[Path]:
         return (self.path,)
 
-    def _find(self, name: str) -> Entry:
+    def _find(self, name: str) -> Extent:
         entry = self.entries.get(name) or self.entries.get(self._aliases.get(name, ""))
         if entry is None:
             raise self.missing(name)

@@ -34,7 +34,7 @@ def serial(function: Callable[[Any], T], items: Sequence[Any], /) -> list[T]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Arithmetic:
     """How to compute, as opposed to what: nothing here changes a bit of a finite result on one device."""
 
     device: str = "cpu"
@@ -49,10 +49,10 @@ class Computations:
     """
 
     def __init__(
-        self, merge: Merge, settings: Settings | None = None, prepared: Mapping[str, Any] | None = None
+        self, merge: Merge, settings: Arithmetic | None = None, prepared: Mapping[str, Any] | None = None
     ) -> None:
         self.merge = merge
-        self.settings = settings or Settings()
+        self.settings = settings or Arithmetic()
         if prepared is not None:
             self.prepared = prepared
 

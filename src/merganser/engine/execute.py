@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from merganser.engine.blocks import SPAN, Piece
-from merganser.engine.compute import Computation, Computations, Settings
+from merganser.engine.compute import Arithmetic, Computation, Computations
 from merganser.engine.footprint import footprint
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Plan
@@ -42,7 +42,7 @@ def execute(
     *,
     workers: int | None = None,
     memory: int = DEFAULT_MEMORY,
-    settings: Settings | None = None,
+    settings: Arithmetic | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
     """Compute every output of a merge that `sink` does not have and hand it over, in pieces, from `workers` threads.

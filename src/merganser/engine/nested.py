@@ -16,7 +16,7 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.engine.blocks import BLOCK, cut
-from merganser.engine.compute import Computation, Computations, Settings
+from merganser.engine.compute import Arithmetic, Computation, Computations
 from merganser.engine.footprint import footprint
 from merganser.engine.merge import Merge, Open
 from merganser.engine.plan import Plan
@@ -46,7 +46,7 @@ class Merged(Checkpoint):
         self.label = label
         self.directory = self.sources[0].directory
         self._outputs = {output.name: output for output in self.plan.outputs}
-        self._computations = Computations(merge, Settings(allow_nan=True))  # whoever reads the result looks for NaN
+        self._computations = Computations(merge, Arithmetic(allow_nan=True))  # whoever reads the result looks for NaN
         self._lock = threading.RLock()
         self._states: dict[str, Any] = {}
         self._whole: tuple[str, Tensor] | None = None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from merganser.engine.compute import Computation, Computations, Settings
+from merganser.engine.compute import Arithmetic, Computation, Computations
 from merganser.engine.execute import (
     DEFAULT_MEMORY,
     Counter,
@@ -50,7 +50,7 @@ def execute_in_processes(
     *,
     workers: int | None = None,
     memory: int = DEFAULT_MEMORY,
-    settings: Settings | None = None,
+    settings: Arithmetic | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
     """`execute` with processes for workers, where that is possible and faster; with threads elsewhere."""

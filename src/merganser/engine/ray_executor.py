@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from merganser.engine.compute import Computations, Settings
+from merganser.engine.compute import Arithmetic, Computations
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Counter, Progress, batches, pending, run_batch
 from merganser.engine.layout import lay_out
@@ -28,13 +28,13 @@ def execute_on_ray(
     address: str,
     *,
     workers: int | None = None,
-    settings: Settings | None = None,
+    settings: Arithmetic | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
     """Compute what `writer` does not have yet. A task whose worker dies is run again elsewhere: writing the same
     bytes to the same place twice does no harm, and only the driver journals."""
     ray: Any = require("ray", "ray")
-    settings = settings or Settings()
+    settings = settings or Arithmetic()
     started = not ray.is_initialized()
     if started:
         start_ray(address, workers, log_to_driver=False)
@@ -90,7 +90,7 @@ def _open(text: str) -> Merge:
 
 
 def _compute(
-    text: str, names: list[str], directory: str, settings: Settings, prepared: Mapping[str, Any]
+    text: str, names: list[str], directory: str, settings: Arithmetic, prepared: Mapping[str, Any]
 ) -> dict[str, str]:
     """Write the named outputs and return their checksums."""
     merge = _open(text)

@@ -21,10 +21,10 @@ from merganser.checkpoints.differences import (
     Combination,
     Difference,
     Largest,
-    LowRank,
     Masked,
     Restricted,
     Stored,
+    TruncatedVector,
     Vector,
     in_blocks,
     wide,
@@ -164,7 +164,7 @@ class TaskVector(Checkpoint):
 
     def low_rank(self, rank: int | float) -> TaskVector:
         """The leading singular components of every matrix: so many, or such a share of them if below 1."""
-        return self._of(LowRank(self.vector, rank))
+        return self._of(TruncatedVector(self.vector, rank))
 
     def dot(self, other: TaskVector) -> float:
         return float(geometry.inner_products([self, other])[0, 1])

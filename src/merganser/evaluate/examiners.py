@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.evaluate.generation import Choice, ExactMatch, Generation
+from merganser.evaluate.generation import ExactMatch, Generation, LetterChoice
 from merganser.evaluate.questions import (
     SCORE,
     Asked,
@@ -171,7 +171,7 @@ def _token_logs(logits: Tensor, ids: Tensor) -> Tensor:
 KINDS: Mapping[str, type[Asked]] = {
     "classification": Classification,
     "multiple-choice": MultipleChoice,
-    "choice": Choice,
+    "choice": LetterChoice,
     "generation": Generation,
     "exact-match": ExactMatch,
     "perplexity": Perplexity,

@@ -141,7 +141,7 @@ class ExactMatch(Generation):
 
 
 @dataclass(frozen=True)
-class Choice(Generation):
+class LetterChoice(Generation):
     """`question`, `answer` and `options`: right when the reply chooses the answer's letter.
 
     `answer` is a letter, the index of an option or its text. `options` may be left out where the question lists them;

@@ -9,9 +9,9 @@ from merganser.lazy import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     {
-        "design": ("Design", "Objective", "Task"),
+        "design": ("Design", "Objective", "StudyTask"),
         "preparation": ("Calibration",),
-        "space": ("Choices", "Parameter", "Range", "Space"),
+        "space": ("Choices", "Range", "SearchParameter", "Space"),
         "starting": ("recipe", "start"),
         "study": ("Study",),
         "summary": ("summarize",),
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from merganser.evolve import subsets as subsets
     from merganser.evolve.design import Design as Design
     from merganser.evolve.design import Objective as Objective
-    from merganser.evolve.design import Task as Task
+    from merganser.evolve.design import StudyTask as StudyTask
     from merganser.evolve.preparation import Calibration as Calibration
     from merganser.evolve.space import Choices as Choices
-    from merganser.evolve.space import Parameter as Parameter
     from merganser.evolve.space import Range as Range
+    from merganser.evolve.space import SearchParameter as SearchParameter
     from merganser.evolve.space import Space as Space
     from merganser.evolve.starting import recipe as recipe
     from merganser.evolve.starting import start as start

@@ -15,7 +15,7 @@ from merganser.evolve.arrays import Array
 from merganser.evolve.directions import choose_direction
 from merganser.evolve.irt.model import MAX_DIMENSIONS
 from merganser.evolve.searchers import Search, searcher
-from merganser.evolve.space import Choices, Parameter, Range, Space, Value
+from merganser.evolve.space import Choices, Range, SearchParameter, Space, Value
 
 #: What numpy's and pymoo's generators take, one of them the seed plus 1.
 MAX_SEED = 2**32 - 2
@@ -23,7 +23,7 @@ EXTRACTORS = ("random", "stratified", "irt", "representation")
 
 
 @dataclass(frozen=True)
-class Task:
+class StudyTask:
     """`items` questions, of which `subset` are asked of every candidate and a share `test` is kept for the end; or
     those that `test_items` lists.
 
@@ -134,7 +134,7 @@ class Design:
     """
 
     space: Space
-    tasks: tuple[Task, ...]
+    tasks: tuple[StudyTask, ...]
     objectives: tuple[Objective, ...]
     endpoints: tuple[str, ...] = ()
     algorithm: str = "ga"
@@ -213,7 +213,7 @@ class Design:
         return cls(
             space=Space(tuple(map(_parameter, data["space"]["parameters"])), tuple(data["space"]["constraints"])),
             tasks=tuple(
-                Task(**{**t, "strata": _tuple(t["strata"]), "test_items": _tuple(t.get("test_items"))})
+                StudyTask(**{**t, "strata": _tuple(t["strata"]), "test_items": _tuple(t.get("test_items"))})
                 for t in data["tasks"]
             ),
             objectives=tuple(Objective(**o) for o in data["objectives"]),
@@ -231,9 +231,9 @@ def _tuple(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
     return None if values is None else tuple(values)
 
 
-def _parameter(data: Mapping[str, Any]) -> Parameter:
+def _parameter(data: Mapping[str, Any]) -> SearchParameter:
     domain = data["domain"]
-    return Parameter(
+    return SearchParameter(
         data["name"],
         Choices(tuple(domain["options"])) if "options" in domain else Range(**domain),
         tuple(data["models"]),

@@ -23,7 +23,7 @@ from merganser.evolve.blending import (
     cross_validated_c,
     leave_out,
 )
-from merganser.evolve.design import Task
+from merganser.evolve.design import StudyTask
 from merganser.evolve.estimators import Estimator, adaptive_c, bias_variance_c, naive, validation_error
 from merganser.evolve.irt.model import IRT
 from merganser.evolve.subsets import Subset
@@ -62,7 +62,7 @@ def checked_answers(answers: ArrayLike) -> Array:
     return found
 
 
-def check(task: Task, known: Calibration) -> None:
+def check(task: StudyTask, known: Calibration) -> None:
     """What is known of a task's items must be of its items, and enough for its extractor."""
     where = f"task {task.name!r}"
     if known.answers is not None:
@@ -78,14 +78,14 @@ def check(task: Task, known: Calibration) -> None:
             raise InputError(f"{where}: embeddings are {task.items} items × width, not of shape {wrong[0]}")
 
 
-def check_items(task: Task, known: Calibration) -> None:
+def check_items(task: StudyTask, known: Calibration) -> None:
     """What is known of items must be of all items of the task, or of all but those of its test file."""
     if known.items not in (None, task.items, searched := _searched(task)):
         wanted = str(task.items) if searched == task.items else f"{searched}, or {task.items} with those of the test"
         raise InputError(f"task {task.name!r}: the calibration tells of {known.items} items, and the task has {wanted}")
 
 
-def _searched(task: Task) -> int:
+def _searched(task: StudyTask) -> int:
     """Items before the test items, if those are the last ones, as from a file of their own; else all."""
     last = range(task.pool, task.items)
     return task.pool if task.test_items is not None and sorted(task.test_items) == list(last) else task.items
@@ -112,7 +112,7 @@ class Prepared:
         return [int(i) for i in self.split.pool[self.subset.items]]
 
 
-def split(task: Task, seed: int) -> Split:
+def split(task: StudyTask, seed: int) -> Split:
     """A random split that depends on the seed and the task's name only; or the one that the task lists."""
     if task.test_items is not None:
         test = np.sort(np.array(task.test_items, dtype=np.intp))
@@ -123,7 +123,7 @@ def split(task: Task, seed: int) -> Split:
 
 
 def prepare(
-    task: Task,
+    task: StudyTask,
     seed: int,
     endpoints: Mapping[str, ArrayLike] | None,
     calibration: Calibration | None = None,
@@ -147,14 +147,14 @@ def prepare(
     return Prepared(parts, subset, Estimator(task.estimator, irt, abilities, c))
 
 
-def _others(task: Task, parts: Split, known: Calibration) -> Array:
+def _others(task: StudyTask, parts: Split, known: Calibration) -> Array:
     """Answers of calibration models to the pool (none: no rows)."""
     if known.answers is None:
         return np.empty((0, len(parts.pool)))
     return np.atleast_2d(known.answers)[:, parts.pool]
 
 
-def _calibrated(task: Task, parts: Split, rows: Array, known: Calibration, seed: int) -> IRT:
+def _calibrated(task: StudyTask, parts: Split, rows: Array, known: Calibration, seed: int) -> IRT:
     """An IRT of the pool whose last abilities are the endpoints'."""
     if not len(rows):
         raise InputError(f"task {task.name!r}: {task.estimator} needs the endpoints' answers to all items of the pool")
@@ -167,7 +167,7 @@ def _calibrated(task: Task, parts: Split, rows: Array, known: Calibration, seed:
     return fit(np.concatenate([_others(task, parts, known), rows]), dimensions=task.dimensions, seed=seed)
 
 
-def _extracted(task: Task, parts: Split, size: int, irt: IRT | None, known: Calibration, seed: int) -> Subset:
+def _extracted(task: StudyTask, parts: Split, size: int, irt: IRT | None, known: Calibration, seed: int) -> Subset:
     if task.extractor == "stratified":
         assert task.strata is not None
         return subsets.stratified([task.strata[i] for i in parts.pool], size, seed=seed)
@@ -180,7 +180,9 @@ def _extracted(task: Task, parts: Split, size: int, irt: IRT | None, known: Cali
     return subsets.random(len(parts.pool), size, seed=seed)
 
 
-def _blend(task: Task, parts: Split, irt: IRT, rows: Array, subset: Subset, known: Calibration, seed: int) -> float:
+def _blend(
+    task: StudyTask, parts: Split, irt: IRT, rows: Array, subset: Subset, known: Calibration, seed: int
+) -> float:
     """c; a given IRT saw no endpoint, a fitted one is fitted without each model."""
     if not isinstance(task.c, str):
         return float(task.c)
@@ -200,7 +202,7 @@ def _blend(task: Task, parts: Split, irt: IRT, rows: Array, subset: Subset, know
     return cross_validated_c(unseen) if adaptive else cross_validated_bias_variance_c(unseen)
 
 
-def cautions(task: Task, endpoints: int, known: Calibration) -> list[str]:
+def cautions(task: StudyTask, endpoints: int, known: Calibration) -> list[str]:
     """Return what a user should know of a task before its IRT is trusted."""
     models = endpoints + (0 if known.answers is None else len(np.atleast_2d(known.answers)))
     if not task.needs_irt or known.irt is not None or models >= ENOUGH_MODELS:

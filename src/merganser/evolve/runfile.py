@@ -32,13 +32,13 @@ from merganser.evaluate.loaders import LOADERS, Loader
 from merganser.evaluate.questions import Examiner
 from merganser.evaluate.references import imported
 from merganser.evolve import calibrations, liveness
-from merganser.evolve.design import Design, Objective, Task
+from merganser.evolve.design import Design, Objective, StudyTask
 from merganser.evolve.directions import choose_direction
 from merganser.evolve.fitness import BASE, MergedModels
 from merganser.evolve.preparation import Calibration, cautions, check_items
 from merganser.evolve.runschema import ObjectiveEntry, RunFile, SpaceEntry, TaskEntry, problems
 from merganser.evolve.runtasks import HARNESS, build_examiner, build_task, choose_test_items, directions_of
-from merganser.evolve.space import Choices, Parameter, Range, Space
+from merganser.evolve.space import Choices, Range, SearchParameter, Space
 from merganser.evolve.starts import starting_values
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as declared
@@ -148,7 +148,7 @@ class _Resolver:
         assert space is not None
         self.attempt("", liveness.check, space, document, list(run.models))
         examiners: dict[str, Examiner] = {}
-        tasks: list[Task | None] = []
+        tasks: list[StudyTask | None] = []
         calibration: dict[str, Calibration] = {}
         for name, entry in run.tasks.items():
             examiner = self.attempt(f"tasks.{name}", build_examiner, entry, run)
@@ -267,8 +267,8 @@ class _Resolver:
         return Loader(model.kind, path, model.device)
 
 
-def _parameter(name: str, entry: SpaceEntry, models: tuple[str, ...]) -> Parameter:
-    return Parameter(name, _domain(entry), models, entry.groups, entry.points)
+def _parameter(name: str, entry: SpaceEntry, models: tuple[str, ...]) -> SearchParameter:
+    return SearchParameter(name, _domain(entry), models, entry.groups, entry.points)
 
 
 def _domain(entry: SpaceEntry) -> Range | Choices:

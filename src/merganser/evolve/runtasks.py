@@ -10,7 +10,7 @@ from merganser.evaluate.examiners import KINDS, Function
 from merganser.evaluate.harness import Harness
 from merganser.evaluate.questions import SCORE, Asked, Examiner
 from merganser.evaluate.references import imported
-from merganser.evolve.design import Task
+from merganser.evolve.design import StudyTask
 from merganser.evolve.holdout import Grouped, connected, hold_out
 from merganser.evolve.runschema import RunFile, TaskEntry
 
@@ -46,12 +46,12 @@ def build_examiner(entry: TaskEntry, run: RunFile) -> Examiner:
     return examiner
 
 
-def build_task(name: str, entry: TaskEntry, examiner: Examiner, test_items: tuple[int, ...] | None = None) -> Task:
+def build_task(name: str, entry: TaskEntry, examiner: Examiner, test_items: tuple[int, ...] | None = None) -> StudyTask:
     """Return the task as the study knows it; `test_items` if they are not drawn by the task alone."""
     extractor, estimator, c = INFORMED if entry.calibration and entry.subset else UNINFORMED
     if entry.extractor == "representation" and not isinstance(examiner, Asked):
         raise InputError(f"task {name!r}: {entry.kind} has no texts to embed; choose another extractor")
-    return Task(
+    return StudyTask(
         name,
         len(examiner),
         entry.subset,

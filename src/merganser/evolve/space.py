@@ -84,7 +84,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class SearchParameter:
     """A hyper-parameter under search. `method` is one too: its domain is then a choice of methods.
 
     `models` are the labels it has a value of its own for (none: one value for all), `groups` names globs over tensor
@@ -112,7 +112,7 @@ class Parameter:
 class Variable:
     """One coordinate of a genome: which part of which parameter it sets."""
 
-    parameter: Parameter
+    parameter: SearchParameter
     model: str | None = None
     group: str | None = None
     point: int | None = None
@@ -145,7 +145,7 @@ class Constraint:
 class Space:
     """Parameters under search, and constraints such as `weight.math + 2 * weight.code <= 1.5`."""
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[SearchParameter, ...]
     constraints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ class Space:
                 target[parameter.name] = self._setting(parameter, model, values, target.get(parameter.name))
         return document
 
-    def _setting(self, parameter: Parameter, model: str | None, values: Values, default: Any) -> Any:
+    def _setting(self, parameter: SearchParameter, model: str | None, values: Values, default: Any) -> Any:
         def over_depth(group: str | None) -> Any:
             if parameter.points == 1:
                 return values[Variable(parameter, model, group).name]

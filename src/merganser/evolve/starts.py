@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from merganser.errors import InputError
-from merganser.evolve.space import Choices, Parameter, Space, Value, key
+from merganser.evolve.space import Choices, SearchParameter, Space, Value, key
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as declared
 
@@ -54,7 +54,11 @@ def starting_values(
 
 
 def _value(
-    parameter: Parameter, model: str | None, weights: Mapping[str | None, float], method: str, fixed: Mapping[str, Any]
+    parameter: SearchParameter,
+    model: str | None,
+    weights: Mapping[str | None, float],
+    method: str,
+    fixed: Mapping[str, Any],
 ) -> Value:
     """The weight of a model; of other parameters what changes nothing, what is fixed, the default, or the middle."""
     if parameter.name == "weight":

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.methods.base import Group, Method
-from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices
+from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas
 from merganser.methods.parameters import param
 from merganser.methods.registry import build, lookup, register
 
@@ -75,7 +75,7 @@ class LowRankSpace(MatrixRule):
     density: float = param(0.2, "density, if the inner rule is ties", low=0, high=1)
     rank: int | None = param(None, "rank of each task matrix; found if absent", low=1)
 
-    def combine(self, deltas: TaskMatrices) -> Tensor:
+    def combine(self, deltas: WeightedDeltas) -> Tensor:
         pairs = []
         for delta in deltas:
             found = top_svd(delta, self.rank or min(deltas.shape)).above(FLOOR)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from merganser.kernels.spectra import TOLERANCE, polar, polar_and_norm, top_svd
-from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, sum_of
+from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas, sum_of
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 
@@ -31,7 +31,7 @@ class IsoC(Isotropic):
     name = "iso_c"
     summary = "the sum of the task matrices with its spectrum made flat"
 
-    def combine(self, deltas: TaskMatrices) -> Tensor:
+    def combine(self, deltas: WeightedDeltas) -> Tensor:
         return flatten_spectrum(sum_of(iter(deltas)), self.tolerance).to(deltas.dtype)
 
 
@@ -51,7 +51,7 @@ class IsoCTS(Isotropic):
 
     common_fraction: float = param(0.8, "share of the directions taken from the sum", low=0, high=1)
 
-    def combine(self, deltas: TaskMatrices) -> Tensor:
+    def combine(self, deltas: WeightedDeltas) -> Tensor:
         n = min(deltas.shape)
         share = shares(n, len(deltas), self.common_fraction)
         total = sum_of(iter(deltas))

@@ -42,7 +42,7 @@ class MatrixRule(Method):
 
     def merge(self, group: Group, state: Any = None) -> Tensor:
         weights = self.weight or (1.0,) * len(group.models)
-        deltas = TaskMatrices(group, weights)
+        deltas = WeightedDeltas(group, weights)
         if not self.applies(group.name, group.shape or tuple(group.anchor.shape)):
             merged = sum_of(deltas.full()) / len(weights)
         else:
@@ -56,7 +56,7 @@ class MatrixRule(Method):
         return min(matrix_shape(shape)) > 1 and (len(shape) == 2 or self.convolutions)
 
     @abstractmethod
-    def combine(self, deltas: TaskMatrices) -> Tensor:
+    def combine(self, deltas: WeightedDeltas) -> Tensor:
         """The merged task matrix from those of the models."""
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
@@ -65,7 +65,7 @@ class MatrixRule(Method):
         return 8 * (6 * spec.numel + 4 * n * n)
 
 
-class TaskMatrices(Sequence[Tensor]):
+class WeightedDeltas(Sequence[Tensor]):
     """The weighted task matrices w_t (θ_t − θ₀), each computed when asked for: never T of them in memory."""
 
     def __init__(self, group: Group, weights: Sequence[float]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from merganser.kernels.spectra import top_svd
-from merganser.methods.matrices import MatrixRule, TaskMatrices, sum_of
+from merganser.methods.matrices import MatrixRule, WeightedDeltas, sum_of
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 
@@ -30,7 +30,7 @@ class SVC(MatrixRule):
 
     floor: float = param(1.0, "smallest projection coefficient used", low=1e-3)
 
-    def combine(self, deltas: TaskMatrices) -> Tensor:
+    def combine(self, deltas: WeightedDeltas) -> Tensor:
         total = top_svd(sum_of(iter(deltas)), min(deltas.shape))
         coefficients = torch.zeros_like(total.s)
         for delta in deltas:
@@ -58,7 +58,7 @@ class SubspaceBoosting(MatrixRule):
 
     energy: float = param(0.5, "share of the nuclear norm at which the spectrum is cut off", low=0, high=1)
 
-    def combine(self, deltas: TaskMatrices) -> Tensor:
+    def combine(self, deltas: WeightedDeltas) -> Tensor:
         total = top_svd(sum_of(iter(deltas)), min(deltas.shape))
         if total.rank:
             cut = reaching(total.s, self.energy)
@@ -80,7 +80,7 @@ class STAR(MatrixRule):
 
     nuclear_share: float = param(0.4, "share of the nuclear norm kept before rescaling", low=0, high=1)
 
-    def combine(self, deltas: TaskMatrices) -> Tensor:
+    def combine(self, deltas: WeightedDeltas) -> Tensor:
         merged = deltas.zeros(torch.float64)
         for delta in deltas:
             full = top_svd(delta, min(deltas.shape))

@@ -21,7 +21,7 @@ from merganser.kernels.spectra import (
     top_svd,
     top_svds,
 )
-from merganser.methods.matrices import FLOOR, MatrixRule, TaskMatrices, matrix_shape, rank_kept, side_by_side
+from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas, matrix_shape, rank_kept, side_by_side
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 
@@ -60,7 +60,7 @@ class TSV(MatrixRule):
     )
     tolerance: float = param(TOLERANCE, "relative size below which shared directions count once", low=0, high=1)
 
-    def combine(self, deltas: TaskMatrices) -> Tensor:
+    def combine(self, deltas: WeightedDeltas) -> Tensor:
         n = min(deltas.shape)
         k = rank_kept(n, len(deltas), self.rank_fraction) if self.low_rank else n
         return orthogonal_sum(decompose(deltas, k), self.orthogonalize, self.tolerance, deltas.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import TensorSpec
-from merganser.methods.matrices import MatrixRule, TaskMatrices, matrix_shape, sum_of
+from merganser.methods.matrices import MatrixRule, WeightedDeltas, matrix_shape, sum_of
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 
@@ -36,7 +36,7 @@ class WUDI(MatrixRule):
     steps: int = param(300, "steps of the iterative solver", low=0)
     learning_rate: float = param(1e-5, "of the iterative solver", low=0)
 
-    def combine(self, deltas: TaskMatrices) -> Tensor:
+    def combine(self, deltas: WeightedDeltas) -> Tensor:
         total = sum_of(iter(deltas))
         columns = total.shape[1]
         curvature = total.new_zeros(columns, columns)

@@ -19,14 +19,14 @@ from merganser.errors import RecipeError, did_you_mean, reading
 from merganser.recipes.layer_settings import layer_edits, sections
 from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
-from merganser.recipes.sources import Table, Tokenizer
+from merganser.recipes.sources import SourceTable, Tokenizer
 from merganser.recipes.stacking import Restacked
 from merganser.recipes.vocabularies import Unified, resized
 
 
 def describe(
     recipe: Recipe,
-    table: Table,
+    table: SourceTable,
     vocabulary: Unified | None,
     restacked: Sequence[Restacked],
     outputs: Sequence[Output],
@@ -76,7 +76,9 @@ def describe(
     return sidecars, notes + remarks
 
 
-def module_folders(table: Table, outputs: Sequence[Output], speaker: Path | None) -> tuple[tuple[str, ...], list[str]]:
+def module_folders(
+    table: SourceTable, outputs: Sequence[Output], speaker: Path | None
+) -> tuple[tuple[str, ...], list[str]]:
     """Return the folders of modules whose weights are written, and what to know of files that are copied."""
     notes: list[str] = []
     home, label = table.checkpoints[0].directory, table.models[0].label
@@ -108,7 +110,7 @@ def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
 
 
 def quantisation_edits(
-    config: Mapping[str, Any], table: Table, outputs: Sequence[Output]
+    config: Mapping[str, Any], table: SourceTable, outputs: Sequence[Output]
 ) -> tuple[list[Edit], list[str]]:
     """The config says how codes are read as long as the output has any: they are copied, never made."""
     if "quantization_config" not in config:
@@ -131,7 +133,7 @@ def vocabulary_edits(config: Mapping[str, Any], rows: int, before: int | None = 
     return [([*path, "vocab_size"], rows) for path, size in sizes if size != rows and before in (None, size)]
 
 
-def chat_template(recipe: Recipe, table: Table, tokenizer: Tokenizer) -> str | None:
+def chat_template(recipe: Recipe, table: SourceTable, tokenizer: Tokenizer) -> str | None:
     """The text of the template asked for: by name, the most common one of the models, a file, or itself."""
     asked = recipe.output.chat_template
     if asked is None:

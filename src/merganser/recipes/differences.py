@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from merganser.recipes.sources import Table
+from merganser.recipes.sources import SourceTable
 
 #: Settings of training, generation and storage, and those that other checks are about.
 _HARMLESS = re.compile(
@@ -22,7 +22,7 @@ _SHOWN = 6
 _LONGEST = 60
 
 
-def architecture(table: Table, model: int) -> str | None:
+def architecture(table: SourceTable, model: int) -> str | None:
     """Return the class or the kind of a model, as its config says."""
     config = table.config(model)
     named = config.get("architectures")
@@ -30,7 +30,7 @@ def architecture(table: Table, model: int) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def notes(table: Table, stacked: bool) -> list[str]:
+def notes(table: SourceTable, stacked: bool) -> list[str]:
     """Say which models are of another architecture than the template, or have other settings.
 
     Settings of single layers count unless layers are `stacked`, which brings them along.
@@ -51,7 +51,7 @@ def notes(table: Table, stacked: bool) -> list[str]:
     return found
 
 
-def other_architecture(table: Table, model: int) -> str | None:
+def other_architecture(table: SourceTable, model: int) -> str | None:
     """Return `b is a Qwen2ForCausalLM, a a MistralForCausalLM`, or None if they are of one kind."""
     ours, theirs = architecture(table, 0), architecture(table, model)
     if ours is None or theirs is None or ours == theirs:
@@ -59,7 +59,7 @@ def other_architecture(table: Table, model: int) -> str | None:
     return f"{table.models[model].label} is a {theirs}, {table.models[0].label} a {ours}"
 
 
-def sizes(table: Table, model: int) -> list[str]:
+def sizes(table: SourceTable, model: int) -> list[str]:
     """Return the sizes that differ: `hidden_size is 32 in b and 64 in a`."""
     have, label = table.models[0].label, table.models[model].label
     pairs = _differing(table.config(0), table.config(model), _SIZES)

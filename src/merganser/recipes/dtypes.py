@@ -9,13 +9,13 @@ import torch
 
 from merganser.engine.plan import Source
 from merganser.recipes.schema import Recipe
-from merganser.recipes.sources import Table
+from merganser.recipes.sources import SourceTable
 
 
 class Dtypes:
     """Chooses a dtype for each output: that of the template, or the widest of its sources if the recipe asks for it."""
 
-    def __init__(self, recipe: Recipe, table: Table) -> None:
+    def __init__(self, recipe: Recipe, table: SourceTable) -> None:
         self._recipe = recipe
         self._table = table
         #: A source of every dtype that went into an output of another.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from merganser.recipes import differences
 from merganser.recipes.layers import Stack
 from merganser.recipes.prefixes import WRAPPERS, wrapped
-from merganser.recipes.sources import Table
+from merganser.recipes.sources import SourceTable
 
 
 class Names:
@@ -15,7 +15,7 @@ class Names:
 
     def __init__(
         self,
-        table: Table,
+        table: SourceTable,
         missing: Mapping[int, Sequence[str]],
         surplus: Mapping[int, Sequence[str]],
         exclude_key: str,
@@ -121,7 +121,7 @@ class Names:
 
 
 def unequal_shapes(
-    table: Table, found: Mapping[tuple[tuple[int, tuple[int, ...]], ...], Sequence[str]]
+    table: SourceTable, found: Mapping[tuple[tuple[int, tuple[int, ...]], ...], Sequence[str]]
 ) -> Iterator[str]:
     """Yield a line for all tensors that have the same unequal shapes in the same models."""
     for shapes, names in found.items():
@@ -130,7 +130,7 @@ def unequal_shapes(
         yield f"{names[0]!r}{others} unequal shapes: {listed}"
 
 
-def reasons(table: Table, model: int) -> list[str]:
+def reasons(table: SourceTable, model: int) -> list[str]:
     """Return what the configs say about why a model does not fit the template."""
     other = differences.other_architecture(table, model)
     return [*([other] if other else []), *differences.sizes(table, model)]

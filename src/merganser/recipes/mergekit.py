@@ -87,14 +87,14 @@ def read(
     source: str,
 ) -> Recipe:
     """The recipe in `data`; `stages` are earlier named merges, usable like models."""
-    reader = _Reader(nested, stages)
+    reader = _MergekitReader(nested, stages)
     recipe = reader.recipe(data, root, written)
     fields.finish(reader.problems, reader.references, root, source)
     assert recipe is not None
     return recipe
 
 
-class _Reader:
+class _MergekitReader:
     def __init__(self, nested: Nested, stages: Mapping[str, Recipe]) -> None:
         self.problems = Problems()
         self.notes: list[str] = []

@@ -14,7 +14,7 @@ from merganser.errors import CheckpointError
 from merganser.recipes.explanations import Names, reasons, unequal_shapes
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import matches
-from merganser.recipes.sources import Table
+from merganser.recipes.sources import SourceTable
 from merganser.recipes.stacking import Stacking
 
 #: Float buffers that some library versions saved and others compute: they carry nothing learned.
@@ -46,7 +46,7 @@ def tied_source(name: str, checkpoint: Checkpoint) -> str | None:
 class Mismatches:
     """Missing tensors, unequal shapes, tensors that would be lost and tensors no rule can combine."""
 
-    def __init__(self, recipe: Recipe, table: Table) -> None:
+    def __init__(self, recipe: Recipe, table: SourceTable) -> None:
         self.recipe = recipe
         self.table = table
         self.notes: list[str] = []

@@ -43,14 +43,14 @@ _OVERRIDE_KEYS = ("match", "method", "model", "parameters")
 
 def read(data: Mapping[str, Any], nested: Nested, root: Path | None, written: Written, source: str) -> Recipe:
     """The recipe in `data`; `nested` reads a recipe inside it (a mapping, or the path of a file)."""
-    reader = _Reader(nested)
+    reader = _NativeReader(nested)
     recipe = reader.recipe(data, root, written)
     fields.finish(reader.problems, reader.references, root, source)
     assert recipe is not None
     return recipe
 
 
-class _Reader:
+class _NativeReader:
     def __init__(self, nested: Nested) -> None:
         self.problems = Problems()
         self.nested = nested

@@ -30,8 +30,8 @@ from merganser.recipes.resolve import override_for
 from merganser.recipes.roles import Roles, assign
 from merganser.recipes.schema import Entry, Problems, Recipe
 from merganser.recipes.settings import matches
-from merganser.recipes.sources import Table
-from merganser.recipes.stacking import Job, Restacked, Stacking
+from merganser.recipes.sources import SourceTable
+from merganser.recipes.stacking import Restacked, Stacking, TensorJob
 from merganser.recipes.unmatched import notes as unmatched_notes
 from merganser.recipes.vocabularies import renumbered, unify
 
@@ -60,7 +60,7 @@ def prepare(recipe: Recipe, open: Open = open_checkpoint) -> Merge:
 
 
 def _prepare(recipe: Recipe, open: Open) -> Merge:
-    table = Table(recipe, open, lambda inner: _prepare(inner, open))
+    table = SourceTable(recipe, open, lambda inner: _prepare(inner, open))
     problems = Problems()
     vocabulary = None
     with problems.collect():
@@ -95,7 +95,7 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     return Merge(result, (*table.checkpoints, *table.side_checkpoints), planner.rules(outputs))
 
 
-def _unused(table: Table, outputs: Iterable[Output]) -> list[str]:
+def _unused(table: SourceTable, outputs: Iterable[Output]) -> list[str]:
     used = {source.model for o in outputs for source in (*o.inputs, *([o.base] if o.base else []))}
     labels = [table.models[i].label for i in range(1, len(table)) if i not in used]
     return [f"{label} is not needed: no tensor is taken from it" for label in labels]
@@ -104,7 +104,7 @@ def _unused(table: Table, outputs: Iterable[Output]) -> list[str]:
 class _Planner:
     """Jobs to outputs, with everything that repeats between tensors worked out once."""
 
-    def __init__(self, recipe: Recipe, table: Table) -> None:
+    def __init__(self, recipe: Recipe, table: SourceTable) -> None:
         self.recipe = recipe
         self.table = table
         self.notes: list[str] = []
@@ -171,7 +171,7 @@ class _Planner:
     def _excluded(self, name: str) -> bool:
         return any(matches(glob, name) for glob in self.recipe.output.exclude)
 
-    def _added(self, known: set[str]) -> list[Job]:
+    def _added(self, known: set[str]) -> list[TensorJob]:
         """Tensors the template lacks, where an override takes them from a model it names."""
         found = []
         part = self.recipe.parts[0]
@@ -184,7 +184,7 @@ class _Planner:
                 if fresh and not self._excluded(name) and override_for(self.recipe, name) is override:
                     known.add(name)
                     self._fresh.add(name)
-                    found.append(Job(name, self.stacking.depth_outside(name), part, part.slices[0]))
+                    found.append(TensorJob(name, self.stacking.depth_outside(name), part, part.slices[0]))
         return found
 
     def _check_places(self, each: Restacked) -> None:
@@ -202,7 +202,7 @@ class _Planner:
         known = kinds([self.table.config(i) for i in models], each)
         check_places(each, known, [self.table.models[i].label for i in models], counts, why)
 
-    def _output(self, job: Job) -> Output | None:
+    def _output(self, job: TensorJob) -> Output | None:
         roles = self._roles_of(job)
         sources = [self._source(job, entry) for entry in roles.inputs]
         base = self._source(job, roles.base) if roles.base else None
@@ -236,7 +236,7 @@ class _Planner:
         )
         return self._without_complex_arithmetic(output)
 
-    def _codes(self, job: Job, roles: Roles, sources: list[Source], code: Source) -> Output | None:
+    def _codes(self, job: TensorJob, roles: Roles, sources: list[Source], code: Source) -> Output | None:
         """Quantised weights and their scales pass as they are, or not at all."""
         checkpoint = self.table.checkpoints[code.model]
         parameters = self._parameters(roles, job, [source.name for source in sources])
@@ -261,7 +261,7 @@ class _Planner:
         return output
 
     def _statistics(
-        self, job: Job, roles: Roles, sources: list[Source], shape: tuple[int, ...]
+        self, job: TensorJob, roles: Roles, sources: list[Source], shape: tuple[int, ...]
     ) -> dict[str, tuple[Source, ...]]:
         """The side tensors a rule wants; a tensor of which no model has any does without."""
         found = {}
@@ -287,7 +287,7 @@ class _Planner:
             found[kind] = tuple(Source(i, source.name) for (i, _), source in zip(sides, sources, strict=True))
         return found
 
-    def _template(self, job: Job, default: Source) -> Source:
+    def _template(self, job: TensorJob, default: Source) -> Source:
         """Where dtype and buffers come from: the base, if it has the tensor as numbers."""
         if job.offset is None and job.name in self.table.checkpoints[0] and job.name not in self.table.quantised(0):
             return Source(0, job.name)
@@ -295,7 +295,7 @@ class _Planner:
             raise self.table.checkpoints[default.model].missing(default.name)
         return default
 
-    def _source(self, job: Job, entry: Entry) -> Source:
+    def _source(self, job: TensorJob, entry: Entry) -> Source:
         model, name = self.table.of(entry), self.stacking.source_name(job, entry)
         checkpoint = self.table.checkpoints[model]
         if name in checkpoint:
@@ -307,7 +307,7 @@ class _Planner:
                 self.notes.append(f"{entry.label} has no {name!r}: its tied embedding {head!r} is taken")
         return Source(model, self._heads[key] or name)
 
-    def _roles_of(self, job: Job) -> Roles:
+    def _roles_of(self, job: TensorJob) -> Roles:
         override = override_for(self.recipe, job.name)
         key = (id(job.each), id(override))
         if key not in self._roles:
@@ -316,7 +316,7 @@ class _Planner:
             self.notes += roles.notes
         return self._roles[key]
 
-    def _fits(self, job: Job, sources: list[Source]) -> bool:
+    def _fits(self, job: TensorJob, sources: list[Source]) -> bool:
         specs: list[tuple[Source, TensorSpec]] = []
         for source in sources:
             checkpoint = self.table.checkpoints[source.model]
@@ -329,7 +329,7 @@ class _Planner:
             return False
         return True
 
-    def _parameters(self, roles: Roles, job: Job, names: list[str]) -> dict[str, Any]:
+    def _parameters(self, roles: Roles, job: TensorJob, names: list[str]) -> dict[str, Any]:
         """The resolved parameters, checked by building the rule; equal ones are one object."""
         place = (id(roles), None if roles.reach == "nothing" else job.t)
         if roles.reach != "name" and place in self._parameters_at:

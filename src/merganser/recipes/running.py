@@ -17,7 +17,7 @@ from merganser.checkpoints.dtypes import dtype_of, name_of
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.engine.compute import Settings
+from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.export import write_merge
 from merganser.engine.merge import Merge
@@ -101,7 +101,7 @@ def merge(
             opened[key] = _open(base, key)
     prepared = prepare(load(document), open=opened.__getitem__)
     sink = DictSink(prepared.plan)
-    execute(prepared, sink, workers=workers, memory=memory, settings=Settings(device, allow_nan))
+    execute(prepared, sink, workers=workers, memory=memory, settings=Arithmetic(device, allow_nan))
     return sink.result()
 
 
@@ -154,7 +154,7 @@ def run(
     loaded = recipe if isinstance(recipe, Recipe) else load(recipe)
     prepared = prepare(loaded)
     on_merge(prepared)
-    settings = Settings(device, allow_nan)
+    settings = Arithmetic(device, allow_nan)
 
     def compute(writer: CheckpointWriter) -> None:
         if ray is not None:

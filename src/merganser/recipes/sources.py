@@ -37,7 +37,7 @@ class Tokenizer:
         return self.template if self.template is not None else read_chat_template(self.directory)
 
 
-class Table:
+class SourceTable:
     """Every model of a recipe with its index in the plan: the base first, then in order of appearance."""
 
     def __init__(self, recipe: Recipe, opener: Open, nested: Callable[[Recipe], Merge]) -> None:

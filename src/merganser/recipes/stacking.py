@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from merganser.errors import CheckpointError, RecipeError, did_you_mean
 from merganser.recipes.layers import Layout, Stack, is_input
 from merganser.recipes.schema import Entry, Part, Problems, Recipe, Slice
-from merganser.recipes.sources import Table
+from merganser.recipes.sources import SourceTable
 
 #: What mergekit's architecture files call the modules whose tensors have these words in their names.
 _MODULE_WORDS = {
@@ -23,7 +23,7 @@ Origin = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Job:
+class TensorJob:
     """An output tensor. In a slice it is tensor `rest` of layer `offset` counted from each source's first layer."""
 
     name: str
@@ -57,10 +57,10 @@ class Restacked:
 class Stacking:
     """All jobs of a recipe, and the names they have in the sources."""
 
-    def __init__(self, recipe: Recipe, table: Table) -> None:
+    def __init__(self, recipe: Recipe, table: SourceTable) -> None:
         self.recipe = recipe
         self.table = table
-        self.jobs: list[Job] = []
+        self.jobs: list[TensorJob] = []
         self.restacked: list[Restacked] = []
         self.problems = Problems()
         self._rests: dict[tuple[int, str], dict[int, list[str]]] = {}
@@ -71,7 +71,7 @@ class Stacking:
             with self.problems.collect():
                 self.jobs += self._sliced(part, own) if part.sliced else self._whole(part, own)
 
-    def source_name(self, job: Job, entry: Entry) -> str:
+    def source_name(self, job: TensorJob, entry: Entry) -> str:
         """What the output tensor is called in a model."""
         if job.offset is None:
             return job.name
@@ -118,22 +118,22 @@ class Stacking:
         """The slices that choose layers, with the part they are of."""
         return ((part, each) for part in self.recipe.parts if part.sliced for each in part.slices)
 
-    def _whole(self, part: Part, names: Sequence[str]) -> Iterator[Job]:
+    def _whole(self, part: Part, names: Sequence[str]) -> Iterator[TensorJob]:
         layout = self.table.layout(0)
         depths = {id(stack): {n: stack.depth(n) for n in stack.numbers} for stack in layout.stacks}
         for name in names:
             place = layout.places.get(name)
             t = depths[id(place.stack)][place.number] if place else self.depth_outside(name)
-            yield Job(name, t, part, part.slices[0])
+            yield TensorJob(name, t, part, part.slices[0])
 
-    def _sliced(self, part: Part, names: Sequence[str]) -> Iterator[Job]:
+    def _sliced(self, part: Part, names: Sequence[str]) -> Iterator[TensorJob]:
         """Layers from the slices in order, numbered anew; what stands before them comes from the first slice, what
         stands after them from the last."""
         stack = self._main(0, part, part.slices[0].where)
         places = self.table.layout(0).places
         outside = [name for name in names if name not in places or places[name].stack != stack]
         before = {name for name in outside if name in places or is_input(name)}
-        yield from (Job(n, self.depth_outside(n), part, part.slices[0]) for n in outside if n in before)
+        yield from (TensorJob(n, self.depth_outside(n), part, part.slices[0]) for n in outside if n in before)
         order: list[Origin] = []
         tensors: list[tuple[str, ...]] = []
         for each in part.slices:
@@ -145,10 +145,10 @@ class Stacking:
             for k in range(count):
                 t = k / (count - 1) if count > 1 else 1.0
                 for rest in by_number[start + k]:
-                    yield Job(stack.name(len(order), rest), t, part, each, k, rest)
+                    yield TensorJob(stack.name(len(order), rest), t, part, each, k, rest)
                 order.append((self.table.of(first), start + k))
                 tensors.append(tuple(by_number[start + k]))
-        yield from (Job(n, self.depth_outside(n), part, part.slices[-1]) for n in outside if n not in before)
+        yield from (TensorJob(n, self.depth_outside(n), part, part.slices[-1]) for n in outside if n not in before)
         models = {0, *(model for model, _ in order)}
         depths = [self._main(i, part, "slices").layers if i in models else 0 for i in range(len(self.table))]
         template = self._by_number(0, stack)

@@ -22,7 +22,7 @@ from merganser.checkpoints.vocabulary import RowRun, VocabularyMap
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.mismatches import tied_source
 from merganser.recipes.schema import Recipe, TokenizerOptions, TokenRow
-from merganser.recipes.sources import Table
+from merganser.recipes.sources import SourceTable
 
 _EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|shared|tok_embeddings|embedding|embeddings)(\.weight)?$"
@@ -44,7 +44,7 @@ class Unified:
     notes: tuple[str, ...]
 
 
-def unify(recipe: Recipe, table: Table) -> Unified | None:
+def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
     """The vocabulary a recipe asks for, or None if it does not."""
     options = recipe.output.tokenizer
     if options is None:
@@ -85,7 +85,7 @@ def unify(recipe: Recipe, table: Table) -> Unified | None:
     return Unified(rows, model, tuple(added), tuple(maps), tuple(notes))
 
 
-def resized(table: Table) -> tuple[int, int] | None:
+def resized(table: SourceTable) -> tuple[int, int] | None:
     """The rows of the template's embedding before and after its adapter, where the adapter changes their number."""
     template, name = table.checkpoints[0], _embedding(table, 0)
     while isinstance(template, View) and not isinstance(template, Adapted):
@@ -96,13 +96,13 @@ def resized(table: Table) -> tuple[int, int] | None:
     return (before, after) if before != after else None
 
 
-def _height(table: Table, model: int) -> int | None:
+def _height(table: SourceTable, model: int) -> int | None:
     """The number of rows of a model's input embedding, if it has one."""
     name = _embedding(table, model)
     return table.checkpoints[model].spec(name).shape[0] if name is not None else None
 
 
-def _embedding(table: Table, model: int) -> str | None:
+def _embedding(table: SourceTable, model: int) -> str | None:
     """The name of a model's input embedding, if it has one."""
     checkpoint, inside = table.checkpoints[model], table.layout(model).places
     for name in checkpoint.names():
@@ -111,7 +111,7 @@ def _embedding(table: Table, model: int) -> str | None:
     return None
 
 
-def _names(table: Table, model: int) -> dict[str, tuple[str, ...]]:
+def _names(table: SourceTable, model: int) -> dict[str, tuple[str, ...]]:
     """The vocabulary tensors of a model, each with its name in every model: matrices as high as its embedding, and
     biases of them. A square matrix is one only by its name."""
     checkpoint, inside, height = table.checkpoints[model], table.layout(model).places, _height(table, model)
@@ -131,7 +131,7 @@ def _names(table: Table, model: int) -> dict[str, tuple[str, ...]]:
     return {n: tuple(n if n in c else tied_source(n, c) or n for c in table.checkpoints) for n in found}
 
 
-def renumbered(recipe: Recipe, table: Table) -> list[str]:
+def renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
     """What to know of rows that are merged by number although they stand for other tokens."""
     if recipe.output.tokenizer is not None:
         return []
@@ -153,7 +153,7 @@ def renumbered(recipe: Recipe, table: Table) -> list[str]:
     return notes
 
 
-def _by_row(table: Table, model: int) -> dict[int, str]:
+def _by_row(table: SourceTable, model: int) -> dict[int, str]:
     """Row -> token; empty for a tokenizer that cannot be read, which nothing else asks for."""
     try:
         tokens = table.tokens(model)
@@ -162,7 +162,7 @@ def _by_row(table: Table, model: int) -> dict[int, str]:
     return {row: token for token, row in tokens.ids.items()} if tokens else {}
 
 
-def _tokens(table: Table, heights: Sequence[int], where: str, notes: list[str]) -> list[Tokens]:
+def _tokens(table: SourceTable, heights: Sequence[int], where: str, notes: list[str]) -> list[Tokens]:
     base = table.tokens(0)
     if base is None:
         raise CheckpointError(
@@ -196,13 +196,13 @@ def _check_ids(tokens: Tokens, height: int, where: str) -> None:
             )
 
 
-def _files(table: Table, model: int) -> list[Path | None]:
+def _files(table: SourceTable, model: int) -> list[Path | None]:
     """The tokenizer.json of the base and of a model, each None if there is none."""
     places = [table.tokenizer(i).directory for i in (0, model)]
     return [p / "tokenizer.json" if p is not None and (p / "tokenizer.json").is_file() else None for p in places]
 
 
-def _same_file(table: Table, model: int) -> bool:
+def _same_file(table: SourceTable, model: int) -> bool:
     """Whether a model's tokenizer.json is the base's, byte by byte: then it need not be read."""
     base, own = _files(table, model)
     if base is None or own is None or table.tokenizer(0).added or table.tokenizer(model).added:
@@ -215,7 +215,7 @@ def _output_ids(
     tokens: Sequence[Tokens],
     heights: Sequence[int],
     model: int,
-    table: Table,
+    table: SourceTable,
     where: str,
     notes: list[str],
 ) -> tuple[dict[str, int], list[dict[str, Any]]]:
@@ -247,7 +247,7 @@ def _output_ids(
 
 
 def _rule(
-    row: TokenRow, token: str, tokens: Sequence[Tokens], heights: Sequence[int], table: Table, where: str
+    row: TokenRow, token: str, tokens: Sequence[Tokens], heights: Sequence[int], table: SourceTable, where: str
 ) -> Sources | None:
     """The source a recipe names for one token; None leaves it to the general rule."""
     where = f"{where}.tokens[{token!r}]"

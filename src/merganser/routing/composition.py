@@ -27,7 +27,7 @@ from merganser.routing.uses import beside
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRankUpdate:
     """Δ = L C Rᵀ with L = [left …] and R = [right …], so that W x = W₀ x + L (C (Rᵀ x)). A vector C is a diagonal.
 
     The factors belong to the experts and are shared by all sets; only C is the set's own. All are float32 at least:
@@ -80,7 +80,7 @@ class Composition:
     """What a set of experts changes in a module. `multiply_adds` is what it took to work it out."""
 
     tasks: frozenset[str]
-    low_rank: Mapping[str, LowRank]
+    low_rank: Mapping[str, LowRankUpdate]
     whole: Mapping[str, Tensor]
     multiply_adds: int = 0
 
@@ -159,7 +159,7 @@ class Composer:
                 spent += self._cost_of_whole(name, merged)
         return Composition(tasks, low_rank, whole, spent)
 
-    def _update(self, name: str, merged: MergedExperts) -> tuple[LowRank | None, int]:
+    def _update(self, name: str, merged: MergedExperts) -> tuple[LowRankUpdate | None, int]:
         """The merge as a core between the experts' factors, unless they are too close to parallel for that; and the
         multiply-adds it took to find out."""
         stored = self.stored[name]
@@ -173,7 +173,7 @@ class Composer:
         left, right = zip(
             *((u[:, : f.rank], v[:, : f.rank]) for (u, v), f in zip(kept, factors, strict=True)), strict=True
         )
-        return LowRank(left, self._wide(name, core), right), cost
+        return LowRankUpdate(left, self._wide(name, core), right), cost
 
     def _shared(self, expert: Expert, name: str) -> tuple[Tensor, Tensor]:
         """An expert's singular vectors as the module wants them, read once."""

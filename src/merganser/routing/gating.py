@@ -19,7 +19,7 @@ Gate = Callable[[str, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Stack:
+class ExpertStack:
     """The experts of one layer side by side: left d × R, right m × R, the rank of each, bias updates tasks × d."""
 
     left: Tensor
@@ -28,7 +28,7 @@ class Stack:
     bias: Tensor | None = None
 
     @classmethod
-    def of(cls, factors: Sequence[Factors | None], like: Tensor, bias: Tensor | None = None) -> Stack:
+    def of(cls, factors: Sequence[Factors | None], like: Tensor, bias: Tensor | None = None) -> ExpertStack:
         d, m = like.shape
         left = [like.new_empty(d, 0) if f is None else (f.u * f.s).to(like) for f in factors]
         right = [like.new_empty(m, 0) if f is None else f.v.to(like) for f in factors]
@@ -43,7 +43,7 @@ class Stack:
         return update if self.bias is None else update + gates @ self.bias
 
 
-def stacks(library: Library, module: nn.Module, layers: Sequence[str] | None = None) -> dict[str, Stack]:
+def stacks(library: Library, module: nn.Module, layers: Sequence[str] | None = None) -> dict[str, ExpertStack]:
     """Stacks of the linear layers that some expert changed, from the library's factors."""
     linears = linear_layers(module)
     found = {}
@@ -53,7 +53,7 @@ def stacks(library: Library, module: nn.Module, layers: Sequence[str] | None = N
         factors = [library.factors(name, f"{layer}.weight") for name in library.experts]
         if any(f is not None for f in factors):
             weight = linears[layer].weight.detach()
-            found[layer] = Stack.of(factors, weight, bias_updates(library, f"{layer}.bias", weight))
+            found[layer] = ExpertStack.of(factors, weight, bias_updates(library, f"{layer}.bias", weight))
     return found
 
 
@@ -65,7 +65,7 @@ def bias_updates(library: Library, name: str, like: Tensor) -> Tensor | None:
 
 
 @contextmanager
-def gated(module: nn.Module, experts: Mapping[str, Stack], gate: Gate) -> Iterator[set[str]]:
+def gated(module: nn.Module, experts: Mapping[str, ExpertStack], gate: Gate) -> Iterator[set[str]]:
     """The experts beside the module's layers while in force; gives the layers whose weight was read without a call."""
     linears = linear_layers(module)
 

@@ -33,7 +33,7 @@ def accuracy(prediction: Prediction, task: str, labels: Tensor, correct: Correct
 
 
 @dataclass(frozen=True)
-class Choice:
+class ThresholdScore:
     """Mean accuracy over tasks at a threshold and a number of tasks, heads compared by `score`, and the mean size of
     the sets."""
 
@@ -51,7 +51,7 @@ def sweep_choice(
     tops: Sequence[int] = (1, 2, 3, 5),
     scores: Sequence[Score] = (),
     correct: Correct = same_pair,
-) -> list[Choice]:
+) -> list[ThresholdScore]:
     """η × K, and ways to compare heads (by default the model's own), on batches of each task with labels. The first
     pass is done once, the second once for all pairs that choose the same sets."""
     if model.heads is None:
@@ -75,7 +75,7 @@ def sweep_choice(
         if sets not in known:
             known[sets] = _accuracies(setting, samples, routings, ways, correct)
         threshold, top, size = setting.settings.threshold, setting.settings.top, sum(map(len, sets)) / len(sets)
-        rows += [Choice(threshold, top, way, found, size) for way, found in zip(ways, known[sets], strict=True)]
+        rows += [ThresholdScore(threshold, top, way, found, size) for way, found in zip(ways, known[sets], strict=True)]
     return rows
 
 

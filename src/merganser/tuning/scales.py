@@ -16,7 +16,7 @@ from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.running import merge
 from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score
-from merganser.tuning.search import ALPHAS, Search, scale_search
+from merganser.tuning.search import ALPHAS, ScaleSearch, scale_search
 
 
 def choose_scale(
@@ -33,7 +33,7 @@ def choose_scale(
     seed: int = 0,
     dtype: str | torch.dtype | None = None,
     **parameters: Any,
-) -> tuple[dict[str, Tensor], Search]:
+) -> tuple[dict[str, Tensor], ScaleSearch]:
     """Merge at the scale α with the best held-out score.
 
     Candidates are θ0 + α·τ for the task vector τ that the method makes at scale 1; the result is what the method gives

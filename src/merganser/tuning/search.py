@@ -25,7 +25,7 @@ class Rung(Result):
 
 
 @dataclass(frozen=True)
-class Search(Result):
+class ScaleSearch(Result):
     """All rungs, and the best candidate of the last one; `spent` counts budget units over all evaluations."""
 
     rungs: tuple[Rung, ...]
@@ -40,7 +40,7 @@ def successive_halving(
     *,
     budgets: Sequence[int],
     keep: float = 0.5,
-) -> Search:
+) -> ScaleSearch:
     """Score everyone on the first budget, the best `keep` of them on the next, and so on; higher is better.
 
     One budget is a plain grid search. Ties and equal scores keep the order given, so the result is reproducible. Scores
@@ -60,7 +60,7 @@ def successive_halving(
         remaining.sort(key=lambda c: math.inf if math.isnan(scores[c]) else -scores[c])
         rungs.append(Rung(budget, scores))
     best = remaining[0]
-    return Search(tuple(rungs), best, rungs[-1].scores[best], sum(r.budget * len(r.scores) for r in rungs))
+    return ScaleSearch(tuple(rungs), best, rungs[-1].scores[best], sum(r.budget * len(r.scores) for r in rungs))
 
 
 def scale_search(
@@ -71,7 +71,7 @@ def scale_search(
     budgets: Sequence[int],
     alphas: Sequence[float] = ALPHAS,
     keep: float = 0.5,
-) -> Search:
+) -> ScaleSearch:
     """The α of θ0 + α·τ with the best held-out score, `score(weights, budget)`; labels are the α as text.
 
     τ is any merged task vector: a sum of differences, TSV-Merge's, TIES's.

@@ -33,7 +33,7 @@ from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes import documents
 from merganser.tuning.result import Result
 from merganser.tuning.score_journal import ScoreJournal
-from merganser.tuning.search import Search, successive_halving
+from merganser.tuning.search import ScaleSearch, successive_halving
 
 Over: TypeAlias = Mapping[str, Sequence[Any]]
 Score: TypeAlias = "Callable[[Variant, int], float]"
@@ -72,7 +72,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Trial(Result):
+class ScoredVariant(Result):
     """A variant's values and its score on the largest budget it was given."""
 
     values: dict[str, Any]
@@ -84,9 +84,9 @@ class Trial(Result):
 class Sweep(Result):
     """Trials from the best down; `recipe` is the best one's, `unseen` its score on questions the sweep did not ask."""
 
-    trials: tuple[Trial, ...]
+    trials: tuple[ScoredVariant, ...]
     recipe: dict[str, Any]
-    search: Search
+    search: ScaleSearch
     unseen: float | None = None
 
 
@@ -189,7 +189,7 @@ def sweep(
         search = successive_halving(list(listed), scored, budgets=budgets, keep=keep)
     last = {label: (rung.budget, value) for rung in search.rungs for label, value in rung.scores.items()}
     ordered = sorted(last, key=lambda label: (-last[label][0], last[label][1] != last[label][1], -last[label][1]))
-    trials = tuple(Trial(dict(listed[label].values), *last[label]) for label in ordered)
+    trials = tuple(ScoredVariant(dict(listed[label].values), *last[label]) for label in ordered)
     unseen = score.held_out(listed[search.best]) if isinstance(score, TaskScore) else None
     return Sweep(trials, dict(listed[search.best].document), search, unseen)
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from merganser.align.symmetries import Atom, Axis, Factor, Segment, Symmetry
+from merganser.align.symmetries import Atom, Axis, AxisSegment, Factor, Symmetry
 from merganser.align.tracing.dims import Axes, Dim, because, leaves, pin
 from merganser.align.tracing.graph import Trace
-from merganser.align.tracing.nesting import Piece, enumerate_pinned, parents, pieces, settle
+from merganser.align.tracing.nesting import Strand, enumerate_pinned, parents, pieces, settle
 
 
 def emit(state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliases: Mapping[str, str]) -> Symmetry:
@@ -31,7 +31,7 @@ def emit(state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliase
     return Symmetry(atoms, segments, frozenset(buffers), aliases, causes)
 
 
-def _causes(axis: Sequence[Piece]) -> tuple[str, ...]:
+def _causes(axis: Sequence[Strand]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(dim.pinned) for piece in axis for dim in piece.dims if dim.pinned))
 
 
@@ -59,17 +59,17 @@ def _names(homes: Mapping[Dim, str], above: Mapping[Dim, Dim], hints: Sequence[t
     return names
 
 
-def _axis(axis: Sequence[Piece], names: Mapping[Dim, str]) -> Axis:
-    segments: list[Segment] = []
+def _axis(axis: Sequence[Strand], names: Mapping[Dim, str]) -> Axis:
+    segments: list[AxisSegment] = []
     for piece in sorted(axis, key=lambda piece: piece.offset):
         factors = [Factor(None if dim.pinned else names[dim], dim.size) for dim in piece.dims] or [Factor(None, 1)]
-        new = _joined_factors(Segment(tuple(factors), piece.offset, piece.strides or (1,)))
+        new = _joined_factors(AxisSegment(tuple(factors), piece.offset, piece.strides or (1,)))
         joined = _joined_tails(segments[-1], new) if segments else None
         segments[len(segments) - (joined is not None) :] = [joined or new]
     return tuple(segments)
 
 
-def _joined_factors(segment: Segment) -> Segment:
+def _joined_factors(segment: AxisSegment) -> AxisSegment:
     """Neighbouring pinned factors made one."""
     factors: list[Factor] = []
     strides: list[int] = []
@@ -80,10 +80,10 @@ def _joined_factors(segment: Segment) -> Segment:
             strides.pop()
         factors.append(replace(factor, size=size))
         strides.append(stride)
-    return Segment(tuple(factors), segment.offset, tuple(strides))
+    return AxisSegment(tuple(factors), segment.offset, tuple(strides))
 
 
-def _joined_tails(a: Segment, b: Segment) -> Segment | None:
+def _joined_tails(a: AxisSegment, b: AxisSegment) -> AxisSegment | None:
     """Two segments that differ only in how long their innermost, pinned, factors are, if they continue each other."""
     (*outer, tail), (*other, end) = a.factors, b.factors
     continues = a.strides == b.strides and a.offset + tail.size * a.strides[-1] == b.offset

@@ -28,7 +28,7 @@ class Forbidden:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Strand:
     """One way through the concatenations and families of some axes: bare dims with their strides."""
 
     offset: int
@@ -47,12 +47,12 @@ class _Orphan(Exception):
         self.dim = dim
 
 
-def pieces(axes: Iterable[Dim]) -> Iterator[Piece]:
+def pieces(axes: Iterable[Dim]) -> Iterator[Strand]:
     """All pieces of some axes (of one axis: its segments)."""
     return _expand([(axis, 1) for axis in axes], 0)
 
 
-def _expand(items: Sequence[tuple[Dim, int]], offset: int) -> Iterator[Piece]:
+def _expand(items: Sequence[tuple[Dim, int]], offset: int) -> Iterator[Strand]:
     flat: list[tuple[Dim, int]] = []
     for dim, stride in items:
         inner = find(dim).size
@@ -76,7 +76,7 @@ def _expand(items: Sequence[tuple[Dim, int]], offset: int) -> Iterator[Piece]:
                 chosen = [(select(d, index, i), s) for d, s in flat if d is not index]
                 yield from _expand(chosen, offset + i * found[0])
             return
-    yield Piece(offset, tuple(dim for dim, _ in flat), tuple(stride for _, stride in flat))
+    yield Strand(offset, tuple(dim for dim, _ in flat), tuple(stride for _, stride in flat))
 
 
 def settle(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from merganser.modules.inputs import Inputs
 from merganser.routing.baselines.base import Baseline
 from merganser.routing.composition import Composition, applied
-from merganser.routing.gating import Stack, gated
+from merganser.routing.gating import ExpertStack, gated
 
 
 class Gates(ABC):
@@ -31,7 +31,7 @@ class GatedBaseline(Baseline):
     A layer whose weight turns out to be read without being called has no gate from then on.
     """
 
-    stacks: dict[str, Stack]
+    stacks: dict[str, ExpertStack]
     rest: Composition
 
     @abstractmethod

@@ -13,7 +13,7 @@ from merganser.modules.inputs import Inputs
 from merganser.routing.baselines.base import at_least_one
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition
-from merganser.routing.gating import Stack, stacks
+from merganser.routing.gating import ExpertStack, stacks
 from merganser.routing.heads import Head, Score
 from merganser.routing.models import Features
 
@@ -79,6 +79,6 @@ class _TokenGates(Gates):
         return self._votes / self._votes.sum(1, keepdim=True).clamp(min=1)
 
 
-def _leading(stack: Stack, rank: int) -> list[Tensor]:
+def _leading(stack: ExpertStack, rank: int) -> list[Tensor]:
     """The first right singular vectors of every task."""
     return [part[:, :rank] for part in torch.split(stack.right, list(stack.ranks), dim=1)]

@@ -15,7 +15,7 @@ from merganser.modules.inputs import Inputs
 from merganser.routing.baselines.base import at_least_one
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition, applied
-from merganser.routing.gating import Stack, bias_updates, stacks
+from merganser.routing.gating import ExpertStack, bias_updates, stacks
 from merganser.routing.heads import Head, Score
 from merganser.routing.models import Features
 from merganser.routing.routers import Router, checked
@@ -57,7 +57,7 @@ class TwinMerging(GatedBaseline):
         self.shared = self.rest = self.averaged(self.scale)
         self.stacks = {layer: self._residuals(layer) for layer in stacks(self.library, self.module)}
 
-    def _residuals(self, layer: str) -> Stack:
+    def _residuals(self, layer: str) -> ExpertStack:
         name = f"{layer}.weight"
         weight = self.composer.tensors[name].detach()
         common = self.shared.whole[name] - weight
@@ -65,7 +65,7 @@ class TwinMerging(GatedBaseline):
         experts = [self.library.expert(task) for task in self.library.experts]
         factors = [top_svd(expert.delta(name) - common.cpu(), k) for expert in experts]
         bias = bias_updates(self.library, f"{layer}.bias", weight)
-        return Stack.of(factors, weight, None if bias is None else bias - self.scale * bias.sum(0))
+        return ExpertStack.of(factors, weight, None if bias is None else bias - self.scale * bias.sum(0))
 
     def ungated(self) -> Composition:
         return self.shared
