@@ -1,0 +1,48 @@
+"""A merge opens every model once and builds every rule once, from the recipe to the written checkpoint."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+import merganser as mg
+from merganser import recipes
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine import merge as merges
+from merganser.engine.execute import execute
+from merganser.engine.sinks import DictSink
+from merganser.recipes import planning
+
+
+@pytest.fixture
+def recipe(checkpoint):
+    """A merge over a nested merge that names the same base and a model of its own."""
+    paths = {name: str(checkpoint(name, {"a": torch.randn(4, 3), "b": torch.randn(5)})) for name in ("base", "x", "y")}
+    inner = {"method": "ties", "base": paths["base"], "models": [paths["x"]]}
+    return {"method": "task_arithmetic", "base": paths["base"], "models": [inner, paths["y"]]}
+
+
+def test_everything_is_opened_and_built_once(recipe, monkeypatch):
+    opened, built = Counter(), Counter()
+    build = merges.build
+
+    def count(method, values, models):
+        built[method.name] += 1
+        return build(method, values, models)
+
+    def open_once(reference):
+        opened[reference] += 1
+        return open_checkpoint(reference)
+
+    monkeypatch.setattr(planning, "build", count)
+    monkeypatch.setattr(merges, "build", count)
+    merge = recipes.prepare(recipes.load(recipe), open_once)
+    sink = DictSink(merge.plan)
+    execute(merge, sink)
+    assert set(opened.values()) == {1}
+    assert len(opened) == 3
+    assert built == {"task_arithmetic": 1, "ties": 1}
+    expected = mg.merge([mg.merge([recipe["models"][0]["models"][0]], "ties", recipe["base"]), recipe["models"][1]],
+                        "task_arithmetic", recipe["base"])  # fmt: skip
+    for name, tensor in sink.result().items():
+        torch.testing.assert_close(tensor, expected[name])
