@@ -1,18 +1,50 @@
-"""Packages whose names are imported on first use: importing them is fast, and what is not used is not loaded."""
+"""Imports that wait for their first use: of the names of a package, and of the libraries that take seconds to load.
+
+Reading a recipe, planning from headers and listing methods need no tensors, yet the modules that do so also define what
+happens to tensors later. Those modules take torch and numpy from here and pay for them when they touch them:
+
+    from merganser.lazy import torch
+
+`torch` is the module itself to a type checker, and to everything else once it is used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+
+class LazyModule(ModuleType):
+    """A module that is imported when one of its attributes is first looked up."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(import_module(self.__name__), name)
+        self.__dict__[name] = value  # found there from now on, as quickly as in the module itself
+        return value
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch as torch
+else:
+    np, torch = LazyModule("numpy"), LazyModule("torch")
+
+__all__ = ["LazyModule", "exports", "np", "torch"]
 
 
 def exports(
     package: str, names: Mapping[str, Iterable[str]], modules: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, which has `names`, by the module they are in, and `modules`.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose names are imported on first use.
 
     Type checkers want the same imports once more, under `if TYPE_CHECKING`.
+
+    Args:
+        package: The name of the package.
+        names: Its names, by the module of the package that defines them.
+        modules: Modules and packages inside it.
     """
     homes = {name: module for module, own in names.items() for name in own}
     whole = frozenset(modules)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import merganser as mg
-from merganser.checkpoints.dtypes import FLOATS, dtype_of, name_of
+from merganser.checkpoints.dtypes import FLOATS, Element, dtype_of, name_of
 from merganser.errors import InputError
 
 
@@ -40,3 +40,15 @@ def test_whoever_takes_a_dtype_takes_both(tmp_path, dtype) -> None:
         mg.save(vector, tmp_path / "other", dtype=torch.int8)
     with pytest.raises(InputError, match="not a dtype of weights"):
         mg.merge([base, tuned], dtype="int8")
+
+
+TORCH = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+
+
+@pytest.mark.parametrize("dtype", TORCH, ids=str)
+def test_elements_know_what_torch_knows(dtype: torch.dtype) -> None:
+    element = Element.of(dtype)
+    assert element.dtype is dtype
+    assert element is Element.of(name_of(dtype))
+    for fact in ("itemsize", "is_floating_point", "is_complex"):
+        assert getattr(element, fact) == getattr(dtype, fact)

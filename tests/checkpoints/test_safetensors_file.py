@@ -21,8 +21,9 @@ def write_raw(path: Path, header: object, data: bytes = b"", length: int | None 
     return path
 
 
-@pytest.mark.parametrize("dtype", [d for d in CODES if d not in (torch.uint64, torch.uint32, torch.uint16)])
-def test_reads_what_the_reference_writes(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name_of_dtype", [d for d in CODES if d not in ("uint64", "uint32", "uint16")])
+def test_reads_what_the_reference_writes(tmp_path: Path, name_of_dtype: str) -> None:
+    dtype = getattr(torch, name_of_dtype)
     tensors = {"a": torch.arange(12).reshape(4, 3).to(dtype), "scalar": torch.tensor(3).to(dtype)}
     save_file(tensors, tmp_path / "x.safetensors")
     opened = SafetensorsFile(tmp_path / "x.safetensors")

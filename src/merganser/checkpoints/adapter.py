@@ -9,10 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, select_rows
 from merganser.checkpoints.json_file import read_object
@@ -21,6 +18,10 @@ from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.ties import check_head_is_known, check_separable, ties
 from merganser.checkpoints.torch_file import TorchFile
 from merganser.errors import CheckpointError, did_you_mean
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PREFIX = "base_model.model."
 _EMBEDDING = ".lora_embedding_A"

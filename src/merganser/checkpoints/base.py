@@ -8,22 +8,37 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.checkpoints.cards import Lineage
+from merganser.checkpoints.dtypes import Element
 from merganser.errors import MissingTensorError, did_you_mean
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Rows = tuple[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class TensorSpec:
-    """What is known of a tensor before it is read."""
+    """What is known of a tensor before it is read.
+
+    Headers give names of dtypes, so `element` is there without torch; `dtype` is torch's, for whoever has tensors.
+    """
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    element: Element
+
+    def __init__(self, shape: tuple[int, ...], dtype: Element | torch.dtype | str) -> None:
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "element", Element.of(dtype))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype as torch has it."""
+        return self.element.dtype
 
     @property
     def numel(self) -> int:
@@ -31,13 +46,13 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
+        return self.numel * self.element.itemsize
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+        return f"{self.element}{list(self.shape)}"
 
 
-class Checkpoint(Mapping[str, Tensor]):
+class Checkpoint(Mapping[str, "Tensor"]):
     """A lazy mapping from names to tensors: opening one reads headers only.
 
     `checkpoint["name"]`, `in`, `len`, iteration and `module.load_state_dict(checkpoint)` work as on a state dict; tied
@@ -113,7 +128,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         specs = [self.spec(name) for name in self.names()]
-        dtypes = dict.fromkeys(str(spec.dtype).removeprefix("torch.") for spec in specs)
+        dtypes = dict.fromkeys(spec.element.name for spec in specs)
         parts = [
             f"{len(specs):,} tensors",
             f"{sum(spec.numel for spec in specs):,} parameters",
@@ -172,7 +187,7 @@ class View(Checkpoint):
             self.source.prefetch(name, rows)
 
 
-def is_integer(dtype: torch.dtype) -> bool:
+def is_integer(dtype: torch.dtype | Element) -> bool:
     """Integer and boolean tensors (counters, position ids) are copied, never averaged."""
     return not (dtype.is_floating_point or dtype.is_complex)
 

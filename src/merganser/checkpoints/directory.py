@@ -6,8 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
 from merganser.checkpoints.json_file import read_object
@@ -16,6 +15,9 @@ from merganser.checkpoints.submodules import SEPARATOR, module_weights, refuse_p
 from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.confine import confine
 from merganser.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _INDEX = ".index.json"
 #: What a directory is read from, the first that is there: in the order of transformers, then of diffusers.

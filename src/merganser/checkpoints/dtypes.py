@@ -1,16 +1,72 @@
-"""Dtypes by name: whoever takes one takes `torch.bfloat16`, `"bfloat16"` and `"bf16"` alike."""
+"""Dtypes by name: what a header says of the elements of a tensor, known without loading torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-import torch
+from dataclasses import dataclass
 
 from merganser.errors import InputError, did_you_mean
+from merganser.lazy import torch
 
 #: What the weights of a checkpoint can be written in.
 FLOATS = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 ALIASES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+
+
+@dataclass(frozen=True)
+class Element:
+    """What a tensor is made of: a dtype by its name in torch, with what must be known of it before tensors are read.
+
+    Attributes:
+        name: The name of the dtype, such as "bfloat16".
+        itemsize: Bytes of one element.
+        is_floating_point: Whether elements are real numbers.
+        is_complex: Whether elements are complex numbers.
+
+    Example:
+        >>> Element.of("bf16").itemsize
+        2
+    """
+
+    name: str
+    itemsize: int
+    is_floating_point: bool = False
+    is_complex: bool = False
+
+    @classmethod
+    def of(cls, dtype: Element | torch.dtype | str) -> Element:
+        """Return the element of a dtype, given as one of torch's or by its name."""
+        if isinstance(dtype, Element):
+            return dtype
+        name = str(dtype).removeprefix("torch.")
+        name = ALIASES.get(name, name)
+        if name not in _KNOWN:
+            found = getattr(torch, name)
+            _KNOWN[name] = cls(name, found.itemsize, found.is_floating_point, found.is_complex)
+        return _KNOWN[name]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype as torch has it."""
+        found: torch.dtype = getattr(torch, self.name)
+        return found
+
+    def __str__(self) -> str:
+        return self.name
+
+
+#: Whatever safetensors files can hold; others are asked of torch.
+_KNOWN = {
+    element.name: element
+    for element in (
+        *(Element(f"float{bits}", bits // 8, True) for bits in (16, 32, 64)),
+        *(Element(f"{sign}int{bits}", bits // 8) for sign in ("", "u") for bits in (8, 16, 32, 64)),
+        *(Element(name, 1, True) for name in ("float8_e4m3fn", "float8_e5m2")),
+        Element("bfloat16", 2, True),
+        Element("bool", 1),
+        Element("complex64", 8, is_complex=True),
+    )
+}
 
 
 def dtype_of(given: str | torch.dtype, known: Iterable[str] = FLOATS, what: str = "weights") -> torch.dtype:

@@ -6,17 +6,17 @@ import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.gguf_header import GGUFEntry, read_gguf_header
 from merganser.errors import CheckpointError, require
+from merganser.lazy import np, torch
 
-_EXACT = {"I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "F64": torch.float64}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_EXACT = {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F64": "float64"}
 
 
 class GGUFFile(Checkpoint):
@@ -47,7 +47,7 @@ class GGUFFile(Checkpoint):
 
     def spec(self, name: str) -> TensorSpec:
         entry = self._find(name)
-        return TensorSpec(entry.shape, _EXACT.get(self._kinds[entry.kind].name, torch.float32))
+        return TensorSpec(entry.shape, _EXACT.get(self._kinds[entry.kind].name, "float32"))
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         entry, spec = self._find(name), self.spec(name)
@@ -68,7 +68,7 @@ class GGUFFile(Checkpoint):
     def _values(self, data: Any, number: int) -> Tensor:
         kind = self._kinds[number]
         if kind.name in _EXACT:
-            return torch.from_numpy(data.copy()).view(_EXACT[kind.name])
+            return torch.from_numpy(data.copy()).view(getattr(torch, _EXACT[kind.name]))
         return torch.tensor(self._gguf.quants.dequantize(data, kind), dtype=torch.float32, device="cpu")
 
     def _readable(self, kind: int) -> bool:

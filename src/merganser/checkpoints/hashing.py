@@ -10,10 +10,10 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-import torch
 import xxhash
 
 from merganser.checkpoints.base import Checkpoint
+from merganser.lazy import torch
 
 _CHUNK = 1 << 20
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.errors import CheckpointError
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class StateDict(Checkpoint):
@@ -63,7 +65,7 @@ def _plain(name: object, tensor: object, label: str) -> Tensor:
     """The tensor behind a name, refused unless its entries lie in memory, one by one."""
     if not isinstance(name, str):
         raise CheckpointError(f"{label}: the key {name!r} is a {type(name).__name__}, not the name of a tensor")
-    if not isinstance(tensor, Tensor):
+    if not isinstance(tensor, torch.Tensor):
         raise CheckpointError(
             f"{label}: {name!r} is a {type(tensor).__name__}, not a tensor; "
             "a checkpoint maps names to tensors (is the state dict nested under a key?)"

@@ -6,9 +6,7 @@ import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from merganser.checkpoints.adapter import Adapted, AdapterFile, is_adapter
 from merganser.checkpoints.base import Checkpoint
@@ -19,6 +17,10 @@ from merganser.checkpoints.references import HUB_ID, parts
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.errors import CheckpointError, require
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Reference: TypeAlias = "str | os.PathLike[str] | Checkpoint | Mapping[str, Any] | nn.Module"
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "pytorch_model*.bin", "*/pytorch_model.bin"]
@@ -43,12 +45,12 @@ def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
     """`open` on behalf of the adapters `over` it."""
     if isinstance(reference, Checkpoint):
         return reference
-    if isinstance(reference, nn.Module):
-        return Module(reference)
     if isinstance(reference, Mapping):
         return StateDict(reference)
     if not isinstance(reference, (str, os.PathLike)):
-        raise CheckpointError(f"cannot open a {type(reference).__name__} as a checkpoint")
+        if not isinstance(reference, torch.nn.Module):
+            raise CheckpointError(f"cannot open a {type(reference).__name__} as a checkpoint")
+        return Module(reference)
     text = os.fspath(reference)
     first, *adapters = parts(text)
     opened = _open_path(locate(first), over)

@@ -21,15 +21,12 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
-
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.checkpoints.json_file import read_config
 from merganser.errors import CheckpointError
 
-_FLOAT8 = {getattr(torch, name) for name in dir(torch) if name.startswith("float8_")}
 #: What codes are packed into; masks are bool, and indices int64.
-_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)
+_INTEGERS = ("int8", "uint8", "int16", "int32")
 _PACKED = re.compile(r"(_(packed|blocks|qdata)|\._data)$")
 #: Integers of ordinary models: positions, kinds of tokens, counters, places in a table.
 _COUNTED = re.compile(r"(_ids|num_batches_tracked|relative_position_index|coords_table|\.bias|mask)$")
@@ -71,7 +68,7 @@ def refuse_quantised(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> Non
 def codes_of(checkpoint: Checkpoint) -> frozenset[str]:
     """`quantised` by the checkpoint's own config, which is read only where it decides."""
     specs = {name: checkpoint.spec(name) for name in checkpoint.names()}
-    decides = any(spec.dtype in _FLOAT8 or _is_unknown_code(name, spec) for name, spec in specs.items())
+    decides = any(_is_float8(spec) or _is_unknown_code(name, spec) for name, spec in specs.items())
     return quantised(checkpoint, read_config(checkpoint.directory) if decides else {})
 
 
@@ -80,18 +77,22 @@ def is_scale(name: str) -> bool:
     return _COMPANION.search(name) is not None
 
 
+def _is_float8(spec: TensorSpec) -> bool:
+    return spec.element.name.startswith("float8_")
+
+
 def _is_code(name: str, spec: TensorSpec, checkpoint: Checkpoint, configured: bool) -> bool:
-    if spec.dtype in _FLOAT8:
+    if _is_float8(spec):
         return configured or _has_scales(name, checkpoint)
-    if spec.dtype not in _INTEGERS or len(spec.shape) < 2:
+    if spec.element.name not in _INTEGERS or len(spec.shape) < 2:
         return False
     return name.endswith(("weight", "weight_packed")) or _has_scales(name, checkpoint)
 
 
 def _is_unknown_code(name: str, spec: TensorSpec) -> bool:
     """Whether a tensor of a model that is quantised somehow can only be codes."""
-    counts = spec.dtype == torch.bool or not spec.shape or _COUNTED.search(name)
-    return is_integer(spec.dtype) and not counts
+    counts = spec.element.name == "bool" or not spec.shape or _COUNTED.search(name)
+    return is_integer(spec.element) and not counts
 
 
 def _around(name: str) -> list[str]:

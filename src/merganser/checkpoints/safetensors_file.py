@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import math
 import mmap
@@ -11,32 +12,34 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.errors import CheckpointError
+from merganser.lazy import torch
 from merganser.strict_json import parse_json
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The format's codes, and the names of the dtypes they stand for.
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "C64": torch.complex64,
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "C64": "complex64",
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 MAX_HEADER = 100_000_000
@@ -103,7 +106,7 @@ def _entry(name: str, value: Any, origin: int, size: int, where: str) -> Extent:
     if not isinstance(code, str) or code not in DTYPES:
         raise CheckpointError(f"{where}: {name!r} has the dtype {code!r}, which cannot be read")
     spec = TensorSpec(tuple(shape), DTYPES[code])
-    if math.prod(max(1, n) for n in shape) * spec.dtype.itemsize >= 1 << 63:  # strides overflow even without elements
+    if math.prod(max(1, n) for n in shape) * spec.element.itemsize >= 1 << 63:  # strides overflow even without elements
         raise CheckpointError(f"{where}: {name!r} has the shape {shape}, which is too large for any tensor")
     if end - begin != spec.nbytes:
         raise CheckpointError(f"{where}: {name!r} of {spec} needs {spec.nbytes} bytes, its offsets span {end - begin}")
@@ -150,9 +153,12 @@ class SafetensorsFile(Checkpoint):
             for k, v in self.metadata.items()
             if v in self.entries and k not in self.entries and k not in _ABOUT_THE_FILE
         }
+
+    @functools.cached_property
+    def _bytes(self) -> Tensor:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+            return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def names(self) -> Sequence[str]:
         return self._names
@@ -171,7 +177,7 @@ class SafetensorsFile(Checkpoint):
         if self._map.size() < entry.stop:  # reading beyond the end would kill the process
             raise CheckpointError(f"{self.path}: was cut short while it was read; is something else writing it?")
         raw = self._bytes[entry.start : entry.stop]
-        if entry.start % entry.spec.dtype.itemsize:
+        if entry.start % entry.spec.element.itemsize:
             raw = raw.clone()  # the format promises no alignment
         return select_rows(raw.view(entry.spec.dtype).view(entry.spec.shape), rows)
 

@@ -8,13 +8,14 @@ import pickletools
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
-
-import torch
-from torch import Tensor
+from typing import IO, TYPE_CHECKING, Any
 
 from merganser.checkpoints.memory import StateDict
 from merganser.errors import CheckpointError
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _LONGEST_NAME = 300
@@ -104,6 +105,6 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
             content = content[key]
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a dict of tensors")
-    if not any(isinstance(value, Tensor) for value in content.values()):
+    if not any(isinstance(value, torch.Tensor) for value in content.values()):
         raise CheckpointError(f"{path}: holds no tensors (keys: {', '.join(map(str, list(content)[:5]))} …)")
     return content

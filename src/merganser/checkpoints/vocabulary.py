@@ -12,12 +12,13 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MEAN_ROWS = 4096
 

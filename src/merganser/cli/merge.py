@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +43,6 @@ def command(
     from merganser.recipes.running import run
 
     keep_freed_memory()
-    gc.freeze()  # what torch's import left need not be searched again and again while a plan of many tensors is made
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
     if dry_run:
         show_plan(recipe, memory, workers, device, as_json)

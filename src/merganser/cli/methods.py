@@ -23,11 +23,10 @@ def command(
     """List the merging methods, or show one with its formula and parameters."""
     from merganser.methods.catalogue import catalogue, describe
     from merganser.methods.plugins import load_plugins
-    from merganser.methods.registry import lookup
-    from merganser.tuning.in_memory import IN_MEMORY
+    from merganser.methods.registry import FUNCTIONS_OF_DATA
 
     if name is not None:
-        row = IN_MEMORY.get(name) or describe(lookup(name))
+        row = _function_of_data(name) if name in FUNCTIONS_OF_DATA else describe(name)
         if as_json:
             emit(row)
         else:
@@ -43,7 +42,13 @@ def command(
     say(f"\n{len(rows)} methods; `merganser methods NAME` shows one with its formula.")
     for package, why in load_plugins().items():
         say(f"The plugin {package} could not be imported: {why}")
-    say(f"From Python with data (mg.tuning): {', '.join(IN_MEMORY)}.")
+    say(f"From Python with data (mg.tuning): {', '.join(FUNCTIONS_OF_DATA)}.")
+
+
+def _function_of_data(name: str) -> MethodRow:
+    from merganser.tuning.in_memory import IN_MEMORY
+
+    return IN_MEMORY[name]
 
 
 def _setting(parameter: ParameterRow) -> str:

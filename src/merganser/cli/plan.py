@@ -105,7 +105,7 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
 
 def describe_tensors(merge: Merge) -> list[dict[str, Any]]:
     """Return name, method, sources and effective parameters (defaults included) of every output, in natural order."""
-    from merganser.interference.surveys import natural_order
+    from merganser.checkpoints.tensor_names import natural_order
 
     def named(source: Source) -> dict[str, str]:
         return {"model": merge.plan.models[source.model].label, "tensor": source.name}

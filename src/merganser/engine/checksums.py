@@ -32,7 +32,7 @@ class Tally:
         Raises:
             MerganserError: If they are more or fewer than the piece has, or were written before.
         """
-        itemsize = output.spec.dtype.itemsize
+        itemsize = output.spec.element.itemsize
         if len(data) != piece.numel * itemsize:
             raise _fault(output, f"{len(data)} bytes were made for {piece.numel} entries of {itemsize}")
         whole = piece.numel == output.spec.numel
@@ -74,7 +74,7 @@ def combine(output: Output, blocks: Mapping[int, Block]) -> str:
 
 def checksum(output: Output, read: Callable[[int, int], bytes]) -> str:
     """The checksum of an output that lies somewhere: `read(start, stop)` gives its bytes, fewer where they end."""
-    itemsize = output.spec.dtype.itemsize
+    itemsize = output.spec.element.itemsize
     blocks = {}
     for block in cut(output.spec.shape, BLOCK):
         if block.numel:

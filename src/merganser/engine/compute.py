@@ -7,20 +7,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import torch
-from torch import Tensor
-
+from merganser.checkpoints.dtypes import Element, name_of
 from merganser.engine.blocks import Piece, bounds, spans, take
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
 from merganser.errors import InputError
+from merganser.lazy import torch
 from merganser.methods.base import Group
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 #: Dtypes that weights of an ordinary size may overflow.
-NARROW = (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
 
 
 class Mapper(Protocol):
@@ -96,10 +98,15 @@ class Computation:
         return [[Piece(0, self.shape[0] if self.shape else 1, 0, numel)]]
 
     @cached_property
-    def dtype(self) -> torch.dtype:
+    def element(self) -> Element:
         """Arithmetic is float32, or float64 where a source is."""
-        specs = [self.sources[s.model].spec(s.name) for s in self._reads()]
-        return torch.float64 if any(spec.dtype == torch.float64 for spec in specs) else torch.float32
+        names = {self.sources[s.model].spec(s.name).element.name for s in self._reads()}
+        return Element.of("float64" if "float64" in names else "float32")
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the arithmetic, as torch has it."""
+        return self.element.dtype
 
     def state(self, mapper: Mapper = serial) -> Any:
         """What the rule must know of the whole tensor before any part of it can be merged."""
@@ -135,8 +142,8 @@ class Computation:
             return
         if lost := int((tensor.isfinite() & (tensor.abs() >= _limit(narrow.dtype))).sum()):
             raise InputError(
-                f"{self.output.name!r}: {lost} values do not fit {_title(narrow.dtype)}; "
-                f"choose an output dtype of a larger range, such as {_title(tensor.dtype)}"
+                f"{self.output.name!r}: {lost} values do not fit {name_of(narrow.dtype)}; "
+                f"choose an output dtype of a larger range, such as {name_of(tensor.dtype)}"
             )
 
     def prefetch(self, span: list[Piece]) -> None:
@@ -209,10 +216,6 @@ def _limit(dtype: torch.dtype) -> float:
     """The least number that does not round to a finite one: half a unit in the last place beyond the largest."""
     info = torch.finfo(dtype)
     return info.max + math.ldexp(info.eps, math.frexp(info.max)[1] - 2)
-
-
-def _title(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 class TensorBlocks:

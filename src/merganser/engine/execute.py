@@ -12,14 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
-
 from merganser.engine.blocks import SPAN, Piece
 from merganser.engine.compute import Arithmetic, Computation, Computations
 from merganser.engine.footprint import footprint
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Plan
 from merganser.engine.sinks import Sink
+from merganser.lazy import torch
 
 T = TypeVar("T")
 DEFAULT_MEMORY = 2 << 30

@@ -14,8 +14,8 @@ def footprint(computation: Computation, entries: int = SPAN) -> int:
     entries = spec.numel if computation.whole else min(spec.numel, entries)
     nested = sum(computation.sources[source.model].overhead(source.name, entries) for source in reads)
     if computation.copies:
-        return nested + entries * spec.dtype.itemsize
-    wide = TensorSpec(spec.shape, computation.dtype)
+        return nested + entries * spec.element.itemsize
+    wide = TensorSpec(spec.shape, computation.element)
     if computation.whole:
         return nested + wide.nbytes * (len(reads) + 1) + computation.method.scratch(wide, len(output.inputs))
-    return nested + wide.dtype.itemsize * (entries * len(reads) + min(spec.numel, BLOCK) * (2 * len(reads) + 2))
+    return nested + wide.element.itemsize * (entries * len(reads) + min(spec.numel, BLOCK) * (2 * len(reads) + 2))

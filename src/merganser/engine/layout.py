@@ -51,8 +51,8 @@ def _check_storable(output: Output) -> None:
     reason = ""
     if output.name == METADATA:
         reason = "the format keeps this name for itself"
-    elif output.spec.dtype not in CODES:
-        reason = f"the format has no {str(output.spec.dtype).removeprefix('torch.')}"
+    elif output.spec.element.name not in CODES:
+        reason = f"the format has no {output.spec.element}"
     if reason:
         raise CheckpointError(
             f"{output.name!r} cannot be written to safetensors: {reason}; "
@@ -74,7 +74,7 @@ def make_index(shards: Sequence[Shard], plan: Plan) -> tuple[str, bytes] | None:
 
 def _shard(file: str, outputs: Sequence[Output], aliases: Mapping[str, str], prefix: str = "") -> Shard:
     # Wide types first, so that every tensor is aligned to its own item size.
-    ordered = sorted(outputs, key=lambda output: -output.spec.dtype.itemsize)
+    ordered = sorted(outputs, key=lambda output: -output.spec.element.itemsize)
     names = {output.name for output in outputs}
     tied = {a.removeprefix(prefix): name.removeprefix(prefix) for a, name in aliases.items() if name in names}
     header: dict[str, object] = {METADATA: {"format": "pt", **tied}}
@@ -84,7 +84,7 @@ def _shard(file: str, outputs: Sequence[Output], aliases: Mapping[str, str], pre
         places[output.name] = end
         end += output.spec.nbytes
         header[output.name.removeprefix(prefix)] = {
-            "dtype": CODES[output.spec.dtype],
+            "dtype": CODES[output.spec.element.name],
             "shape": list(output.spec.shape),
             "data_offsets": [places[output.name], end],
         }

@@ -7,10 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.opening import open as open_checkpoint
@@ -20,6 +17,10 @@ from merganser.engine.compute import Arithmetic, Computation, Computations
 from merganser.engine.footprint import footprint
 from merganser.engine.merge import Merge, Open
 from merganser.engine.plan import Plan
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def reopen(plan: Plan, open: Open = open_checkpoint) -> Merge:
@@ -75,14 +76,14 @@ class Merged(Checkpoint):
         computation = Computation(self._computations, self._outputs[self.plan.aliases.get(name, name)])
         if computation.whole:
             return footprint(computation)
-        pieces = min(computation.output.spec.numel, entries) * computation.dtype.itemsize
+        pieces = min(computation.output.spec.numel, entries) * computation.element.itemsize
         return footprint(computation, entries) + pieces + self._largest_whole
 
     @cached_property
     def _largest_whole(self) -> int:
         """Bytes of the largest tensor that may be kept."""
         made = (Computation(self._computations, output) for output in self.plan.outputs)
-        return max((c.output.spec.numel * c.dtype.itemsize for c in made if c.whole), default=0)
+        return max((c.output.spec.numel * c.element.itemsize for c in made if c.whole), default=0)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         name = self.plan.aliases.get(name, name)

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.sidecars import Sidecars
 from merganser.checkpoints.vocabulary import VocabularyMap
@@ -91,7 +89,7 @@ class Plan:
                 {
                     "name": o.name,
                     "shape": list(o.spec.shape),
-                    "dtype": str(o.spec.dtype).removeprefix("torch."),
+                    "dtype": o.spec.element.name,
                     "method": o.method,
                     "inputs": [[s.model, s.name] for s in o.inputs],
                     "base": [o.base.model, o.base.name] if o.base else None,
@@ -122,7 +120,7 @@ class Plan:
             outputs=tuple(
                 Output(
                     name=o["name"],
-                    spec=TensorSpec(tuple(o["shape"]), getattr(torch, o["dtype"])),
+                    spec=TensorSpec(tuple(o["shape"]), o["dtype"]),
                     method=o["method"],
                     inputs=tuple(Source(*s) for s in o["inputs"]),
                     base=Source(*o["base"]) if o["base"] else None,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.engine.blocks import Piece
 from merganser.engine.checksums import Tally, checksum
 from merganser.engine.disk import Disk, explain
 from merganser.engine.layout import Shard
 from merganser.engine.plan import Output
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ShardFiles:
@@ -47,7 +49,7 @@ class ShardFiles:
         number, offset = self._places[output.name]
         data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
         self._tally.add(output, piece, data)
-        at = offset + piece.offset * output.spec.dtype.itemsize
+        at = offset + piece.offset * output.spec.element.itemsize
         try:
             self._disk.write_at(self._handles[number], data, at, self._paths[number])
         except OSError as error:

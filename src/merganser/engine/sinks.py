@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol, runtime_checkable
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from merganser.engine.blocks import Piece
 from merganser.engine.plan import Output, Plan
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class Sink(Protocol):

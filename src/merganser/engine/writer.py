@@ -9,9 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from merganser.engine.blocks import Piece
 from merganser.engine.directories import check_writable
@@ -22,6 +20,9 @@ from merganser.engine.shard_files import ShardFiles, WorkerSink
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
 from merganser.errors import InputError, MerganserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SYNC_SECONDS = 5.0
 

@@ -79,7 +79,7 @@ class LiveMerge:
         if changed:
             self._loaded = {n: m for n, m in self._loaded.items() if n not in {o.name for o in changed}}
             # The residents are known to be finite: only what may overflow is looked at again, trial by trial.
-            settings = Arithmetic(allow_nan=not any(o.spec.dtype in NARROW for o in changed))
+            settings = Arithmetic(allow_nan=not any(o.spec.element.name in NARROW for o in changed))
             with torch.no_grad():
                 execute(merge.only(changed), self._sink, settings=settings)
             self._loaded = marks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.tensor_names import block_of, natural_order
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
 from merganser.interference.advice import Advice, advise
@@ -145,22 +145,6 @@ def similarity(
     """|UᵀU| and |VᵀV| of the top `rank` task singular vectors of one matrix: the heat maps with a block per task."""
     overlap = Overlap.of(open_task_matrices(base, experts).factors(name, rank))
     return overlap.left.abs(), overlap.right.abs()
-
-
-def block_of(name: str) -> str:
-    """A tensor's block: its name up to the first number (`model.layers.3`), else its module."""
-    match = re.match(r"(?:[^.]+\.)*?\d+(?=\.)", name)
-    return match[0] if match else name.rpartition(".")[0] or name
-
-
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts names as people count: layer 2 before layer 10.
-
-    Example:
-        >>> sorted(["layers.10", "layers.2"], key=natural_order)
-        ['layers.2', 'layers.10']
-    """
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _measure(name: str, source: TaskMatrices, rank_fraction: float | None, full_rank: bool) -> MatrixInterference:

@@ -7,12 +7,14 @@ with the same bits.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
+from merganser.lazy import np, torch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
 
 #: So many entries dropped by one process, a quarter of a second, announce enough more to import numba, which takes one.
 _MANY = 1 << 25

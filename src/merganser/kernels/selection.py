@@ -13,17 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
+from merganser.lazy import np, torch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
 
 B = TypeVar("B")
 T = TypeVar("T")
 B_co = TypeVar("B_co", covariant=True)
-Bits = npt.NDArray[Any]
+Bits: TypeAlias = "npt.NDArray[Any]"
 
 #: Fewer scores than this are collected whole.
 SMALL = 1 << 20
@@ -114,7 +115,7 @@ def _directly(
         equal = np.flatnonzero(bits == value)
         ties = k - int(np.count_nonzero(bits > value))
         index = bits.size if ties == equal.size else int(equal[ties - 1]) + 1
-        cutoffs.append(Cutoff(float(value.view(_FLOAT[value.dtype.type])), index))
+        cutoffs.append(Cutoff(float(value.view(_float(value.dtype.type))), index))
     return cutoffs
 
 
@@ -225,7 +226,7 @@ class _Search:
             value = int(np.partition(inside, place)[place])
             equal = [int(np.count_nonzero(part.inside == value)) for part in parts]
             rank -= highs + int(np.count_nonzero(inside > value))
-        number = float(np.array(value, self.kind).view(_FLOAT[self.kind]))
+        number = float(np.array(value, self.kind).view(_float(self.kind)))
         return Cutoff(number, self.position(column, value, rank, equal, [part.size for part in parts]))
 
     def position(self, column: int, value: int, ties: int, equal: Sequence[int], sizes: Sequence[int]) -> int:
@@ -275,7 +276,9 @@ class _Search:
         return [_Bracket((p << shift) - 1, min((p + 1) << shift, self.top), final=True) for p in prefixes]
 
 
-_FLOAT: dict[Any, Any] = {np.int32: np.float32, np.int64: np.float64}
+def _float(integer: Any) -> Any:
+    """Return the floating type whose bits are integers of this type."""
+    return np.float64 if integer is np.int64 else np.float32
 
 
 def _bits(score: Tensor) -> Bits:

@@ -9,13 +9,13 @@ itself. A Gram matrix squares the spectrum: singular values below 1e-3·σ₁ wo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from merganser.errors import MerganserError
+from merganser.lazy import np, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Orthogonalization = Literal["polar", "whiten"]
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
+from merganser.lazy import np, torch
 
-Array = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+Array: TypeAlias = "npt.NDArray[np.float64]"
 
 #: Vectors with a larger |cosine| count as parallel and are interpolated linearly.
 PARALLEL = 0.9995

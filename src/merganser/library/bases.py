@@ -7,12 +7,11 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-import torch
-
 from merganser.checkpoints.base import Checkpoint, is_integer
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError
+from merganser.lazy import torch
 
 _CHUNK = 1 << 24
 

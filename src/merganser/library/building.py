@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.quantised import refuse_quantised
 from merganser.errors import CheckpointError, MerganserError
 from merganser.kernels.spectra import randomized_svd, spectrum, top_svd
+from merganser.lazy import torch
 from merganser.library.manifest import ExpertRecord, Manifest, expert_file
 from merganser.library.ranks import Changed, RankPolicy, allot
 from merganser.library.storage import FACTOR_DTYPES, Slot, encode, header_room, product, write_expert
 from merganser.library.unfolding import as_matrix, is_matrix
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Step = Callable[[str, str], None]
 
@@ -33,7 +35,7 @@ class Compressor:
 
     @property
     def dtype(self) -> torch.dtype:
-        return FACTOR_DTYPES[self.manifest.dtype]
+        return dtype_of(self.manifest.dtype, FACTOR_DTYPES)
 
     def plan(self, experts: Mapping[str, Checkpoint], policy: RankPolicy, on_step: Step) -> dict[str, dict[str, Any]]:
         """The ranks of every expert as JSON: tensor -> rank, None for a tensor kept whole."""

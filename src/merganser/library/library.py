@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dtypes import dtype_of, name_of
 from merganser.checkpoints.opening import Reference
@@ -18,6 +16,7 @@ from merganser.confine import confine
 from merganser.engine.directories import check_writable
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean
 from merganser.kernels.spectra import Factors
+from merganser.lazy import torch
 from merganser.library import storage
 from merganser.library.bases import main_dtype, open_base, place_of, weights_checksum
 from merganser.library.building import Compressor, Step, check_fit

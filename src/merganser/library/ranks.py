@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-import numpy as np
-import torch
+from typing import Any, Literal, TypeAlias, get_args
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.errors import InputError
+from merganser.lazy import np, torch
 from merganser.library.storage import Slot, component_bytes
 from merganser.methods.matrices import matrix_shape, rank_kept
 from merganser.units import parse_size
 
 Kind = Literal["fraction", "energy", "budget"]
 KINDS: tuple[str, ...] = get_args(Kind)
-Floats = np.ndarray[Any, np.dtype[np.float64]]
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
 @dataclass(frozen=True)

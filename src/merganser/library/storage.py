@@ -16,25 +16,21 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from merganser.checkpoints.base import Rows, TensorSpec, select_rows
 from merganser.checkpoints.safetensors_file import CODES, SafetensorsFile
 from merganser.engine.disk import Disk
 from merganser.errors import CheckpointError
 from merganser.kernels.spectra import Factors
+from merganser.lazy import torch
 from merganser.library.unfolding import as_matrix
 from merganser.methods.matrices import matrix_shape
 
-FACTOR_DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.int8,
-}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FACTOR_DTYPES = ("float32", "bfloat16", "float16", "int8")
 DISK = Disk()
 Write = Callable[[int, memoryview], None]
 _LARGEST = 10**16
@@ -107,7 +103,7 @@ def header_room(slots: Iterable[tuple[str, TensorSpec]], metadata: Mapping[str, 
     for name, spec in slots:
         for part in "usv":
             text[f"{name}::{part}"] = {"dtype": "BF16", "shape": [_LARGEST] * 2, "data_offsets": [_LARGEST] * 2}
-        whole = {"dtype": CODES[spec.dtype], "shape": list(spec.shape), "data_offsets": [_LARGEST] * 2}
+        whole = {"dtype": CODES[spec.element.name], "shape": list(spec.shape), "data_offsets": [_LARGEST] * 2}
         text[f"{name}::full"] = whole
     return 8 + math.ceil(len(json.dumps(text, separators=(",", ":"))) / 8) * 8
 
@@ -128,7 +124,7 @@ def write_expert(
     # Wide types first, so that every tensor is aligned to its own item size.
     for key, spec in sorted(entries.items(), key=lambda item: -item[1].dtype.itemsize):
         places[key] = room + end
-        described = {"dtype": CODES[spec.dtype], "shape": list(spec.shape)}
+        described = {"dtype": CODES[spec.element.name], "shape": list(spec.shape)}
         header[key] = described | {"data_offsets": [end, end + spec.nbytes]}
         end += spec.nbytes
     text = json.dumps(header, separators=(",", ":")).encode().ljust(room - 8)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.methods.matrices import matrix_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def is_matrix(shape: Sequence[int]) -> bool:

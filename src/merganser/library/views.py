@@ -7,19 +7,21 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer, select_rows
 from merganser.checkpoints.cards import Lineage
 from merganser.errors import CheckpointError, InputError
 from merganser.kernels.spectra import Factors, top_svd
+from merganser.lazy import torch
 from merganser.library.building import task_matrix
 from merganser.library.storage import ExpertFile
 from merganser.library.unfolding import as_matrix, is_matrix
 from merganser.methods.matrices import FLOOR, matrix_shape, rank_kept
 from merganser.methods.tsv import TSV, orthogonal_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Expert(View):

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from merganser.kernels.spectra import Factors, top_svd
+from merganser.lazy import torch
 from merganser.methods.base import Group, Method
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas
 from merganser.methods.parameters import param
 from merganser.methods.registry import build, lookup, register
 
-Pair = tuple[Tensor, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Pair: TypeAlias = "tuple[Tensor, Tensor]"
+
 Space = Literal["knots", "core_space"]
 T = TypeVar("T")
 _INNER = ("linear", "task_arithmetic", "ties", "tsv", "iso_c")

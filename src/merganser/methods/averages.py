@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.errors import RecipeError
+from merganser.lazy import torch
 from merganser.methods.base import Group, Method, State
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -7,14 +7,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.errors import RecipeError
+from merganser.lazy import np, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Reach = Literal["elementwise", "reduce_map", "whole"]
 State = Any

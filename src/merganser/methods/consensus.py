@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from merganser.lazy import torch
 from merganser.methods.averages import cancel
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def weighted_sum_(deltas: Sequence[Tensor], weights: Sequence[float], normalize: bool) -> Tensor:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
+from merganser.lazy import torch
 from merganser.methods.base import Group, Method, State
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

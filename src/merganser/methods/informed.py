@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import TensorSpec
+from merganser.lazy import torch
 from merganser.methods.averages import weighted_mean
 from merganser.methods.base import Group, Method, State
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register

@@ -8,14 +8,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from merganser.checkpoints.base import TensorSpec
+from merganser.lazy import torch
 from merganser.methods.base import Group, Method
 from merganser.methods.parameters import param, per_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -65,7 +66,7 @@ class MatrixRule(Method):
         return 8 * (6 * spec.numel + 4 * n * n)
 
 
-class WeightedDeltas(Sequence[Tensor]):
+class WeightedDeltas(Sequence["Tensor"]):
     """The weighted task matrices w_t (θ_t − θ₀), each computed when asked for: never T of them in memory."""
 
     def __init__(self, group: Group, weights: Sequence[float]) -> None:

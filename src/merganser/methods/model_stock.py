@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import combinations
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.kernels.spheres import sums
+from merganser.lazy import np, torch
 from merganser.methods.averages import weighted_mean
 from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 from merganser.methods.spherical import gram
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.kernels.selection import largest
+from merganser.lazy import torch
 from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register

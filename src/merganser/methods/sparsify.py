@@ -9,15 +9,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from merganser.kernels.drops import drop_, drop_by_rank
 from merganser.kernels.selection import Cutoff, largest
 from merganser.kernels.spheres import total
+from merganser.lazy import torch
 from merganser.methods.base import Blocks, Group, State, threshold
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Sparsifier(Protocol):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.kernels.spectra import top_svd
+from merganser.lazy import torch
 from merganser.methods.matrices import MatrixRule, WeightedDeltas, sum_of
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from merganser.errors import RecipeError
 from merganser.kernels import spheres
+from merganser.lazy import torch
 from merganser.methods.averages import cancel, weighted_sum
 from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def vectors(group: Group) -> tuple[Tensor, ...]:

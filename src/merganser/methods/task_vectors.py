@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
-
+from merganser.lazy import torch
 from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.consensus import elected_mean_, elected_sum_, weighted_sum_
 from merganser.methods.global_trim import global_cutoffs, local_cutoffs
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
 from merganser.methods.sparsify import Band, RandomDrop, RankedDrop, Sparsifier
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

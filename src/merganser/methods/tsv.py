@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.kernels.spectra import (
@@ -21,9 +18,13 @@ from merganser.kernels.spectra import (
     top_svd,
     top_svds,
 )
+from merganser.lazy import torch
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas, matrix_shape, rank_kept, side_by_side
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Orthogonalize = Literal["polar", "whiten", "none"]
 
@@ -84,10 +85,10 @@ def orthogonal_sum(
     factors: Sequence[Factors],
     orthogonalize: Orthogonalize = "polar",
     tolerance: float = TOLERANCE,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """U⊥ Σ V⊥ᵀ from the factors of each task."""
-    u, s, v = orthogonal(factors, orthogonalize, tolerance, dtype)
+    """U⊥ Σ V⊥ᵀ from the factors of each task, in `dtype` (float32)."""
+    u, s, v = orthogonal(factors, orthogonalize, tolerance, dtype or torch.float32)
     # Orthonormal factors are well-conditioned: their product loses nothing that `dtype` could hold.
     return (u * s) @ v.T
 
@@ -96,9 +97,10 @@ def orthogonal(
     factors: Sequence[Factors],
     orthogonalize: Orthogonalize = "polar",
     tolerance: float = TOLERANCE,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(U⊥, Σ, V⊥) in `dtype`, the tasks' columns side by side; a single task needs no orthogonalisation."""
+    """(U⊥, Σ, V⊥) in `dtype` (float64), the tasks' columns side by side; a single task needs no orthogonalisation."""
+    dtype = dtype or torch.float64
     u, s, v = beside(*(f.u for f in factors)), torch.cat([f.s for f in factors]), beside(*(f.v for f in factors))
     if orthogonalize != "none" and len(factors) > 1:
         # Decompositions beside each other, then products that have all threads to themselves.

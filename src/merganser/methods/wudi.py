@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from merganser.checkpoints.base import TensorSpec
+from merganser.lazy import torch
 from merganser.methods.matrices import MatrixRule, WeightedDeltas, matrix_shape, sum_of
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import torch
-
+from merganser.checkpoints.dtypes import Element
 from merganser.engine.plan import Source
+from merganser.lazy import torch
 from merganser.recipes.schema import Recipe
 from merganser.recipes.sources import SourceTable
 
@@ -19,19 +19,19 @@ class Dtypes:
         self._recipe = recipe
         self._table = table
         #: A source of every dtype that went into an output of another.
-        self._other: dict[torch.dtype, tuple[Source, torch.dtype]] = {}
+        self._other: dict[Element, tuple[Source, Element]] = {}
         #: What the template's dtype was widened to, for the config.
         self.widened: str | None = None
 
-    def choose(self, template: torch.dtype, sources: Sequence[Source]) -> torch.dtype:
+    def choose(self, template: Element, sources: Sequence[Source]) -> Element:
         """Return the dtype of an output made of `sources`, and remember what differs."""
-        found = {self._table.checkpoints[s.model].spec(s.name).dtype: s for s in sources}
+        found = {self._table.checkpoints[s.model].spec(s.name).element: s for s in sources}
         if found.keys() == {template}:
             return template
         chosen = template
         if self._recipe.widest_dtype and not any(dtype.itemsize < 2 for dtype in found):
-            chosen = functools.reduce(torch.promote_types, found)
-            self.widened = _name(chosen) if chosen != template else self.widened
+            chosen = Element.of(functools.reduce(torch.promote_types, [element.dtype for element in found]))
+            self.widened = chosen.name if chosen != template else self.widened
         for dtype, source in found.items():
             if dtype != chosen:
                 self._other.setdefault(dtype, (source, chosen))
@@ -40,11 +40,7 @@ class Dtypes:
     def notes(self) -> list[str]:
         """Say which models are stored otherwise than the output."""
         return [
-            f"{self._table.models[source.model].label} is stored in {_name(dtype)} and the output in {_name(chosen)}, "
+            f"{self._table.models[source.model].label} is stored in {dtype} and the output in {chosen}, "
             f"since the recipe does not say; set {self._recipe.keys.dtype} to choose"
             for dtype, (source, chosen) in self._other.items()
         ]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-import torch
-
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.checkpoints.quantised import is_scale
 from merganser.engine.plan import Source
@@ -32,7 +30,7 @@ def is_computed(name: str) -> bool:
 
 def is_buffer(name: str, spec: TensorSpec) -> bool:
     """Whether a tensor is copied, never merged."""
-    return is_integer(spec.dtype) or is_computed(name)
+    return is_integer(spec.element) or is_computed(name)
 
 
 def tied_source(name: str, checkpoint: Checkpoint) -> str | None:
@@ -106,7 +104,7 @@ class Mismatches:
 
     def copied(self, name: str, spec: TensorSpec, model: int, models: int) -> None:
         """An integer tensor taken from one of several models; a table of numbers may be something learned."""
-        table = len(spec.shape) > 1 and is_integer(spec.dtype) and spec.dtype != torch.bool
+        table = len(spec.shape) > 1 and is_integer(spec.element) and spec.element.name != "bool"
         if models > 1 and table and not _INDEX.search(name):
             self._copied.setdefault(model, []).append(name)
 

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from merganser.checkpoints import open as open_checkpoint
 from merganser.checkpoints.adapter import Adapted
 from merganser.checkpoints.base import TensorSpec
+from merganser.checkpoints.dtypes import Element
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.engine.merge import Merge, Open, RuleKey, rule_key
 from merganser.engine.plan import Output, Plan, Source
@@ -110,7 +109,7 @@ class _Planner:
         self.notes: list[str] = []
         self.stacking = Stacking(recipe, table)
         self.mismatches = Mismatches(recipe, table)
-        self._dtype = getattr(torch, recipe.output.dtype) if recipe.output.dtype else None
+        self._dtype = Element.of(recipe.output.dtype) if recipe.output.dtype else None
         self.dtypes = Dtypes(recipe, table)
         self._roles: dict[tuple[int, int], Roles] = {}
         self._parameters_of: dict[tuple[int, str], dict[str, Any]] = {}
@@ -227,7 +226,7 @@ class _Planner:
         parameters = self._parameters(roles, job, [source.name for source in sources])
         output = Output(
             job.name,
-            TensorSpec(shape, self._dtype or self.dtypes.choose(spec.dtype, used)),
+            TensorSpec(shape, self._dtype or self.dtypes.choose(spec.element, used)),
             roles.method.name,
             tuple(sources),
             base,
@@ -252,7 +251,7 @@ class _Planner:
         """Rules are for real numbers: a complex tensor can only be copied, and keeps its dtype."""
         for source in (*output.inputs, *([output.base] if output.base else [])):
             spec = self.table.checkpoints[source.model].spec(source.name)
-            if not spec.dtype.is_complex:
+            if not spec.element.is_complex:
                 continue
             if output.copies:
                 return replace(output, spec=spec)

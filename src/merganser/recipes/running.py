@@ -6,11 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dtypes import dtype_of, name_of
@@ -25,11 +21,15 @@ from merganser.engine.processes import execute_in_processes
 from merganser.engine.sinks import DictSink
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import InputError
+from merganser.lazy import np, torch
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
 from merganser.recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def merge(
@@ -181,6 +181,8 @@ def check_workers(workers: int | None, device: str) -> None:
     """Refuse workers and a device that cannot compute anything."""
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise InputError(f"workers: expected a whole number of at least 1, got {workers!r}")
+    if device == "cpu":
+        return
     try:
         torch.zeros(1, device=device).cpu()  # there and back: the meta device holds no values
     except (RuntimeError, AssertionError, TypeError) as error:
@@ -189,7 +191,7 @@ def check_workers(workers: int | None, device: str) -> None:
 
 def check_several(models: object) -> None:
     """Refuse one model in place of a list: a path would pass as a list of its letters."""
-    if isinstance(models, (str, os.PathLike, nn.Module, Checkpoint)) or not isinstance(models, Iterable):
+    if isinstance(models, (str, os.PathLike, torch.nn.Module, Checkpoint)) or not isinstance(models, Iterable):
         raise InputError(f"models: expected a list or a mapping of models, got a single {type(models).__name__}")
 
 
@@ -270,7 +272,7 @@ def _plain(value: Any) -> Any:
     """Arrays and numbers of numpy and torch as Python's own."""
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
-    return value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value
+    return value.tolist() if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) else value
 
 
 def _spread(method: str, name: str, value: Any) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.dtypes import dtype_of, name_of
 from merganser.checkpoints.opening import Reference
@@ -19,6 +17,7 @@ from merganser.engine.export import write_merge
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Model
 from merganser.engine.writer import CheckpointWriter
+from merganser.lazy import torch
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
 from merganser.recipes.running import check_workers

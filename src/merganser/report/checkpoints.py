@@ -8,7 +8,7 @@ from typing import Any
 
 from merganser.checkpoints import open as open_checkpoint
 from merganser.checkpoints.adapter import is_adapter
-from merganser.interference.surveys import block_of
+from merganser.checkpoints.tensor_names import block_of
 from merganser.report.contents import UNFOLDED, Contents, blocks_table, contents, facts, tensors_table
 from merganser.report.page import Page
 from merganser.report.sidecars import config_table, files_table, read_card, read_json

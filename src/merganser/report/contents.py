@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
-from merganser.interference.surveys import block_of, natural_order
+from merganser.checkpoints.tensor_names import block_of, natural_order
+from merganser.lazy import torch
 from merganser.report.page import Page
 from merganser.report.tables import Link, Table
 
@@ -72,7 +71,7 @@ def contents(checkpoint: Checkpoint, *, check: bool = False) -> Contents:
                 name=name,
                 block=block_of(name),
                 shape=spec.shape,
-                dtype=str(spec.dtype).removeprefix("torch."),
+                dtype=spec.element.name,
                 parameters=spec.numel,
                 nbytes=spec.nbytes,
                 not_finite=_not_finite(checkpoint, name, spec) if check else None,
@@ -150,7 +149,7 @@ def _describe(page: Page, found: Contents) -> None:
 
 
 def _not_finite(checkpoint: Checkpoint, name: str, spec: TensorSpec) -> int:
-    if is_integer(spec.dtype) or not spec.numel:
+    if is_integer(spec.element) or not spec.numel:
         return 0
     height = spec.shape[0] if spec.shape else 1
     step = max(1, _CHUNK * height // spec.numel)
