@@ -119,7 +119,7 @@ def test_refusals():
         mergeability(start, {"a": moved(start, 1)})
     with pytest.raises(InputError, match="'b' equals the base"):
         mergeability(start, {"a": moved(start, 1), "b": start})
-    with pytest.raises(InputError, match="the same, please"):
+    with pytest.raises(InputError, match="name the same tasks"):
         mergeability(start, {"a": moved(start, 1), "b": moved(start, 2)}, runs={"a": [start]})
     vectors = mergeability({"b": torch.ones(3)}, {"x": {"b": torch.zeros(3)}, "y": {"b": torch.full((3,), 2.0)}})
     assert vectors.sampled == ()

@@ -234,7 +234,7 @@ def test_a_router_has_to_fit_however_it_comes(built, x):
     support = {task: torch.randn(3, WIDTH) for task in TASKS}
     for router, message in (
         (NearestNeighbour.fit("blocks.1.upp", support), "reads 'blocks.1.upp'.*did you mean 'blocks.1.up'"),
-        (NearestNeighbour.fit(LAYER, support | {"z": torch.ones(1, WIDTH)}), "knows 'z'"),
+        (NearestNeighbour.fit(LAYER, support | {"z": torch.ones(1, WIDTH)}), "built for 'z'"),
         (NearestNeighbour.fit(LAYER, {t: z[:, :3] for t, z in support.items()}), r"widths \{'blocks.1.up': 16\}"),
         (NearestNeighbour((), LAYER, ()), "at least one task"),
     ):
@@ -245,7 +245,7 @@ def test_a_router_has_to_fit_however_it_comes(built, x):
     fitting = NearestNeighbour.fit(LAYER, support)
     assert len(model.with_router(fitting).route(x).sets) == len(x)
     for option in ({"layer": "nonsense"}, {"source": "fixed"}, {"normalize": "softmax"}):
-        with pytest.raises(InputError, match=f"{next(iter(option))} .*: the router given has its own"):
+        with pytest.raises(InputError, match=f"{next(iter(option))} .*: the router has its own"):
             AdaptiveModel(base, library, router=fitting, **option)
     with pytest.raises(InputError, match="no expert 'e'"):
         model.with_accepted(["a", "e"])
@@ -291,7 +291,7 @@ def test_without_heads_the_output_and_the_sets(built, x):
     for tasks, index in routed.routing.groups().items():
         expected = model(x[index], routing=only(tasks, len(index))).output
         torch.testing.assert_close(routed.output[index], expected, atol=2e-5, rtol=1e-4)
-    with pytest.raises(InputError, match="need heads"):
+    with pytest.raises(InputError, match="has no heads"):
         model.predict(x)
     with model.using(["b"]) as module:
         output = module(x)
@@ -345,9 +345,9 @@ def test_modules_that_do_not_fit_are_refused(built):
     assert all(torch.equal(t, base.state_dict()[n]) for n, t in other.state_dict().items())
     with pytest.raises(InputError, match="did you mean 'blocks.1.up'"):
         model_of(built, layer="blocks.1.upp")
-    with pytest.raises(InputError, match="no head for the expert 'd'"):
+    with pytest.raises(InputError, match="expert 'd' has no head"):
         model_of(built, heads=heads_of("abc"))
-    with pytest.raises(InputError, match="no expert; known"):
+    with pytest.raises(InputError, match="no such expert; known"):
         model_of(built, heads=heads_of("abcdz"))
 
 
@@ -384,5 +384,5 @@ def test_answers_from_a_pass_that_was_made(built, x):
         assert again.tasks == direct.tasks
     shared = model.with_heads(dict.fromkeys(TASKS, heads_of("a")["a"]))
     assert {owner for owner, _ in shared.answer(x, routed).columns} == {"a"}
-    with pytest.raises(InputError, match="need heads"):
+    with pytest.raises(InputError, match="has no heads"):
         model_of(built, heads=None).answer(x, routed)

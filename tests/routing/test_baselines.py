@@ -67,7 +67,7 @@ def test_the_oracle_is_the_expert(built, x):
         found = oracle.predict(x, task)
         assert torch.equal(found.classes, logits.argmax(1))
         assert set(found.sets) == {frozenset([task])}
-    with pytest.raises(InputError, match="told the task"):
+    with pytest.raises(InputError, match="needs the task"):
         oracle.predict(x)
 
 

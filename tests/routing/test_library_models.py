@@ -175,9 +175,9 @@ def test_without_heads_there_are_no_classes(built, x):
     answer = model(x)
     assert answer.logits is answer.output
     assert answer.tasks == tuple(TASKS[i] for i in answer.weights.argmax(1).tolist())
-    with pytest.raises(InputError, match="no heads, so there are no classes"):
+    with pytest.raises(InputError, match="no heads and so no classes"):
         _ = answer.classes
-    with pytest.raises(InputError, match="predictions need heads"):
+    with pytest.raises(InputError, match="has no heads"):
         model(x, task="a")
 
 

@@ -82,7 +82,7 @@ def test_entropy_of_known_distributions():
 
 def test_mistakes(setting):
     module, base, vectors, inputs = setting
-    with pytest.raises(InputError, match="the same, please"):
+    with pytest.raises(InputError, match="name the same tasks"):
         learn_coefficients(module, base, vectors, {"a": inputs["a"]})
     with pytest.raises(InputError, match="no inputs for task 'b'"):
         learn_coefficients(module, base, vectors, {"a": inputs["a"], "b": []})

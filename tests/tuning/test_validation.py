@@ -68,7 +68,7 @@ def test_mistakes(world):
     ):
         with pytest.raises(InputError, match=message):
             Validation(module, batches)
-    with pytest.raises(InputError, match="heads for \\['other'\\]"):
+    with pytest.raises(InputError, match="heads are for \\['other'\\]"):
         Validation(module, {"one": [(x, y)]}, {"other": lambda z: z})
     with pytest.raises(InputError, match="targets of shape \\(3, 1\\) for predictions of shape \\(3,\\)"):
         Validation(module, {"one": [(x, y[:, None])]})({})

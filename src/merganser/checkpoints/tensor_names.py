@@ -6,7 +6,7 @@ import re
 
 
 def block_of(name: str) -> str:
-    """A tensor's block: its name up to the first number (`model.layers.3`), else its module."""
+    """Return a tensor's block: its name up to the first number (`model.layers.3`), else its module."""
     match = re.match(r"(?:[^.]+\.)*?\d+(?=\.)", name)
     return match[0] if match else name.rpartition(".")[0] or name
 

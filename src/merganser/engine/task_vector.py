@@ -39,11 +39,24 @@ Mask = Union["TaskVector", Callable[[str, Tensor], Tensor]]
 
 
 class TaskVector(Checkpoint):
-    """τ = θ − θ_0 of any two checkpoints, and everything that linear algebra makes of such.
+    """The difference τ = θ − θ_0 of two checkpoints, and linear combinations of such differences.
 
-    Nothing is read before it is asked for, and then in blocks: checkpoints may be larger than memory. A task vector is
-    itself a checkpoint, in float32 (float64 where a source is). `exclude` leaves out tensors that match one of
-    its globs, such as the heads of different tasks.
+    A task vector is lazy: tensors are computed when they are read, in blocks, so that checkpoints may be larger than
+    memory. It is itself a checkpoint, in float32 (float64 where a source is). Add and subtract task vectors, multiply
+    them by numbers, and add them to a base.
+
+    Args:
+        finetuned: θ: a path, hub id, state dict, module or checkpoint.
+        base: θ_0, likewise.
+        exclude: Globs of tensors to leave out, such as the heads of different tasks.
+
+    Raises:
+        CheckpointError: If the two cannot be opened or their tensors differ.
+
+    Example:
+        >>> math_vector, code_vector = mg.TaskVector("math", "base"), mg.TaskVector("code", "base")
+        >>> merged = mg.open("base") + 0.4 * (math_vector + code_vector)
+        >>> written = mg.save(merged, "out")
     """
 
     def __init__(self, finetuned: Reference, base: Reference, *, exclude: Sequence[str] = ()) -> None:
@@ -51,7 +64,7 @@ class TaskVector(Checkpoint):
 
     @classmethod
     def load(cls, reference: Reference, *, exclude: Sequence[str] = ()) -> TaskVector:
-        """A checkpoint or state dict that holds differences already, such as `mg.save` wrote."""
+        """Open a checkpoint or state dict that already holds differences, such as one written by `mg.save`."""
         return cls._of(Stored(open_checkpoint(reference), exclude))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""One round's clients in one space, and their average."""
+"""Align the clients of one round and average them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,27 @@ Method = Literal["universe", "reference"]
 def align_clients(
     clients: Sequence[Model], symmetry: Symmetry, reference: Model | None = None, *, method: Method = "universe"
 ) -> list[State]:
-    """Every client's model, its units in the order of the `reference` (the global model of the round before).
+    """Permute the units of every client's model to the order of the reference.
 
-    "universe" matches all clients and the reference jointly (C²M³) and maps them into the reference's space, so that
-    what a server remembers of it (momentum) stays true. "reference" matches each client to the reference alone:
-    cheaper, and blind to what the clients have in common. Without a reference the first client takes its place. Weights
-    are moved and never changed, so each model computes what it did.
+    The models compute the same as before.
+
+    Args:
+        clients: The clients' models.
+        symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
+        reference: The global model of the round before; the first client by default.
+        method: `"universe"` matches all clients and the reference jointly (C²M³) and maps them into the reference's
+            space, so that the server's momentum stays valid. `"reference"` matches each client to the reference alone,
+            which is cheaper but ignores what the clients have in common.
+
+    Returns:
+        The aligned state dicts, in the order of the clients.
+
+    Raises:
+        InputError: If the method is unknown or a model does not fit the symmetry.
+
+    Example:
+        >>> symmetry = mg.align.symmetry(base, images)
+        >>> states = mg.federated.align_clients(models, symmetry, base)
     """
     one_of("way to align clients", method, Method)
     models = list(clients) if reference is None else [reference, *clients]
@@ -42,7 +57,25 @@ def aggregate(
     *,
     method: Method = "universe",
 ) -> State:
-    """The next global model: Σ nᵢ πᵢ(θᵢ) / Σ nᵢ, with nᵢ the number of examples of client i and πᵢ its alignment."""
+    """Return the next global model Σ nᵢ πᵢ(θᵢ) / Σ nᵢ, with πᵢ the alignment of client i.
+
+    Args:
+        clients: The clients' models.
+        examples: nᵢ, the number of examples of each client.
+        symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
+        reference: The global model of the round before; the first client by default.
+        method: How to align the clients; see `align_clients`.
+
+    Returns:
+        The averaged state dict.
+
+    Raises:
+        InputError: If there are no clients.
+
+    Example:
+        >>> symmetry = mg.align.symmetry(base, images)
+        >>> merged = mg.federated.aggregate(models, [100, 50, 50], symmetry, base)
+    """
     if not clients:
-        raise InputError("no client has sent a model")
+        raise InputError("no client sent a model")
     return average(align_clients(clients, symmetry, reference, method=method), examples)

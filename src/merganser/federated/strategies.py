@@ -1,4 +1,4 @@
-"""Any Flower strategy, with clients aligned before it aggregates them."""
+"""Flower strategies that align clients before they aggregate them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ from merganser.federated.aggregation import Method, align_clients
 
 
 def aligned(strategy: Any, symmetry: Symmetry, *, method: Method = "universe") -> Any:
-    """A Flower strategy that does what `strategy` does, on clients' models brought into one space.
+    """Wrap a Flower strategy so that it aggregates aligned clients.
 
-        strategy = aligned(FedAvg(fraction_train=0.5), symmetry)
-        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=3)
+    Sampling, weighting by examples, metrics and the server optimiser stay those of the strategy. Clients send state
+    dicts with the names that the symmetry was derived for; the reference is the global model at the start of the
+    round. Clients that start a round from the same weights and train briefly stay aligned by themselves: alignment
+    matters when they train long or bring models of their own.
 
-    `strategy` is a message-based one (`flwr.serverapp.strategy`): FedAvg, FedProx, FedAdam, or your own. Its sampling,
-    weighting by examples, metrics and server optimiser are its own. Clients send state dicts with the names that
-    the `symmetry` was derived for; the reference is the global model the round began with.
+    Args:
+        strategy: A message-based strategy (`flwr.serverapp.strategy`): FedAvg, FedProx, FedAdam or your own.
+        symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
+        method: How to align the clients; see `align_clients`.
 
-    Clients that start a round from the same weights and train briefly stay aligned by themselves; it matters when
-    they train long, or bring models of their own.
+    Returns:
+        A Flower strategy.
+
+    Example:
+        >>> from flwr.serverapp.strategy import FedAvg  # doctest: +SKIP
+        >>> strategy = mg.federated.aligned(FedAvg(), mg.align.symmetry(base, images))  # doctest: +SKIP
     """
     base = require("flwr.serverapp.strategy", "federated").Strategy
     return type("Aligned", (_Aligned, base), {})(strategy, symmetry, method)
 
 
 class _Aligned:
-    """What is put before Flower's `Strategy`, which is not known before it is imported."""
+    """The methods to put before those of Flower's `Strategy`, whose class exists only where Flower is installed."""
 
     def __init__(self, strategy: Any, symmetry: Symmetry, method: Method) -> None:
         self.strategy = strategy

@@ -1,4 +1,4 @@
-"""Where experts fight: interference per matrix and block, similarity, spectra, and what to do about it."""
+"""Where experts interfere: per matrix and block, with similarity, spectra and advice."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class MatrixInterference:
-    """One matrix. `sti` as in the thesis; `normalized` between 0 (orthogonal) and 1 (identical experts), to be compared
-    with the `chance` of unrelated ones (see `sti.Overlap`).
+    """Interference in one matrix.
 
-    Per expert: `effective_rank`, `energy` at the rank used, `energy_curve` at `FRACTIONS`. `pairs` is the normalised
-    interference of every two experts. Procrustes errors are relative, (left, right); at full rank only the short
-    side is reported unless asked for, where it is known in closed form.
+    `sti` is that of the thesis. `normalized` lies between 0 (orthogonal) and 1 (identical experts); compare it with
+    `chance`, its value for unrelated experts (see `sti.Overlap`). For each expert: `effective_rank`, the `energy` at
+    the rank used, and the `energy_curve` at `FRACTIONS`. `pairs` is the normalised interference of every two experts.
+    Procrustes errors are relative, (left, right); at full rank, the long side is measured only on request.
     """
 
     name: str
@@ -53,8 +53,7 @@ class MatrixInterference:
 
 @dataclass(frozen=True)
 class BlockInterference:
-    """The matrices of one block: the sum of their STI before and after TSV-Merge, the means of the normalised one and
-    of its chance level."""
+    """Interference in one block: sums of STI before and after TSV-Merge, means of the normalised one and of chance."""
 
     block: str
     matrices: int
@@ -66,9 +65,22 @@ class BlockInterference:
 
 @dataclass(frozen=True)
 class Survey:
-    """What `interference` found. `cosine` is that of the whole task vectors. `truncated` says that experts came from
-    a library, so that spectra end where it cut them. `left_out` are the tensors of an expert that the base has not, or
-    in another shape, such as heads and further layers, for the experts that have any."""
+    """The result of `survey`.
+
+    Attributes:
+        experts: Names of the experts.
+        matrices: Interference in every matrix.
+        blocks: Interference in every block.
+        cosine: Cosines of the whole task vectors, shape (experts, experts).
+        pairs: Normalised interference of every two experts, averaged over the matrices.
+        truncated: Whether the experts came from a library, so that spectra end at the stored rank.
+        advice: What to do about it.
+        left_out: For some experts, tensors that the base lacks or has in another shape, such as heads.
+
+    Example:
+        >>> survey = mg.interference.survey(base, experts)
+        >>> [advice.text for advice in survey.advice]
+    """
 
     experts: tuple[str, ...]
     matrices: tuple[MatrixInterference, ...]
@@ -83,7 +95,7 @@ class Survey:
         return {"fractions": list(FRACTIONS), **asdict(self)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """A table of the blocks for people."""
+        """Return one row for each block, formatted for a table."""
         return [
             {
                 "block": block.block,
@@ -105,11 +117,26 @@ def survey(
     full_rank: bool = False,
     on_matrix: Callable[[str], None] = lambda name: None,
 ) -> Survey:
-    """Measure how the task matrices of experts overlap; takes a base with experts, or a library. Convolution kernels
-    count as matrices, output × (input · window).
+    """Measure where experts interfere and give advice.
 
-    `rank_fraction` is the share of components looked at, 1/T by default as in TSV-Merge. `full_rank` also measures
-    the Procrustes error of whole bases on the long side of every matrix, which is slow.
+    Convolution kernels count as matrices of shape (output, input · window).
+
+    Args:
+        base: The base of the experts, or a library of them.
+        experts: The experts by name; the names of some, or nothing, for a library.
+        rank_fraction: The share of singular components to compare; 1/T by default, as in TSV-Merge.
+        full_rank: Also measure the Procrustes error of whole bases on the long side of every matrix, which is slow.
+        on_matrix: Called with the name of each matrix before it is measured.
+
+    Returns:
+        The survey, with matrices in natural order.
+
+    Raises:
+        InputError: If an argument is out of range, or the experts do not fit the base.
+
+    Example:
+        >>> survey = mg.interference.survey(base, experts)
+        >>> worst = max(survey.blocks, key=lambda block: block.normalized).block
     """
     if rank_fraction is not None and not 0 < rank_fraction <= 1:
         raise InputError(f"rank_fraction must be in (0, 1], got {rank_fraction}")
@@ -142,7 +169,7 @@ def survey(
 def similarity(
     base: Reference | Library, experts: Mapping[str, Reference] | Sequence[str] | None, name: str, rank: int
 ) -> tuple[Tensor, Tensor]:
-    """|UᵀU| and |VᵀV| of the top `rank` task singular vectors of one matrix: the heat maps with a block per task."""
+    """Return |UᵀU| and |VᵀV| of the top `rank` task singular vectors of one matrix: heat maps with a block per task."""
     overlap = Overlap.of(open_task_matrices(base, experts).factors(name, rank))
     return overlap.left.abs(), overlap.right.abs()
 

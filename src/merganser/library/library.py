@@ -55,10 +55,22 @@ class Finding:
 
 
 class Library:
-    """Experts of one base as low-rank factors in a directory. Make one with `build`, open one with `Library(path)`."""
+    """Experts of one base, stored in a directory as low-rank factors. Create one with `Library.build`.
+
+    Args:
+        path: The directory of the library.
+        base: Where the base is now, if it was moved.
+
+    Raises:
+        CheckpointError: If there is no library, its build was interrupted, or the base is another one.
+
+    Example:
+        >>> built = mg.library.Library.build("base", {"math": "math", "code": "code"}, "lib", rank_fraction=0.5)
+        >>> mg.library.Library("lib").experts
+        ('math', 'code')
+    """
 
     def __init__(self, path: str | os.PathLike[str], base: Reference | None = None) -> None:
-        """Open a library. `base` names the base's new place if it was moved."""
         self.path = Path(path)
         self.manifest = Manifest.read(self.path)
         if self.manifest.pending:
@@ -86,12 +98,26 @@ class Library:
         randomized: bool = False,
         on_step: Step = lambda action, name: None,
     ) -> Library:
-        """Compress `experts` into the directory `path`. A build that was interrupted goes on where it stopped.
+        """Compress experts into a directory. Call it again to continue a build that was interrupted.
 
-        Ranks come from `rank_fraction` (1/T of the components if nothing is said), from the `energy` to keep in each
-        matrix, or from a `budget` for all expert files, in bytes or as a size such as "1MB". `dtype` is that of the
-        factors (float32, bfloat16, float16, int8 with a scale per column), by default the base's own. A base that is
-        only in memory is copied.
+        Args:
+            base: The base of all experts. A base in memory is copied into the library.
+            experts: The experts by name.
+            path: The directory to create.
+            rank_fraction: The share of singular components to keep; 1/T by default.
+            energy: Instead: the share of the energy to keep in each matrix.
+            budget: Instead: the size of all expert files, in bytes or as text such as `"1MB"`.
+            dtype: The dtype of the factors: float32, bfloat16, float16, or int8 with a scale per column; by default
+                that of the base.
+            copy_base: Copy the base into the library.
+            randomized: Use a randomised SVD, which is faster and slightly less accurate.
+            on_step: Called with what is done and the name of the expert or tensor.
+
+        Returns:
+            The library.
+
+        Raises:
+            InputError: If names or sizes are wrong, or an expert does not fit the base.
         """
         by_name("experts", experts)
         if not experts:

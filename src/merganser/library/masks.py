@@ -63,10 +63,22 @@ class MaskSize(Size):
 
 
 class MaskLibrary:
-    """Experts of one base as masks over a shared vector. Make one with `build`, open one with `MaskLibrary(path)`."""
+    """Experts of one base, stored as binary masks over a shared task vector. Create one with `MaskLibrary.build`.
+
+    Args:
+        path: The directory of the library.
+        base: Where the base is now, if it was moved.
+
+    Raises:
+        CheckpointError: If there is no such library, or the base is not the one it was built from.
+
+    Example:
+        >>> masks = mg.library.MaskLibrary.build("base", {"math": "math", "code": "code"}, "masks")
+        >>> masks.experts
+        ('math', 'code')
+    """
 
     def __init__(self, path: str | os.PathLike[str], base: Reference | None = None) -> None:
-        """Open one. `base` names the base's new place if it was moved."""
         self.path = Path(path)
         content = read_json(self.path / FILE, "a library of masks", FORMAT, (VERSION,))
         self.kind = cast(Kind, content.choice("kind", get_args(Kind)))
@@ -89,11 +101,24 @@ class MaskLibrary:
         dtype: str | torch.dtype | None = None,
         on_step: Callable[[str, str], None] = lambda action, name: None,
     ) -> MaskLibrary:
-        """Write the shared vector and the masks of `experts` to the directory `path`, by streaming.
+        """Write the shared vector and the masks of experts to a directory, by streaming.
 
-        `threshold` is κ of the TALL masks, for all experts or by name; `dtype` that of the shared vector, by default
-        what most of the base is in. Tensors the base has not, or has in another shape (heads), are kept whole. A base
-        that is only in memory is copied.
+        Tensors that the base lacks, or has in another shape (heads), are stored whole.
+
+        Args:
+            base: The base of all experts. A base in memory is copied into the library.
+            experts: The experts by name.
+            path: The directory to create.
+            kind: `"tall"` or `"emr"` masks.
+            threshold: κ of the TALL masks, for all experts or by name.
+            dtype: The dtype of the shared vector; by default that of most of the base.
+            on_step: Called with what is done and the name of the expert or tensor.
+
+        Returns:
+            The library.
+
+        Raises:
+            InputError: If names or thresholds are wrong, or an expert does not fit the base.
         """
         directory = Path(path)
         one_of("kind of masks", kind, Kind)

@@ -1,4 +1,4 @@
-"""One page over a directory, whatever command left it behind."""
+"""One page about a directory, whichever command wrote it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from merganser.report.tables import Link
 
 @dataclass(frozen=True)
 class Kind:
-    """Something a command leaves: what it is called, by what it is known, whether a path is one, and its page."""
+    """A kind of result: its name, the file it is recognised by, whether a path is one, and what fills its page."""
 
     name: str
     sign: str
@@ -45,9 +45,21 @@ FILES = (
 
 
 def report(path: str | os.PathLike[str], *, check: bool = False) -> tuple[Page, list[dict[str, Any]]]:
-    """The page of a directory (or of one study or journal), and what was found in it as plain values.
+    """Build the page of a checkpoint, library, alignment, study or sweep, or of a directory that holds several.
 
-    In a directory that is nothing by itself, every directory in it is looked at too. `check` reads every weight.
+    Args:
+        path: The directory, or the file of one study or journal.
+        check: Read every weight and look for NaN, infinite values and zeros.
+
+    Returns:
+        The page, and for everything found its summary as JSON-serialisable values.
+
+    Raises:
+        InputError: If there is nothing to report on.
+
+    Example:
+        >>> page, found = mg.report.report("math")
+        >>> page.write("math.html")
     """
     path = Path(path)
     if not path.exists():

@@ -66,7 +66,17 @@ for (const table of document.querySelectorAll("table")) table.querySelectorAll("
 
 
 class Page:
-    """Collects the parts of a page; `write` puts them into one file."""
+    """A report as a single HTML file, which needs no network.
+
+    Args:
+        title: The title of the page.
+        intro: A paragraph under the title.
+
+    Example:
+        >>> page = mg.report.Page("Two merges", "Accuracy on held-out items.")
+        >>> page.table(["method", "accuracy"], [["tsv", 0.91], ["ties", 0.88]])
+        >>> page.write("merges.html")
+    """
 
     def __init__(self, title: str, intro: str = "") -> None:
         self.title = title
@@ -78,12 +88,12 @@ class Page:
         self._top = len(self._parts)
 
     def heading(self, text: str) -> None:
-        """Of the second level, inside a part of the third."""
+        """Add a heading, one level deeper inside a part."""
         self._parts.append(self._heading(text, self._anchor(text)))
 
     @contextmanager
     def part(self, title: str) -> Iterator[str]:
-        """What is written inside belongs to one thing of several on the page; gives the anchor that a `Link` takes."""
+        """Collect what is added inside under a title of its own; yields the anchor that a `Link` takes."""
         anchor = self._anchor(title)
         self._parts.append(f'<section><a class="up" href="#top">top ↑</a>{self._heading(title, anchor)}')
         self._level += 1
@@ -92,14 +102,14 @@ class Page:
         self._parts.append("</section>")
 
     def overview(self, columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> None:
-        """A table above everything but the introduction, whenever it is made; links in it are the page's contents."""
+        """Add a table right below the introduction, whenever it is called; its links are the page's contents."""
         self._parts.insert(self._top, _table(columns, rows, caption, kind="overview"))
 
     def _heading(self, text: str, anchor: str) -> str:
         return f'<h{self._level} id="{anchor}">{html.escape(text)}</h{self._level}>'
 
     def _anchor(self, text: str) -> str:
-        """An id that no other heading of the page has; "top" means the top of the page to a browser."""
+        """Return an id that no other heading of the page has; browsers reserve "top"."""
         stem = re.sub(r"\W+", "-", text.lower()).strip("-") or "part"
         anchor, number = stem, 1
         while anchor in self._anchors or anchor == "top":

@@ -29,8 +29,15 @@ from merganser.routing.routers import DEFAULT, Normalize, ProjectionRouter, Rout
 
 @dataclass(frozen=True)
 class Settings:
-    """η, K, whether a whole batch gets one set and one head (the set found from the first `probes` samples), how heads
-    are compared."""
+    """How experts are chosen.
+
+    Attributes:
+        threshold: η, the weight from which an expert is chosen.
+        top: K, the largest number of experts chosen for a sample.
+        per_batch: Whether a whole batch gets one set of experts and one head.
+        probes: With `per_batch`, the number of samples at the start of the batch that choose the set; all by default.
+        score: How answers of different heads are compared.
+    """
 
     threshold: float = 0.2
     top: int = 3
@@ -40,24 +47,47 @@ class Settings:
 
 
 class AdaptiveModel(LibraryModel):
-    """Merges experts for every input (MASS).
+    """A model that merges, for every input, the experts that fit it (MASS).
 
-    Fixed step: experts whose task vector has a cosine above `redundancy` (ε) with an accepted one are left out, the
-    others are merged by TSV-Merge. Then for every batch: a first pass through the fixed merge up to `layer`; the
-    router's weights there; Ω, the at most `top` tasks with weight ≥ `threshold`, or the best one; TSV-Merge of Ω; a
-    second pass through θ₀ + Δ_Ω, samples of one set together; the best (task, class) among the heads in Ω.
+    Once: leave out experts whose task vector has a cosine above `redundancy` (ε) with an accepted one, and merge the
+    others by TSV-Merge. For every batch: run the fixed merge up to the router's layers; let the router weigh the
+    experts there; take Ω, the at most `top` experts with a weight of at least `threshold`, or the best one; merge Ω
+    by TSV-Merge; run θ₀ + Δ_Ω for all samples with this set; answer with the best (task, class) among the heads in Ω.
 
-    The module must hold the base's weights (or say `load_base=True`), and is otherwise left alone: nothing but hooks,
-    swapped tensors and evaluation mode during a call. Calls from several threads wait for each other. It is a module
-    itself: see `LibraryModel` for its state dict, copies and moves.
+    A call swaps tensors, sets hooks and uses evaluation mode, and restores the module on exit. Calls from several
+    threads wait for each other. See `LibraryModel` for its state dict, copies and moves.
 
-    `layer` names one or several linear modules or convolutions; without it the first half of those that experts changed
-    vote together (`experts.layers` scores single ones). `source` ("fixed" or "base") is the model of the first pass,
-    `normalize` says how residuals become weights: softmax of their z-scores over the tasks, or of themselves as in the
-    thesis ("softmax"), which only a single layer with large inputs makes differ from task to task. `router` stands in
-    the place of all three. `merge` are parameters of the method `tsv` for both steps (`{"orthogonalize": "none"}` is
-    the plain sum of the thesis' algorithm box).
-    Compositions of at most `cache_bytes` are kept for the next time (default: twice the module).
+    Args:
+        module: The network. It must hold the base's weights, unless `load_base` is set.
+        library: The experts.
+        heads: The classification head of every expert, by its name. Without heads, a call returns the module's output.
+        layer: The linear layer or convolution at which to route, or several of them, which vote together. By default
+            the first half of those that experts changed; `score_layers` compares single layers.
+        router: A router of your own, which replaces `layer`, `source` and `normalize`.
+        source: The model of the first pass: the `"fixed"` merge (default) or the `"base"`.
+        normalize: How residuals become weights: the softmax of their z-scores over the experts (`"zscore"`, default),
+            or of the residuals themselves (`"softmax"`, the thesis), which needs a single layer with large inputs.
+        threshold: η, the weight from which an expert is chosen.
+        top: K, the largest number of experts chosen for a sample.
+        per_batch: Whether a whole batch gets one set of experts and one head.
+        probes: With `per_batch`, the number of samples at the start of a batch that choose the set; all by default.
+        score: How answers of different heads are compared: `"logit"`, `"probability"` or `"posterior"`.
+        redundancy: ε, the cosine above which an expert is left out of the fixed merge; `None` keeps all.
+        pooling: How the tokens of a layer's input become one vector: `"mean"`, `"first"` or `"last"`.
+        features: Turns the module's output and inputs into what the heads read, shape (samples, width). Needed
+            unless the output itself has this shape.
+        merge: Parameters of the method `tsv` for both merges; `{"orthogonalize": "none"}` is the plain sum of the
+            thesis' algorithm.
+        cache_bytes: Size of the cache of merged sets; twice the module by default.
+        load_base: Load the library's base into the module first.
+
+    Raises:
+        InputError: If heads, layers or the router do not fit the library or the module.
+
+    Example:
+        >>> model = mg.routing.AdaptiveModel(encoder, library, heads, top=2)
+        >>> answer = model(images)
+        >>> answer.tasks, answer.classes
     """
 
     def __init__(
@@ -89,7 +119,7 @@ class AdaptiveModel(LibraryModel):
         one_of("pooling", pooling, Pooling)
         for name, given in (("layer", layer), ("source", source), ("normalize", normalize)):
             if router is not None and given is not None:
-                raise InputError(f"{name} {given!r}: the router given has its own; leave one of the two out")
+                raise InputError(f"{name} {given!r}: the router has its own; pass either a router or {name}")
         settings = _checked(Settings(threshold, top, per_batch, probes, score))
         super().__init__(module, library, heads, features, merge or {}, load_base)
         self.pooling: Pooling = pooling
@@ -113,28 +143,28 @@ class AdaptiveModel(LibraryModel):
         return checked(router, self.library, matrix_layers(self.module))
 
     def with_settings(self, **changes: Any) -> AdaptiveModel:
-        """The same model (module, router, cache) under other `Settings`."""
+        """Return the same model (module, router, cache) with other `Settings`."""
         return self._with(settings=_checked(replace(self.settings, **changes)))
 
     def with_router(self, router: Router) -> AdaptiveModel:
-        """The same model (module, settings, cache) with another router."""
+        """Return the same model (module, settings, cache) with another router."""
         return self._with(router=self._fitting(router))
 
     def with_heads(self, heads: Mapping[str, Head]) -> AdaptiveModel:
-        """The same model with other heads."""
+        """Return the same model with other heads."""
         return self._with(heads=Heads(heads, self.library.experts))
 
     def with_cache(self, cache_bytes: int | None = None) -> AdaptiveModel:
-        """The same model with an empty cache of its own."""
+        """Return the same model with an empty cache of its own."""
         capacity = 2 * _nbytes(self.module) if cache_bytes is None else cache_bytes
         return self._with(cache=CompositionCache(capacity))
 
     def with_accepted(self, experts: Sequence[str]) -> AdaptiveModel:
-        """The same model with these experts in the fixed merge."""
+        """Return the same model with these experts in the fixed merge."""
         return self._with(accepted=self._known(experts), _fixed=None)
 
     def _with(self, **parts: Any) -> AdaptiveModel:
-        """A model of the same parts but for these, which are its own."""
+        """Return a model that shares all parts with this one except the given ones."""
         other = self.__class__.__new__(self.__class__)
         # The tables of submodules and hooks are dicts: another part here must not become one there.
         other.__dict__.update({k: copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
@@ -153,7 +183,7 @@ class AdaptiveModel(LibraryModel):
 
     @torch.no_grad()
     def route(self, batch: Any) -> Routing:
-        """The first pass alone: which experts each sample gets."""
+        """Run the first pass alone and return which experts each sample gets."""
         inputs = Inputs.of(batch, self.module)
         with self._lock, evaluating(self):
             return self._decide(self.first_pass(inputs), inputs.size)
@@ -164,14 +194,14 @@ class AdaptiveModel(LibraryModel):
 
         Args:
             batch: A tensor, a tuple of the module's positional arguments or a mapping of its keyword arguments.
-            task: Whose head is to answer; by default the best (task, class) of every sample wins.
-            routing: What `route` decided, if it is known already.
+            task: The task whose head answers; by default the best (task, class) of every sample wins.
+            routing: The result of `route`, to skip the first pass.
 
         Returns:
-            The prediction; of a model without heads the module's output is its `logits`.
+            The prediction. Without heads, its `logits` are the module's output.
 
         Raises:
-            InputError: If the batch does not fit the module, or a task is named that has no head.
+            InputError: If the batch does not fit the module, or `task` has no head.
 
         Example:
             >>> logits, tasks, sets, *_ = model(images)
@@ -195,7 +225,7 @@ class AdaptiveModel(LibraryModel):
             return passed if self.heads is None else self.answer(inputs, passed, task)
 
     def _run(self, tasks: frozenset[str], part: Inputs, rows: int) -> Any:
-        """The output of a set. Weights that turn out to be read without a call are whole matrices from then on."""
+        """Run the merge of a set. Weights that turn out to be read without a call are whole matrices from then on."""
         composition, _ = self.composition(tasks, rows)
         with applied(self.module, composition) as read:
             output = part.run(self.module)
@@ -209,7 +239,7 @@ class AdaptiveModel(LibraryModel):
     def answer(
         self, batch: Any, passed: Prediction, task: str | None = None, *, score: Score | None = None
     ) -> Prediction:
-        """Answer a batch anew from a pass that was made, with this model's heads; `score` instead of the settings'."""
+        """Answer a batch again from a finished pass, with this model's heads and another `score`."""
         heads = self.asked(task)
         features = self.features(passed.output, Inputs.of(batch, self.module))
         how, together = score or self.settings.score, self.settings.per_batch
@@ -218,8 +248,7 @@ class AdaptiveModel(LibraryModel):
 
     @contextmanager
     def using(self, tasks: Iterable[str]) -> Iterator[nn.Module]:
-        """The module with the merge of `tasks` in force, as whole matrices and in evaluation mode: for whatever else
-        it can do, such as `generate`."""
+        """Yield the module with the merge of `tasks` loaded, in evaluation mode, for example to call `generate`."""
         names = frozenset(self._known(tasks))
         # So many rows pay for whole matrices, which are right whatever is done with the module.
         with self._lock, applied(self.module, self.composition(names, sys.maxsize)[0]):
@@ -235,7 +264,7 @@ class AdaptiveModel(LibraryModel):
         return names
 
     def first_pass(self, batch: Any, layers: Sequence[str] | None = None, stop: bool = True) -> Activations:
-        """The pooled inputs of the router's layers (or of `layers`), of the probes if the batch is routed as one."""
+        """Return the pooled inputs of the router's layers (or of `layers`); only of the probes if there are any."""
         inputs = Inputs.of(batch, self.module)
         probed = self._probed(inputs.size)
         part = inputs if probed == inputs.size else inputs.select(torch.arange(probed))
@@ -249,7 +278,7 @@ class AdaptiveModel(LibraryModel):
 
     @property
     def fixed(self) -> Composition:
-        """The fixed merge, as whole matrices: every first pass goes through it."""
+        """The fixed merge as whole matrices, which every first pass uses."""
         version = self.composer.follow()
         if self._fixed is None or self._fixed[0] != version:
             made = self.composer.compose(frozenset(self.accepted)).materialized(self.composer.tensors)
@@ -257,17 +286,17 @@ class AdaptiveModel(LibraryModel):
         return self._fixed[1]
 
     def prepare(self) -> None:
-        """Work out now what the first request would have to wait for."""
+        """Compute the fixed merge now, so that the first request does not wait for it."""
         if self.router.source == "fixed":
             _ = self.fixed
 
     def composition(self, tasks: frozenset[str], rows: int) -> tuple[Composition, int]:
-        """The changes a set makes, for about `rows` rows, and the multiply-adds of getting them."""
+        """Return the changes of a set, for about `rows` rows of input, and the multiply-adds of computing them."""
         self.cache.follow(self.composer.follow())
         return self.cache.get(tasks, rows, self.composer.compose, self.composer.tensors)
 
     def decide(self, weights: Tensor, size: int | None = None) -> Routing:
-        """Sets from router weights, under the settings. `size`: of the batch, where it is more than its probes."""
+        """Choose sets from router weights; `size` is that of the batch, where it exceeds the probes."""
         if not self.settings.per_batch:
             return self._choose(weights)
         # The mean of the weights' logarithms is, up to a constant, softmax of the mean residual.
@@ -286,7 +315,7 @@ class AdaptiveModel(LibraryModel):
         return size if not self.settings.per_batch or probes is None else min(probes, size)
 
     def _library_order(self, routing: Routing) -> Routing:
-        """The same with the weights of all experts, 0 for those the router does not know."""
+        """Return the routing with a weight for every expert, 0 for those the router does not know."""
         experts = self.library.experts
         if routing.tasks == experts:
             return routing
@@ -301,7 +330,7 @@ def _checked(settings: Settings) -> Settings:
     if settings.probes is not None and settings.probes < 1:
         raise InputError(f"probes {settings.probes}: at least one sample must be looked at")
     if settings.probes is not None and not settings.per_batch:
-        raise InputError("probes are for whole batches: say per_batch=True")
+        raise InputError("probes need per_batch=True")
     one_of("score", settings.score, Score)
     return settings
 

@@ -1,4 +1,4 @@
-"""Concurrent requests computed together: samples of one kind share a forward pass."""
+"""A queue that computes concurrent requests together: samples of one kind share a forward pass."""
 
 from __future__ import annotations
 
@@ -22,18 +22,30 @@ Work = Callable[[Inputs], Sequence[Answer]]
 
 
 class Busy(MerganserError):
-    """Too much is waiting already."""
+    """The queue is full."""
 
 
 class Closed(MerganserError):
-    """No new work is taken: the server is stopping."""
+    """The server is stopping and takes no new requests."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a server: bytes of a request, samples of a request, samples of a batch and of the queue, seconds to
-    wait for company, seconds until a body has come and until it is answered, seconds until the headers have come, and
-    connections at one time."""
+    """Limits of a server.
+
+    Args:
+        body_bytes: Largest request body.
+        samples: Most samples in a request.
+        batch: Most samples in one forward pass.
+        queue: Most samples waiting.
+        wait: Seconds to wait for further requests to fill a batch.
+        timeout: Seconds for a body to arrive, and for an answer.
+        header_seconds: Seconds for the headers to arrive.
+        connections: Most open connections.
+
+    Example:
+        >>> limits = mg.routing.Limits(batch=16, timeout=10)
+    """
 
     body_bytes: int = 1 << 20
     samples: int = 64
@@ -60,8 +72,11 @@ class _Job:
 
 
 class Batcher:
-    """A queue in front of a model. Jobs are answered in the order they came; a job that fails spoils no other. Jobs
-    whose answers depend on the whole batch are not computed `together`."""
+    """A queue in front of a model.
+
+    Jobs are answered in order, and a job that fails does not affect others. With `together=False`, for models whose
+    answers depend on the whole batch, every job is computed alone.
+    """
 
     def __init__(self, works: dict[str, Work], limits: Limits, together: bool = True) -> None:
         self.limits = limits
@@ -77,7 +92,7 @@ class Batcher:
 
     @property
     def queued(self) -> int:
-        """Samples that wait."""
+        """Number of waiting samples."""
         return sum(job.inputs.size for job in self._waiting)
 
     @property
@@ -88,7 +103,7 @@ class Batcher:
         self._loop = asyncio.get_running_loop().create_task(self._serve())
 
     async def stop(self) -> None:
-        """Take no more, answer what waits, end."""
+        """Accept no more jobs, answer those that wait, and stop."""
         self._closed = True
         self._arrived.set()
         if self._loop is not None:
@@ -96,7 +111,7 @@ class Batcher:
         self._thread.shutdown(wait=True)
 
     async def submit(self, work: str, inputs: Inputs) -> Sequence[Answer]:
-        """The answers for a request; `TimeoutError` when they take too long."""
+        """Return the answers for a request; raise `TimeoutError` when they take too long."""
         if self._closed:
             raise Closed("the server is stopping")
         if self.queued + inputs.size > self.limits.queue and self._waiting:
@@ -117,8 +132,7 @@ class Batcher:
             await self._run(self._take())
 
     def _take(self) -> list[_Job]:
-        """The oldest job and those of its kind behind it that fit into the batch, or the oldest alone; jobs nobody
-        waits for are dropped."""
+        """Take the oldest job and later ones of its kind that fit into the batch; drop jobs nobody waits for."""
         self._waiting = deque(job for job in self._waiting if not job.answer.done())
         taken: list[_Job] = []
         size = 0

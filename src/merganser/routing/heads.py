@@ -21,16 +21,16 @@ Score = Literal["logit", "probability", "posterior"]
 
 
 class Heads(nn.Module):
-    """Heads by task. Tasks with the same label space may share one: give them the same object.
+    """Heads by task. Tasks with the same classes may share one: pass the same object for both.
 
     Those that are modules, or are given by their tensors, are submodules under the name of the first of their tasks.
     """
 
     def __init__(self, heads: Mapping[str, Head], tasks: Sequence[str]) -> None:
         if unknown := [task for task in heads if task not in tasks]:
-            raise InputError(f"a head for {unknown[0]!r}, which is no expert{did_you_mean(unknown[0], tasks)}")
+            raise InputError(f"there is a head for {unknown[0]!r}, but no such expert{did_you_mean(unknown[0], tasks)}")
         if missing := [task for task in tasks if task not in heads]:
-            raise InputError(f"no head for the expert {missing[0]!r}; heads: {', '.join(heads) or 'none'}")
+            raise InputError(f"the expert {missing[0]!r} has no head; heads: {', '.join(heads) or 'none'}")
         super().__init__()
         self.tasks = tuple(tasks)
         self._heads = {task: as_head(heads[task]) for task in tasks}
@@ -41,7 +41,7 @@ class Heads(nn.Module):
                 adopt(self, task, head)
 
     def classes(self, task: str) -> int | None:
-        """How many classes a linear head has; None where only its logits can tell."""
+        """Return the number of classes of a linear head; `None` for other heads."""
         head = self._heads[task]
         return head.out_features if isinstance(head, nn.Linear) else None
 
@@ -65,9 +65,15 @@ class Heads(nn.Module):
         task: str | None = None,
         together: bool = False,
     ) -> Prediction:
-        """(i*, c*) = arg max over i ∈ Ω, c of z_i[c]; the weights of `routing`, whose tasks are those of the heads,
-        break ties between tasks that share one. `together`: all samples are of one task, i* = arg max over i of the sum
-        over samples of max_c z_i[c]. `task`: i* is known, whatever was merged."""
+        """Answer with (i*, c*) = arg max over i ∈ Ω, c of z_i[c].
+
+        Args:
+            features: What the heads read, shape (samples, width).
+            routing: Sets and weights of the same tasks; the weights break ties between tasks that share a head.
+            score: How answers of different heads are compared.
+            task: Answer with the head of this task, whatever was merged.
+            together: All samples are of one task: i* = arg max over i of the sum over samples of max_c z_i[c].
+        """
         one_of("score", score, Score)
         self.check(task)
         sets, weights = routing.sets, routing.weights
@@ -122,7 +128,7 @@ def as_head(head: Head) -> Callable[[Tensor], Tensor]:
     if not isinstance(head, Mapping):
         return head
     if "weight" not in head or head["weight"].dim() != 2:
-        raise InputError(f"a head given by its tensors needs a weight classes × width; found {', '.join(head)}")
+        raise InputError(f"a head needs a weight of shape (classes, width); found {', '.join(head)}")
     weight = head["weight"]
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in head, device=weight.device, dtype=weight.dtype)
     linear.load_state_dict(dict(head))
@@ -130,14 +136,14 @@ def as_head(head: Head) -> Callable[[Tensor], Tensor]:
 
 
 def default_features(output: Any) -> Tensor:
-    """The representation the heads read: the output itself if it is samples × width."""
+    """Return the output itself as what the heads read, if it has shape (samples, width)."""
     if isinstance(output, Tensor) and output.dim() == 2:
         return output
     raise InputError(
-        f"the module's output is no samples × width tensor but {_describe(output)}; say how heads get their features: "
-        "features=lambda output, inputs: …"
+        f"heads read a tensor of shape (samples, width), but the module returns {_describe(output)}; pass "
+        "features=lambda output, inputs: ... to convert it"
     )
 
 
 def _describe(output: Any) -> str:
-    return f"one of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    return f"shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def task_cosines(library: Library) -> Tensor:
-    """Cosines of the whole task vectors, from the stored factors."""
+    """Return the cosines of all pairs of task vectors, from the stored factors."""
     experts = [library.expert(name) for name in library.experts]
     products = torch.zeros(len(experts), len(experts), dtype=torch.float64)
     for name in library.base.names():
@@ -42,7 +42,7 @@ def task_cosines(library: Library) -> Tensor:
 
 
 def distinct_experts(library: Library, redundancy: float | None) -> tuple[str, ...]:
-    """In the library's order, the experts whose cosine with every accepted one is at most ε; all of them for None."""
+    """Return, in the library's order, the experts whose cosine with every accepted one is at most ε; all for `None`."""
     if redundancy is None:
         return library.experts
     if not -1 <= redundancy <= 1:
@@ -51,7 +51,7 @@ def distinct_experts(library: Library, redundancy: float | None) -> tuple[str, .
 
 
 def accepted(names: Sequence[str], cosines: Tensor, redundancy: float) -> tuple[str, ...]:
-    """The greedy filter on a table of cosines."""
+    """Return the names that a greedy filter on a table of cosines keeps."""
     kept: list[int] = []
     for index in range(len(names)):
         if all(float(cosines[index, other]) <= redundancy for other in kept):
@@ -65,7 +65,7 @@ NEIGHBOURS = 4
 
 @dataclass(frozen=True)
 class LayerScore:
-    """How well a layer should tell tasks apart, without data, and how well it does, where data were given.
+    """How well a layer should tell tasks apart by the library alone, and how well it does on data, if there were any.
 
     A gradient's right singular vectors are combinations of the layer's inputs, so V_t Σ_t of a *neighbouring* layer
     with inputs of the same width stands for what flows into this one on task t. With the share
@@ -84,7 +84,21 @@ class LayerScore:
 
 
 def score_layers(module: nn.Module, library: Library) -> list[LayerScore]:
-    """Every linear layer and convolution that all experts changed, in the module's order. Needs no data."""
+    """Score every linear layer and convolution that all experts changed, without data.
+
+    Args:
+        module: The network of the base.
+        library: The experts.
+
+    Returns:
+        One score for each layer, in the module's order.
+
+    Raises:
+        InputError: If no layer was changed by every expert.
+
+    Example:
+        >>> best = max(mg.routing.score_layers(encoder, library), key=lambda score: score.margin)
+    """
     factors = {}
     for layer in _routable(library, module):
         found = [library.factors(name, f"{layer}.weight") for name in library.experts]
@@ -112,7 +126,7 @@ def _score(layer: str, factors: Mapping[str, Sequence[Factors]]) -> LayerScore:
 
 
 def _shares(inputs: Sequence[Factors], subspaces: Sequence[Factors]) -> Tensor:
-    """e_j(t): rows are tasks with their inputs, columns the subspaces that hold them."""
+    """Return e_j(t): rows are tasks with their inputs, columns the subspaces that hold them."""
     rows = []
     for task in inputs:
         energy = task.s.square() / task.s.square().sum()
@@ -129,16 +143,18 @@ def _margin(shares: Tensor) -> float:
 
 
 def _routable(library: Library, module: nn.Module) -> list[str]:
-    """The layers of the module that are matrices of the base."""
+    """Return the layers of the module that are matrices of the base."""
     base = library.base
     layers = [layer for layer in matrix_layers(module) if f"{layer}.weight" in base]
     return [layer for layer in layers if is_matrix(base.spec(f"{layer}.weight").shape)]
 
 
 def leading_layers(library: Library, module: nn.Module, share: float = 0.5) -> list[str]:
-    """The layers that experts changed, the first `share` of them: a router over several layers beats the best
-    single one, and the first pass ends half-way, since the later layers add little to what the earlier say of the task.
-    Output layers count only if there are no others."""
+    """Return the first `share` of the layers that experts changed.
+
+    A router over several layers beats the best single one, and the later layers add little, so that the first pass can
+    stop half-way. Output layers count only if there are no others.
+    """
     kinds = {name for expert in library.experts for name in library.expert(expert).file.kinds}
     layers = [layer for layer in _routable(library, module) if f"{layer}.weight" in kinds]
     if not layers:
@@ -149,8 +165,20 @@ def leading_layers(library: Library, module: nn.Module, share: float = 0.5) -> l
 
 
 def sweep_layers(model: AdaptiveModel, batches: Mapping[str, Iterable[Any]], top: int = 3) -> list[LayerScore]:
-    """Every layer with its scores and the task accuracy of the projection router there, on `batches` of each task.
-    One pass through the model's first-pass weights sees all layers."""
+    """Score every layer, with the task accuracy of a projection router at that layer alone.
+
+    Args:
+        model: The adaptive model, whose first pass is used. One pass serves all layers.
+        batches: Batches of every task.
+        top: For `accuracy_among_top`, how many tasks count.
+
+    Returns:
+        One score for each layer, in the module's order.
+
+    Example:
+        >>> model = mg.routing.AdaptiveModel(encoder, library, heads)
+        >>> scores = mg.routing.sweep_layers(model, {"math": [images], "code": [images]})
+    """
     known = batches_by_task(batches, model.library.experts, model.module)
     scores = score_layers(model.module, model.library)
     layers = [score.layer for score in scores]

@@ -1,7 +1,7 @@
-"""An application behind uvicorn that slow, silent and numerous clients cannot starve, and that ends without resets.
+"""A uvicorn server that slow, silent or numerous clients cannot starve, and that stops without resetting connections.
 
-Headers have a deadline; where there is no room for another connection, the oldest that has not sent a whole request
-makes room; at the end, connections are given a moment for a request that is on its way.
+Headers have a deadline. When there are too many connections, the oldest that has not sent a whole request is closed.
+When the server stops, connections get a moment for a request that is on its way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Connections:
         return len(self._opened)
 
     def add(self, connection: Any) -> None:
-        """Take another connection; if it is one too many, the oldest that is waited for is closed in its place."""
+        """Add a connection; if it is one too many, close the oldest that has not sent a whole request."""
         self._opened[connection] = None
         if len(self._opened) > self.limit:
             others = [other for other in self._opened if other is not connection]
@@ -48,16 +48,18 @@ def create_server(app: Any, *, host: str = "127.0.0.1", port: int = 8000, limits
     """Return a uvicorn server around an application, with deadlines and a bound on connections.
 
     Args:
-        app: What `create_app` returned.
-        host: The address to listen at.
-        port: The port to listen at.
-        limits: Seconds for headers and the number of connections; the others are the application's own.
+        app: The application that `create_app` returned.
+        host: The address to listen on.
+        port: The port to listen on.
+        limits: Seconds for headers and number of connections; the other limits belong to the application.
 
     Returns:
-        A `uvicorn.Server`; its `run()` serves until SIGINT or SIGTERM, answers what is under way, and returns.
+        A `uvicorn.Server`. Its `run()` serves until SIGINT or SIGTERM, answers pending requests, and returns.
 
     Example:
-        >>> create_server(create_app(model), port=8000).run()  # doctest: +SKIP
+        >>> app = mg.routing.create_app(mg.routing.AdaptiveModel(encoder, library, heads))
+        >>> server = mg.routing.create_server(app, port=8000)
+        >>> server.run()  # doctest: +SKIP
     """
     uvicorn = require("uvicorn", "serve")
     bounds = limits or Limits()
@@ -77,7 +79,7 @@ def create_server(app: Any, *, host: str = "127.0.0.1", port: int = 8000, limits
 
 
 def _descriptors() -> int:
-    """How many connections the limit on open files leaves room for."""
+    """Return how many connections the limit on open files allows."""
     try:
         import resource
     except ImportError:  # not a POSIX system
@@ -87,7 +89,7 @@ def _descriptors() -> int:
 
 
 def _guarded(connections: Connections, header_seconds: float) -> Any:
-    """The protocol of one connection. Made in a function, since uvicorn is optional."""
+    """Return the class of one connection; it is made in a function because uvicorn is optional."""
     h11_impl = require("uvicorn.protocols.http.h11_impl", "serve")
 
     class Guarded(h11_impl.H11Protocol):  # type: ignore[misc, name-defined]

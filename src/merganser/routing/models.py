@@ -24,15 +24,15 @@ T = TypeVar("T", bound="LibraryModel")
 class LibraryModel(nn.Module, ABC):
     """A module that holds the base's weights, a library of its experts, and heads that answer.
 
-    It is called with a batch, `model(batch)`: a tensor, a tuple of the module's positional arguments or a mapping of
-    its keyword arguments, samples first; and answers with a `Prediction`. A call runs in evaluation mode and without
-    gradients, whatever `train` says, and leaves the module as it was.
+    `model(batch)` takes a tensor, a tuple of the module's positional arguments or a mapping of its keyword arguments,
+    samples first, and returns a `Prediction`. A call runs in evaluation mode and without gradients, whatever `train`
+    says, and restores the module on exit.
 
-    Its parameters and its state dict are those of the base (`module.…`), of heads that are modules
-    (`heads.TASK.…`) and of what was trained (a router, gates). The experts are not among them: they are the library's,
-    read-only and shared by all models over it, and merges of them are worked out anew wherever the model is moved. A
-    state dict fits any model built over the same library; one with another base is refused. A deep copy has a module,
-    heads and a router of its own, and the same library.
+    The state dict holds the base (`module.…`), heads that are modules (`heads.TASK.…`) and whatever was trained (a
+    router, gates). It does not hold the experts: they belong to the library, which is read-only and shared by all its
+    models, and their merges are computed again after the model was moved. A state dict fits any model built over the
+    same library; one with another base is refused. A deep copy has its own module, heads and router, and the same
+    library.
     """
 
     module: nn.Module
@@ -60,12 +60,12 @@ class LibraryModel(nn.Module, ABC):
         """Answer a batch."""
 
     def predict(self, batch: Any, task: str | None = None, **options: Any) -> Prediction:
-        """Answer a batch with heads: what calling the model does, for models that have them.
+        """Answer a batch; like calling the model, but requires heads.
 
         Args:
             batch: A tensor, a tuple of the module's positional arguments or a mapping of its keyword arguments.
-            task: Whose head is to answer; by default the best (task, class) of every sample wins.
-            **options: Those of a call.
+            task: The task whose head answers; by default the best (task, class) of every sample wins.
+            **options: Further arguments of the call.
 
         Returns:
             The prediction.
@@ -83,7 +83,7 @@ class LibraryModel(nn.Module, ABC):
     def asked(self, task: str | None) -> Heads:
         """Return the heads; refuse a task that has none."""
         if self.heads is None:
-            raise InputError("predictions need heads; without them call the model, and read `logits`")
+            raise InputError("this model has no heads: call it as model(batch) and read `logits`")
         self.heads.check(task)
         return self.heads
 

@@ -29,7 +29,7 @@ TIE = 0.02
 
 
 class Router(Protocol):
-    """Says how much each task is that of a sample, from the pooled inputs of `layers` in the model `source`."""
+    """Computes the probability of each task for every sample from pooled inputs of `layers` in the model `source`."""
 
     @property
     def tasks(self) -> tuple[str, ...]: ...
@@ -41,16 +41,16 @@ class Router(Protocol):
     def source(self) -> Source: ...
 
     def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """samples × tasks, rows adding up to one."""
+        """Return the probability of each task for every sample, shape (samples, tasks)."""
         ...
 
     def multiply_adds(self) -> int:
-        """Cost of one sample."""
+        """Return the multiply-adds of one sample."""
         ...
 
 
 def normalized(scores: Tensor, how: Normalize) -> Tensor:
-    """Weights from scores s over tasks: softmax(s), or softmax((s − mean s)/max(std s, TIE · mean |s|)) with `zscore`.
+    """Return softmax(s) of scores s over tasks, or softmax((s − mean s)/max(std s, TIE · mean |s|)) with `zscore`.
 
     z-scores have no unit, so that the weights do not depend on that of the scores. Alone they would not say how far
     apart the scores are either (those of two numbers are always ±1): near ties stay near ties by the second term.
@@ -64,16 +64,26 @@ def normalized(scores: Tensor, how: Normalize) -> Tensor:
 
 @dataclass(frozen=True)
 class ProjectionRouter:
-    """w = softmax(−r), or of its z-scores, with r_t = ‖z − V_t V_tᵀ z‖ = √(‖z‖² − ‖V_tᵀ z‖²), z the input of the layer
-    whose task matrices have the right singular vectors V_t. Needs no data.
+    """A router that needs no data: tasks are weighed by how well their singular vectors explain a layer's input.
 
-    Choosing the smallest residual is the maximum a posteriori estimate for z = V_t a + ε with isotropic Gaussian ε and
-    equal priors. Over several layers the residuals are first divided by ‖z‖, then averaged: a layer's unit does not
-    decide its say.
+    w = softmax(−r), or of its z-scores, with r_t = ‖z − V_t V_tᵀ z‖ = √(‖z‖² − ‖V_tᵀ z‖²), where z is the input of a
+    layer and V_t the right singular vectors of the task's update of that layer. Choosing the smallest residual is the
+    maximum a posteriori estimate for z = V_t a + ε with isotropic Gaussian ε and equal priors. Over several layers, the
+    residuals are divided by ‖z‖ and averaged, so that no layer counts more because its inputs are larger.
+
+    Args:
+        tasks: Names of the experts.
+        subspaces: For each layer, an orthonormal basis for every task, shape (width, rank).
+        source: The model of the first pass: the `"fixed"` merge or the `"base"`.
+        normalize: `"zscore"` (default) or `"softmax"`.
+
+    Example:
+        >>> router = mg.routing.ProjectionRouter.of(library, ["0", "2"])
+        >>> model = mg.routing.AdaptiveModel(encoder, library, heads, router=router)
     """
 
     tasks: tuple[str, ...]
-    subspaces: Mapping[str, tuple[Tensor, ...]]  # per layer, for each task an orthonormal basis: width × rank
+    subspaces: Mapping[str, tuple[Tensor, ...]]
     source: Source = "fixed"
     normalize: Normalize = DEFAULT
 
@@ -89,6 +99,7 @@ class ProjectionRouter:
         source: Source = "fixed",
         normalize: Normalize = DEFAULT,
     ) -> ProjectionRouter:
+        """Build the router for some layers from the singular vectors that a library stores."""
         names = (layers,) if isinstance(layers, str) else tuple(layers)
         if not names:
             raise InputError("a projection router needs at least one layer")
@@ -101,7 +112,7 @@ class ProjectionRouter:
         return tuple(self.subspaces)
 
     def residuals(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """r, samples × tasks; over several layers the mean of r/‖z‖."""
+        """Return r, shape (samples, tasks); over several layers the mean of r/‖z‖."""
         parts = []
         for layer, bases in self.subspaces.items():
             z = inputs[layer]
@@ -117,16 +128,16 @@ class ProjectionRouter:
 
 
 def residuals(z: Tensor, bases: Sequence[Tensor]) -> Tensor:
-    """√(‖z‖² − ‖V_tᵀ z‖²), samples × tasks, in float64 from products in the precision of the bases."""
+    """Return √(‖z‖² − ‖V_tᵀ z‖²), shape (samples, tasks), in float64 from products in the precision of the bases."""
     whole = z.double().square().sum(1)
     left = [whole - (z.to(basis) @ basis).double().square().sum(1) for basis in bases]
     return torch.stack(left, dim=1).clamp(min=0).sqrt()
 
 
 def subspaces(library: Library, tensor: str) -> tuple[Tensor, ...]:
-    """For each expert an orthonormal basis of the span of its right singular vectors; empty if it changed nothing.
+    """Return for each expert an orthonormal basis of its right singular vectors; empty if it changed nothing.
 
-    Vectors stored in half precision or int8 are not quite orthogonal: they are made so again.
+    Vectors stored in half precision or int8 are orthogonalised again.
     """
     if tensor not in library.base:
         raise library.base.missing(tensor)
@@ -145,11 +156,22 @@ def subspaces(library: Library, tensor: str) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class NearestNeighbour:
-    """The task of the most similar stored sample: w from the largest cosine with a support sample of each task."""
+    """A router by the most similar stored sample: w from the largest cosine with a support sample of each task.
+
+    Args:
+        tasks: Names of the experts.
+        layer: The layer whose inputs are compared.
+        support: For each task the stored samples, unit rows of shape (samples, width).
+        source: The model of the first pass: the `"fixed"` merge or the `"base"`.
+        normalize: `"zscore"` (default) or `"softmax"`.
+
+    Example:
+        >>> router = mg.routing.NearestNeighbour.fit("2", {"math": torch.randn(4, 16), "code": torch.randn(4, 16)})
+    """
 
     tasks: tuple[str, ...]
     layer: str
-    support: tuple[Tensor, ...]  # per task, unit rows
+    support: tuple[Tensor, ...]
     source: Source = "fixed"
     normalize: Normalize = DEFAULT
 
@@ -161,7 +183,7 @@ class NearestNeighbour:
     def fit(
         cls, layer: str, support: Mapping[str, Tensor], source: Source = "fixed", normalize: Normalize = DEFAULT
     ) -> NearestNeighbour:
-        """`support`: some inputs of the layer for every task."""
+        """Build the router from some inputs of the layer for every task, each of shape (samples, width)."""
         _check_support(support)
         unit = tuple(F.normalize(z.float(), dim=1) for z in support.values())
         return cls(tuple(support), layer, unit, source, normalize)
@@ -180,7 +202,18 @@ class NearestNeighbour:
 
 
 class MlpRouter(nn.Module):
-    """A two-layer perceptron on the inputs of a layer, trained on labelled samples of every task."""
+    """A router with a two-layer perceptron on the inputs of a layer, trained on samples of every task.
+
+    Args:
+        tasks: Names of the experts.
+        layer: The layer whose inputs the network reads.
+        network: Maps inputs of shape (samples, width) to logits of shape (samples, tasks).
+        source: The model of the first pass: the `"fixed"` merge or the `"base"`.
+
+    Example:
+        >>> support = {"math": torch.randn(4, 16), "code": torch.randn(4, 16)}
+        >>> router = mg.routing.MlpRouter.fit("2", support, hidden=8, steps=5)
+    """
 
     def __init__(self, tasks: tuple[str, ...], layer: str, network: nn.Module, source: Source = "fixed") -> None:
         super().__init__()
@@ -201,7 +234,7 @@ class MlpRouter(nn.Module):
         learning_rate: float = 1e-3,
         seed: int = 0,
     ) -> MlpRouter:
-        """Cross-entropy by AdamW on whole batches of standardised inputs."""
+        """Train the network on inputs of the layer for every task: cross-entropy, AdamW, standardised inputs."""
         _check_support(support)
         x = torch.cat([z.float() for z in support.values()])
         y = torch.cat([torch.full((len(z),), task) for task, z in enumerate(support.values())])
@@ -248,14 +281,15 @@ class _Standardize(nn.Module):
 
 
 def checked(router: Router, library: Library, layers: Mapping[str, Layer]) -> Router:
-    """Refuse a router that names experts or layers which are not there, or reads inputs of another width."""
+    """Return the router; refuse one that names unknown experts or layers, or reads inputs of another width."""
     if unknown := [task for task in router.tasks if task not in library]:
-        raise InputError(f"the router knows {unknown[0]!r}, the library not{did_you_mean(unknown[0], library.experts)}")
+        known = f"the library has {', '.join(library.experts)}"
+        raise InputError(f"the router was built for {unknown[0]!r}, but {known}; rebuild the router")
     if not router.tasks or not router.layers:
         raise InputError("a router needs at least one task and one layer")
     if away := [layer for layer in router.layers if layer not in layers]:
         known = did_you_mean(away[0], layers)
-        raise InputError(f"the router reads {away[0]!r}, no layer that the module calls as y = W x + b{known}")
+        raise InputError(f"the router reads {away[0]!r}, which is no linear layer or convolution of the module{known}")
     one_of("source", router.source, Source)
     read = {layer: input_width(layers[layer]) for layer in router.layers}
     try:
@@ -280,8 +314,14 @@ def _check_support(support: Mapping[str, Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Routing:
-    """What a router decided: weights (samples × tasks), the chosen set of each sample, and which samples reached the
-    threshold with no task, so that the best one was taken."""
+    """The decision of a router.
+
+    Attributes:
+        tasks: Names of the columns of `weights`.
+        weights: Probability of each task for every sample, shape (samples, tasks).
+        sets: The chosen experts of each sample.
+        fallback: For which samples no task reached the threshold, so that the best one was taken.
+    """
 
     tasks: tuple[str, ...]
     weights: Tensor
@@ -289,11 +329,11 @@ class Routing:
     fallback: Tensor
 
     def repeated(self, size: int) -> Routing:
-        """The decision for one sample (or the average of a batch) as that of `size` samples."""
+        """Return the decision for one sample as that of `size` samples."""
         return Routing(self.tasks, self.weights.expand(size, -1), self.sets * size, self.fallback.expand(size))
 
     def groups(self) -> dict[frozenset[str], Tensor]:
-        """The samples of each set, sets in the order of their first sample."""
+        """Return the indices of the samples of each set, in the order of their first sample."""
         found: dict[frozenset[str], list[int]] = {}
         for sample, chosen in enumerate(self.sets):
             found.setdefault(chosen, []).append(sample)
@@ -301,8 +341,10 @@ class Routing:
 
 
 def choose(tasks: Sequence[str], weights: Tensor, threshold: float, top: int) -> Routing:
-    """Ω = the `top` best tasks with w ≥ `threshold`; the best one if there is none. Of equal weights the task named
-    first in the library wins."""
+    """Choose Ω, the `top` best tasks with w ≥ `threshold`, or the best task if there is none.
+
+    Of equal weights, the task that comes first in the library wins.
+    """
     if not 0 <= threshold <= 1:
         raise InputError(f"threshold {threshold}: weights lie between 0 and 1")
     if top < 1:
@@ -320,7 +362,7 @@ def choose(tasks: Sequence[str], weights: Tensor, threshold: float, top: int) ->
 
 @dataclass(frozen=True)
 class TaskAccuracy:
-    """How often the true task is the first, is among the first `top`, and per task."""
+    """How often the true task is the first and among the first `top`, as means over tasks, and per task."""
 
     first: float
     among: float
@@ -329,7 +371,7 @@ class TaskAccuracy:
 
 
 def task_accuracy(tasks: Sequence[str], weights: Tensor, truth: Sequence[str], top: int = 3) -> TaskAccuracy:
-    """Task accuracy of a router from its weights and the true task of every sample; the mean over tasks."""
+    """Return the task accuracy of a router from its weights and the true task of every sample."""
     order = weights.sort(dim=1, descending=True, stable=True).indices[:, :top].tolist()
     ranks: dict[str, list[tuple[bool, bool]]] = {}
     for row, task in zip(order, truth, strict=True):

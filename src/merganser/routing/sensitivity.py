@@ -1,4 +1,4 @@
-"""How much the knobs of input-adaptive merging matter: η × K, and ε."""
+"""How much the settings of input-adaptive merging matter: η × K, and ε."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ def same_pair(task: str, label: int, true_task: str, true_label: int) -> bool:
 
 
 def accuracy(prediction: Prediction, task: str, labels: Tensor, correct: Correct = same_pair) -> float:
-    """Share of right answers on samples of one task."""
+    """Return the share of right answers on samples of one task."""
     answers = zip(prediction.tasks, prediction.classes.tolist(), labels.tolist(), strict=True)
     return sum(correct(found, label, task, true) for found, label, true in answers) / len(labels)
 
 
 @dataclass(frozen=True)
 class ThresholdScore:
-    """Mean accuracy over tasks at a threshold and a number of tasks, heads compared by `score`, and the mean size of
-    the sets."""
+    """Mean accuracy over tasks and mean size of the sets at one `threshold`, `top` and `score`."""
 
     threshold: float
     top: int
@@ -52,8 +51,29 @@ def sweep_choice(
     scores: Sequence[Score] = (),
     correct: Correct = same_pair,
 ) -> list[ThresholdScore]:
-    """η × K, and ways to compare heads (by default the model's own), on batches of each task with labels. The first
-    pass is done once, the second once for all pairs that choose the same sets."""
+    """Measure the accuracy for every pair of η and K.
+
+    The first pass runs once, the second once for all pairs that choose the same sets.
+
+    Args:
+        model: An adaptive model with heads.
+        data: For every task, batches with labels.
+        thresholds: Values of η.
+        tops: Values of K.
+        scores: Ways to compare heads; the model's own by default.
+        correct: Says whether (task, class) is right for (true task, true label); by default both must agree.
+
+    Returns:
+        One row for each combination.
+
+    Raises:
+        InputError: If the model has no heads.
+
+    Example:
+        >>> model = mg.routing.AdaptiveModel(encoder, library, heads)
+        >>> rows = mg.routing.sweep_choice(model, {"math": batches, "code": batches})
+        >>> best = max(rows, key=lambda row: row.accuracy)
+    """
     if model.heads is None:
         raise InputError("answers are counted: the model needs heads")
     ways = tuple(scores) or (model.settings.score,)
@@ -86,7 +106,7 @@ def _accuracies(
     ways: Sequence[Score],
     correct: Correct,
 ) -> tuple[float, ...]:
-    """The mean over tasks for every way to compare heads."""
+    """Return the mean accuracy over tasks for every way to compare heads."""
     found = torch.zeros(len(ways), dtype=torch.float64)
     for task, batches in data.items():
         total = sum(len(labels) for _, labels in batches)
@@ -100,7 +120,7 @@ def _accuracies(
 
 @dataclass(frozen=True)
 class Redundancy:
-    """At a cosine threshold: the experts in the fixed merge, and the task accuracy of the router that reads it."""
+    """The experts in the fixed merge at one cosine threshold, and the task accuracy of the router that reads it."""
 
     redundancy: float
     accepted: tuple[str, ...]
@@ -113,8 +133,20 @@ def sweep_redundancy(
     batches: Mapping[str, Iterable[Any]],
     thresholds: Sequence[float] = (0.1, 0.2, 0.3, 0.5, 1.0),
 ) -> list[Redundancy]:
-    """ε, on `batches` of each task, samples routed one by one. Thresholds that accept the same experts share one first
-    pass."""
+    """Measure the task accuracy of the router for several values of ε, samples routed one by one.
+
+    Args:
+        model: The adaptive model.
+        batches: Batches of every task.
+        thresholds: Values of ε. Those that accept the same experts share one first pass.
+
+    Returns:
+        One row for each threshold.
+
+    Example:
+        >>> model = mg.routing.AdaptiveModel(encoder, library, heads)
+        >>> rows = mg.routing.sweep_redundancy(model, {"math": [images], "code": [images]})
+    """
     samples = batches_by_task(batches, model.library.experts, model.module)
     truth = [task for task, parts in samples.items() for inputs in parts for _ in range(inputs.size)]
     model = model.with_settings(per_batch=False, probes=None)

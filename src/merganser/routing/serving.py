@@ -1,4 +1,4 @@
-"""An adaptive model behind HTTP: /predict, /route, /healthz, /metrics."""
+"""An HTTP server for an adaptive model: /predict, /route, /healthz, /metrics."""
 
 # Annotations are not put off to strings here: FastAPI reads those of its routes, where `Request` is a local name.
 import asyncio
@@ -151,13 +151,28 @@ def create_app(
     limits: Limits | None = None,
     token: str | None = None,
 ) -> Any:
-    """A FastAPI application around a model.
+    """Return a FastAPI application that serves a model.
 
-    A request is `{"inputs": …}`: keyword arguments of the module as an object of arrays, or a single array, samples
-    first; whatever `encode` takes if there is one. `labels` names the classes of a task's head. Requests that arrive
-    together are computed together, unless the model routes per batch: then each request is a batch. With a `token`
-    every path but `/healthz` asks for `Authorization: Bearer TOKEN`. `create_server` runs the application with bounds
-    on connections and headers, which an application alone cannot set.
+    A request is `{"inputs": …}`: the module's keyword arguments as an object of arrays, or a single array, samples
+    first, or whatever `encode` takes. Requests that arrive together are computed together, unless the model routes per
+    batch: then each request is a batch. Run the application with `create_server`, which also limits connections and the
+    time for headers.
+
+    Args:
+        model: The adaptive model.
+        encode: Turns the inputs of a request, for example texts, into the module's arguments.
+        labels: Names of the classes of each task's head.
+        limits: Sizes, numbers and times that the server allows.
+        token: If given, every path but `/healthz` requires `Authorization: Bearer TOKEN`.
+
+    Returns:
+        A `fastapi.FastAPI` application.
+
+    Raises:
+        InputError: If labels do not fit the heads, or the token cannot be sent in a header.
+
+    Example:
+        >>> app = mg.routing.create_app(mg.routing.AdaptiveModel(encoder, library, heads))
     """
     fastapi = require("fastapi", "serve")
     responses = require("fastapi.responses", "serve")

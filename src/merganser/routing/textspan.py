@@ -18,7 +18,7 @@ Side = Literal["right", "left"]
 
 @dataclass(frozen=True)
 class Concept:
-    """A text, the share of the directions' energy it accounts for, and the share of all texts up to it."""
+    """A text, the share of the directions' energy that it explains, and the share explained by all texts up to it."""
 
     text: str
     share: float
@@ -26,11 +26,11 @@ class Concept:
 
 
 def textspan(directions: Tensor, texts: Sequence[str], embeddings: Tensor, count: int = 5) -> list[Concept]:
-    """Greedy decoding of `directions` (rows, in the texts' space, as long as they are important) by `count` texts.
+    """Describe `directions` (rows in the texts' space, scaled by importance) greedily by `count` texts.
 
-    Texts are projected on the span of the directions. Then, again and again: the text t with the largest variance
-    ‖A t‖² over the rows of A is taken, and its direction is removed from A and from the texts. Texts that lie outside
-    the span have little left after the projection and are not chosen for their length.
+    Texts are projected on the span of the directions. Then, repeatedly, the text t with the largest variance ‖A t‖²
+    over the rows of A is taken, and its direction is removed from A and from the texts. Little is left of texts outside
+    the span after the projection, so that they are not chosen for their length.
     """
     if embeddings.dim() != 2 or len(texts) != len(embeddings):
         raise InputError(f"{len(texts)} texts, but embeddings of shape {list(embeddings.shape)}: one row a text")
@@ -77,10 +77,29 @@ def decode(
     rank: int | None = None,
     count: int = 5,
 ) -> list[Concept]:
-    """Describe the task singular vectors of one matrix, each as long as its singular value, by texts.
+    """Describe the task singular vectors of one matrix, scaled by their singular values, by texts (TextSpan).
 
-    `projection` leads from the layer's space to that of the text embeddings: a matrix joint × layer, or the name of
-    such a tensor of the base (`visual_projection.weight`; a `layer × joint` one is transposed).
+    Args:
+        library: The experts.
+        expert: The expert to describe.
+        tensor: Name of the matrix.
+        texts: Candidate descriptions.
+        embeddings: Their embeddings, shape (texts, joint width).
+        projection: Maps the layer's space to that of the embeddings: a matrix of shape (joint, layer), or the name of
+            such a tensor of the base (`visual_projection.weight`). A matrix of shape (layer, joint) is transposed.
+        side: `"right"` for what the layer reads, `"left"` for what it writes.
+        rank: How many singular vectors to use; all by default.
+        count: How many texts to return.
+
+    Returns:
+        The texts in the order in which they were chosen, with the energy they explain.
+
+    Raises:
+        InputError: If the expert did not change the tensor, or the spaces do not fit.
+
+    Example:
+        >>> texts = ["a number", "a program"]
+        >>> concepts = mg.routing.decode(library, "math", "2.weight", texts, torch.randn(2, 16), count=1)
     """
     one_of("side", side, Side)
     if rank is not None and rank < 1:

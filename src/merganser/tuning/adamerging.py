@@ -39,7 +39,7 @@ class AdaMerging(Result):
     """Entropy of each step's batches."""
 
     def merge(self, base: Weights, task_vectors: Mapping[str, Weights]) -> dict[str, Tensor]:
-        """θ0 + Σ_t λ_t τ_t, new tensors in the base's dtypes, rounded once."""
+        """Return θ0 + Σ_t λ_t τ_t as new tensors in the base's dtypes, rounded once."""
         merged = {}
         for name, value in base.items():
             total = value.detach().clone()
@@ -88,8 +88,10 @@ def adamerge(
         InputError: If the base is no module, or data and models do not match.
 
     Example:
-        >>> weights, learned = mg.tuning.adamerge([one, two], base, [batches_one, batches_two], steps=100)
+        >>> data = {"math": batches, "code": batches}
+        >>> weights, learned = mg.tuning.adamerge(experts, base, data, steps=5)
         >>> learned.entropy_after < learned.entropy_before
+        True
     """
     one_of("parts", parts, PARTS)
     module = require_module(base, "base")
@@ -132,7 +134,9 @@ def learn_coefficients(
     copied = evaluation_copy(module).requires_grad_(False)
     check_state(copied, base, "base")
     if not task_vectors or set(inputs) != set(task_vectors):
-        raise InputError(f"task vectors for {sorted(task_vectors)}, inputs for {sorted(inputs)}: the same, please")
+        raise InputError(
+            f"task vectors are for {sorted(task_vectors)}, but inputs for {sorted(inputs)}; name the same tasks"
+        )
     if empty := [task for task, batches in inputs.items() if not batches]:
         raise InputError(f"no inputs for task {empty[0]!r}")
     for task, vector in task_vectors.items():
@@ -180,6 +184,6 @@ def learn_coefficients(
 
 
 def prediction_entropy(logits: Tensor) -> Tensor:
-    """Mean Shannon entropy (nats) of softmax(logits) over the last axis."""
+    """Return the mean Shannon entropy (nats) of softmax(logits) over the last axis."""
     log_p = logits.log_softmax(-1)
     return torch.mean(-(log_p.exp() * log_p).sum(-1))

@@ -40,18 +40,35 @@ def diagonal_fisher(
     seed: int = 0,
     head: Head | None = None,
 ) -> Statistics:
-    """F = (1/N) Σ_n E_y (∂ log p(y | x_n) / ∂θ)², elementwise, at `weights` (default: the module's own).
+    """Compute the diagonal Fisher information F = (1/N) Σ_n E_y (∂ log p(y | x_n) / ∂θ)².
 
-    Squares are taken per example, then averaged: the square of a batch gradient is another thing. `labels`:
+    Squares are taken per example and then averaged, which differs from the square of a batch gradient. p is the softmax
+    of the module's output, or of what `head` makes of it. Sequence outputs of shape (samples, positions, classes) sum
+    log p over positions.
 
-    - `expected`: the exact expectation Σ_c p(c | x)(…)² over the model's own distribution; one gradient per class.
-    - `sampled`: one label a sample from that distribution (many classes, sequences of tokens).
-    - `given`: the empirical Fisher; batches are then `(inputs, targets)`.
+    Args:
+        module: The network; it is not changed.
+        batches: Inputs, or pairs of (inputs, targets). Targets count only with `labels="given"`.
+        weights: Where to evaluate the gradients; the module's own weights by default.
+        labels: Where y comes from: `"expected"` is the exact expectation over the model's own distribution, with one
+            gradient per class; `"sampled"` draws one label per sample from it (many classes, sequences of tokens);
+            `"given"` takes the targets (the empirical Fisher).
+        strategy: `"vmap"` computes `chunk` examples at once, `"loop"` one; `"auto"` uses the loop where the module
+            cannot be vectorised.
+        chunk: Examples per vectorised step.
+        seed: Seed of the sampled labels.
+        head: The classifier of an encoder, held fixed.
 
-    p is the softmax of the module's output, or of what `head` makes of it: an encoder needs the classifier of its task,
-    which is held fixed. Targets play no part unless labels are `given`. Sequence outputs [N, L, C] sum log p over
-    positions. `vmap` does `chunk` examples at once, `loop` one, `auto` falls
-    back to the loop where the module does not vectorise.
+    Returns:
+        Statistics that the method `fisher` takes; `save` writes them.
+
+    Raises:
+        InputError: If there are no batches, or outputs and targets do not fit.
+
+    Example:
+        >>> fisher = mg.tuning.diagonal_fisher(math, batches)
+        >>> fisher.samples
+        12
     """
     one_of("labels", labels, Labels)
     one_of("strategy", strategy, Strategy)
@@ -126,7 +143,7 @@ class _Squares:
 
 
 def _held_fixed(head: Head | None) -> Head:
-    """The head as a function of features alone, in evaluation mode if it is a module."""
+    """Return the head as a function of features alone, in evaluation mode if it is a module."""
     if head is None:
         return lambda output: output
     return evaluation_copy(head).requires_grad_(False) if isinstance(head, nn.Module) else head
@@ -135,7 +152,7 @@ def _held_fixed(head: Head | None) -> Head:
 def _targets(
     log_p: Tensor, labels: Labels, given: Tensor | None, generator: torch.Generator
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    """Label vectors for a batch, each with its weight per example."""
+    """Yield label vectors for a batch, each with its weight per example."""
     size = log_p.shape[0]
     if labels == "expected":
         if log_p.dim() != 2:

@@ -23,12 +23,27 @@ def linear_grams(
     include: Sequence[str] = ("*",),
     dtype: torch.dtype | None = None,
 ) -> Statistics:
-    """G = XᵀX / N of every `nn.Linear` whose name matches `include`, keyed by the name of its weight.
+    """Compute the Gram matrix G = XᵀX / N of the inputs X of linear layers, N being their number of rows.
 
-    X are the layer's inputs at `weights` (default: the module's own), one row per token or position, N their number;
-    targets in the batches play no part. `samples` is the N of the layer that saw most. Layers that no batch reaches
-    (whose weight is used without the layer being called, as in `nn.MultiheadAttention`) have none. Sums are kept in
-    `dtype`, by default the inputs' own or float32, whichever is wider.
+    Layers that are not called (as in `nn.MultiheadAttention`, which uses its weights directly) get none.
+
+    Args:
+        module: The network; it is not changed.
+        batches: Inputs, or pairs of (inputs, targets) whose targets are ignored.
+        weights: The weights to run the module with; its own by default.
+        include: Globs of the names of the layers.
+        dtype: The dtype of the sums; by default float32 or that of the inputs, whichever is wider.
+
+    Returns:
+        Statistics that the method `regmean` takes, by the name of each layer's weight; `save` writes them.
+
+    Raises:
+        InputError: If no linear layer matches, or no batch reaches one.
+
+    Example:
+        >>> grams = mg.tuning.linear_grams(math, batches)
+        >>> grams.tensors["0.weight"].shape
+        torch.Size([8, 8])
     """
     live = evaluation_copy(module)
     if weights is not None:

@@ -62,7 +62,8 @@ def choose_scale(
         InputError: If the method has no scale, the scale is given as well, or nothing can be scored.
 
     Example:
-        >>> weights, search = mg.tuning.choose_scale([one, two], "tsv", base, data=labelled, alphas=[0.5, 1.0, 1.5])
+        >>> data = {"math": batches, "code": batches}
+        >>> weights, search = mg.tuning.choose_scale(experts, "tsv", base, data=data, alphas=[0.5, 1.0])
         >>> search.best, search.score
     """
     if "scale" not in method_parameters(lookup(method)):

@@ -34,10 +34,10 @@ def greedy_soup(
     heads: Heads | None = None,
     base: Reference | None = None,
 ) -> tuple[dict[str, Tensor], SoupReport]:
-    """Average the models that a held-out score does not regret.
+    """Average the models that do not lower a held-out score (greedy soup).
 
-    Models are added from the best down, each if the mean with it scores no less than without. Ties keep the order
-    given. The mean is computed in float32 or wider and rounded once.
+    Models are added from the best down, each if the mean with it scores no less than without. Equal models keep their
+    order. The mean is computed in float32 or wider and rounded once.
 
     Args:
         models: Checkpoints, state dicts or modules, in a list or by label.
@@ -54,7 +54,8 @@ def greedy_soup(
         InputError: If the models differ in their tensors, or neither or both of `data` and `score` are given.
 
     Example:
-        >>> weights, report = mg.tuning.greedy_soup([one, two, three], data=labelled)
+        >>> data = {"math": batches, "code": batches}
+        >>> weights, report = mg.tuning.greedy_soup(experts, data=data)
         >>> report.chosen
     """
     scored = held_out_score(models, base, data, score, heads)

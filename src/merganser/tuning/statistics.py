@@ -15,14 +15,14 @@ from merganser.errors import CheckpointError
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """One tensor per parameter name, means over `samples`; `kind` says of what (`fisher`, `gram`)."""
+    """One tensor per parameter name, a mean over `samples`; `kind` is `"fisher"` or `"gram"`."""
 
     kind: str
     tensors: dict[str, Tensor]
     samples: int
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a safetensors file that opens as any checkpoint does."""
+        """Write a safetensors file, which opens like any checkpoint."""
         target = Path(path)
         metadata = {"format": "pt", "kind": self.kind, "samples": str(self.samples)}
         partial = target.with_name(target.name + ".partial")
@@ -32,12 +32,14 @@ class Statistics:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], kind: str | None = None) -> Statistics:
-        """Read what `save` wrote; `kind` makes another kind an error."""
+        """Read a file written by `save`; with `kind`, refuse other kinds."""
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 if "kind" not in metadata or "samples" not in metadata:
-                    raise CheckpointError(f"{path}: a checkpoint, but not one of statistics (no kind, no samples)")
+                    raise CheckpointError(
+                        f"{path}: this checkpoint does not hold statistics (its metadata has no kind and samples)"
+                    )
                 if kind is not None and metadata["kind"] != kind:
                     raise CheckpointError(f"{path}: statistics of kind {metadata['kind']!r}, expected {kind!r}")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""A held-out score: accuracy on labelled batches of several tasks, for everything here that chooses by a score."""
+"""A held-out score: the accuracy on labelled batches of several tasks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,21 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """The mean over tasks of accuracy, as a function of weights: `Validation(module, {"task": batches})(weights)`.
+    """Mean accuracy over tasks as a function of weights.
 
-    A task's batches are (inputs, targets); `budget` asks only that many of each. `heads` map the module's output to
-    each task's logits. The module gives the architecture, and what weights do not name; it is not written to.
+    Calling it with weights returns the score; with `budget=n`, only the first n batches of each task are used.
+
+    Args:
+        module: The architecture, and the values of whatever the weights do not name. It is not changed.
+        batches: For each task, batches of (inputs, targets).
+        heads: For each task, a function from the module's output to logits.
+
+    Raises:
+        InputError: If a task has no batches, or heads and batches name different tasks.
+
+    Example:
+        >>> validation = mg.tuning.Validation(base, {"math": batches, "code": batches})
+        >>> score = validation(math.state_dict())
     """
 
     module: nn.Module
@@ -35,7 +46,9 @@ class Validation:
         pairs = {task: [labelled(batch, f"data of {task!r}") for batch in found] for task, found in listed.items()}
         object.__setattr__(self, "batches", pairs)
         if self.heads is not None and set(self.heads) != set(self.batches):
-            raise InputError(f"heads for {sorted(self.heads)}, data for {sorted(self.batches)}: the same, please")
+            raise InputError(
+                f"heads are for {sorted(self.heads)}, but data for {sorted(self.batches)}; name the same tasks"
+            )
         object.__setattr__(self, "module", evaluation_copy(self.module))
 
     def __call__(self, weights: Weights, budget: int | None = None) -> float:
@@ -44,7 +57,7 @@ class Validation:
 
     @torch.no_grad()
     def scores(self, weights: Weights, budget: int | None = None) -> dict[str, float]:
-        """Accuracy on every task."""
+        """Return the accuracy on every task."""
         return {task: self._accuracy(weights, task, batches[:budget]) for task, batches in self.batches.items()}
 
     def _accuracy(self, weights: Weights, task: str, batches: Sequence[Batch]) -> float:

@@ -1,7 +1,7 @@
-"""What adaptivity is compared with, on the same library: static merges, the oracle, SMILE, WeMoE, Twin-Merging.
+"""Models to compare adaptive ones with, over the same library: static merges, the oracle, SMILE, WeMoE, Twin-Merging.
 
-None of these names a head. Given the task, its head answers; otherwise the task that most gates vote for, or, where no
-gate chooses, every head takes part and the best (task, class) wins.
+If the task is given, its head answers. Otherwise the gates vote for the task; for methods without gates, every head
+takes part and the best (task, class) wins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model over a library that answers with one of its heads."""
+"""The base class of models that adaptive ones are compared with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,22 @@ from merganser.routing.routers import Routing
 
 
 class Baseline(LibraryModel):
-    """Built and asked as an `AdaptiveModel` is: `model(batch)`, or `predict`, with the task or without."""
+    """A model over a library that is built and called like an `AdaptiveModel`. Abstract.
+
+    Args:
+        module: The network. It must hold the base's weights.
+        library: The experts.
+        heads: The classification head of every expert, by its name.
+        features: Turns the module's output and inputs into what the heads read, shape (samples, width). Needed
+            unless the output itself has this shape.
+        score: How answers of different heads are compared: `"logit"`, `"probability"` or `"posterior"`.
+        merge: Parameters of the method `tsv`, where experts are merged.
+
+    Example:
+        >>> rivals = mg.routing.baselines
+        >>> for kind in (rivals.Static, rivals.Smile):
+        ...     tasks = kind(encoder, library, heads)(images).tasks
+    """
 
     heads: Heads
 
@@ -42,10 +57,10 @@ class Baseline(LibraryModel):
         self._version = 0
 
     def derive(self) -> None:
-        """Work out what a pass needs of the module's weights and the library: once, and again after a move."""
+        """Compute what a pass needs of the module's weights and the library: once, and again after a move."""
 
     def run(self, inputs: Inputs, task: str | None = None) -> tuple[Any, Tensor | None]:
-        """The module's output, and votes for the tasks (samples × tasks) if the method chooses among them."""
+        """Return the module's output and, if the method chooses among tasks, votes of shape (samples, tasks)."""
         if (version := self.composer.follow()) != self._version:
             self._version = version
             self.derive()
@@ -53,7 +68,7 @@ class Baseline(LibraryModel):
 
     @abstractmethod
     def attempt(self, inputs: Inputs, task: str | None) -> tuple[Any, Tensor | None]:
-        """`run`, where the module is now; none but the oracle looks at the task."""
+        """Do the work of `run` where the module is now; only the oracle looks at the task."""
 
     @torch.no_grad()
     def forward(self, batch: Any, *, task: str | None = None) -> Prediction:
@@ -61,13 +76,13 @@ class Baseline(LibraryModel):
 
         Args:
             batch: A tensor, a tuple of the module's positional arguments or a mapping of its keyword arguments.
-            task: Whose head is to answer; by default see the method.
+            task: The task whose head answers; by default the method decides.
 
         Returns:
             The prediction.
 
         Raises:
-            InputError: If the batch does not fit the module, or a task is named that has no head.
+            InputError: If the batch does not fit the module, or `task` has no head.
         """
         self.asked(task)
         inputs = Inputs.of(batch, self.module)
@@ -76,7 +91,7 @@ class Baseline(LibraryModel):
 
     @torch.no_grad()
     def answer(self, inputs: Inputs, output: Any, votes: Tensor | None, task: str | None = None) -> Prediction:
-        """The same from what `run` gave."""
+        """Answer a batch from the result of `run`."""
         tasks = self.library.experts
         if votes is None:
             sets = (frozenset(tasks),) * inputs.size
@@ -88,7 +103,7 @@ class Baseline(LibraryModel):
         return found._replace(output=output)
 
     def averaged(self, scale: float, apart_from: Iterable[str] = ()) -> Composition:
-        """θ₀ + scale · Σ Δ_t of every changed tensor, but for those of some layers."""
+        """Return θ₀ + scale · Σ Δ_t of every changed tensor, except those of some layers."""
         theirs = {f"{layer}.{part}" for layer in apart_from for part in ("weight", "bias")}
         whole = {}
         experts = [self.library.expert(name) for name in self.library.experts]
@@ -102,6 +117,6 @@ class Baseline(LibraryModel):
 
 
 def at_least_one(what: str, value: int) -> None:
-    """Refuse numbers of things below one."""
+    """Refuse numbers below one."""
     if value < 1:
         raise InputError(f"{what} {value}: must be at least 1")

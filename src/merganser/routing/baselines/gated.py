@@ -18,17 +18,18 @@ class Gates(ABC):
 
     @abstractmethod
     def __call__(self, layer: str, x: Tensor) -> Tensor:
-        """Gates for the input of a layer: one row per input row, or one per sample."""
+        """Return the gates for the input of a layer: one row per input row, or one per sample."""
 
     def votes(self) -> Tensor | None:
-        """After the pass, samples × tasks; none if gates mix and do not choose."""
+        """Return votes of shape (samples, tasks) after the pass; `None` if gates mix and do not choose."""
         return None
 
 
 class GatedBaseline(Baseline):
-    """`stacks` are the experts beside each layer, `rest` the merge in force everywhere else.
+    """A baseline with gated experts beside linear layers.
 
-    A layer whose weight turns out to be read without being called has no gate from then on.
+    `stacks` holds the experts beside each layer, `rest` the merge that is used everywhere else. A layer whose weight
+    turns out to be read without a call has no gate from then on.
     """
 
     stacks: dict[str, ExpertStack]
@@ -36,11 +37,11 @@ class GatedBaseline(Baseline):
 
     @abstractmethod
     def open_gates(self, inputs: Inputs) -> Gates:
-        """The gates of a pass with these inputs."""
+        """Return the gates of a pass with these inputs."""
 
     @abstractmethod
     def ungated(self) -> Composition:
-        """`rest`, given the layers in `stacks`."""
+        """Return `rest`, given the layers in `stacks`."""
 
     def attempt(self, inputs: Inputs, task: str | None) -> tuple[Any, Tensor | None]:
         gates = self.open_gates(inputs)

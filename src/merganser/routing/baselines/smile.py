@@ -19,11 +19,25 @@ from merganser.routing.models import Features
 
 
 class Smile(GatedBaseline):
-    """y = W₀ x + Σ_{t ∈ top} p_t U_t Σ_t V_tᵀ x in every linear layer, with p = softmax over the top tasks of ‖V_tᵀ x‖,
-    V_t the first `gate_rank` singular vectors. Gates decide for every token and layer anew.
+    """Experts chosen for every token and layer by their singular vectors (SMILE).
 
-    Other tensors get the mean of their updates. Votes: in each layer the task most tokens chose, then the task most
-    layers chose.
+    y = W₀ x + Σ_{t ∈ top} p_t U_t Σ_t V_tᵀ x in every linear layer, with p the softmax of ‖V_tᵀ x‖ over the top tasks
+    and V_t the first `gate_rank` singular vectors. Other tensors get the mean of their updates. The task is found by
+    vote: in each layer the task that most tokens chose, then the task that most layers chose.
+
+    Args:
+        module: The network. It must hold the base's weights.
+        library: The experts.
+        heads: The classification head of every expert, by its name.
+        top: How many experts each token gets.
+        gate_rank: How many singular vectors the gates use.
+        features: Turns the module's output and inputs into what the heads read, shape (samples, width). Needed
+            unless the output itself has this shape.
+        score: How answers of different heads are compared: `"logit"`, `"probability"` or `"posterior"`.
+
+    Example:
+        >>> model = mg.routing.Smile(encoder, library, heads, top=1, gate_rank=4)
+        >>> tasks = model(images).tasks
     """
 
     def __init__(
@@ -80,5 +94,5 @@ class _TokenGates(Gates):
 
 
 def _leading(stack: ExpertStack, rank: int) -> list[Tensor]:
-    """The first right singular vectors of every task."""
+    """Return the first right singular vectors of every task."""
     return [part[:, :rank] for part in torch.split(stack.right, list(stack.ranks), dim=1)]

@@ -19,7 +19,22 @@ StaticMethod = Literal["tsv", "task_arithmetic"]
 
 
 class Static(Baseline):
-    """TSV-Merge of the whole library, or task arithmetic θ₀ + λ ΣΔ_t. λ, `scale`, is 1 or 0.3 unless given."""
+    """One merge for every input: TSV-Merge of the whole library, or task arithmetic θ₀ + λ ΣΔ_t.
+
+    Args:
+        module: The network. It must hold the base's weights.
+        library: The experts.
+        heads: The classification head of every expert, by its name.
+        method: `"tsv"` or `"task_arithmetic"`.
+        scale: λ; by default 1 for `tsv` and 0.3 for task arithmetic.
+        features: Turns the module's output and inputs into what the heads read, shape (samples, width). Needed
+            unless the output itself has this shape.
+        score: How answers of different heads are compared: `"logit"`, `"probability"` or `"posterior"`.
+
+    Example:
+        >>> model = mg.routing.Static(encoder, library, heads, method="task_arithmetic")
+        >>> classes = model.predict(images, "math").classes
+    """
 
     def __init__(
         self,

@@ -22,11 +22,26 @@ from merganser.routing.routers import Router, checked
 
 
 class TwinMerging(GatedBaseline):
-    """W = W_s + Σ_t w_t U_t Σ_t V_tᵀ: a shared expert θ_s (task arithmetic) and exclusive low-rank residuals
-    U_t Σ_t V_tᵀ = SVD_r(θ_t − θ_s), mixed for every sample by the weights w of a trained router.
+    """A shared expert plus what is left of each expert, mixed by a trained router (Twin-Merging).
 
-    `router` reads the shared expert (its `source` is not asked for). `rank` is that of the residuals, by default the
-    share 1/T of each matrix. Votes: the router's weights.
+    W = W_s + Σ_t w_t U_t Σ_t V_tᵀ with the shared expert θ_s (task arithmetic) and the low-rank residuals
+    U_t Σ_t V_tᵀ = SVD_r(θ_t − θ_s), mixed for every sample by the weights w of the router. They also vote for the task.
+
+    Args:
+        module: The network. It must hold the base's weights.
+        library: The experts.
+        heads: The classification head of every expert, by its name.
+        router: Reads the shared expert; its `source` has no effect.
+        scale: λ of the shared expert.
+        rank: Rank of the residuals; by default the share 1/T of each matrix.
+        features: Turns the module's output and inputs into what the heads read, shape (samples, width). Needed
+            unless the output itself has this shape.
+        pooling: How the tokens of a layer's input become one vector.
+        score: How answers of different heads are compared: `"logit"`, `"probability"` or `"posterior"`.
+
+    Example:
+        >>> router = mg.routing.ProjectionRouter.of(library, "2")
+        >>> model = mg.routing.TwinMerging(encoder, library, heads, router=router)
     """
 
     def __init__(

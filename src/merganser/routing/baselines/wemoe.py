@@ -22,12 +22,28 @@ from merganser.routing.models import Features
 
 
 class WeMoE(GatedBaseline):
-    """Task arithmetic everywhere but in the MLPs, where W = W₀ + Σ_t g_t(z) Δ_t with a small gate per block.
+    """Task arithmetic, with the experts of the MLPs mixed by small trained gates (WeMoE).
 
-    g is a two-layer perceptron of the block's pooled input whose last bias starts at λ (0.3), so that it starts as task
-    arithmetic. `fit` adapts the gates to unlabelled batches of the tasks by lowering the entropy of their heads'
-    answers. The MLPs are the linear layers with unequal sides, unless `layers` names others. Coefficients mix, they do
-    not choose: every head takes part.
+    In the MLPs, W = W₀ + Σ_t g_t(z) Δ_t with one gate per block: g is a two-layer perceptron of the block's pooled
+    input whose last bias starts at λ, so that it starts as task arithmetic. `fit` adapts the gates to unlabelled
+    batches of the tasks by lowering the entropy of the heads' answers. The coefficients mix and do not choose, so that
+    every head takes part.
+
+    Args:
+        module: The network. It must hold the base's weights.
+        library: The experts.
+        heads: The classification head of every expert, by its name.
+        layers: The linear layers to gate; by default those with unequal sides.
+        scale: λ.
+        seed: Seed of the gates' first layer.
+        features: Turns the module's output and inputs into what the heads read, shape (samples, width). Needed
+            unless the output itself has this shape.
+        pooling: How the tokens of a block's input become one vector.
+        score: How answers of different heads are compared: `"logit"`, `"probability"` or `"posterior"`.
+
+    Example:
+        >>> model = mg.routing.WeMoE(encoder, library, heads, layers=["0", "2"])
+        >>> model = model.fit({"math": [images], "code": [images]}, steps=2)
     """
 
     def __init__(
@@ -77,7 +93,7 @@ class WeMoE(GatedBaseline):
         return _BlockGates(self.blocks, self.gates, self.pooling, inputs.mask)
 
     def fit(self, batches: Mapping[str, Sequence[Any]], steps: int = 50, learning_rate: float = 1e-3) -> WeMoE:
-        """One batch of every task a step, taken in turn."""
+        """Train the gates; each step takes one batch of every task."""
         for task, parts in batches.items():
             self.heads.check(task)
             if not len(parts):
@@ -97,7 +113,7 @@ class WeMoE(GatedBaseline):
 
 
 class _BlockGates(Gates):
-    """The coefficients of a block are those of the first layer that is called in it."""
+    """Gates of blocks; the first layer called in a block computes its coefficients."""
 
     def __init__(
         self, blocks: Mapping[str, str], gates: Mapping[str, nn.Module], pooling: Pooling, mask: Tensor | None
@@ -113,7 +129,7 @@ class _BlockGates(Gates):
 
 
 def _block(layer: str) -> str:
-    """The part of a name up to its last number: the layers of one block share a gate."""
+    """Return the part of a name up to its last number; the layers of one block share a gate."""
     found = re.match(r"(.*\.|^)\d+(?=\.|$)", layer)
     return found.group(0) if found else layer
 
