@@ -15,7 +15,16 @@ import yaml
 ROOT = Path(__file__).parents[2]
 GUIDES = {
     page.stem: page.read_text(encoding="utf-8")
-    for name in ("merging", "task_vectors", "alignment", "experts", "adaptive", "evolution", "reports")
+    for name in (
+        "merging",
+        "task_vectors",
+        "alignment",
+        "experts",
+        "adaptive",
+        "evolution",
+        "reports",
+        "howto",
+    )
     for page in [ROOT / "docs" / f"{name}.md"]
 }
 #: What a page needs beyond the core.
