@@ -1,4 +1,4 @@
-"""Rewrites the generated parts of README.md and docs/parity.md from the method registry and stored results.
+"""Rewrites the generated parts of README.md and docs/parity.md from stored results.
 
     python -m benchmarks.readme [--check]
 
@@ -14,30 +14,38 @@ from pathlib import Path
 
 from benchmarks.records import stored
 from benchmarks.reporting import markdown
-from benchmarks.reporting.sections import multi_task
+from benchmarks.reporting.formats import mebibytes
+from benchmarks.reporting.parts import Table
 from benchmarks.reporting.sections import speed as merging
-from merganser.methods.catalogue import table
 
 ROOT = Path(__file__).parents[1]
+
+
+#: The rows of the README's table; all methods are in docs/results.md.
+SHOWN = ("linear", "task_arithmetic", "slerp", "ties", "dare_ties", "della")
 
 
 def speed() -> str:
     found = stored("merge_speed")
     measured = found["results"]
-    intro = f"`{found['command']}`, {found['machine']}. {merging.conditions(measured)}"
-    return f"{intro}\n\n{markdown.table(merging.table(measured))}"
-
-
-def quality() -> str:
-    found = stored("multi_task")
-    measured = found["results"]
-    sizes = sorted({row["tasks"] for row in measured["rows"]})
+    rows = [
+        [
+            f"`{method}`",
+            f"{row['ours']['seconds']:.1f} s",
+            f"{row['mergekit']['seconds']:.0f} s",
+            f"**{row['times_faster']:.1f}×**",
+            mebibytes(row["ours"]["peak_anonymous"]),
+            mebibytes(row["mergekit"]["peak_anonymous"]),
+        ]
+        for method, row in measured["methods"].items()
+        if method in SHOWN and "mergekit" in row
+    ]
+    columns = ["method", "Merganser", "mergekit", "times faster", "peak memory", "mergekit's"]
     intro = (
-        f"`{found['command']}`: MiniLM experts of {', '.join(map(str, sizes[:-1]))}{' and ' if sizes[:-1] else ''}"
-        f"{sizes[-1]} text tasks merged into one encoder, each task answered through its own head; accuracy over that "
-        f"of the experts; {multi_task.errors(measured)}. More in [docs/results.md](docs/results.md)."
+        f"A base and three models of {measured['params']} parameters in bfloat16, start-up included, "
+        f"{found['machine']} (`{found['command']}`):"
     )
-    return f"{intro}\n\n{markdown.table(multi_task.brief(measured))}"
+    return f"{intro}\n\n{markdown.table(Table(columns, rows))}"
 
 
 def parity() -> str:
@@ -49,7 +57,7 @@ def dialect() -> str:
 
 
 PARTS = {
-    "README.md": {"speed": speed, "quality": quality, "methods": table},
+    "README.md": {"speed": speed},
     "docs/parity.md": {"parity": parity, "dialect": dialect},
 }
 

@@ -59,15 +59,6 @@ def describe(method: type[Method] | str) -> MethodRow:
     )
 
 
-def table() -> str:
-    """The methods as a Markdown table."""
-    lines = ["| method | what it does | base | models | parameters |", "|---|---|---|---|---|"]
-    for row in catalogue():
-        settings = ", ".join(f"`{p.name}`{'' if p.default == 'required' else f' {p.default}'}" for p in row.parameters)
-        lines.append(f"| `{row.name}` | {row.summary} | {row.base} | {row.models} | {settings} |")
-    return "\n".join(lines)
-
-
 def _row(parameter: Parameter) -> ParameterRow:
     if parameter.choices:
         bounds = " | ".join(parameter.choices)
