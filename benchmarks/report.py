@@ -30,8 +30,7 @@ the test set, √(a(1 − a)/n).
 
 C²M³, MergeMany and REPAIR are explained on the page on [alignment](alignment.md), TSV-M, TSV-C and interference (STI)
 on [experts](experts.md), MASS and what it is compared with on [adaptive models](adaptive.md), estimators of a merge's
-quality (p-, gp-, mp- and gmp-IRT) on [evolution](evolution.md), other methods in
-[the README's table](../README.md#methods).
+quality (p-, gp-, mp- and gmp-IRT) on [evolution](evolution.md); `merganser methods` lists the others.
 """
 
 

@@ -11,7 +11,6 @@ from latex2mathml.converter import convert
 _LINKS = {
     "../benchmarks/results/": "results/",
     "../benchmarks/results)": "results.md)",
-    "../README.md#methods": "reference/methods.md",
     "../CONTRIBUTING.md": "contributing.md",
 }
 _FENCED = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)

@@ -7,7 +7,9 @@ Makes three small language models in a temporary directory, runs the commands be
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,7 +61,7 @@ def main(out: Path) -> None:
     program = shutil.which("merganser", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if program is None:
         sys.exit("merganser is not installed")
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
     environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     with tempfile.TemporaryDirectory() as scratch:
         write_models(Path(scratch))
@@ -68,11 +70,10 @@ def main(out: Path) -> None:
             done = subprocess.run(
                 [program, *command[1:]], cwd=scratch, env=environment, text=True, capture_output=True, check=True
             )
-            # A progress bar writes over itself: what remains is what follows the last return.
-            lines = [line.split("\r")[-1] for line in (done.stdout + done.stderr).rstrip().split("\n")]
-            console.print(Text.from_ansi("\n".join(lines)))
+            console.print(Text.from_ansi(done.stdout.rstrip()))
             console.print()
-    out.write_text(console.export_svg(title="merganser"), encoding="utf-8")
+    picture = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="merganser"), flags=re.DOTALL)
+    out.write_text(picture, encoding="utf-8")  # without fonts from elsewhere
 
 
 if __name__ == "__main__":
