@@ -20,10 +20,11 @@ from merganser.align.starts import Start
 from merganser.align.state import Model, State, average, fingerprint, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError
+from merganser.notebooks import Shown
 
 
 @dataclass(frozen=True)
-class Universe:
+class Universe(Shown):
     """Models, and permutations that put each of them in the common space; `notes` say what to doubt about them."""
 
     symmetry: Symmetry

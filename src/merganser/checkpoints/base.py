@@ -14,6 +14,7 @@ from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.dtypes import Element
 from merganser.errors import MissingTensorError, did_you_mean
 from merganser.lazy import torch
+from merganser.notebooks import Shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +53,7 @@ class TensorSpec:
         return f"{self.element}{list(self.shape)}"
 
 
-class Checkpoint(Mapping[str, "Tensor"]):
+class Checkpoint(Shown, Mapping[str, "Tensor"]):
     """A lazy mapping from names to tensors: opening one reads headers only.
 
     `checkpoint["name"]`, `in`, `len`, iteration and `module.load_state_dict(checkpoint)` work as on a state dict; tied

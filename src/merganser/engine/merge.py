@@ -9,6 +9,7 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.engine.plan import Output, Plan
 from merganser.methods.base import Method
 from merganser.methods.registry import build, lookup
+from merganser.notebooks import Shown
 
 #: Turns a reference into an open checkpoint.
 Open = Callable[[str], Checkpoint]
@@ -25,7 +26,7 @@ class Rule:
     copies: bool
 
 
-class Merge:
+class Merge(Shown):
     """A plan, its open sources, and its rules, each built once.
 
     Args:

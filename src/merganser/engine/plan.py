@@ -12,6 +12,7 @@ from typing import Any
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.sidecars import Sidecars
 from merganser.checkpoints.vocabulary import VocabularyMap
+from merganser.notebooks import Shown
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """A whole merge. `aliases` are tied names of the output (alias -> stored name), `notes` what the user
     should know, `sidecars` what the writer writes besides the weights."""
 

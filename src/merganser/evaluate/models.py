@@ -18,6 +18,7 @@ from merganser.evaluate.accuracy import normalized_accuracy
 from merganser.evaluate.tasks import Task
 from merganser.evaluate.verdicts import Check, Verdict, verdict
 from merganser.evaluate.weights import check_weights
+from merganser.notebooks import Shown
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Shown):
     """The checks of a model, its scores and its parents'. `normalized` is the normalised accuracy over the tasks, each
     task's expert being the parent that does best at it."""
 

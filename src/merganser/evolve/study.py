@@ -20,9 +20,10 @@ from merganser.evolve.progress import Forecast, forecast
 from merganser.evolve.running import Listener, StudyRun, stored
 from merganser.evolve.store import Store, Trial
 from merganser.evolve.workers import Evaluate
+from merganser.notebooks import Shown
 
 
-class Study:
+class Study(Shown):
     """One study in one file; see the module's example."""
 
     def __init__(self, store: Store) -> None:

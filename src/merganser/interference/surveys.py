@@ -20,6 +20,7 @@ from merganser.kernels.spectra import effective_rank
 from merganser.library.library import Library
 from merganser.library.unfolding import is_matrix
 from merganser.methods.matrices import FLOOR, matrix_shape, rank_kept
+from merganser.notebooks import Shown
 
 #: Shares of the components at which the kept energy is reported.
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
@@ -64,7 +65,7 @@ class BlockInterference:
 
 
 @dataclass(frozen=True)
-class Survey:
+class Survey(Shown):
     """The result of `survey`.
 
     Attributes:

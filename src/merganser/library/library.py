@@ -26,6 +26,7 @@ from merganser.library.storage import FACTOR_DTYPES, ExpertFile, checksum, delet
 from merganser.library.views import Expert, MergedExperts
 from merganser.methods.registry import build as build_method
 from merganser.methods.tsv import TSV
+from merganser.notebooks import Shown
 from merganser.recipes.saving import save
 
 
@@ -54,7 +55,7 @@ class Finding:
     message: str
 
 
-class Library:
+class Library(Shown):
     """Experts of one base, stored in a directory as low-rank factors. Create one with `Library.build`.
 
     Args:

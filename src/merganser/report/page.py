@@ -159,11 +159,21 @@ class Page:
             f"<body><main><h1>{title}</h1>{''.join(self._parts)}</main><script>{_SORT}</script></body></html>\n"
         )
 
+    def fragment(self) -> str:
+        """Return the parts without a page around them, for a notebook; the style reaches nothing outside."""
+        style = _nested(_STYLE + charts.STYLE)
+        return f'<div class="merganser"><style>.merganser {{ {style} }}</style>{"".join(self._parts)}</div>'
+
     def write(self, path: str | os.PathLike[str]) -> Path:
         file = Path(path)
         check_place(file)
         file.write_text(self.render(), encoding="utf-8")
         return file
+
+
+def _nested(style: str) -> str:
+    """Return rules that can stand inside another one: the root is that element, and the body is the notebook's."""
+    return re.sub(r"^body \{.*\}$", "", style, flags=re.MULTILINE).replace(":root", "&")
 
 
 def check_place(file: Path, option: str = "") -> None:

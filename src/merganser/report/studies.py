@@ -26,19 +26,24 @@ def is_database(file: Path) -> bool:
 def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
     study = Study.open(file, readonly=True)
     try:
-        design, trials = study.design, study.trials()
-        if study.failure:
-            page.text(f"Failed: {study.failure}. When the cause is gone, resume the run to try again.")
-        if any(trial.valid for trial in trials):
-            if not study.ended:
-                page.text(f"Not ended: {len(trials)} of {design.trials} trials. Resume the run for the rest.")
-            show(page, study)
-        else:
-            page.text(f"{len(trials)} of {design.trials} trials, none of them with a score yet.")
-            _trials(page, study)
-        return {"kind": "study", "file": file.name, "trials": len(trials), "ended": study.ended}
+        fill_study(page, study)
+        return {"kind": "study", "file": file.name, "trials": len(study.trials()), "ended": study.ended}
     finally:
         study.close()
+
+
+def fill_study(page: Page, study: Study) -> None:
+    """Add what an open study has found so far."""
+    design, trials = study.design, study.trials()
+    if study.failure:
+        page.text(f"Failed: {study.failure}. When the cause is gone, resume the run to try again.")
+    if any(trial.valid for trial in trials):
+        if not study.ended:
+            page.text(f"Not ended: {len(trials)} of {design.trials} trials. Resume the run for the rest.")
+        show(page, study)
+    else:
+        page.text(f"{len(trials)} of {design.trials} trials, none of them with a score yet.")
+        _trials(page, study)
 
 
 def show(page: Page, study: Study) -> None:

@@ -30,6 +30,7 @@ from merganser.errors import InputError, did_you_mean, reading
 from merganser.evaluate.tasks import Task
 from merganser.methods.registry import aliases, lookup
 from merganser.methods.registry import parameters as method_parameters
+from merganser.notebooks import Shown
 from merganser.recipes import documents
 from merganser.tuning.result import Result
 from merganser.tuning.score_journal import ScoreJournal
@@ -81,7 +82,7 @@ class ScoredVariant(Result):
 
 
 @dataclass(frozen=True)
-class Sweep(Result):
+class Sweep(Shown, Result):
     """Trials from the best down; `recipe` is the best one's, `unseen` its score on questions the sweep did not ask."""
 
     trials: tuple[ScoredVariant, ...]
