@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from merganser.methods.catalogue import catalogue, describe, table
+from merganser.methods.catalogue import catalogue, describe
 from merganser.methods.registry import registry
 
 
@@ -46,9 +46,3 @@ def test_required_parameters_and_other_names():
     assert describe("ramplus_tl").name == "ram_plus"
     assert describe("passthrough").parameters[0].default == "none"
     assert {p.name: p.default for p in describe("svc").parameters}["exclude"] == "none"
-
-
-def test_the_table_has_a_line_a_method():
-    lines = table().splitlines()
-    assert len(lines) == len(registry()) + 2
-    assert all(line.count("|") == 6 for line in lines)
