@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import merganser as mg
 from merganser.cli import build
 from merganser.cli.collapsing import collapse
+from merganser.cli.commands import load_command
+from merganser.cli.mergekit_flags import FLAGS
 from merganser.errors import InputError
 
 RECIPE = """
@@ -102,3 +106,57 @@ def test_no_name_is_lost_or_made_up(rows: dict[str, str]) -> None:
 
     collapsed = collapse(rows.items())
     assert sorted((name, rest) for each, rest in collapsed for name in expand(each)) == sorted(rows.items())
+
+
+@pytest.mark.parametrize("dialect", ["native", "mergekit"])
+def test_seed_dtype_and_shard_size_come_before_the_recipes(recipe: Path, tmp_path: Path, dialect: str) -> None:
+    written = {"native": "method: linear\nmodels: [a, b]\noutput: {dtype: float32}\nseed: 3\n"}
+    written["mergekit"] = "merge_method: linear\nmodels: [{model: a}, {model: b}]\ndtype: float32\n"
+    recipe.write_text(written[dialect] + "# a comment stays\n")
+    plain = json.loads(call("plan", recipe, "--json"))
+    options = ("--dtype", "bf16", "--shard-size", "100", "--seed", "7")
+    changed = json.loads(call("plan", recipe, "--json", *options))
+    assert changed["bytes_out"] * 2 == plain["bytes_out"]
+    assert (plain["shards"], changed["shards"]) == (1, 2)
+    call("merge", recipe, tmp_path / "out", *options)
+    assert mg.open(tmp_path / "out").spec("layers.0.w").dtype == torch.bfloat16
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "# a comment stays\n# changed when it was run to seed: 7, output.dtype: bf16, output.shard_size: 100" in card
+
+
+def test_the_seed_on_the_command_line_is_the_seed(recipe: Path, tmp_path: Path) -> None:
+    save_file({f"layers.{i}.w": torch.zeros(2, 2) for i in range(11)}, tmp_path / "base" / "model.safetensors")
+    text = "method: dare_linear\nbase: base\nmodels: [a]\nparameters: {density: 0.5}\noutput: {exclude: ['*.norm']}\n"
+    for seed in (5, 6):
+        recipe.write_text(f"{text}seed: {seed}\n")
+        call("merge", recipe, tmp_path / f"written-{seed}")
+    recipe.write_text(text)
+    call("merge", recipe, tmp_path / "given", "--seed", 5)
+    names = ("given", "written-5", "written-6")
+    weights = {each: (tmp_path / each / "model.safetensors").read_bytes() for each in names}
+    assert weights["given"] == weights["written-5"] != weights["written-6"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [("--dtype", "float15", "did you mean 'float16'"), ("--shard-size", "big", "big"), ("--shard-size", "0", "a byte")],
+)
+def test_wrong_options_are_refused(recipe: Path, option: str, value: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call("plan", recipe, option, value)
+
+
+def test_options_of_mergekit_get_a_hint(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        call("merge", recipe, tmp_path / "out", "--cuda", "--lazy-unpickle", "--out-shard-size=5B")
+    lines = [line.strip() for line in str(refused.value).splitlines()]
+    assert lines[0] == "--cuda is an option of mergekit; write --device cuda"
+    assert lines[1].startswith("--lazy-unpickle is an option of mergekit; leave it out")
+    assert lines[2].startswith("--out-shard-size is an option of mergekit; write --shard-size SIZE")
+
+
+def test_hints_name_options_that_there_are() -> None:
+    known = {option for each in ("merge", "plan") for p in load_command(each).params for option in p.opts}
+    for flag, hint in FLAGS.items():
+        assert flag not in known
+        assert set(re.findall(r"(?<!\w)--[a-z-]+", hint)) <= known, flag

@@ -71,14 +71,19 @@ _KNOWN = {
 
 def dtype_of(given: str | torch.dtype, known: Iterable[str] = FLOATS, what: str = "weights") -> torch.dtype:
     """The dtype that was named or given, if it is one of those `known` for `what`."""
-    if not isinstance(given, (str, torch.dtype)):
+    found: torch.dtype = getattr(torch, dtype_name(given, known, what))
+    return found
+
+
+def dtype_name(given: str | torch.dtype, known: Iterable[str] = FLOATS, what: str = "weights") -> str:
+    """The name of the dtype that was named or given, if it is one of those `known` for `what`."""
+    if not isinstance(given, str) and not isinstance(given, torch.dtype):
         raise InputError(f"dtype: expected a name such as 'bfloat16' or a torch.dtype, got {given!r}")
     name = str(given).removeprefix("torch.")
     name = ALIASES.get(name, name)
     if name not in known:
         raise InputError(f"{name!r} is not a dtype of {what}{did_you_mean(name, known)}")
-    found: torch.dtype = getattr(torch, name)
-    return found
+    return name
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from importlib import import_module
 from typing import Any
 
 from merganser.cli.limits import raise_open_files
@@ -31,10 +30,12 @@ COMMANDS = {
     "demo": "merganser.cli.demo",
 }
 INTERRUPTED = 130
+#: Messages and help as plain text, for logs and for readers of every kind of terminal.
+PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "add_completion": False, "rich_markup_mode": None}
 
 
 def build() -> Any:
-    """The typer application with every command mounted."""
+    """The typer application; a command is imported when it is called, or when help lists it."""
     import typer
 
     from merganser.cli.commands import Commands
@@ -44,9 +45,7 @@ def build() -> Any:
         cls=Commands,
         help="Merge, align, compress, route and evolve neural networks in weight space.",
         no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        add_completion=False,
-        rich_markup_mode=None,
+        **PLAIN,
     )
 
     @app.callback(invoke_without_command=True)
@@ -59,13 +58,6 @@ def build() -> Any:
             say(__version__)
             raise typer.Exit
 
-    for name, path in COMMANDS.items():
-        location, _, function = path.partition(":")
-        module = import_module(location)
-        if hasattr(module, "app"):
-            app.add_typer(module.app, name=name)
-        else:
-            app.command(name)(getattr(module, function or "command"))
     return app
 
 

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from merganser.cli.interrupts import explain_interrupt, left_in
-from merganser.cli.options import Device, DryRun, Json, Memory, Out, Overwrite, Ray, Recipe, Resume, Workers
+from merganser.cli.options import (
+    Device,
+    DryRun,
+    Dtype,
+    Json,
+    Memory,
+    Out,
+    Overwrite,
+    Ray,
+    Recipe,
+    RecipeSeed,
+    Resume,
+    ShardSize,
+    Workers,
+)
 from merganser.cli.output import emit, say
 from merganser.cli.plan import show_plan, show_summary, summarise
 from merganser.cli.progress import ProgressReporter
@@ -25,6 +39,9 @@ def command(
     dry_run: DryRun = False,
     resume: Resume = False,
     overwrite: Overwrite = False,
+    seed: RecipeSeed = None,
+    dtype: Dtype = None,
+    shard_size: ShardSize = None,
     memory: Memory = None,
     workers: Workers = None,
     ray: Ray = None,
@@ -44,8 +61,9 @@ def command(
 
     keep_freed_memory()
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
+    options: dict[str, Any] = {"seed": seed, "dtype": dtype, "shard_size": shard_size}
     if dry_run:
-        show_plan(recipe, memory, workers, device, as_json)
+        show_plan(recipe, options, memory, workers, device, as_json)
         return
     began = time.monotonic()
 
@@ -62,6 +80,7 @@ def command(
         path = run(
             recipe,
             out,
+            **options,
             resume=resume,
             overwrite=overwrite,
             workers=workers,

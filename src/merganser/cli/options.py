@@ -56,4 +56,13 @@ Ray = Annotated[
         help="Run on the Ray cluster at this address ('auto' finds one, 'local' starts one).",
     ),
 ]
+RecipeSeed = Annotated[int | None, typer.Option("--seed", help="Seed instead of the recipe's.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", help="Dtype of the output instead of the recipe's, e.g. bfloat16."),
+]
+ShardSize = Annotated[
+    str | None,
+    typer.Option("--shard-size", metavar="SIZE", help="Largest output file instead of the recipe's, e.g. 5GB."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn at random.")]

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from merganser.cli.collapsing import collapse
-from merganser.cli.options import Device, Json, Memory, Recipe, Tensors, Workers
+from merganser.cli.options import Device, Dtype, Json, Memory, Recipe, RecipeSeed, ShardSize, Tensors, Workers
 from merganser.cli.output import emit, say
 from merganser.plain import plain
 from merganser.report.tables import Table
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 def command(
     recipe: Recipe,
     tensors: Tensors = False,
+    seed: RecipeSeed = None,
+    dtype: Dtype = None,
+    shard_size: ShardSize = None,
     memory: Memory = None,
     workers: Workers = None,
     device: Device = "cpu",
@@ -32,13 +35,20 @@ def command(
     With --tensors, also the method, the sources and the effective parameters of every tensor; on a terminal, tensors
     that differ only in the numbers of their names share a line.
     """
-    show_plan(recipe, memory, workers, device, as_json, tensors)
+    options = {"seed": seed, "dtype": dtype, "shard_size": shard_size}
+    show_plan(recipe, options, memory, workers, device, as_json, tensors)
 
 
 def show_plan(
-    recipe: Path, memory: str | None, workers: int | None, device: str, as_json: bool, tensors: bool = False
+    recipe: Path,
+    options: dict[str, Any],
+    memory: str | None,
+    workers: int | None,
+    device: str,
+    as_json: bool,
+    tensors: bool = False,
 ) -> None:
-    """Print the plan of a recipe, or raise what is wrong with it."""
+    """Print the plan of a recipe with other `options` than its own, or raise what is wrong with it."""
     from merganser import recipes
     from merganser.checkpoints.sidecars import prepare_sidecars
     from merganser.engine.execute import DEFAULT_MEMORY
@@ -46,7 +56,7 @@ def show_plan(
 
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
     check_workers(workers, device)
-    merge = recipes.prepare(recipes.load(recipe))
+    merge = recipes.prepare(recipes.load(recipe).with_options(**options))
     prepare_sidecars(merge.plan.sidecars, merge.sources)  # for what may be wrong with them
     summary = summarise(merge, limit, workers, strict=memory is not None)
     rows = describe_tensors(merge) if tensors else []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.dtypes import dtype_of, name_of
+from merganser.checkpoints.dtypes import dtype_name, name_of
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.confine import confine
@@ -131,7 +131,7 @@ class Library(Shown):
         for checkpoint in checkpoints.values():
             check_fit(opened, checkpoint)
         policy = RankPolicy.choose(rank_fraction, energy, budget, len(experts))
-        factors = _factor_dtype(opened) if dtype is None else name_of(dtype_of(dtype, FACTOR_DTYPES, "factors"))
+        factors = _factor_dtype(opened) if dtype is None else dtype_name(dtype, FACTOR_DTYPES, "factors")
         place = place_of(base)
         copied = copy_base or place is None  # of tensors in memory nothing but a copy can be found again
         wanted = Manifest(

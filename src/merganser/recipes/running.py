@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.dtypes import dtype_of, name_of
+from merganser.checkpoints.dtypes import dtype_name
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
@@ -91,7 +91,7 @@ def merge(
         "models": entries,
         "parameters": {name: value for name, value in parameters.items() if not _spread(method, name, value)},
         "overrides": overrides,
-        "output": output if dtype is None else {**(output or {}), "dtype": name_of(dtype_of(dtype))},
+        "output": output if dtype is None else {**(output or {}), "dtype": dtype_name(dtype)},
         "seed": seed,
     }
     if base is not None:
@@ -109,6 +109,9 @@ def run(
     recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe,
     out: str | os.PathLike[str],
     *,
+    seed: int | None = None,
+    dtype: str | torch.dtype | None = None,
+    shard_size: int | str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     workers: int | None = None,
@@ -126,6 +129,9 @@ def run(
     Args:
         recipe: The path of a recipe, its text, a mapping, or a loaded recipe.
         out: The directory to write.
+        seed: The seed instead of the recipe's.
+        dtype: The dtype of the output instead of the recipe's.
+        shard_size: The largest file of the output instead of the recipe's, in bytes or as `"5GB"`.
         resume: Continue a merge that was interrupted.
         overwrite: Replace `out`, or an unfinished merge.
         workers: The number of workers; by default one for each core.
@@ -152,6 +158,7 @@ def run(
     """
     check_workers(workers, device)
     loaded = recipe if isinstance(recipe, Recipe) else load(recipe)
+    loaded = loaded.with_options(seed=seed, dtype=dtype, shard_size=shard_size)
     prepared = prepare(loaded)
     on_merge(prepared)
     settings = Arithmetic(device, allow_nan)

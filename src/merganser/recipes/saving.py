@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from merganser.checkpoints.cards import Lineage
-from merganser.checkpoints.dtypes import dtype_of, name_of
+from merganser.checkpoints.dtypes import dtype_name
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.disk import Disk
@@ -63,7 +63,7 @@ def save(
     """
     check_workers(workers, "cpu")
     source = open_checkpoint(checkpoint)
-    output = {} if dtype is None else {"dtype": name_of(dtype_of(dtype))}
+    output = {} if dtype is None else {"dtype": dtype_name(dtype)}
     lineage = source.lineage()
     is_view = lineage != Lineage()
     # No recipe makes a view again: its label is no reference, whatever it looks like.

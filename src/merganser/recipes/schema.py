@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from merganser.checkpoints.dtypes import dtype_name
 from merganser.errors import CheckpointError, InputError, RecipeError
 from merganser.plain import to_yaml
 from merganser.recipes.settings import Setting
+from merganser.units import parse_size
+
+if TYPE_CHECKING:
+    import torch
 
 Parameters = Mapping[str, Setting]
 #: What a recipe was read from: a text, or the document that a program gave.
@@ -142,6 +147,26 @@ class Recipe:
         """The recipe as YAML: the text it was read from, or what its document says."""
         return self.written if isinstance(self.written, str) else to_yaml(self.written)
 
+    def with_options(
+        self, *, seed: int | None = None, dtype: str | torch.dtype | None = None, shard_size: int | str | None = None
+    ) -> Recipe:
+        """Return the recipe with another seed, dtype or shard size of the output, which its text then says.
+
+        Raises:
+            InputError: If there is no such dtype or size.
+        """
+        given = {"seed": seed, "output.dtype": dtype, "output.shard_size": shard_size}
+        said = [f"{key}: {value}" for key, value in given.items() if value is not None]
+        if not said:
+            return self
+        output = replace(
+            self.output,
+            dtype=self.output.dtype if dtype is None else dtype_name(dtype),
+            shard_size=self.output.shard_size if shard_size is None else _size(shard_size),
+        )
+        text = f"{self.text.rstrip()}\n# changed when it was run to {', '.join(said)}\n"
+        return replace(self, seed=self.seed if seed is None else seed, output=output, written=text)
+
     def entries(self) -> Iterator[Entry]:
         """Every model named: the base first, then in order of appearance, with repetitions."""
         if self.base:
@@ -151,6 +176,13 @@ class Recipe:
                 if each.base:
                     yield each.base
                 yield from each.models
+
+
+def _size(given: int | str) -> int:
+    found = parse_size(str(given))
+    if found < 1:
+        raise InputError(f"shard size: expected at least a byte, got {given!r}")
+    return found
 
 
 class Problems:
