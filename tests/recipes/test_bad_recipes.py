@@ -30,8 +30,11 @@ NATIVE = {
     "unknown method": (f"method: tiess\n{TWO}", "unknown method 'tiess'; did you mean 'ties'?"),
     "method of wrong type": (f"method: 3\n{TWO}", "method: expected text, got 3"),
     "unknown key": (f"method: linear\n{TWO}\nparameter: {{}}", "unknown key 'parameter'; did you mean 'parameters'?"),
-    "no models": ("method: linear\nseed: 0", "expected either models or slices"),
-    "models and slices": (f"method: linear\n{TWO}\nslices: []", "expected either models or slices, got both"),
+    "no models": ("method: linear\nseed: 0", "expected exactly one of models, slices and modules, got none of them"),
+    "models and slices": (
+        f"method: linear\n{TWO}\nslices: []",
+        "expected exactly one of models, slices and modules, got models and slices",
+    ),
     "empty models": ("method: linear\nmodels: []", "models: expected a list of models, got an empty list"),
     "models as text": ("method: linear\nmodels: ./a", "models: expected a list of models, got './a'"),
     "model as number": (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from merganser import recipes
 from merganser.checkpoints.sidecars import edited
 from merganser.errors import RecipeError
-from merganser.methods.registry import aliases, lookup, parameters
+from merganser.methods.registry import aliases, lookup, mergekit_defaults, parameters
 from merganser.recipes.mergekit_parameters import ACTING, KNOWN, without_effect
 
 MODELS = [{"model": "a", "parameters": {"weight": 0.25}}, {"model": "b", "parameters": {"weight": 0.75}}]
@@ -33,7 +33,8 @@ def test_a_parameter_acts_if_it_acts_in_mergekit_and_is_noted_if_not(method, nam
     document = {"merge_method": method, "base_model": "base", "models": MODELS, "parameters": {name: value}}
     recipe = recipes.load(document)
     noted = any(note.startswith(f"parameters.{name} has no effect: ") for note in recipe.notes)
-    assert bool(recipe.parameters) == (name in ACTING[method])
+    defaults = mergekit_defaults(lookup(method))
+    assert (recipe.parameters != defaults or name in defaults) == (name in ACTING[method])
     assert noted == (name not in ACTING[method])
 
 

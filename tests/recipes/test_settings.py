@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import glob
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +55,9 @@ FILTERS = st.one_of(st.none(), st.sampled_from(["mlp", "self_attn", "layers.3", 
     DEPTHS,
 )
 def test_the_first_filter_that_is_part_of_the_name_wins(cases, name, t):
-    setting = Choice(tuple(Case(f, Gradient(tuple(v)) if isinstance(v, list) else v, "substring") for f, v in cases))
+    globs = ["*" if f is None else f"*{glob.escape(f)}*" for f, _ in cases]
+    values = [Gradient(tuple(v)) if isinstance(v, list) else v for _, v in cases]
+    setting = Choice(tuple(map(Case, globs, values)))
     expected = None
     for substring, value in cases:
         if substring is None or name.find(substring) >= 0:

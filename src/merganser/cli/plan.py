@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from merganser.cli.collapsing import collapse
 from merganser.cli.options import Device, Dtype, Json, Memory, Recipe, RecipeSeed, ShardSize, Tensors, Workers
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 def command(
     recipe: Recipe,
     tensors: Tensors = False,
+    native: Annotated[
+        bool, typer.Option("--native", help="Print the recipe in native keys, as YAML, and stop.")
+    ] = False,
     seed: RecipeSeed = None,
     dtype: Dtype = None,
     shard_size: ShardSize = None,
@@ -33,10 +38,26 @@ def command(
     """Check a recipe and its checkpoints and print what a merge would do; no weights are read.
 
     With --tensors, also the method, the sources and the effective parameters of every tensor; on a terminal, tensors
-    that differ only in the numbers of their names share a line.
+    that differ only in the numbers of their names share a line. With --native, only what a recipe of mergekit's
+    dialect, or an expression, means in native keys: keep it beside RECIPE, since paths are relative to that.
     """
+    if native:
+        show_native(recipe, as_json)
+        return
     options = {"seed": seed, "dtype": dtype, "shard_size": shard_size}
     show_plan(recipe, options, memory, workers, device, as_json, tensors)
+
+
+def show_native(recipe: Path, as_json: bool) -> None:
+    """Print a recipe as a native document."""
+    from merganser.plain import to_yaml
+    from merganser.recipes.loading import native_document
+
+    document = native_document(recipe)
+    if as_json:
+        emit(document)
+    else:
+        say(to_yaml(document), end="")
 
 
 def show_plan(

@@ -29,7 +29,7 @@ class Dtypes:
         if found.keys() == {template}:
             return template
         chosen = template
-        if self._recipe.widest_dtype and not any(dtype.itemsize < 2 for dtype in found):
+        if self._recipe.output.widest and not any(dtype.itemsize < 2 for dtype in found):
             chosen = Element.of(functools.reduce(torch.promote_types, [element.dtype for element in found]))
             self.widened = chosen.name if chosen != template else self.widened
         for dtype, source in found.items():

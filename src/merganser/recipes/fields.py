@@ -14,15 +14,21 @@ from merganser.methods.parameters import Parameter
 from merganser.methods.registry import aliases as parameter_aliases
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.references import missing, places
-from merganser.recipes.schema import Problems, TokenizerOptions, TokenRow
+from merganser.recipes.schema import Problems
 from merganser.recipes.settings import Choice, Gradient, Scalar, Setting
 from merganser.units import parse_size
 
-#: Rows are padded for the sake of tiles of hardware; nobody's tiles are larger.
-_LARGEST_MULTIPLE = 65536
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _TRUTHS = {"true": True, "false": False}
 _KINDS = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "a whole number"}
+
+
+class _Reported:
+    """The kind of `REPORTED`."""
+
+
+#: Stands in a translated document for what is wrong with the original and has been said.
+REPORTED = _Reported()
 
 
 def kind_of(value: Any) -> str:
@@ -102,9 +108,14 @@ def size(value: Any, where: str) -> int:
 
 def globs(value: Any, where: str) -> tuple[str, ...]:
     """Patterns over tensor names: one, or a list."""
+    return names(value, where, "a glob over tensor names")
+
+
+def names(value: Any, where: str, what: str) -> tuple[str, ...]:
+    """Texts of some kind: one, or a list."""
     found = [value] if isinstance(value, str) else value or []
-    if not isinstance(found, list) or not all(isinstance(glob, str) and glob for glob in found):
-        raise RecipeError(f"{where}: expected a glob over tensor names or a list of them, got {kind_of(value)}")
+    if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
+        raise RecipeError(f"{where}: expected {what} or a list of them, got {kind_of(value)}")
     return tuple(found)
 
 
@@ -176,7 +187,6 @@ def settings(
     where: str,
     problems: Problems,
     compound: Callable[[Any, list[Parameter], str], Choice | None],
-    ignored: Callable[[str], bool] = lambda name: False,
 ) -> dict[str, Setting]:
     """Named parameters, each a scalar, a gradient, or what the dialect's `compound` recognises."""
     found: dict[str, Setting] = {}
@@ -189,8 +199,7 @@ def settings(
         place = f"{where}.{key}" if where else str(key)
         known = declared.find(str(key))
         if known is None:
-            if not ignored(str(key)):
-                problems.add(where or "parameters", declared.unknown(str(key)))
+            problems.add(where or "parameters", declared.unknown(str(key)))
             continue
         with problems.collect():
             if known[0] in found:
@@ -198,51 +207,3 @@ def settings(
             choice = compound(value, known[1], place)
             found[known[0]] = choice if choice is not None else scalar_or_gradient(value, known[1], place)
     return found
-
-
-def tokenizer(value: Any, where: str, problems: Problems, default: str) -> TokenizerOptions | None:
-    """`base`, `union`, a model, or a mapping {source, tokens, pad_to_multiple_of}."""
-    if isinstance(value, str):
-        return TokenizerOptions(value)
-    if not isinstance(value, dict):
-        problems.add(where, f"expected base, union, a model or a mapping, got {kind_of(value)}")
-        return None
-    known_keys(value, ("source", "tokens", "pad_to_multiple_of"), where, problems)
-    tokens: dict[str, TokenRow] = {}
-    multiple = None
-    source = default
-    with problems.collect():
-        source = expect(value.get("source") or default, str, f"{where}.source")
-    with problems.collect():
-        for token, row in expect(value.get("tokens") or {}, dict, f"{where}.tokens").items():
-            with problems.collect():
-                tokens[str(token)] = _token_row(row, f"{where}.tokens[{str(token)!r}]", problems)
-    with problems.collect():
-        if value.get("pad_to_multiple_of") is not None:
-            multiple = expect(value["pad_to_multiple_of"], int, f"{where}.pad_to_multiple_of")
-            if not 1 <= multiple <= _LARGEST_MULTIPLE:
-                raise RecipeError(f"{where}.pad_to_multiple_of: expected 1 to {_LARGEST_MULTIPLE}, got {multiple}")
-    return TokenizerOptions(source, tokens, multiple)
-
-
-def _token_row(row: Any, where: str, problems: Problems) -> TokenRow:
-    if row is None:
-        return TokenRow()
-    expect(row, dict, where)
-    known_keys(row, ("source", "force"), where, problems)
-    force = expect(row.get("force", False), bool, f"{where}.force")
-    source = row.get("source")
-    if source is None or isinstance(source, str):
-        return TokenRow(model=source, force=force)
-    expect(source, dict, f"{where}.source")
-    known_keys(source, ("kind", "model", "token", "token_id"), f"{where}.source", problems)
-    if source.get("kind") == "zero":
-        return TokenRow(zero=True, force=force)
-    if source.get("kind") != "model_token":
-        raise RecipeError(f"{where}.source.kind: expected 'zero' or 'model_token', got {kind_of(source.get('kind'))}")
-    if (source.get("token") is None) == (source.get("token_id") is None):
-        raise RecipeError(f"{where}.source: expected either token or token_id")
-    model = expect(source.get("model"), str, f"{where}.source.model")
-    if source.get("token") is not None:
-        return TokenRow(model, expect(source["token"], str, f"{where}.source.token"), force=force)
-    return TokenRow(model, expect(source["token_id"], int, f"{where}.source.token_id"), force=force)

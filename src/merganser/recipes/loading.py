@@ -11,6 +11,8 @@ from typing import Any
 
 from merganser.errors import RecipeError, reading
 from merganser.recipes import documents, expressions, mergekit, native
+from merganser.recipes.mergekit import Translation
+from merganser.recipes.other_tools import refuse_other_tools
 from merganser.recipes.schema import Recipe, Written
 
 _HINT = "; a recipe is YAML"
@@ -36,6 +38,39 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None =
     return _load_file(Path(text), ())
 
 
+def native_document(source: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a recipe says as a native document, with the recipes inside it; files it names stay files.
+
+    Raises:
+        RecipeError: If something is wrong with the recipe.
+
+    Example:
+        >>> native_document("merge_method: linear\\nmodels: [{model: a}, {model: b}]")["method"]
+        'linear'
+    """
+    recipe = load(source)  # for whatever is wrong with it
+    text = recipe.text
+    found = [document for document in documents.parse(text) if document is not None]
+    numbered = list(enumerate(found, 1))
+    names = _names(numbered, "recipe") if len(found) > 1 else {}
+    final = next((position for position, _ in numbered if position not in names), len(found))
+    stages = {name: found[position - 1] for position, name in names.items()}
+    return _native(found[final - 1], stages)
+
+
+def _native(data: Mapping[str, Any], stages: Mapping[str, Any]) -> dict[str, Any]:
+    def inside(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inside(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if {"merge_method", "method", "expression"} & value.keys() and "match" not in value:
+            return _native(value, stages)
+        return {key: inside(each) for key, each in value.items()}
+
+    return {key: inside(value) for key, value in translate(data, stages).document.items()}
+
+
 def _load_file(path: Path, parents: tuple[Path, ...]) -> Recipe:
     if not path.exists() or path.is_dir():
         kind = "is a directory, not a recipe" if path.is_dir() else "no such recipe file"
@@ -50,7 +85,7 @@ def _load_file(path: Path, parents: tuple[Path, ...]) -> Recipe:
 
 
 def _load(found: list[Any], root: Path | None, written: Written, source: str, parents: tuple[Path, ...]) -> Recipe:
-    stages: dict[str, Recipe] = {}
+    stages: dict[str, Any] = {}
     found = [document for document in found if document is not None]
     if not found:
         raise RecipeError(f"{source}: the recipe is empty")
@@ -61,10 +96,12 @@ def _load(found: list[Any], root: Path | None, written: Written, source: str, pa
     # The merge without a name is the result; if all have one, the last.
     final = next((position for position, _ in numbered if position not in names), len(found))
     result: Recipe | None = None
+    read: dict[int, Recipe] = {}
     for position, document in _in_order(numbered, names, source):
-        recipe = _document(document, stages, root, written, f"{source}, document {position}", parents)
+        recipe = _document(document, stages, root, written, f"{source}, document {position}", parents, read)
+        read[id(document)] = recipe
         if position in names:
-            stages[names[position]] = recipe
+            stages[names[position]] = document
         if position == final:
             result = recipe
     assert result is not None
@@ -127,9 +164,26 @@ def _mentions(value: Any) -> set[str]:
     return {value} if isinstance(value, str) else set()
 
 
+def translate(data: Mapping[str, Any], stages: Mapping[str, Any], source: str = "recipe") -> Translation:
+    """Return a document of any dialect as a native one; recipes inside it stay as they are."""
+    if mergekit.speaks(data):
+        return mergekit.translate(data, stages)
+    if expressions.speaks(data):
+        document, notes = expressions.expand(data, source)
+        return Translation(document, notes=list(notes))
+    return Translation(dict(data))
+
+
 def _document(
-    data: Any, stages: Mapping[str, Recipe], root: Path | None, written: Written, source: str, parents: tuple[Path, ...]
+    data: Any,
+    stages: Mapping[str, Any],
+    root: Path | None,
+    written: Written,
+    source: str,
+    parents: tuple[Path, ...],
+    read: Mapping[int, Recipe] | None = None,
 ) -> Recipe:
+    """The recipe in a document; `read` are those of the `stages`, by the identity of their documents."""
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: a recipe is a mapping with a method and models, got {type(data).__name__}")
 
@@ -139,20 +193,17 @@ def _document(
             return _load_file(beside if beside.exists() else Path(inner), parents)
         if not isinstance(inner, dict):
             raise RecipeError(f"{where}: expected a recipe or the path of one")
-        return _document(inner, stages, root, inner, where, parents)
+        if read is not None and id(inner) in read:
+            return read[id(inner)]
+        return _document(inner, stages, root, inner, where, parents, read)
 
     try:
-        mergekit.refuse_other_tools(data)
+        refuse_other_tools(data)
     except RecipeError as error:
         raise RecipeError(f"{source}: {error}") from None
     if "merge_method" in data and "method" in data:
         raise RecipeError(f"{source}: has method and merge_method; a recipe is in one dialect")
-    if mergekit.speaks(data):
-        return mergekit.read(data, nested, stages, root, written, source)
-    if expressions.speaks(data):
-        document, notes = expressions.expand(data, source)
-        return replace(native.read(document, nested, root, written, source), notes=notes)
-    return native.read(data, nested, root, written, source)
+    return native.read(translate(data, stages, source), nested, root, written, source)
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
-"""mergekit's dialect, as `mergekit-yaml` reads it, and named stages as `mergekit-multi` does.
+"""mergekit's dialect, as `mergekit-yaml` reads it, and named stages as `mergekit-multi` does: translated into a native
+document, which says the same with native keys and with `conventions` where mergekit's differ from ours.
 
-Facts the reader relies on: a list is a gradient over depth; a list of `{filter, value}` is a choice by substring,
+Facts the translation relies on: a list is a gradient over depth; a list of `{filter, value}` is a choice by substring,
 where no filter or "*" matches everything; a value is looked up in the source, the output slice, the module, the whole
 recipe, in this order; a per-model filter sees the name in the source, a global one the name in the output.
 One key is ours: `exclude`, globs over tensors to leave out.
@@ -8,18 +9,18 @@ One key is ours: `exclude`, globs over tensors to leave out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import contextlib
+import glob
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from merganser.errors import RecipeError, did_you_mean
-from merganser.methods.parameters import Parameter
 from merganser.methods.registry import lookup, mergekit_defaults
 from merganser.recipes import fields
-from merganser.recipes.fields import Declared, expect, kind_of, known_keys
+from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, known_keys
 from merganser.recipes.mergekit_parameters import KNOWN, REMARKS, acting, required, without_effect
-from merganser.recipes.schema import Entry, OutputKeys, OutputOptions, Part, Problems, Recipe, Slice, Written
-from merganser.recipes.settings import Case, Choice
+from merganser.recipes.schema import OutputKeys, Places, Problems
 
 KEYS = (
     "merge_method",
@@ -41,35 +42,6 @@ _ELSEWHERE = {
     "pad_to_multiple_of": "under tokenizer it has one",
     "random_seed": "mergekit takes it from its command line; here the draws follow the recipe's seed, which is 0",
 }
-Nested = Callable[[Any, str], Recipe]
-
-
-#: Configurations of mergekit's other programs: a key only they have -> what they are, and what to do instead.
-_OTHER_TOOLS = {
-    "experts": (
-        "a mixture-of-experts configuration (mergekit-moe)",
-        "see merganser library for models of many experts",
-    ),
-    "gate_mode": (
-        "a mixture-of-experts configuration (mergekit-moe)",
-        "see merganser library for models of many experts",
-    ),
-    "genome": ("a search configuration (mergekit-evolve)", "merganser searches with: merganser evolve run"),
-    "donor": ("a tokenizer transplant (mergekit-tokensurgeon)", "output.tokenizer unites vocabularies within a merge"),
-    "layer_slices": ("a bakllama configuration", "write it as slices: [{sources: [{model: …, layer_range: [a, b]}]}]"),
-}
-
-
-def refuse_other_tools(data: Mapping[str, Any]) -> None:
-    """An error that names what a file is, if it is no merge."""
-    found = [tool for key, tool in _OTHER_TOOLS.items() if key in data]
-    if data.get("merge_method", data.get("method")) == "moe":
-        found = [_OTHER_TOOLS["experts"]]
-    elif "merge_method" in data or "method" in data:
-        return
-    if found:
-        what, instead = found[0]
-        raise RecipeError(f"this is {what}, not a merge; {instead}")
 
 
 def speaks(data: Mapping[str, Any]) -> bool:
@@ -78,64 +50,85 @@ def speaks(data: Mapping[str, Any]) -> bool:
     return "merge_method" in data or ("method" not in data and bool(ours & set(data)))
 
 
-def read(
-    data: Mapping[str, Any],
-    nested: Nested,
-    stages: Mapping[str, Recipe],
-    root: Path | None,
-    written: Written,
-    source: str,
-) -> Recipe:
-    """The recipe in `data`; `stages` are earlier named merges, usable like models."""
-    reader = _MergekitReader(nested, stages)
-    recipe = reader.recipe(data, root, written)
-    fields.finish(reader.problems, reader.references, root, source)
-    assert recipe is not None
-    return recipe
+@dataclass
+class Translation:
+    """A native document, and what is known of the one it was made of.
+
+    Attributes:
+        document: The recipe in native keys; `fields.REPORTED` stands for what is in `problems` already.
+        places: What places of the native document are called in the original.
+        keys: What options of the output are called in the original.
+        notes: What the writer of the original should know.
+        problems: What is wrong with the original.
+    """
+
+    document: dict[str, Any] = field(default_factory=dict)
+    places: Places = field(default_factory=Places)
+    keys: OutputKeys = field(default_factory=OutputKeys)
+    notes: list[str] = field(default_factory=list)
+    problems: Problems = field(default_factory=Problems)
 
 
-class _MergekitReader:
-    def __init__(self, nested: Nested, stages: Mapping[str, Recipe]) -> None:
-        self.problems = Problems()
-        self.notes: list[str] = []
-        self.nested = nested
+def translate(data: Mapping[str, Any], stages: Mapping[str, Any]) -> Translation:
+    """Return what a document means, as a native one.
+
+    Args:
+        data: A document of mergekit's.
+        stages: Documents that are known by a name, which then stands for a model.
+    """
+    return _Translator(stages).translate(data)
+
+
+class _Translator:
+    """Every method takes a value with its place in the native document and in the original."""
+
+    def __init__(self, stages: Mapping[str, Any]) -> None:
         self.stages = stages
-        #: Every path and hub id, with its place.
-        self.references: list[tuple[str, str]] = []
+        self.made = Translation()
+        self.problems, self.notes, self.places = self.made.problems, self.made.notes, self.made.places
         self.declared = Declared(())
         self.called = ""
+        self._filtered = self._graded = False
 
-    def recipe(self, data: Mapping[str, Any], root: Path | None, written: Written) -> Recipe | None:
-        problems = self.problems
-        method = None
-        with problems.collect():
+    def translate(self, data: Mapping[str, Any]) -> Translation:
+        document = self.made.document
+        self.places |= {"method": "merge_method"}
+        with contextlib.suppress(RecipeError):  # the native reader says what is wrong with the method
             self.called = expect(data.get("merge_method"), str, "merge_method")
-            method = lookup(self.called, "merge_method")
-            self.declared = Declared((method,), acting(self.called, method))
-        known_keys(self._without_strays(data), KEYS, "", problems)
-        base = self._model(data["base_model"], "base_model") if data.get("base_model") is not None else None
-        parts = self._parts(data)
-        parameters = self._settings(data.get("parameters"), "parameters")
-        output = self._output(data)
-        if method is None:
-            return None
-        return Recipe(
-            method=method.name,
-            parts=parts,
-            base=base,
-            parameters=parameters,
-            defaults=mergekit_defaults(method),
-            required=required(self.called),
-            filter_by_source=True,
-            widest_dtype=True,
-            base_is_model=True,
-            depth_after_layers=0.0,
-            output=output,
-            keys=_output_keys(data),
-            notes=tuple(dict.fromkeys(self.notes)),
-            written=written,
-            root=root,
-        )
+            self.declared = Declared([method := lookup(self.called)], acting(self.called, method))
+        document["method"] = self.declared.methods[0].name if self.declared.methods else data.get("merge_method")
+        known_keys(self._without_strays(data), KEYS, "", self.problems)
+        if data.get("base_model") is not None:
+            document["base"] = self._model(data["base_model"], "base", "base_model")
+        document |= self._networks(data, "", "")
+        if data.get("modules"):
+            document["modules"] = self._modules(data["modules"])
+        parameters = self._parameters(data.get("parameters"), "parameters", "parameters")
+        for name, value in mergekit_defaults(self.declared.methods[0]).items() if self.declared.methods else ():
+            given = parameters.setdefault(name, value)
+            if isinstance(given, dict):
+                given.setdefault("*", value)
+        if parameters:
+            document["parameters"] = parameters
+        document["output"] = self._output(data)
+        if conventions := self._conventions(document):
+            document["conventions"] = conventions
+        self.made.keys = _output_keys(data)
+        return self.made
+
+    def _conventions(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what mergekit does otherwise, as far as this document can tell the difference."""
+        conventions: dict[str, Any] = {}
+        based = any("base" in each for each in document.get("slices", ()) if each is not REPORTED)
+        if "base" in document or based or "modules" in document:
+            conventions["base_is_model"] = True
+        if self._graded or "depth" in self.declared.known:
+            conventions["depth_after_layers"] = 0.0
+        if self._filtered:
+            conventions["filter_by_source"] = True
+        if needed := required(self.called):
+            conventions["required"] = list(needed)
+        return conventions
 
     def _without_strays(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document without the keys that are known elsewhere but not at its top: noted, as mergekit ignores
@@ -152,103 +145,139 @@ class _MergekitReader:
                 self.notes.append(f"{key} has no effect at the top of a recipe: {reason}")
         return kept
 
-    def _parts(self, data: Mapping[str, Any]) -> tuple[Part, ...]:
-        given = [key for key in ("models", "slices", "modules") if data.get(key)]
-        if len(given) != 1:
-            got = " and ".join(given) or "none of them"
-            self.problems.add("", f"expected exactly one of models, slices and modules, got {got}")
-            return ()
-        if given != ["modules"]:
-            return (self._part(data, given[0], given[0], None),)
-        with self.problems.collect():
-            modules = expect(data["modules"], dict, "modules")
-            parts = []
-            for name, raw in modules.items():
-                where = f"modules.{name}"
-                expect(raw, dict, where)
-                known_keys(raw, ("models", "slices", "parameters"), where, self.problems)
-                inner = [key for key in ("models", "slices") if raw.get(key)]
-                if len(inner) != 1:
-                    raise RecipeError(f"{where}: expected either models or slices")
-                parts.append(self._part(raw, inner[0], f"{where}.{inner[0]}", str(name)))
-            return tuple(parts)
-        return ()
+    def _networks(self, data: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, translate in (("models", self._entry), ("slices", self._slice)):
+            if not data.get(key):
+                continue
+            here, there = f"{where}{key}", f"{place}{key}"
+            found[key] = [REPORTED]
+            with self.problems.collect():
+                each = enumerate(expect(data[key], list, there))
+                found[key] = [translate(raw, f"{here}[{i}]", f"{there}[{i}]") for i, raw in each]
+        return found
 
-    def _part(self, data: Mapping[str, Any], key: str, where: str, module: str | None) -> Part:
-        parameters = self._settings(data.get("parameters"), f"modules.{module}.parameters") if module else {}
+    def _modules(self, raw: Any) -> Any:
         with self.problems.collect():
-            raw = expect(data[key], list, where)
-            if key == "models":
-                entries = [self._entry(each, f"{where}[{i}]", ("model", "parameters")) for i, each in enumerate(raw)]
-                return Part((Slice(tuple(e for e in entries if e), where),), module, parameters)
-            slices = [self._slice(each, f"{where}[{i}]") for i, each in enumerate(raw)]
-            return Part(tuple(s for s in slices if s), module, parameters)
-        return Part((), module, parameters)
+            found: dict[str, Any] = {}
+            for name, module in expect(raw, dict, "modules").items():
+                place = f"modules.{name}"
+                expect(module, dict, place)
+                known_keys(module, ("models", "slices", "parameters"), place, self.problems)
+                found[str(name)] = self._networks(module, f"{place}.", f"{place}.")
+                if parameters := self._parameters(module.get("parameters"), *[f"{place}.parameters"] * 2):
+                    found[str(name)]["parameters"] = parameters
+            return found
+        return REPORTED
 
-    def _slice(self, raw: Any, where: str) -> Slice | None:
+    def _slice(self, raw: Any, where: str, place: str) -> Any:
         with self.problems.collect():
-            expect(raw, dict, where)
-            known_keys(raw, ("sources", "base_model", "residual_weight", "parameters"), where, self.problems)
+            expect(raw, dict, place)
+            known_keys(raw, ("sources", "base_model", "residual_weight", "parameters"), place, self.problems)
             if raw.get("residual_weight") is not None:
-                self.notes.append(f"{where}.residual_weight has no effect (in mergekit neither)")
-            base = self._model(raw["base_model"], f"{where}.base_model") if raw.get("base_model") is not None else None
-            parameters = self._settings(raw.get("parameters"), f"{where}.parameters")
-            sources = expect(raw.get("sources"), list, f"{where}.sources")
-            entries = [
-                self._entry(each, f"{where}.sources[{i}]", ("model", "layer_range", "parameters"))
-                for i, each in enumerate(sources)
+                self.notes.append(f"{place}.residual_weight has no effect (in mergekit neither)")
+            found: dict[str, Any] = {}
+            if raw.get("base_model") is not None:
+                found["base"] = self._model(raw["base_model"], f"{where}.base", f"{place}.base_model")
+            if parameters := self._parameters(raw.get("parameters"), f"{where}.parameters", f"{place}.parameters"):
+                found["parameters"] = parameters
+            sources = expect(raw.get("sources"), list, f"{place}.sources")
+            if not sources:
+                raise RecipeError(f"{place}.sources: expected at least one model")
+            each = enumerate(sources)
+            found["models"] = [
+                self._source(source, f"{where}.models[{i}]", f"{place}.sources[{i}]") for i, source in each
             ]
-            if not entries:
-                raise RecipeError(f"{where}.sources: expected at least one model")
-            return Slice(tuple(e for e in entries if e), where, base, parameters)
-        return None
+            return found
+        return REPORTED
 
-    def _entry(self, raw: Any, where: str, keys: tuple[str, ...]) -> Entry | None:
-        if not isinstance(raw, dict):
-            self.problems.add(where, f"expected a mapping with the key model, got {kind_of(raw)}")
-            return None
-        known_keys(raw, keys, where, self.problems)
-        layers = None
+    def _source(self, raw: Any, where: str, place: str) -> Any:
+        entry = self._entry(raw, where, place, ("model", "layer_range", "parameters"))
+        self.places[f"{where}.layers"] = f"{place}.layer_range"
         with self.problems.collect():
-            if "layer_range" in keys:
-                layers = fields.layer_range(raw.get("layer_range"), f"{where}.layer_range")
-        parameters = self._settings(raw.get("parameters"), f"{where}.parameters")
+            if isinstance(raw, dict) and raw.get("layer_range") is None:
+                fields.layer_range(None, f"{place}.layer_range")
+            if entry is not REPORTED:
+                entry["layers"] = raw["layer_range"]
+            return entry
+        return REPORTED
+
+    def _entry(self, raw: Any, where: str, place: str, keys: tuple[str, ...] = ("model", "parameters")) -> Any:
+        if not isinstance(raw, dict):
+            self.problems.add(place, f"expected a mapping with the key model, got {kind_of(raw)}")
+            return REPORTED
+        known_keys(raw, keys, place, self.problems)
+        parameters = self._parameters(raw.get("parameters"), f"{where}.parameters", f"{place}.parameters")
         for name in list(parameters):
             if not any(p.per_model for p in self.declared.known[name]):
-                self.notes.append(f"{where}.parameters.{name} has no effect: it is one value for the whole merge")
+                self.notes.append(f"{place}.parameters.{name} has no effect: it is one value for the whole merge")
                 del parameters[name]
         if "model" not in raw:
-            self.problems.add(where, "says no model")
-            return None
-        entry = self._model(raw["model"], f"{where}.model")
-        return Entry(entry.label, where, entry.recipe, layers, parameters) if entry else None
+            self.problems.add(place, "says no model")
+            return REPORTED
+        model = self._model(raw["model"], where, f"{place}.model")
+        self.places[where] = place
+        if model is REPORTED:
+            return model
+        entry = {"path": model} if isinstance(model, str) else model
+        return entry | {"parameters": parameters} if parameters else entry
 
-    def _model(self, raw: Any, where: str) -> Entry | None:
+    def _model(self, raw: Any, where: str, place: str) -> Any:
+        """Return a path, an entry with a nested recipe, or `REPORTED`."""
+        self.places |= dict.fromkeys((where, f"{where}.path", f"{where}.recipe"), place)
         with self.problems.collect():
             if isinstance(raw, dict) and ("merge_method" in raw or "method" in raw):
-                return Entry(where, where, self.nested(raw, where))
-            reference = _reference(raw, where)
+                return {"recipe": raw, "label": place}
+            reference = _reference(raw, place)
             if reference in self.stages:
-                return Entry(reference, where, self.stages[reference])
-            if reference.endswith((".yml", ".yaml")):
-                return Entry(reference, where, self.nested(reference, where))
-            self.references.append((where, reference))
-            return Entry(reference, where)
-        return None
+                return {"recipe": self.stages[reference], "label": reference}
+            return reference
+        return REPORTED
 
-    def _settings(self, raw: Any, where: str) -> dict[str, Any]:
-        def ignored(name: str) -> bool:
-            reason = self._without_effect(name)
-            if reason is not None:
-                self.notes.append(f"{where}.{name} has no effect: {reason}")
-            return reason is not None
+    def _parameters(self, raw: Any, where: str, place: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if not self.declared.methods or raw is None:
+            return found  # parameters cannot be judged without their method, and would only add noise
+        if not isinstance(raw, dict):
+            self.problems.add(place, f"expected a mapping of parameters, got {kind_of(raw)}")
+            return found
+        for name, value in ((str(key), value) for key, value in raw.items()):
+            if remark := REMARKS.get((self.called, name)):
+                self.notes.append(f"{place}.{name}: {remark}")
+            known = self.declared.find(name)
+            if known is not None and known[0] in found:
+                self.problems.add(f"{place}.{name}", f"{known[0]!r} is given twice, once under another name")
+            elif known is not None:
+                self.places[f"{where}.{known[0]}"] = f"{place}.{name}"
+                with self.problems.collect():
+                    found[known[0]] = self._value(value, f"{where}.{known[0]}", f"{place}.{name}")
+            elif reason := self._without_effect(name):
+                self.notes.append(f"{place}.{name} has no effect: {reason}")
+            else:
+                self.problems.add(place, self.declared.unknown(name))
+        return found
 
-        if not self.declared.methods:
-            return {}  # parameters cannot be judged without their method, and would only add noise
-        for name in raw if isinstance(raw, dict) else ():
-            if remark := REMARKS.get((self.called, str(name))):
-                self.notes.append(f"{where}.{name}: {remark}")
-        return fields.settings(raw, self.declared, where, self.problems, by_filter, ignored)
+    def _value(self, value: Any, where: str, place: str) -> Any:
+        """`[{filter: mlp, value: 0.5}, {value: 0}]` as `{"*mlp*": 0.5, "*": 0}`; other values as they are."""
+        filters = [value] if isinstance(value, dict) else value
+        self._graded |= isinstance(value, list)
+        if not isinstance(filters, list) or not any(isinstance(each, dict) for each in filters):
+            return value
+        self._filtered = True
+        found: dict[str, Any] = {}
+        for i, each in enumerate(filters):
+            here = f"{place}[{i}]"
+            if not isinstance(each, dict) or "value" not in each:
+                raise RecipeError(f"{here}: expected {{filter, value}}, got {kind_of(each)}")
+            for key in each:
+                if key not in ("filter", "value"):
+                    raise RecipeError(f"{here}: unknown key {key!r}{did_you_mean(str(key), ('filter', 'value'))}")
+            text = "*" if each.get("filter") is None else expect(each["filter"], str, f"{here}.filter")
+            pattern = "*" if text == "*" else f"*{glob.escape(text)}*"
+            if pattern not in found:
+                found[pattern] = each["value"]
+                self.places[f"{where}[{pattern!r}]"] = f"{here}.value"
+        return found
 
     def _without_effect(self, name: str) -> str | None:
         """Return why a parameter has no effect; of an unknown method, every parameter of mergekit's has none."""
@@ -256,29 +285,30 @@ class _MergekitReader:
             return without_effect(name, self.called, self.declared.methods[0])
         return "the method is unknown" if name in KNOWN else None
 
-    def _output(self, data: Mapping[str, Any]) -> OutputOptions:
-        options: dict[str, Any] = {}
-        for key in ("dtype", "out_dtype"):
+    def _output(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        given = {key: data[key] for key in ("dtype", "out_dtype") if data.get(key) is not None}
+        output: dict[str, Any] = {"dtype": given.get("out_dtype", given.get("dtype", "widest"))}
+        self.places |= {"output.dtype": "out_dtype" if "out_dtype" in given else "dtype"}
+        if len(given) == 2:
             with self.problems.collect():
-                if data.get(key) is not None:
-                    options["dtype"] = fields.dtype(data[key], key)
-        if data.get("dtype") and data.get("out_dtype"):
+                fields.dtype(given["dtype"], "dtype")
             self.notes.append("dtype: arithmetic is in float32 whatever dtype says; out_dtype is what is written")
-        if data.get("tokenizer_source") is not None and data.get("tokenizer") is not None:
+        tokenizer, source = data.get("tokenizer"), data.get("tokenizer_source")
+        self.places["output.tokenizer"] = "tokenizer" if tokenizer is not None else "tokenizer_source"
+        if tokenizer is not None and source is not None:
             self.problems.add("tokenizer", "tokenizer and tokenizer_source exclude each other")
-        elif data.get("tokenizer") is not None:
-            options["tokenizer"] = fields.tokenizer(data["tokenizer"], "tokenizer", self.problems, "union")
-        elif data.get("tokenizer_source") is not None:
+        elif tokenizer is not None:
+            fills = isinstance(tokenizer, dict) and not tokenizer.get("source")
+            output["tokenizer"] = {**tokenizer, "source": "union"} if fills else tokenizer
+        elif source is not None:
             with self.problems.collect():
                 # mergekit's older spelling of a model.
-                source = _reference(data["tokenizer_source"], "tokenizer_source").removeprefix("model:")
-                options["tokenizer"] = fields.tokenizer(source, "tokenizer_source", self.problems, "union")
-        with self.problems.collect():
-            options["exclude"] = fields.globs(data.get("exclude"), "exclude")
-        with self.problems.collect():
-            if data.get("chat_template") is not None:
-                options["chat_template"] = expect(data["chat_template"], str, "chat_template")
-        return OutputOptions(**options)
+                output["tokenizer"] = _reference(source, "tokenizer_source").removeprefix("model:")
+        for key in ("chat_template", "exclude"):
+            self.places[f"output.{key}"] = key
+            if data.get(key) is not None:
+                output[key] = data[key]
+        return output
 
 
 def _output_keys(data: Mapping[str, Any]) -> OutputKeys:
@@ -299,25 +329,3 @@ def _reference(raw: Any, where: str) -> str:
     if not reference.strip():
         raise RecipeError(f"{where}: an empty path")
     return reference
-
-
-def by_filter(value: Any, candidates: list[Parameter], where: str) -> Choice | None:
-    """`[{filter: mlp, value: 0.5}, {value: 0}]`: the first whose filter is part of the tensor's name."""
-    if isinstance(value, dict):
-        value = [value]
-    if not isinstance(value, list) or not any(isinstance(each, dict) for each in value):
-        return None
-    cases = []
-    for i, each in enumerate(value):
-        place = f"{where}[{i}]"
-        if not isinstance(each, dict) or "value" not in each:
-            raise RecipeError(f"{place}: expected {{filter, value}}, got {kind_of(each)}")
-        for key in each:
-            if key not in ("filter", "value"):
-                raise RecipeError(f"{place}: unknown key {key!r}{did_you_mean(str(key), ('filter', 'value'))}")
-        pattern = each.get("filter")
-        if pattern is not None:
-            expect(pattern, str, f"{place}.filter")
-        chosen = fields.scalar_or_gradient(each["value"], candidates, f"{place}.value")
-        cases.append(Case(None if pattern == "*" else pattern, chosen, "substring"))
-    return Choice(tuple(cases))

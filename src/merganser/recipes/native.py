@@ -29,30 +29,53 @@ from typing import Any
 from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.parameters import Parameter
 from merganser.methods.registry import lookup
-from merganser.recipes import fields
-from merganser.recipes.fields import Declared, expect, kind_of, known_keys
-from merganser.recipes.schema import Entry, OutputOptions, Override, Part, Problems, Recipe, Slice, Written
+from merganser.recipes import fields, options
+from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, known_keys
+from merganser.recipes.mergekit import Translation
+from merganser.recipes.schema import (
+    Entry,
+    Override,
+    Part,
+    Places,
+    Problems,
+    Recipe,
+    Slice,
+    Written,
+)
 from merganser.recipes.settings import Case, Choice
 
 Nested = Callable[[Any, str], Recipe]
-KEYS = ("method", "base", "models", "slices", "parameters", "statistics", "overrides", "output", "seed")
-_OUTPUT_KEYS = ("dtype", "shard_size", "tokenizer", "chat_template", "exclude")
+KEYS = (
+    "method",
+    "base",
+    "models",
+    "slices",
+    "modules",
+    "parameters",
+    "statistics",
+    "overrides",
+    "output",
+    "seed",
+    "conventions",
+)
 _ENTRY_KEYS = ("path", "recipe", "label", "layers", "parameters")
 _OVERRIDE_KEYS = ("match", "method", "model", "parameters")
 
 
-def read(data: Mapping[str, Any], nested: Nested, root: Path | None, written: Written, source: str) -> Recipe:
-    """The recipe in `data`; `nested` reads a recipe inside it (a mapping, or the path of a file)."""
-    reader = _NativeReader(nested)
-    recipe = reader.recipe(data, root, written)
-    fields.finish(reader.problems, reader.references, root, source)
+def read(made: Translation, nested: Nested, root: Path | None, written: Written, source: str) -> Recipe:
+    """The recipe in a document; `nested` reads a recipe inside it (a mapping, or the path of a file)."""
+    reader = _NativeReader(nested, made.places)
+    recipe = reader.recipe(made.document, root, written)
+    made.problems.absorb(reader.problems, made.places)
+    fields.finish(made.problems, reader.references, root, source)
     assert recipe is not None
-    return recipe
+    return replace(recipe, keys=made.keys, notes=tuple(dict.fromkeys(made.notes)))
 
 
 class _NativeReader:
-    def __init__(self, nested: Nested) -> None:
+    def __init__(self, nested: Nested, places: Places) -> None:
         self.problems = Problems()
+        self.places, self.named = places, places.rename
         self.nested = nested
         #: Every path and hub id, with its place.
         self.references: list[tuple[str, str]] = []
@@ -82,7 +105,8 @@ class _NativeReader:
         parts = self._with_statistics(self._parts(data, declared), data.get("statistics"), declared)
         overrides = [self._override(raw, f"overrides[{i}]", declared) for i, raw in enumerate(raw_overrides)]
         parameters = self._settings(data.get("parameters"), declared, "parameters")
-        output, seed = self._output(data.get("output")), self._seed(data.get("seed", 0))
+        output, seed = options.output(data.get("output"), problems), self._seed(data.get("seed", 0))
+        conventions = options.conventions(data.get("conventions"), problems)
         if main is None:
             return None
         return Recipe(
@@ -93,44 +117,67 @@ class _NativeReader:
             overrides=tuple(o for o in overrides if o),
             output=output,
             seed=seed,
+            conventions=conventions,
             written=written,
             root=root,
         )
 
-    def _list(self, data: Mapping[str, Any], key: str) -> list[Any]:
+    def _list(self, data: Mapping[str, Any], key: str, prefix: str = "") -> list[Any]:
         with self.problems.collect():
-            found: list[Any] = expect(data.get(key) or [], list, key)
+            found: list[Any] = expect(data.get(key) or [], list, f"{prefix}{key}")
             return found
         return []
 
     def _parts(self, data: Mapping[str, Any], declared: Declared) -> tuple[Part, ...]:
-        models, slices = data.get("models"), data.get("slices")
-        if (models is None) == (slices is None):
-            self.problems.add("", "expected either models or slices" + (", got both" if models is not None else ""))
+        given = [key for key in ("models", "slices", "modules") if data.get(key) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) or "none of them"
+            self.problems.add("", f"expected exactly one of models, slices and modules, got {got}")
             return ()
-        if models is not None:
-            entries = self._models(models, "models", declared)
+        if given != ["modules"]:
+            return (self._part(data, given[0], "", declared),)
+        parts = []
+        with self.problems.collect():
+            modules = {} if data["modules"] is REPORTED else expect(data["modules"], dict, "modules")
+            for name, raw in modules.items():
+                where = f"modules.{name}"
+                known_keys(expect(raw, dict, where), ("models", "slices", "parameters"), where, self.problems)
+                inner = [key for key in ("models", "slices") if raw.get(key) is not None]
+                if len(inner) != 1:
+                    raise RecipeError(f"{where}: expected either models or slices")
+                part = self._part(raw, inner[0], f"{where}.", declared)
+                parameters = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
+                parts.append(replace(part, module=str(name), parameters=parameters))
+        return tuple(parts)
+
+    def _part(self, data: Mapping[str, Any], key: str, prefix: str, declared: Declared) -> Part:
+        if key == "models":
+            entries = self._models(data[key], f"{prefix}models", declared)
             for entry in entries:
                 if entry.layers:
                     self.problems.add(f"{entry.where}.layers", "layers are taken in slices, not in models")
-            return (Part((Slice(entries, "models"),)),)
-        found = []
-        for i, raw in enumerate(self._list(data, "slices")):
-            where = f"slices[{i}]"
-            if isinstance(raw, dict) and "models" in raw:
-                known_keys(raw, ("models", "parameters"), where, self.problems)
-                entries = self._models(raw["models"], f"{where}.models", declared)
-                parameters = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
-                found.append(Slice(entries, where, parameters=parameters))
-            elif (single := self._entry(raw, where, declared)) is not None:
-                found.append(Slice((single,), where))
-        for each in found:
-            for entry in each.models:
-                if entry.layers is None:
-                    self.problems.add(entry.where, "a slice says which layers it takes: layers: [first, last)")
-        if not found and not self.problems:
-            self.problems.add("slices", "expected at least one slice")
-        return (Part(tuple(found)),)
+            return Part((Slice(entries, self.named(f"{prefix}models")),))
+        raws = self._list(data, key, prefix)
+        each = [(f"{prefix}slices[{i}]", raw) for i, raw in enumerate(raws) if raw is not REPORTED]
+        found = [self._slice(raw, where, declared) for where, raw in each]
+        if not raws and not self.problems:
+            self.problems.add(f"{prefix}slices", "expected at least one slice")
+        return Part(tuple(found))
+
+    def _slice(self, raw: Any, where: str, declared: Declared) -> Slice:
+        if isinstance(raw, dict) and "models" in raw:
+            known_keys(raw, ("models", "base", "parameters"), where, self.problems)
+            entries = self._models(raw["models"], f"{where}.models", declared)
+            base = self._entry(raw["base"], f"{where}.base", Declared(())) if raw.get("base") is not None else None
+            parameters = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
+            found = Slice(entries, self.named(where), base, parameters)
+        else:
+            single = self._entry(raw, where, declared)
+            found = Slice((single,) if single is not None else (), self.named(where))
+        for entry in found.models:
+            if entry.layers is None:
+                self.problems.add(entry.where, "a slice says which layers it takes: layers: [first, last)")
+        return found
 
     def _models(self, raw: Any, where: str, declared: Declared) -> tuple[Entry, ...]:
         if not isinstance(raw, list) or not raw:
@@ -141,6 +188,8 @@ class _NativeReader:
 
     def _entry(self, raw: Any, where: str, declared: Declared) -> Entry | None:
         with self.problems.collect():
+            if raw is REPORTED:
+                return None
             if isinstance(raw, str):
                 return self._reference(raw, where)
             expect_entry(raw, where)
@@ -153,9 +202,9 @@ class _NativeReader:
         if not path.strip():
             raise RecipeError(f"{where}: an empty path")
         if path.endswith((".yml", ".yaml")):
-            return Entry(path, where, recipe=self.nested(path, where))
-        self.references.append((where, path))
-        return Entry(path, where)
+            return Entry(path, self.named(where), recipe=self.nested(path, where))
+        self.references.append((self.places.get(f"{where}.path", self.named(where)), path))
+        return Entry(path, self.named(where))
 
     def _mapping(self, raw: Mapping[str, Any], where: str, declared: Declared) -> Entry:
         if ("path" in raw) == ("recipe" in raw):
@@ -163,8 +212,8 @@ class _NativeReader:
         if "path" in raw:
             entry = self._reference(expect(raw["path"], str, f"{where}.path"), where)
         else:
-            recipe = self.nested(raw["recipe"], f"{where}.recipe")
-            entry = Entry(raw["recipe"] if isinstance(raw["recipe"], str) else where, where, recipe=recipe)
+            recipe = self.nested(raw["recipe"], self.named(f"{where}.recipe"))
+            entry = Entry(raw["recipe"] if isinstance(raw["recipe"], str) else where, self.named(where), recipe=recipe)
         layers: tuple[int, int] | None = None
         statistics = {}
         with self.problems.collect():
@@ -246,25 +295,6 @@ class _NativeReader:
                     raise RecipeError(f"{where}: changes nothing; expected a method, a model or parameters")
                 return Override(match, where, method, model, self._own(raw, _OVERRIDE_KEYS, where, own))
         return None
-
-    def _output(self, raw: Any) -> OutputOptions:
-        options: dict[str, Any] = {}
-        with self.problems.collect():
-            raw = expect(raw or {}, dict, "output")
-            known_keys(raw, _OUTPUT_KEYS, "output", self.problems)
-            if raw.get("tokenizer") is not None:
-                options["tokenizer"] = fields.tokenizer(raw["tokenizer"], "output.tokenizer", self.problems, "base")
-            if raw.get("dtype") is not None:
-                with self.problems.collect():
-                    options["dtype"] = fields.dtype(raw["dtype"], "output.dtype")
-            if raw.get("shard_size") is not None:
-                with self.problems.collect():
-                    options["shard_size"] = fields.size(raw["shard_size"], "output.shard_size")
-            with self.problems.collect():
-                if raw.get("chat_template") is not None:
-                    options["chat_template"] = expect(raw["chat_template"], str, "output.chat_template")
-            options["exclude"] = fields.globs(raw.get("exclude"), "output.exclude")
-        return OutputOptions(**options)
 
     def _seed(self, raw: Any) -> int:
         with self.problems.collect():

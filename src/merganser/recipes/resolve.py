@@ -50,8 +50,8 @@ def method_for(recipe: Recipe, override: Override | None) -> type[Method]:
 def scopes(
     recipe: Recipe, part: Part, each: Slice, override: Override | None, entry: Entry | None
 ) -> list[Mapping[str, Setting]]:
-    """Where a parameter is looked for, nearest first: override, model, slice, module, recipe, its defaults."""
-    found = [each.parameters, part.parameters, recipe.parameters, recipe.defaults]
+    """Where a parameter is looked for, nearest first: override, model, slice, module, recipe."""
+    found = [each.parameters, part.parameters, recipe.parameters]
     if entry is not None:
         found.insert(0, entry.parameters)
     if override is not None:
@@ -105,8 +105,8 @@ class Resolver:
             {key: chain(key, None) for key, p in known.items() if not p.per_model},
             {key: tuple(chain(key, entry) for entry in entries) for key, p in known.items() if p.per_model},
             tuple(entry.label for entry in entries),
-            recipe.filter_by_source,
-            tuple(key for key in recipe.required if key in known),
+            recipe.conventions.filter_by_source,
+            tuple(key for key in recipe.conventions.required if key in known),
         )
 
     def unsaid(self) -> dict[str, list[str]]:

@@ -44,7 +44,7 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
     # Its own entry in the slice says which layers the base gives.
     base = next((entry for entry in each.models if base is not None and same(entry, base)), base)
     if method.base != "none":
-        if base is not None and len(others) < len(entries) and not recipe.base_is_model:
+        if base is not None and len(others) < len(entries) and not recipe.conventions.base_is_model:
             notes.append(f"{base.label} is the base and not counted among the models of {method.name!r} as well")
         entries = others
         if base is not None and not others:
@@ -55,7 +55,7 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
             notes.append(f"{each.where}: {base.label} is not among its models and gives {like}")
     elif base is not None:
         listed = len(others) < len(entries)
-        if listed and recipe.base_is_model:
+        if listed and recipe.conventions.base_is_model:
             entries = (*(entry for entry in entries if same(entry, base)), *others)
         elif not listed and _joins(recipe, part, each, method, base, override):
             entries = (base, *entries)
@@ -100,7 +100,7 @@ def _joins(
     low, high = method.models
     if override is not None or part.sliced or len(each.models) + 1 > high:
         return False
-    if not recipe.base_is_model:
+    if not recipe.conventions.base_is_model:
         return len(each.models) < low
     given = {name for entry in each.models for name in entry.parameters}
     shared = {**recipe.parameters, **part.parameters, **each.parameters}

@@ -97,11 +97,31 @@ class TokenizerOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
+    """What is written: `dtype` None is that of the base, or `widest` of the sources."""
+
     dtype: str | None = None
+    widest: bool = False
     shard_size: int = DEFAULT_SHARD_SIZE
     tokenizer: TokenizerOptions | None = None
     chat_template: str | None = None
     exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """Where a recipe may mean two things, what it means.
+
+    Attributes:
+        base_is_model: The base is one of the models: the first, listed or not, of a method that knows no base.
+        depth_after_layers: The depth t of tensors that come after the layers, such as the head.
+        filter_by_source: Patterns of a model's parameters look at the tensor's name in that model, not in the output.
+        required: Parameters of each model that should be given: the method's default is noted where it is taken.
+    """
+
+    base_is_model: bool = False
+    depth_after_layers: float = 1.0
+    filter_by_source: bool = False
+    required: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,21 +142,10 @@ class Recipe:
     parts: tuple[Part, ...]
     base: Entry | None = None
     parameters: Parameters = field(default_factory=dict)
-    #: What a parameter left out means, where the method's own default is another.
-    defaults: Parameters = field(default_factory=dict)
-    #: Parameters of each model that should be given: the method's default is noted where it is taken.
-    required: tuple[str, ...] = ()
-    #: Whether filters of a model's parameters look at the tensor's name in that model, not in the output.
-    filter_by_source: bool = False
-    #: Whether an output has the widest dtype of its sources where none is given, not that of the base.
-    widest_dtype: bool = False
-    #: Whether the base is one of the models: the first, listed or not, of a method that knows no base.
-    base_is_model: bool = False
-    #: The depth t of tensors that come after the layers, such as the head.
-    depth_after_layers: float = 1.0
     overrides: tuple[Override, ...] = ()
     output: OutputOptions = OutputOptions()
     seed: int = 0
+    conventions: Conventions = Conventions()
     keys: OutputKeys = OutputKeys()
     notes: tuple[str, ...] = ()
     written: Written = ""
@@ -185,6 +194,18 @@ def _size(given: int | str) -> int:
     return found
 
 
+class Places(dict[str, str]):
+    """Places of a native document -> what they are called in the document that the user wrote."""
+
+    def rename(self, text: str) -> str:
+        """Return a place, or a message that begins with one, in the user's words."""
+        found = [
+            place for place in self if text.startswith(place) and text[len(place) :][:1] in ("", ":", ".", "[", ",")
+        ]
+        longest = max(found, key=len, default="")
+        return f"{self[longest]}{text[len(longest) :]}" if longest else text
+
+
 class Problems:
     """Collects what is wrong with a recipe or its models, so that all of it is said at once."""
 
@@ -204,6 +225,11 @@ class Problems:
             yield
         except (RecipeError, CheckpointError) as error:
             self._keep(error)
+
+    def absorb(self, others: Problems, places: Places) -> None:
+        """Take over what others have collected, in the user's words."""
+        for error in others._found.values():
+            self._keep(type(error)(places.rename(str(error))))
 
     def finish(self, source: str = "") -> None:
         """Raise everything found: one line a problem, a lone error as it is."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 Scalar: TypeAlias = float | int | bool | str | tuple[str, ...]
 
@@ -34,16 +34,13 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Case:
-    """`value` for the tensors a pattern matches; no pattern matches every tensor."""
+    """`value` for the tensors a glob matches."""
 
-    pattern: str | None
+    pattern: str
     value: Scalar | Gradient
-    kind: Literal["glob", "substring"] = "glob"
 
     def matches(self, name: str) -> bool:
-        if self.pattern is None:
-            return True
-        return self.pattern in name if self.kind == "substring" else matches(self.pattern, name)
+        return matches(self.pattern, name)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Stacking:
 
     def depth_outside(self, name: str) -> float:
         """Depth of a tensor that is in no layer: 0 before the layers, and after them what the recipe says."""
-        return 0.0 if is_input(name) else self.recipe.depth_after_layers
+        return 0.0 if is_input(name) else self.recipe.conventions.depth_after_layers
 
     def _slices(self) -> Iterator[tuple[Part, Slice]]:
         """The slices that choose layers, with the part they are of."""

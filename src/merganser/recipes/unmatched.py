@@ -23,7 +23,7 @@ def notes(recipe: Recipe, present: Collection[str], sources: Collection[str]) ->
     for where, parameters in _scopes(recipe):
         for parameter, setting in parameters.items():
             for case in setting.cases if isinstance(setting, Choice) else ():
-                if case.pattern not in (None, "*") and not any(map(case.matches, names)):
+                if case.pattern != "*" and not any(map(case.matches, names)):
                     yield f"{where}: {parameter} for {case.pattern!r} matches no tensor"
 
 
