@@ -36,6 +36,7 @@ COMMANDS: Mapping[tuple[str, ...], int] = {
     ("plan", "recipe.yml"): 0,
     ("plan", "recipe.yml", "--tensors"): 0,
     ("plan", "mergekit.yml"): 0,
+    ("plan", "mergekit.yml", "--native"): 0,
     ("merge", "recipe.yml", "out", "--dry-run"): 0,
     ("merge", "typo.yml", "out"): 2,
     ("inspect", "base"): 0,

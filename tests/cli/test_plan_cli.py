@@ -160,3 +160,17 @@ def test_hints_name_options_that_there_are() -> None:
     for flag, hint in FLAGS.items():
         assert flag not in known
         assert set(re.findall(r"(?<!\w)--[a-z-]+", hint)) <= known, flag
+
+
+def test_the_native_form_of_a_mergekit_recipe(recipe: Path, tmp_path: Path) -> None:
+    recipe.write_text(
+        "merge_method: linear\nmodels: [{model: a}, {model: b, parameters: {weight: 3}}]\ndtype: float16\n"
+    )
+    printed = call("plan", recipe, "--native")
+    assert json.loads(call("plan", recipe, "--native", "--json"))["output"] == {"dtype": "float16"}
+    (tmp_path / "native.yml").write_text(printed)
+    assert "merge_method" not in printed
+    call("merge", recipe, tmp_path / "one")
+    call("merge", tmp_path / "native.yml", tmp_path / "two")
+    weights = [(tmp_path / out / "model.safetensors").read_bytes() for out in ("one", "two")]
+    assert weights[0] == weights[1]

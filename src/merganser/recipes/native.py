@@ -17,6 +17,8 @@ Methods that want statistics (fisher, regmean) take the path of each model's bes
 
 A parameter may also be chosen by tensor name: `density: {"*.mlp.*": 0.2, "*": 0.5}`, first match wins. Instead of
 `models`, `slices` stack layers: each slice is a model entry with `layers: [first, last)`, or `{models: [...]}` of such.
+`modules: {name: {models: ...}}` gives parts of the network models of their own. `conventions` chooses what a recipe
+means where it could mean two things (`schema.Conventions`).
 """
 
 from __future__ import annotations
