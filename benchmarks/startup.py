@@ -33,6 +33,7 @@ COMMANDS: Mapping[tuple[str, ...], int] = {
     ("plan", "--help"): 0,
     ("methods",): 0,
     ("methods", "ties"): 0,
+    ("schema", "recipe"): 0,
     ("plan", "recipe.yml"): 0,
     ("plan", "recipe.yml", "--tensors"): 0,
     ("plan", "mergekit.yml"): 0,

@@ -16,6 +16,7 @@ COMMANDS = {
     "merge": "merganser.cli.merge",
     "plan": "merganser.cli.plan",
     "methods": "merganser.cli.methods",
+    "schema": "merganser.cli.schema",
     "inspect": "merganser.cli.inspect",
     "align": "merganser.cli.align",
     "library": "merganser.cli.library",

@@ -1,0 +1,31 @@
+"""`merganser schema`: JSON Schemas of recipes and run files, for editors."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+import typer
+
+from merganser.cli.output import say
+
+
+def command(
+    document: Annotated[
+        Literal["recipe", "run"],
+        typer.Argument(metavar="recipe|run", help="Recipes of merges, or run files of evolve."),
+    ],
+) -> None:
+    """Print the JSON Schema of recipes or run files, for completion and checks in an editor.
+
+    Save it beside your files and name it in their first line: # yaml-language-server: $schema=recipe.schema.json
+    """
+    if document == "recipe":
+        from merganser.recipes.json_schema import recipe_schema
+
+        found = recipe_schema()
+    else:
+        from merganser.evolve.runschema import RunFile
+
+        found = RunFile.model_json_schema()
+    say(json.dumps(found, indent=2))
