@@ -8,10 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from typer.testing import CliRunner
 
 import merganser as mg
-from merganser.checkpoints.adapter import AdapterFile
-from merganser.errors import CheckpointError
+from merganser import cli
+from merganser.checkpoints.adapter_file import AdapterFile
+from merganser.checkpoints.adapter_proof import prove
+from merganser.errors import CheckpointError, MerganserError
 
 peft = pytest.importorskip("peft")
 
@@ -184,10 +187,10 @@ def test_a_bare_adapter_finds_its_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"peft_type": "IA3"}, "a IA3 adapter; only LoRA"),
-        ({"use_dora": True}, "uses DoRA"),
-        ({"kasa_config": {"beta": 1e-4}}, "uses KaSA"),
-        ({"bias": "all"}, "trains biases"),
+        ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 2}, "is a PROMPT_TUNING adapter and cannot be put"),
+        ({"peft_type": "IA3"}, "conv.lora_A.weight' and cannot be put on its base"),
+        ({"peft_type": "NEW"}, "is a NEW adapter and cannot be put on its base"),
+        ({"use_dora": True}, "uses DoRA, but 'conv' has no lora_magnitude_vector"),
         ({"r": 3}, "has rank 2, the config says 3"),
     ],
 )
@@ -258,6 +261,29 @@ def test_an_adapter_of_another_model(tmp_path: Path) -> None:
     (adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"no adapter_model\.safetensors"):
         mg.open(f"{base}+{adapter}")
+
+
+def test_a_proof_compares_every_layer_with_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, adapter, _ = adapted(tmp_path, rank_pattern={"inner": 4})
+    opened = mg.open(f"{base}+{adapter}")
+    proofs = {proof.kind: proof for proof in prove(opened)}
+    assert set(proofs) == {"Linear", "Embedding", "Conv2d", "saved"}
+    assert all(proof.residual < 1e-6 and proof.own for proof in proofs.values())
+    monkeypatch.setattr(AdapterFile, "_scale", lambda *_: 0.5)
+    with pytest.raises(MerganserError, match="Conv2d layers differ from PEFT's merge by 8.[78]e-01 of what"):
+        prove(mg.open(f"{base}+{adapter}"))
+
+
+def test_merge_prints_its_proofs(tmp_path: Path) -> None:
+    base, adapter, expected = adapted(tmp_path)
+    (tmp_path / "recipe.yml").write_text(f"method: passthrough\nmodels: [{base}+{adapter}]\n")
+    result = CliRunner().invoke(cli.build(), ["merge", str(tmp_path / "recipe.yml"), str(tmp_path / "out"), "--prove"])
+    assert result.exit_code == 0, result.output
+    assert "parameters of Linear, residual" in result.output
+    assert torch.allclose(mg.open(tmp_path / "out").read("inner.weight"), expected["inner.weight"], atol=1e-6)
+    (tmp_path / "plain.yml").write_text(f"method: passthrough\nmodels: [{base}]\n")
+    result = CliRunner().invoke(cli.build(), ["merge", str(tmp_path / "plain.yml"), str(tmp_path / "o"), "--prove"])
+    assert "nothing to prove" in result.output
 
 
 def test_an_adapter_is_saved_with_its_base(tmp_path: Path) -> None:

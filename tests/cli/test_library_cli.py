@@ -55,7 +55,7 @@ def test_a_library_from_beginning_to_end(models, tmp_path):
     call(library.app, "extract", lib, "math", tmp_path / "out")
     assert open_checkpoint(tmp_path / "out").read("a.weight").shape == (40, 36)
     report = json.loads(call(library.app, "extract", lib, "math", tmp_path / "ad", "--as", "lora", "--json").stdout)
-    assert report["left_out"] == ["norm.weight"]
+    assert (report["left_out"], report["whole"]) == ([], ["norm.weight"])
     call(library.app, "merge", lib, tmp_path / "merged", "-e", "math", "-e", "code", "--scale", "0.5")
     assert open_checkpoint(tmp_path / "merged").names()
     assert call(library.app, "verify", lib).stdout.count("ok") == 3

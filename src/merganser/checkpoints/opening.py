@@ -8,7 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from merganser.checkpoints.adapter import Adapted, AdapterFile, is_adapter
+from merganser.checkpoints.adapter import Adapted, open_adapter
+from merganser.checkpoints.adapter_file import AdapterFile, is_adapter
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.gguf_file import GGUFFile
@@ -55,7 +56,7 @@ def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
     first, *adapters = parts(text)
     opened = _open_path(locate(first), over)
     for adapter in adapters:
-        opened = Adapted(opened, AdapterFile(locate(adapter)))
+        opened = Adapted(opened, open_adapter(locate(adapter), opened))
     return opened
 
 

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from merganser.cli.options import Base, Json, Out, Overwrite
+from merganser.cli.options import Base, Json, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
-    from merganser.library.lora import AdapterReport
-    from merganser.methods.adapters import Space
+    from merganser.library.adapter_merging import MergeSpace
+    from merganser.library.adapter_writing import AdapterReport
+
+Dtype = Annotated[str, typer.Option(help="Dtype of the factors: float32, bfloat16 or float16.")]
 
 
 def command(
     finetuned: Annotated[str, typer.Argument(metavar="FINETUNED", help="The fine-tuned checkpoint.")],
     out: Out,
     base: Base,
-    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 64,
-    dtype: Annotated[str, typer.Option(help="Dtype of the factors: float32, bfloat16 or float16.")] = "bfloat16",
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank of the adapter; default: 64.")] = None,
+    energy: Annotated[
+        float | None, typer.Option(help="Instead of a rank: share of each matrix's energy to keep, such as 0.95.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Instead of a rank: bytes of all factors, such as 50MB.")
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Parameters to adapt, such as '*.mlp.*'; may be repeated."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Parameters to leave out; may be repeated.")
+    ] = None,
+    low_rank_only: Annotated[
+        bool, typer.Option("--low-rank-only", help="Save no norms and biases, for servers that take none.")
+    ] = False,
+    dtype: Dtype = "bfloat16",
     fan_in_fan_out: Annotated[
         bool | None,
         typer.Option(
             "--fan-in-fan-out/--no-fan-in-fan-out",
-            help="Whether weights are stored input × output, as in GPT-2; by default as the config says.",
+            help="Whether weights are stored input × output, as in GPT-2; by default as the model's class says.",
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -38,6 +56,11 @@ def command(
         base,
         out,
         rank=rank,
+        energy=energy,
+        budget=budget,
+        include=include or ("*",),
+        exclude=exclude or (),
+        whole=not low_rank_only,
         dtype=dtype,
         fan_in_fan_out=fan_in_fan_out,
         overwrite=overwrite,
@@ -46,28 +69,49 @@ def command(
 
 
 def merge_command(
-    adapters: Annotated[list[str], typer.Argument(metavar="ADAPTER", help="PEFT adapters of one base.")],
+    adapters: Annotated[list[str], typer.Argument(metavar="ADAPTER", help="LoRA adapters of one base.")],
     out: Out,
-    space: Annotated[str, typer.Option(help="Shared basis: core_space or knots.")] = "core_space",
-    method: Annotated[str, typer.Option(help="Merging method applied in that basis, e.g. tsv, ties, iso_c.")] = "tsv",
+    space: Annotated[
+        str, typer.Option(help="Where to merge: core_space, knots, full, or concat (exact, factor beside factor).")
+    ] = "core_space",
+    method: Annotated[str, typer.Option(help="Merging method, e.g. tsv, ties, dare_linear, task_arithmetic.")] = "tsv",
+    weight: Annotated[
+        list[float] | None, typer.Option("--weight", "-w", help="Weight of an adapter; one for each, in their order.")
+    ] = None,
+    density: Annotated[
+        list[float] | None, typer.Option(help="Share of entries that are kept; one for all, or one for each adapter.")
+    ] = None,
+    scale: Annotated[float, typer.Option(help="Factor of the merged update.")] = 1.0,
     rank: Annotated[
         int | None, typer.Option(min=1, help="Rank of the adapter; default: all that the adapters span.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of the factors: float32, bfloat16 or float16.")] = "bfloat16",
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="CKPT", help="Base, where not all adapters save a module whole.")
+    ] = None,
+    dtype: Dtype = "bfloat16",
+    seed: Seed = 0,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Merge LoRA adapters into one adapter; no base is read."""
-    from merganser.library.lora import merge_adapters
+    """Merge LoRA adapters into one adapter."""
+    from merganser.library.adapter_merging import merge_adapters
 
+    settings: dict[str, Any] = {}
+    if density:
+        settings["density"] = density[0] if len(density) == 1 else density
     report = merge_adapters(
         adapters,
         out,
-        space=cast("Space", space),
+        space=cast("MergeSpace", space),
         method=method,
+        weights=weight or None,
+        scale=scale,
         rank=rank,
+        base=base,
         dtype=dtype,
+        seed=seed,
         overwrite=overwrite,
+        **settings,
     )
     show_report(report, as_json)
 
@@ -77,6 +121,9 @@ def show_report(report: AdapterReport, as_json: bool) -> None:
         emit({"event": "done", **report.to_dict()})
         return
     say(f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy")
+    say(f"residual over all tensors: {report.residual:.2e}")
+    for note in report.notes:
+        say(note)
     if report.left_out:
         shown = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
-        say(f"not in it, since an adapter has no place for norms, biases and tied embeddings: {shown}")
+        say(f"not in it, {len(report.left_out)} tensors that changed: {shown}")

@@ -27,6 +27,7 @@ from merganser.cli.options import (
 from merganser.cli.output import emit, say
 from merganser.cli.plan import show_plan, show_summary, summarise
 from merganser.cli.progress import ProgressReporter
+from merganser.cli.proof import show_proofs
 from merganser.units import parse_size, show_time
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def command(
     ray: Ray = None,
     device: Device = "cpu",
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Go on when an input contains NaN.")] = False,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="First compare every layer that an adapter changes with PEFT's own merge.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Merge checkpoints as a recipe says.
@@ -69,6 +73,8 @@ def command(
 
     def on_merge(merge: Merge) -> None:
         show_summary(summarise(merge, limit, workers, strict=memory is not None), as_json)
+        if prove:
+            show_proofs(merge, as_json)
 
     complete: list[Path] = []
     partial = out.with_name(f"{out.name}.partial") if out.name else out

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.checkpoints.layouts import in_layout_of
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.engine.blocks import BLOCK, cut
@@ -27,6 +28,10 @@ def reopen(plan: Plan, open: Open = open_checkpoint) -> Merge:
     """Return the merge of a plan that was made elsewhere, in another process or on another machine."""
     plain: list[Checkpoint] = [
         Merged(reopen(model.plan, open), model.label) if model.plan else open(str(model.path)) for model in plan.models
+    ]
+    plain = [
+        in_layout_of(plain[0], source) if model.layout else source
+        for source, model in zip(plain, plan.models, strict=True)
     ]
     # Side checkpoints stand after the models and have no vocabulary.
     sizes = {len(names) for m in plan.models if m.vocabulary for names in m.vocabulary.tensors.values()}

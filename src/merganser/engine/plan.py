@@ -19,13 +19,14 @@ from merganser.notebooks import Shown
 class Model:
     """Where the weights of one model come from: a reference for `open`, or another plan (never materialised).
 
-    `vocabulary` asks for a view of it through another vocabulary.
+    `vocabulary` asks for a view of it through another vocabulary, `layout` for one in the layout of the first model.
     """
 
     label: str
     path: str | None = None
     plan: Plan | None = None
     vocabulary: VocabularyMap | None = None
+    layout: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Plan(Shown):
                     "path": m.path,
                     "plan": m.plan.to_dict() if m.plan else None,
                     "remap": m.vocabulary.to_dict() if m.vocabulary else None,
+                    "layout": m.layout,
                 }
                 for m in self.models
             ],
@@ -115,6 +117,7 @@ class Plan(Shown):
                     m["path"],
                     cls.from_dict(m["plan"]) if m["plan"] else None,
                     VocabularyMap.from_dict(m["remap"]) if m["remap"] else None,
+                    m["layout"],
                 )
                 for m in data["models"]
             ),

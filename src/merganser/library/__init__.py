@@ -13,13 +13,14 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     {
         "library": ("Library",),
-        "lora": ("extract_lora", "merge_adapters"),
+        "adapter_merging": ("merge_adapters",),
+        "lora": ("extract_lora",),
         "masks": ("MaskLibrary",),
     },
 )
 
 if TYPE_CHECKING:
+    from merganser.library.adapter_merging import merge_adapters as merge_adapters
     from merganser.library.library import Library as Library
     from merganser.library.lora import extract_lora as extract_lora
-    from merganser.library.lora import merge_adapters as merge_adapters
     from merganser.library.masks import MaskLibrary as MaskLibrary

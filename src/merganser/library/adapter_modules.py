@@ -1,7 +1,8 @@
-"""Where the tensors of a model go in a PEFT adapter: which are low-rank, which are saved whole, and how.
+"""Where the parameters of a model go in a PEFT adapter: which are low-rank, which are saved whole, and how.
 
-PEFT adapts Linear layers, GPT-2's Conv1D (stored input × output) and embeddings, each in its own orientation, and
-saves the head of a classifier whole. What a tensor is follows from its name and the configs: no model is built.
+PEFT adapts Linear layers, GPT-2's Conv1D (stored input × output), embeddings and convolutions, each in its own
+orientation, and saves other modules whole. What a parameter is follows from the model's class where transformers knows
+it, else from its name, its shape and the config.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from torch import nn
+
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_config
+from merganser.checkpoints.skeleton import shared_parameters
+from merganser.library.adapter_writing import Orientation, module_of
 
-#: A Linear layer; one stored input × output; an embedding; a head that is saved whole.
-Role = Literal["linear", "turned", "embedding", "whole"]
+#: How a parameter goes into an adapter: at low rank in some orientation, or as it is.
+Role = Orientation | Literal["whole"]
 #: Embeddings whose rows are looked up by number alone.
 _EMBEDDING = re.compile(
     r"(^|\.)(embed|embed_tokens|embed_in|wte|wpe|word_embeddings|token_type_embeddings|position_embeddings|"
@@ -25,6 +30,13 @@ _TOKENS = re.compile(r"(^|\.)(embed|embed_tokens|embed_in|wte|word_embeddings|to
 _LOOKUP = re.compile(r"embed(?!_out)|(^|\.)(wte|wpe|shared)\.|relative_attention_bias")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+_LAYERS: dict[str, Orientation] = {
+    "Linear": "linear",
+    "Conv1D": "turned",
+    "Conv1d": "convolution",
+    "Conv2d": "convolution",
+    "Conv3d": "convolution",
+}
 #: The end of a class's name -> PEFT's word for its task.
 _TASKS = {
     "ForCausalLM": "CAUSAL_LM",
@@ -44,18 +56,22 @@ _CLASSIFIERS = {
 
 
 class AdapterModules:
-    """How the tensors of a fine-tuned model fit an adapter of its base.
+    """How the parameters of a fine-tuned model fit an adapter of its base.
 
     Args:
         base: The model the adapter is for.
         tuned: The fine-tuned model, whose config says what it is for; the base's does if it has none.
-        fan_in_fan_out: Whether weights are stored input × output; None asks the config.
+        fan_in_fan_out: Whether weights are stored input × output; None asks the model's class or the config.
+        model: The modules of the base, if known.
     """
 
-    def __init__(self, base: Checkpoint, tuned: Checkpoint, fan_in_fan_out: bool | None = None) -> None:
+    def __init__(
+        self, base: Checkpoint, tuned: Checkpoint, fan_in_fan_out: bool | None = None, model: nn.Module | None = None
+    ) -> None:
         config = read_config(tuned.directory) or read_config(base.directory)
         named = config.get("architectures")
         self._architecture = str(named[0]) if isinstance(named, list) and named else ""
+        self._model = model if fan_in_fan_out is None else None
         self.fan_in_fan_out = config.get("model_type") in _CONV1D if fan_in_fan_out is None else fan_in_fan_out
         self.task_type = self._task(bool(config.get("is_encoder_decoder")))
         self._heads = _CLASSIFIERS.get(self.task_type or "", ())
@@ -63,29 +79,47 @@ class AdapterModules:
         tied = {stored for checkpoint in (base, tuned) for stored in checkpoint.aliases().values()}
         if config.get("tie_word_embeddings", True) and not any(_HEAD.search(name) for name in names):
             tied |= {name for name in names if _TOKENS.search(name)} if self._generates() else set()
+        if model is not None:
+            tied |= shared_parameters(model).keys()
         self._tied = tied
-        # Checkpoints of a bare GPT-2 or BLOOM lack what their classes with a head put before every name.
-        bare = any(name.startswith("h.0.") for name in names)
-        self.prefix = "transformer." if bare and self.task_type not in (None, "FEATURE_EXTRACTION") else ""
 
     def role(self, name: str, shape: Sequence[int]) -> Role | None:
-        """Return what a tensor is to an adapter; None if it has no place in one."""
+        """Return what a parameter is to an adapter; None if it has no place in one."""
         if self.is_head(name):
             return "whole"
-        if len(shape) != 2 or not name.endswith(".weight") or name in self._tied:
+        if name in self._tied:
             return None
-        if _EMBEDDING.search(name):
+        if len(shape) < 2:
+            return "whole"
+        if not name.endswith(".weight"):
+            return None
+        kind = self._layer(name)
+        if kind is not None and not isinstance(kind, nn.Embedding):
+            single = getattr(kind, "groups", 1) == 1
+            return _LAYERS.get(type(kind).__name__) if single else "whole"
+        if len(shape) != 2:
+            return None
+        if _EMBEDDING.search(name) and type(kind) in (type(None), nn.Embedding):
             return "embedding"
-        if _LOOKUP.search(name):
+        if _LOOKUP.search(name) or kind is not None:
             return None
-        if not self.fan_in_fan_out:
-            return "linear"
-        # PEFT turns Conv1D alone, readers of the file turn all of it: a Linear head fits no such adapter.
-        return None if _HEAD.search(name) else "turned"
+        # The head of a model that stores its layers input × output is a Linear layer all the same.
+        return "turned" if self.fan_in_fan_out and not _HEAD.search(name) else "linear"
 
     def is_head(self, name: str) -> bool:
         """Whether a tensor belongs to the head of a classifier."""
         return name.split(".")[0] in self._heads
+
+    def is_norm(self, module: str) -> bool:
+        """Whether a module has parameters of one axis alone, so that it is small enough to save whole."""
+        layer = self._layer(f"{module}.weight")
+        return layer is None or all(parameter.dim() < 2 for parameter in layer.parameters())
+
+    def _layer(self, name: str) -> nn.Module | None:
+        try:
+            return self._model.get_submodule(module_of(name)) if self._model is not None else None
+        except AttributeError:
+            return None
 
     def _generates(self) -> bool:
         return self.task_type in ("CAUSAL_LM", "SEQ_2_SEQ_LM") or not self._architecture

@@ -27,12 +27,12 @@ T = TypeVar("T")
 _INNER = ("linear", "task_arithmetic", "ties", "tsv", "iso_c")
 
 
-def merge_pairs(pairs: Sequence[Pair], space: Space, rule: Method) -> Pair:
-    """The merged update of one weight; rank at most Σ r_t."""
-    return (knots if space == "knots" else core_space)(pairs, rule)
+def merge_pairs(pairs: Sequence[Pair], space: Space, rule: Method, seed: int = 0) -> Pair:
+    """The merged update of one weight; rank at most Σ r_t. `seed` is for rules that draw at random."""
+    return (knots if space == "knots" else core_space)(pairs, rule, seed)
 
 
-def knots(pairs: Sequence[Pair], rule: Method) -> Pair:
+def knots(pairs: Sequence[Pair], rule: Method, seed: int = 0) -> Pair:
     """[Δ₁ … Δ_T] = U Σ [V₁ᵀ … V_Tᵀ]; the parts Σ V_tᵀ are merged by `rule` and multiplied by U.
 
     The SVD is that of the T·r rows left after a basis of [B₁ … B_T] is split off.
@@ -40,10 +40,10 @@ def knots(pairs: Sequence[Pair], rule: Method) -> Pair:
     basis = _basis([b for b, _ in pairs])
     rows = [(basis.T @ b.double()) @ a.double() for b, a in pairs]
     rotation = top_svd(torch.cat(rows, dim=1), basis.shape[1]).above(FLOOR).u
-    return basis @ rotation, _apply(rule, [rotation.T @ part for part in rows])
+    return basis @ rotation, apply_rule(rule, [rotation.T @ part for part in rows], seed=seed)
 
 
-def core_space(pairs: Sequence[Pair], rule: Method) -> Pair:
+def core_space(pairs: Sequence[Pair], rule: Method, seed: int = 0) -> Pair:
     """Δ_t = U_B C_t V_Aᵀ with bases U_B of [B₁ … B_T] and V_A of [A₁; …; A_T]; the cores are merged by `rule`.
 
     Nothing is lost on the way: the bases span every update.
@@ -51,7 +51,7 @@ def core_space(pairs: Sequence[Pair], rule: Method) -> Pair:
     left = _basis([b for b, _ in pairs])
     right = _basis([a.T for _, a in pairs])
     cores = [(left.T @ b.double()) @ (a.double() @ right) for b, a in pairs]
-    return left @ _apply(rule, cores), right.T
+    return left @ apply_rule(rule, cores, seed=seed), right.T
 
 
 def truncate_pair(pair: Pair, rank: int) -> Pair:
@@ -125,14 +125,17 @@ def _basis(blocks: Sequence[Tensor]) -> Tensor:
     return top_svd(columns, columns.shape[1]).above(FLOOR).u
 
 
-def _apply(rule: Method, parts: Sequence[Tensor]) -> Tensor:
-    """A merging rule on bare tensors around a base of zero."""
+def apply_rule(
+    rule: Method, parts: Sequence[Tensor], base: Tensor | None = None, *, name: str = "core", seed: int = 0
+) -> Tensor:
+    """Return what a merging rule makes of bare tensors around a base, zero if there is none."""
     group = Group(
-        name="core",
+        name=name,
         models=tuple(parts),
-        base=torch.zeros_like(parts[0]),
+        base=torch.zeros_like(parts[0]) if base is None else base,
         labels=tuple(str(index) for index in range(len(parts))),
         shape=tuple(parts[0].shape),
+        seed=seed,
     )
     state = rule.reduce(_OneBlock(group)) if rule.reach == "reduce_map" else None
     return rule.merge(group, state)

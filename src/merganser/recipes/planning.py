@@ -61,6 +61,9 @@ def prepare(recipe: Recipe, open: Open = open_checkpoint) -> Merge:
 def _prepare(recipe: Recipe, open: Open) -> Merge:
     table = SourceTable(recipe, open, lambda inner: _prepare(inner, open))
     problems = Problems()
+    with problems.collect():
+        relaid = table.adopt_layout()
+    problems.finish()
     vocabulary = None
     with problems.collect():
         vocabulary = unify(recipe, table)
@@ -81,7 +84,7 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
     unmatched = unmatched_notes(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
     rows = vocabulary.notes if vocabulary is not None else renumbered(recipe, table)
-    notes = [*nested, *recipe.notes, *planner.notes, *unmatched, *rows, *remarks]
+    notes = [*nested, *relaid, *recipe.notes, *planner.notes, *unmatched, *rows, *remarks]
     result = Plan(
         models=(*table.models, *table.sides),
         outputs=tuple(outputs),

@@ -11,6 +11,7 @@ from typing import Any
 from merganser.checkpoints.adapter import separates_head
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_config
+from merganser.checkpoints.layouts import in_layout_of
 from merganser.checkpoints.quantised import quantised
 from merganser.checkpoints.sidecars import Edit, edited, read_chat_template
 from merganser.checkpoints.ties import untied_edits
@@ -81,6 +82,17 @@ class SourceTable:
 
     def __len__(self) -> int:
         return len(self.models)
+
+    def adopt_layout(self) -> list[str]:
+        """See models of the template's architecture that are stored in another layout in that of the template."""
+        notes = []
+        for i in range(1, len(self)):
+            seen = in_layout_of(self.checkpoints[0], self.checkpoints[i])
+            if seen is not self.checkpoints[i]:
+                self.checkpoints[i] = seen
+                self.models[i] = replace(self.models[i], layout=True)
+                notes.append(f"{self.models[i].label} is stored in another layout and is read in that of the base")
+        return notes
 
     def of(self, entry: Entry) -> int:
         return self._index[self._key(entry)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints import open as open_checkpoint
-from merganser.checkpoints.adapter import is_adapter
+from merganser.checkpoints.adapter_file import is_adapter
 from merganser.checkpoints.tensor_names import block_of
 from merganser.report.contents import UNFOLDED, Contents, blocks_table, contents, facts, tensors_table
 from merganser.report.page import Page

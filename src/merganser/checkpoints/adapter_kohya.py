@@ -1,0 +1,127 @@
+"""LoRA files of diffusion models: those of kohya, LyCORIS (LoCon, LoHa, LoKr) and diffusers, which have no config.
+
+A module is called by its path with underscores for dots behind a prefix (`lora_unet_…`, `lora_te_…`), or by its path
+behind the name of its component (`unet.…`, `transformer.…`, `text_encoder.…`). What it means follows from the base.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from merganser.checkpoints.adapter_updates import AdapterUpdate, LoconUpdate, LohaUpdate, LokrUpdate
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
+from merganser.errors import CheckpointError
+
+#: What the tensors of a module are called, by what they are here.
+_PARTS = {
+    r"lora_down\.weight|lora\.down\.weight|(?<=_lora\.)down\.weight|lora_A(\.default)?\.weight": "lora_A",
+    r"lora_up\.weight|lora\.up\.weight|(?<=_lora\.)up\.weight|lora_B(\.default)?\.weight": "lora_B",
+    r"lora_mid\.weight": "lora_mid",
+    r"alpha": "alpha",
+    r"(?P<own>hada_\w+|lokr_\w+)": "",
+}
+_PART = re.compile("|".join(rf"(?P<module{i}>.+)\.(?:{pattern})" for i, pattern in enumerate(_PARTS)))
+_KINDS = list(_PARTS.values())
+#: Components of a pipeline, in names with underscores and in names with dots; older diffusers have the processor's.
+_COMPONENT = re.compile(
+    r"(?P<flat>lora_(?:unet|te\d?|transformer|prior))_|(?P<dotted>unet|transformer|text_encoder\w*)\."
+)
+_PROCESSOR = re.compile(r"\.processor\.(to_[qkv]|to_out)_lora$")
+#: What single files of diffusion models put before the names of their parts.
+_INSIDE = ("model.diffusion_model.", "diffusion_model.", "cond_stage_model.transformer.", "")
+
+
+class LoraFile:
+    """The updates of a LoRA file that fit a base, by the names of its weights.
+
+    A file may have modules of other components of a pipeline than the base is; these are left out. A component of which
+    the base has some modules and lacks others is refused.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], base: Checkpoint) -> None:
+        self.path = Path(path)
+        self.config: dict[str, Any] = {}
+        self.needs_peft = ""
+        self.replaced: dict[str, str] = {}
+        self.weights: Checkpoint = TorchFile(self.path) if self.path.suffix in SUFFIXES else SafetensorsFile(self.path)
+        self.updates: dict[str, AdapterUpdate] = {}
+        #: Components of which the base has no module, with the number of theirs.
+        self.elsewhere: dict[str, int] = {}
+        places = _places(base)
+        components: dict[str, dict[str, dict[str, str]]] = {}
+        for module, parts in self._modules().items():
+            found = _COMPONENT.match(module)
+            components.setdefault((found[0][:-1] if found else "the model"), {})[module] = parts
+        for component, modules in components.items():
+            known = {module: places.get(_plain(module)) for module in modules}
+            if not any(known.values()):
+                self.elsewhere[component] = len(modules)
+                continue
+            for module, name in known.items():
+                if name is None:
+                    raise CheckpointError(f"{self.path}: changes {module!r}, which {base.label} does not have")
+                self.updates[name] = self._update(module, modules[module])
+        if not self.updates:
+            first = next(iter(next(iter(components.values()))))
+            raise CheckpointError(f"{self.path}: changes {first!r}, which {base.label} does not have")
+
+    def trains_whole(self, name: str) -> bool:
+        """Whether a whole tensor has been trained: never in such a file."""
+        return False
+
+    def _modules(self) -> dict[str, dict[str, str]]:
+        modules: dict[str, dict[str, str]] = {}
+        for name in self.weights.names():
+            found = _PART.fullmatch(name)
+            if found is None:
+                raise CheckpointError(f"{self.path}: {name!r} is not known to be part of a LoRA, LoCon, LoHa or LoKr")
+            place = next(i for i in range(len(_KINDS)) if found[f"module{i}"])
+            modules.setdefault(found[f"module{place}"], {})[_KINDS[place] or found["own"]] = name
+        return modules
+
+    def _update(self, module: str, parts: Mapping[str, str]) -> AdapterUpdate:
+        tensors = {part: name for part, name in parts.items() if part != "alpha"}
+        kind, needed, rank_of = _kind(tensors)
+        lacking = [part for part in needed if part not in tensors]
+        if lacking:
+            raise CheckpointError(f"{self.path}: {module!r} has no {lacking[0]}")
+        scale = 1.0
+        if "alpha" in parts and rank_of is not None:
+            scale = float(self.weights.read(parts["alpha"])) / self.weights.spec(tensors[rank_of]).shape[0]
+        update: AdapterUpdate = kind(self.weights, tensors, scale)
+        return update
+
+
+def _kind(tensors: Mapping[str, str]) -> tuple[Any, tuple[str, ...], str | None]:
+    """Return the update, the tensors it needs, and the one whose rows are its rank."""
+    if any(part.startswith("hada_") for part in tensors):
+        return LohaUpdate, ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"), "hada_w1_b"
+    if any(part.startswith("lokr_") for part in tensors):
+        factored = [place for place in "12" if f"lokr_w{place}" not in tensors]
+        needed = tuple(f"lokr_w{place}_{side}" for place in factored for side in "ab")
+        return LokrUpdate, needed, f"lokr_w{factored[0]}_b" if factored else None
+    return LoconUpdate, ("lora_A", "lora_B"), "lora_A"
+
+
+def _places(base: Checkpoint) -> dict[str, str]:
+    """Return the base's weights by the paths of their modules, with underscores for dots."""
+    found: dict[str, str] = {}
+    for name in base.names():
+        if name.endswith(".weight"):
+            for prefix in _INSIDE:
+                if name.startswith(prefix):
+                    found.setdefault(name.removeprefix(prefix).removesuffix(".weight").replace(".", "_"), name)
+    return found
+
+
+def _plain(module: str) -> str:
+    """Return the path of a module without its component, with underscores for dots."""
+    bare = _COMPONENT.sub("", module, count=1) if _COMPONENT.match(module) else module
+    bare = _PROCESSOR.sub(lambda found: f".{found[1]}" + (".0" if found[1] == "to_out" else ""), bare)
+    return bare.replace(".", "_")

@@ -1,0 +1,105 @@
+"""The modules of a checkpoint's architecture without any weights: what its config says, on the meta device."""
+
+from __future__ import annotations
+
+import functools
+import json
+import warnings
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.json_file import read_config
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def build_skeleton(checkpoint: Checkpoint) -> nn.Module | None:
+    """Return the model that a checkpoint's config describes, with parameters that have shapes and no values.
+
+    Returns:
+        The model, shared between calls; None where the checkpoint has no config of an architecture that the installed
+        transformers has itself, or transformers is not installed. Code that a checkpoint brings is never run.
+
+    Example:
+        >>> build_skeleton(open("model"))  # doctest: +SKIP
+        LlamaForCausalLM(...)
+    """
+    config = read_config(checkpoint.directory)
+    if not isinstance(config.get("model_type"), str):
+        return None
+    return _build(json.dumps(config, sort_keys=True))
+
+
+def new_skeleton(config: Mapping[str, Any]) -> nn.Module | None:
+    """Build the model of a config on the meta device, for callers that change it; None as in `build_skeleton`."""
+    try:
+        import transformers
+    except (ImportError, RuntimeError):  # RuntimeError: a torchvision that does not fit this torch
+        return None
+    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            settings = transformers.AutoConfig.for_model(**plain)
+            built: Any = getattr(transformers, name, None)
+            model: nn.Module
+            with torch.device("meta"):
+                own = isinstance(built, type) and issubclass(built, transformers.PreTrainedModel)
+                model = built._from_config(settings) if own else transformers.AutoModel.from_config(settings)
+            return model.eval()
+        except Exception:  # a config that this transformers does not know has many ways to fail
+            return None
+
+
+@functools.lru_cache(maxsize=4)
+def _build(config: str) -> nn.Module | None:
+    return new_skeleton(json.loads(config))
+
+
+def shared_parameters(model: nn.Module) -> dict[str, list[str]]:
+    """Return the parameters that a model has under several names: each -> all of its names."""
+    found: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), []).append(name)
+    return {name: names for names in found.values() if len(names) > 1 for name in names}
+
+
+def plain_skeleton(checkpoint: Checkpoint, embeddings: Set[str] = frozenset()) -> nn.Module:
+    """Build modules for a checkpoint without a config: Linear layers and convolutions, as the shapes of weights say,
+    and those that are known to be embeddings."""
+    root = torch.nn.Module()
+    with torch.device("meta"):
+        for name in (*checkpoint.names(), *checkpoint.aliases()):
+            path, _, leaf = name.rpartition(".")
+            shape = checkpoint.spec(name).shape
+            if leaf == "weight" and 2 <= len(shape) <= 5:
+                layer = _layer(shape, bias=f"{path}.bias" in checkpoint)
+                if path in embeddings:
+                    layer = torch.nn.Embedding(shape[0], shape[1])
+            elif leaf == "bias" and f"{path}.weight" in checkpoint and checkpoint.spec(f"{path}.weight").shape[1:]:
+                continue
+            else:
+                layer = None
+            *outer, last = path.split(".") if layer is not None else [*path.split("."), ""]
+            parent = root
+            for step in filter(None, outer):
+                if not hasattr(parent, step):
+                    parent.add_module(step, torch.nn.Module())
+                parent = getattr(parent, step)
+            if layer is not None:
+                parent.add_module(last, layer)
+            else:
+                parent.register_parameter(leaf, torch.nn.Parameter(torch.empty(shape), requires_grad=False))
+    return root
+
+
+def _layer(shape: tuple[int, ...], bias: bool) -> nn.Module:
+    if len(shape) == 2:
+        return torch.nn.Linear(shape[1], shape[0], bias=bias)
+    kind = {3: torch.nn.Conv1d, 4: torch.nn.Conv2d, 5: torch.nn.Conv3d}[len(shape)]
+    return kind(shape[1], shape[0], shape[2:], bias=bias)  # type: ignore[arg-type]

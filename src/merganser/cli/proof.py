@@ -1,0 +1,37 @@
+"""What `merganser merge --prove` prints: how far adapters, as they are applied here, are from PEFT's own merge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from merganser.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from merganser.engine.merge import Merge
+
+
+def show_proofs(merge: Merge, as_json: bool) -> None:
+    """Prove every adapter of a merge, those of nested merges among them; an adapter that fails ends the command."""
+    from merganser.checkpoints.adapter_proof import adapted_views, prove
+    from merganser.engine.nested import Merged
+
+    pending, seen = list(merge.sources), 0
+    while pending:
+        source = pending.pop(0)
+        if isinstance(source, Merged):
+            pending += source.sources
+        for adapted in adapted_views(source):
+            seen += 1
+            for proof in prove(adapted):
+                if as_json:
+                    path = str(adapted.adapter.path)
+                    emit({"event": "proof", "adapter": path, "kind": proof.kind, "parameters": proof.parameters,
+                          "residual": proof.residual, "own": proof.own})  # fmt: skip
+                else:
+                    way = "" if proof.own else " (merged by PEFT itself)"
+                    say(
+                        f"proof of {adapted.adapter.path}: {proof.parameters} parameters of {proof.kind}, residual "
+                        f"{proof.residual:.1e}{way}"
+                    )
+    if not seen and not as_json:
+        say("nothing to prove: no model of this merge has an adapter")

@@ -1,0 +1,177 @@
+"""Low-rank updates and whole tensors, written as a PEFT adapter."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from merganser.checkpoints.adapter_file import CONFIG, PREFIX
+from merganser.engine.publishing import publish
+from merganser.errors import InputError
+from merganser.methods.adapters import Pair
+
+#: What PEFT and its servers read.
+DTYPES = ("float32", "bfloat16", "float16")
+#: A Linear layer; one stored input × output; an embedding; a convolution.
+Orientation = Literal["linear", "turned", "embedding", "convolution"]
+
+
+@dataclass(frozen=True)
+class AdapterReport:
+    """What went into an adapter: its rank, the share of the task vector's energy it holds, and what could not go.
+
+    `energy` and `residual`, ‖θ − θ̂‖ / ‖θ − θ₀‖, are over all tensors, those left out among them, with the factors as
+    they are stored.
+    """
+
+    path: Path
+    rank: int
+    modules: int
+    energy: float
+    left_out: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def residual(self) -> float:
+        return math.sqrt(max(0.0, 1.0 - self.energy))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "rank": self.rank,
+            "modules": self.modules,
+            "energy": self.energy,
+            "residual": self.residual,
+            "whole": list(self.whole),
+            "left_out": list(self.left_out),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class StoredUpdate:
+    """A low-rank update of a tensor as stored, and how its factors are oriented in the file."""
+
+    pair: Pair
+    orientation: Orientation
+    window: tuple[int, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return self.pair[0].shape[1]
+
+    def factors(self, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return (A, B) in the shapes of PEFT's file, filled up with zeros to a rank."""
+        b, a = self.pair
+        down, up = (b.T, a.T) if self.orientation in ("turned", "embedding") else (a, b)
+        down, up = (_fill(side, rank).to(dtype).contiguous() for side in (down.T, up))
+        down = down.T.contiguous()
+        if self.window:
+            return down.reshape(rank, -1, *self.window), up.reshape(len(up), rank, *[1] * len(self.window))
+        return down, up
+
+    def product(self, dtype: torch.dtype) -> Tensor:
+        """Return the update as it is once its factors are rounded, as a matrix."""
+        b, a = (side.to(dtype).double() for side in self.pair)
+        return b @ a
+
+
+def check_rank(rank: int | None) -> None:
+    if rank is not None and rank < 1:
+        raise InputError(f"an adapter needs a rank of at least 1, got {rank}")
+
+
+def share(kept: float, seen: float) -> float:
+    """Return the share of an energy that was kept, 1 of nothing."""
+    return min(1.0, kept / seen) if seen else 1.0
+
+
+def save_adapter(
+    out: Path,
+    updates: Mapping[str, StoredUpdate],
+    whole: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    *,
+    overwrite: bool,
+    saved_modules: Iterable[str] = (),
+    patterns: bool = False,
+) -> int:
+    """Write an adapter.
+
+    Args:
+        out: Directory to be made.
+        updates: Low-rank updates by the names of weights.
+        whole: Tensors by their names in the file, without PEFT's prefix.
+        config: Settings besides those that follow from the updates; None is left out.
+        dtype: Dtype of the factors.
+        overwrite: Replace `out`.
+        saved_modules: Modules that `whole` has every parameter of.
+        patterns: Give each module its own rank; some servers know one rank for all, the default.
+
+    Returns:
+        The largest rank.
+    """
+    rank = max([1, *(update.rank for update in updates.values())])
+    tensors = {f"{PREFIX}{name}": tensor.contiguous() for name, tensor in whole.items()}
+    ranks = {
+        name.removesuffix(".weight"): max(1, update.rank) if patterns else rank for name, update in updates.items()
+    }
+    for name, update in updates.items():
+        module = name.removesuffix(".weight")
+        embedding = update.orientation == "embedding"
+        names = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A.weight", "lora_B.weight")
+        for part, tensor in zip(names, update.factors(ranks[module], dtype), strict=True):
+            tensors[f"{PREFIX}{module}.{part}"] = tensor
+    own = {module: each for module, each in ranks.items() if each != rank}
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": sorted(ranks),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "task_type": None,
+        "inference_mode": True,
+        "fan_in_fan_out": False,
+    }
+    if own:
+        settings |= {"rank_pattern": own, "alpha_pattern": own}
+    if modules := sorted(saved_modules):
+        settings["modules_to_save"] = modules
+    settings |= {key: value for key, value in config.items() if value is not None}
+    publish(
+        out,
+        lambda directory: (
+            save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"}),
+            (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n"),
+        ),
+        overwrite=overwrite,
+    )
+    return rank
+
+
+def _fill(columns: Tensor, rank: int) -> Tensor:
+    return torch.nn.functional.pad(columns, (0, rank - columns.shape[1]))
+
+
+def module_of(name: str) -> str:
+    """Return the module that a parameter belongs to."""
+    return name.rpartition(".")[0]
+
+
+def by_module(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return parameters by their modules."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(module_of(name), []).append(name)
+    return found
