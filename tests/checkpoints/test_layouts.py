@@ -169,3 +169,35 @@ def test_models_of_another_kind_keep_their_names(tmp_path: Path, transformers: A
     assert set(module_tensors(one, skeleton)) == set(one.names())
     (tmp_path / "llama" / "config.json").write_text('{"model_type": "unheard-of"}')
     assert build_skeleton(one) is None
+
+
+def test_a_language_model_merges_into_the_language_part_of_a_vision_language_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    text = {"layers.0.w": torch.randn(4, 4), "norm": torch.randn(4)}
+    whole = {f"model.language_model.{name}": tensor for name, tensor in text.items()}
+    whole |= {"model.vision.w": torch.randn(3, 3), "lm_head.weight": torch.randn(6, 4)}
+    tuned = {f"model.{name}": tensor + 1 for name, tensor in text.items()} | {"lm_head.weight": whole["lm_head.weight"]}
+    save_file(whole, tmp_path / "vlm.safetensors")
+    save_file(tuned, tmp_path / "llm.safetensors")
+    vlm, llm = (str(tmp_path / f"{name}.safetensors") for name in ("vlm", "llm"))
+
+    def recipe(prefixes: Any) -> dict[str, Any]:
+        models = [{"path": llm, "map": prefixes}]
+        return {"method": "task_arithmetic", "base": vlm, "models": models, "parameters": {"weight": 0.5}}
+
+    prepared = mg.recipes.prepare(mg.recipes.load(recipe({"model.": "model.language_model."})))
+    for merge in (prepared, reopen(Plan.from_dict(json.loads(json.dumps(prepared.plan.to_dict()))))):
+        seen = merge.sources[1]
+        assert torch.equal(seen.read("model.vision.w"), whole["model.vision.w"])
+        assert torch.equal(seen.read("model.language_model.norm", (1, 3)), tuned["model.norm"][1:3])
+    out = mg.open(mg.run(recipe({"model.": "model.language_model."}), tmp_path / "out"))
+    for name, tensor in whole.items():
+        assert torch.allclose(out.read(name), tensor + 0.5 * ("language_model" in name), atol=1e-6), name
+    for prefixes, message in (
+        ({"modle.": "model.language_model."}, "no tensor's name begins with 'modle.'"),
+        ({"model.": "text."}, "no tensor's name begins with 'text.'"),
+        ({"model.": 3}, r"map\['model\.'\]"),
+        ({}, "put the prefix|has no"),
+    ):
+        with pytest.raises(mg.errors.InputError, match=message):
+            mg.run(recipe(prefixes), tmp_path / "none")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.checkpoints.grafting import Grafted
 from merganser.checkpoints.layouts import in_layout_of
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import Remapped
@@ -30,7 +31,11 @@ def reopen(plan: Plan, open: Open = open_checkpoint) -> Merge:
         Merged(reopen(model.plan, open), model.label) if model.plan else open(str(model.path)) for model in plan.models
     ]
     plain = [
-        in_layout_of(plain[0], source) if model.layout else source
+        Grafted(plain[0], source, model.map)
+        if model.map
+        else in_layout_of(plain[0], source)
+        if model.layout
+        else source
         for source, model in zip(plain, plan.models, strict=True)
     ]
     # Side checkpoints stand after the models and have no vocabulary.

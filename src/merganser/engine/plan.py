@@ -19,7 +19,8 @@ from merganser.notebooks import Shown
 class Model:
     """Where the weights of one model come from: a reference for `open`, or another plan (never materialised).
 
-    `vocabulary` asks for a view of it through another vocabulary, `layout` for one in the layout of the first model.
+    `vocabulary` asks for a view of it through another vocabulary, `layout` for one in the layout of the first model,
+    and `map` for the first model with this one in the place of a part.
     """
 
     label: str
@@ -27,6 +28,7 @@ class Model:
     plan: Plan | None = None
     vocabulary: VocabularyMap | None = None
     layout: bool = False
+    map: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Plan(Shown):
                     "plan": m.plan.to_dict() if m.plan else None,
                     "remap": m.vocabulary.to_dict() if m.vocabulary else None,
                     "layout": m.layout,
+                    "map": dict(m.map) if m.map else None,
                 }
                 for m in self.models
             ],
@@ -118,6 +121,7 @@ class Plan(Shown):
                     cls.from_dict(m["plan"]) if m["plan"] else None,
                     VocabularyMap.from_dict(m["remap"]) if m["remap"] else None,
                     m["layout"],
+                    m["map"],
                 )
                 for m in data["models"]
             ),

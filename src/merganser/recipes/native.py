@@ -230,13 +230,17 @@ class _NativeReader:
         kinds = statistics_of(declared)
         with self.problems.collect():
             statistics = {kind: expect(raw[kind], str, f"{where}.{kind}") for kind in kinds if kind in raw}
-        parameters = self._own(raw, (*_ENTRY_KEYS, *kinds), where, declared)
+        prefixes: dict[str, str] = {}
+        with self.problems.collect():
+            for key, value in expect(raw.get("map", {}), dict, f"{where}.map").items():
+                prefixes[expect(key, str, f"{where}.map")] = expect(value, str, f"{where}.map[{key!r}]")
+        parameters = self._own(raw, (*_ENTRY_KEYS, "map", *kinds), where, declared)
         for name in parameters:
             if not any(p.per_model for p in declared.known[name]):
                 self.problems.add(
                     f"{where}.{name}", "is one value for all models of a merge; move it to the recipe's parameters"
                 )
-        return replace(entry, layers=layers, parameters=parameters, statistics=statistics)
+        return replace(entry, layers=layers, parameters=parameters, statistics=statistics, map=prefixes)
 
     def _with_statistics(self, parts: tuple[Part, ...], raw: Any, declared: Declared) -> tuple[Part, ...]:
         """Statistics given for all models at once, `{fisher: [path, path]}`, handed to each."""

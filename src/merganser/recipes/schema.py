@@ -28,7 +28,8 @@ DEFAULT_SHARD_SIZE = 5_000_000_000
 class Entry:
     """A model of a merge: a reference to open, or a recipe of its own. `layers` [a, b) takes part of its depth.
 
-    `statistics` are the paths of its side checkpoints by kind (`fisher`, `gram`).
+    `statistics` are the paths of its side checkpoints by kind (`fisher`, `gram`). `map` says which part of the base it
+    is: beginnings of its names -> what they are in the base.
     """
 
     label: str
@@ -37,6 +38,7 @@ class Entry:
     layers: tuple[int, int] | None = None
     parameters: Parameters = field(default_factory=dict)
     statistics: Mapping[str, str] = field(default_factory=dict)
+    map: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

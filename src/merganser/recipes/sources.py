@@ -10,6 +10,7 @@ from typing import Any
 
 from merganser.checkpoints.adapter import separates_head
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.grafting import Grafted
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.layouts import in_layout_of
 from merganser.checkpoints.quantised import quantised
@@ -19,7 +20,7 @@ from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.engine.merge import Merge, Open
 from merganser.engine.nested import Merged
 from merganser.engine.plan import Model
-from merganser.errors import CheckpointError, did_you_mean
+from merganser.errors import CheckpointError, RecipeError, did_you_mean
 from merganser.recipes.layers import Layout, layout
 from merganser.recipes.references import locate, places
 from merganser.recipes.schema import Entry, Problems, Recipe
@@ -62,6 +63,13 @@ class SourceTable:
                 with problems.collect():
                     self._add(entry, key, nested)
         problems.finish()
+        #: Models that are a part of the template -> how their names are mapped.
+        self._maps: dict[int, dict[str, str]] = {}
+        for entry in recipe.entries():
+            seen = self._maps.setdefault(self.of(entry), dict(entry.map))
+            if seen != entry.map or (entry.map and not self.of(entry)):
+                raise RecipeError(f"{entry.where}.map: a model is mapped one way, and the base not at all")
+        self._maps = {i: prefixes for i, prefixes in self._maps.items() if prefixes}
 
     def _add(self, entry: Entry, key: Any, nested: Callable[[Recipe], Merge]) -> None:
         """Open a model, or plan the merge it is."""
@@ -84,9 +92,13 @@ class SourceTable:
         return len(self.models)
 
     def adopt_layout(self) -> list[str]:
-        """See models of the template's architecture that are stored in another layout in that of the template."""
+        """See models that are a part of the template, or are stored in another layout, as if they were like it."""
         notes = []
         for i in range(1, len(self)):
+            if i in self._maps:
+                self.checkpoints[i] = Grafted(self.checkpoints[0], self.checkpoints[i], self._maps[i])
+                self.models[i] = replace(self.models[i], map=self._maps[i])
+                continue
             seen = in_layout_of(self.checkpoints[0], self.checkpoints[i])
             if seen is not self.checkpoints[i]:
                 self.checkpoints[i] = seen

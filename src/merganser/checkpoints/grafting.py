@@ -1,0 +1,88 @@
+"""A model put in the place of a part of another one: an LLM as the language part of a vision-language model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Grafted(View):
+    """A whole model with a part of it replaced by another model, whose names are mapped by their beginnings.
+
+    What the part does not have is the whole's, so that a task vector of it is zero there. What the whole does not have
+    keeps its own name.
+
+    Example:
+        >>> import torch
+        >>> from merganser.checkpoints.memory import StateDict
+        >>> whole = StateDict({"language.a": torch.zeros(2), "vision.b": torch.ones(2)})
+        >>> Grafted(whole, StateDict({"model.a": torch.full((2,), 5.0)}), {"model.": "language."}).read("language.a")
+        tensor([5., 5.])
+    """
+
+    def __init__(self, whole: Checkpoint, part: Checkpoint, prefixes: Mapping[str, str]) -> None:
+        """Map the names of a part.
+
+        Args:
+            whole: The model that gives all other tensors.
+            part: The model to put in.
+            prefixes: Beginnings of the part's names -> what they are in the whole; the longest that fits counts.
+
+        Raises:
+            CheckpointError: A prefix is the beginning of no name, or leads to no name of the whole.
+        """
+        super().__init__(whole, part.label)
+        self.directory = part.directory
+        self._part = part
+        self._places: dict[str, str] = {}
+        found = dict.fromkeys(prefixes, False)
+        used = dict.fromkeys(prefixes, False)
+        for name in (*part.names(), *part.aliases()):
+            prefix = max((each for each in prefixes if name.startswith(each)), key=len, default=None)
+            target = name if prefix is None else prefixes[prefix] + name.removeprefix(prefix)
+            if prefix is not None:
+                used[prefix] = True
+                found[prefix] |= target in whole
+            self._places[target] = name
+        for prefix, target in prefixes.items():
+            if not used[prefix]:
+                raise CheckpointError(f"{part.label}: no tensor's name begins with {prefix!r}, which is to be mapped")
+            if not found[prefix]:
+                raise CheckpointError(f"{whole.label}: no tensor's name begins with {target!r}, as it is mapped to")
+        own = [target for target, name in self._places.items() if name not in part.aliases()]
+        self._names = [*whole.names(), *(name for name in own if name not in whole)]
+
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    def spec(self, name: str) -> TensorSpec:
+        return self._part.spec(self._places[name]) if name in self._places else self.source.spec(name)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        return self._part.read(self._places[name], rows) if name in self._places else self.source.read(name, rows)
+
+    def overhead(self, name: str, entries: int) -> int:
+        if name in self._places:
+            return self._part.overhead(self._places[name], entries)
+        return super().overhead(name, entries)
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        if name in self._places:
+            self._part.prefetch(self._places[name], rows)
+        else:
+            super().prefetch(name, rows)
+
+    def fingerprint(self) -> str:
+        own = f"{self.source.fingerprint()} {self._part.fingerprint()} {sorted(self._places.items())}"
+        return hashlib.sha256(own.encode()).hexdigest()
+
+    def files(self) -> Sequence[Path]:
+        return [*self._part.files(), *self.source.files()]
