@@ -63,6 +63,9 @@ def test_kohya_and_locon(unet: Path, tmp_path: Path) -> None:
     expected = (conv_up[:, :, 0, 0] @ conv_down.flatten(1)).reshape(8, 4, 3, 3)
     torch.testing.assert_close(found[CONV], expected, atol=1e-5, rtol=1e-4)
     assert not found[OUT].any()
+    recipe = mg.recipes.load({"method": "passthrough", "models": [f"{unet}+{tmp_path / 'kohya.safetensors'}"]})
+    notes = mg.recipes.prepare(recipe).plan.notes
+    assert any("1 modules of lora_te are not of" in note for note in notes)
 
 
 def test_locon_with_a_core(unet: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -283,11 +283,25 @@ def open_adapter(path: Path, base: Checkpoint) -> AdapterFile | LoraFile:
 
 def separates_head(checkpoint: Checkpoint) -> bool:
     """Whether an adapter gives a head of its own to a base whose embedding was its head."""
+    return any(view.untied for view in adapted_views(checkpoint))
+
+
+def adapted_views(checkpoint: Checkpoint) -> Iterator[Adapted]:
+    """Yield the adapters that a checkpoint looks through, the outermost first."""
     while isinstance(checkpoint, View):
-        if isinstance(checkpoint, Adapted) and checkpoint.untied:
-            return True
+        if isinstance(checkpoint, Adapted):
+            yield checkpoint
         checkpoint = checkpoint.source
-    return False
+
+
+def adapter_notes(checkpoint: Checkpoint) -> list[str]:
+    """Return what a user should know of the adapters over a checkpoint: modules that are for something else."""
+    return [
+        f"{view.adapter.path}: {count} modules of {component} are not of {view.source.label} and are left out"
+        for view in adapted_views(checkpoint)
+        if isinstance(view.adapter, LoraFile)
+        for component, count in view.adapter.elsewhere.items()
+    ]
 
 
 def _equal(one: LazyTensor, other: LazyTensor) -> bool:

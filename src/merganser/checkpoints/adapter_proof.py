@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.adapter import Adapted
 from merganser.checkpoints.adapter_kohya import LoraFile
 from merganser.checkpoints.adapter_peft import PeftLayers
-from merganser.checkpoints.base import Checkpoint, View
+from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.layouts import module_tensors
 from merganser.checkpoints.lazy_tensors import LazyTensor, StoredTensor
@@ -35,14 +34,6 @@ class LayerProof:
     parameters: int
     residual: float
     own: bool
-
-
-def adapted_views(checkpoint: Checkpoint) -> Iterator[Adapted]:
-    """Yield the adapters that a checkpoint looks through, the outermost first."""
-    while isinstance(checkpoint, View):
-        if isinstance(checkpoint, Adapted):
-            yield checkpoint
-        checkpoint = checkpoint.source
 
 
 def prove(adapted: Adapted) -> list[LayerProof]:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 def show_proofs(merge: Merge, as_json: bool) -> None:
     """Prove every adapter of a merge, those of nested merges among them; an adapter that fails ends the command."""
-    from merganser.checkpoints.adapter_proof import adapted_views, prove
+    from merganser.checkpoints.adapter import adapted_views
+    from merganser.checkpoints.adapter_proof import prove
     from merganser.engine.nested import Merged
 
     pending, seen = list(merge.sources), 0
