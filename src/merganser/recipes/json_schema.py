@@ -36,6 +36,9 @@ def recipe_schema() -> dict[str, Any]:
             "path": _described(_TEXT, "A directory, a file, a hub id, or MODEL+ADAPTER."),
             "recipe": {"anyOf": [_TEXT, {"$ref": "#/$defs/recipe"}]},
             "label": _TEXT,
+            "map": _described(
+                {"type": "object", "additionalProperties": _TEXT}, "Prefixes: of the model to the base's."
+            ),
             "layers": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
             "parameters": {"$ref": "#/$defs/parameters"},
             **dict.fromkeys(statistics, _TEXT),

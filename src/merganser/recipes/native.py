@@ -60,7 +60,7 @@ KEYS = (
     "seed",
     "conventions",
 )
-_ENTRY_KEYS = ("path", "recipe", "label", "layers", "parameters")
+_ENTRY_KEYS = ("path", "recipe", "label", "layers", "map", "parameters")
 _OVERRIDE_KEYS = ("match", "method", "model", "parameters")
 
 
@@ -234,7 +234,7 @@ class _NativeReader:
         with self.problems.collect():
             for key, value in expect(raw.get("map", {}), dict, f"{where}.map").items():
                 prefixes[expect(key, str, f"{where}.map")] = expect(value, str, f"{where}.map[{key!r}]")
-        parameters = self._own(raw, (*_ENTRY_KEYS, "map", *kinds), where, declared)
+        parameters = self._own(raw, (*_ENTRY_KEYS, *kinds), where, declared)
         for name in parameters:
             if not any(p.per_model for p in declared.known[name]):
                 self.problems.add(
