@@ -33,7 +33,7 @@ def public() -> dict[str, Any]:
 
 
 #: Packages whose documentation is still to be completed.
-PENDING = ("align.", "checkpoints.", "evaluate.", "evolve.", "library.merge_adapters", "open", "recipes.")
+PENDING = ("align.", "evaluate.", "evolve.")
 PUBLIC = {name: one for name, one in public().items() if not name.removeprefix("merganser.").startswith(PENDING)}
 
 

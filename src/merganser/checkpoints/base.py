@@ -24,9 +24,16 @@ Rows = tuple[int, int]
 
 @dataclass(frozen=True, init=False)
 class TensorSpec:
-    """What is known of a tensor before it is read.
+    """Shape and dtype of a tensor, known before it is read.
 
-    Headers give names of dtypes, so `element` is there without torch; `dtype` is torch's, for whoever has tensors.
+    Args:
+        shape: The shape.
+        dtype: The dtype, as torch's or by name. `element` describes it without loading torch.
+
+    Example:
+        >>> spec = mg.checkpoints.TensorSpec((16, 8), "bfloat16")
+        >>> spec.numel, spec.nbytes
+        (128, 256)
     """
 
     shape: tuple[int, ...]
@@ -61,6 +68,12 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
     permutation, a slice) is a checkpoint too, made from another one.
 
     Two checkpoints are equal only if they are the same object: comparing weights would read them all.
+
+    Example:
+        >>> checkpoint = mg.open("math")
+        >>> rows = checkpoint.read("0.weight", (0, 4))
+        >>> base.load_state_dict(checkpoint)
+        <All keys matched successfully>
     """
 
     #: How messages call this checkpoint.
@@ -155,7 +168,17 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
 
 
 class View(Checkpoint):
-    """A checkpoint made from another one; passes on whatever a subclass does not change."""
+    """A checkpoint made from another one; passes on whatever a subclass does not change.
+
+    Args:
+        source: The checkpoint that is viewed.
+        label: What messages call the view.
+
+    Example:
+        >>> view = mg.checkpoints.View(mg.open("math"), "a copy of math")
+        >>> len(view)
+        6
+    """
 
     def __init__(self, source: Checkpoint, label: str) -> None:
         self.source = source

@@ -34,10 +34,22 @@ _LIBRARIES = {
 
 
 def open(reference: Reference) -> Checkpoint:
-    """Open a checkpoint lazily.
+    """Open a checkpoint without reading its weights.
 
-    `reference` is a path (safetensors, torch or GGUF file, Hugging Face directory, PEFT adapter directory), a hub
-    id `owner/name[@revision]`, any of these followed by `+adapter`, a state dict, or a module.
+    Args:
+        reference: A path (safetensors, torch or GGUF file, Hugging Face directory, PEFT adapter directory, expert of a
+            library), a hub id `owner/name[@revision]`, any of these followed by `+adapter`, a state dict, or a module.
+
+    Returns:
+        A lazy mapping from names to tensors.
+
+    Raises:
+        CheckpointError: If there is nothing at the reference, or it cannot be read.
+
+    Example:
+        >>> checkpoint = mg.open("math")
+        >>> checkpoint["0.weight"].shape
+        torch.Size([16, 8])
     """
     return _open(reference, ())
 

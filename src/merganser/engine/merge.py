@@ -36,7 +36,8 @@ class Merge(Shown):
 
     Example:
         >>> merge = mg.recipes.prepare(mg.recipes.load("recipe.yml"))
-        >>> merge.plan.bytes_out
+        >>> len(merge.sources)
+        3
     """
 
     def __init__(

@@ -17,10 +17,20 @@ from merganser.notebooks import Shown
 
 @dataclass(frozen=True)
 class Model:
-    """Where the weights of one model come from: a reference for `open`, or another plan (never materialised).
+    """Where the weights of one model come from.
 
-    `vocabulary` asks for a view of it through another vocabulary, `layout` for one in the layout of the first model,
-    and `map` for the first model with this one in the place of a part.
+    Attributes:
+        label: What messages call the model.
+        path: A reference for `open`.
+        plan: Instead of a path: the plan of a nested merge, which is computed as it is read.
+        vocabulary: Brings it to another vocabulary.
+        layout: Read it in the layout of the first model.
+        map: Read the first model with this one in the place of a part: prefixes of its names -> prefixes there.
+
+    Example:
+        >>> plan = mg.recipes.plan(mg.recipes.load("recipe.yml"))
+        >>> [model.label for model in plan.models]
+        ['base', 'math', 'code']
     """
 
     label: str
@@ -33,7 +43,16 @@ class Model:
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor of a model of the plan; its name may differ from the output's (slices)."""
+    """A tensor of a model of the plan.
+
+    Attributes:
+        model: The index of the model in the plan.
+        name: The name of the tensor there, which may differ from the output's (slices).
+
+    Example:
+        >>> mg.recipes.Source(model=0, name="0.weight").name
+        '0.weight'
+    """
 
     model: int
     name: str
@@ -43,8 +62,19 @@ class Source:
 class Output:
     """One tensor to be made: `method(parameters)` of `inputs` around `base`, cast to `spec.dtype`.
 
-    `parameters` are plain JSON values; per-model ones are lists as long as `inputs`. `statistics` are tensors of side
-    checkpoints (also models of the plan), one for each of `inputs`.
+    Attributes:
+        name: The name of the tensor.
+        spec: Its shape and dtype.
+        method: The name of the merging rule.
+        inputs: The models' tensors.
+        base: The base's tensor, if the method needs one.
+        parameters: JSON values; per-model ones are lists as long as `inputs`.
+        statistics: Tensors of side checkpoints (also models of the plan) by kind, one for each of `inputs`.
+
+    Example:
+        >>> output = mg.recipes.plan(mg.recipes.load("recipe.yml")).outputs[0]
+        >>> output.method
+        'ties'
     """
 
     name: str
@@ -63,8 +93,22 @@ class Output:
 
 @dataclass(frozen=True)
 class Plan(Shown):
-    """A whole merge. `aliases` are tied names of the output (alias -> stored name), `notes` what the user
-    should know, `sidecars` what the writer writes besides the weights."""
+    """A whole merge as data, made from headers alone.
+
+    Attributes:
+        models: Where the weights come from.
+        outputs: The tensors to be made.
+        aliases: Tied names of the output: alias -> stored name.
+        seed: The seed of methods that draw at random.
+        shard_size: The largest file, in bytes.
+        sidecars: What is written besides the weights.
+        notes: What the user should know.
+
+    Example:
+        >>> plan = mg.recipes.plan(mg.recipes.load("recipe.yml"))
+        >>> len(plan.outputs), plan.bytes_out
+        (6, 1936)
+    """
 
     models: tuple[Model, ...]
     outputs: tuple[Output, ...]

@@ -71,7 +71,7 @@ def merge_adapters(
         dtype: float32, bfloat16 or float16.
         seed: Of rules that draw at random.
         overwrite: Replace `out`.
-        settings: Other parameters of the method, such as `density`; per-model ones as sequences.
+        **settings: Other parameters of the method, such as `density`; per-model ones as sequences.
 
     Returns:
         What went into the adapter; `energy` is the share of the merged updates' that `rank` left.

@@ -19,11 +19,26 @@ _HINT = "; a recipe is YAML"
 
 
 def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None = None) -> Recipe:
-    """Read a recipe: the path of a YAML file (`-` is standard input), YAML text, or a mapping.
+    """Read a recipe, native or mergekit's.
 
     A recipe with `merge_method` is in mergekit's dialect, one with `method` or an `expression` in the native one.
-    Several documents are stages: each but the last needed has a `name` by which later ones call it. Relative paths
-    inside are looked for beside the recipe's file first (`root`, for what is no file), then in the working directory.
+    Several YAML documents are stages: all but the last one have a `name` by which later ones refer to them. Relative
+    paths are looked up beside the recipe first, then in the working directory.
+
+    Args:
+        source: The path of a YAML file (`-` is standard input), YAML text, or a mapping.
+        root: The directory of relative paths, if the source is not a file.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        RecipeError: If something is wrong with the recipe; every problem is in the message.
+
+    Example:
+        >>> recipe = mg.recipes.load("recipe.yml")
+        >>> recipe.method
+        'ties'
     """
     if isinstance(source, Mapping):
         plain = _plain(source)

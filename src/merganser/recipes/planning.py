@@ -36,7 +36,23 @@ from merganser.recipes.vocabularies import renumbered, unify
 
 
 def plan(recipe: Recipe, open: Open = open_checkpoint) -> Plan:
-    """Return the plan of a recipe alone; see `prepare`."""
+    """Return the plan of a recipe: everything a merge will do, from the headers of its models.
+
+    Args:
+        recipe: What to merge.
+        open: Turns a reference into a checkpoint. Every model is opened once.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: If the recipe and the models do not fit together; every problem is in the message.
+
+    Example:
+        >>> plan = mg.recipes.plan(mg.recipes.load("recipe.yml"))
+        >>> plan.notes
+        ()
+    """
     return prepare(recipe, open).plan
 
 
@@ -54,6 +70,11 @@ def prepare(recipe: Recipe, open: Open = open_checkpoint) -> Merge:
 
     Raises:
         InputError: If the recipe and the models do not fit together; every problem is in the message.
+
+    Example:
+        >>> merge = mg.recipes.prepare(mg.recipes.load("recipe.yml"))
+        >>> merge.plan.bytes_out
+        1936
     """
     return _prepare(recipe, functools.cache(open))
 

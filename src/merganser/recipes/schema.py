@@ -138,7 +138,27 @@ class OutputKeys:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A merge as asked for, whatever it was written in. `root` is the directory of its file."""
+    """A merge as the user asked for it, whatever it was written in.
+
+    Attributes:
+        method: The name of the merging rule.
+        parts: The models, by part of the network and slice of layers.
+        base: The model that task vectors are differences from.
+        parameters: Parameters of the method for all models.
+        overrides: Other methods or values for some tensors.
+        output: What is written.
+        seed: The seed of methods that draw at random.
+        conventions: What the recipe means where it could mean two things.
+        keys: What the options are called where the recipe was written, for messages.
+        notes: What the user should know.
+        written: The text or document it was read from.
+        root: The directory of its file.
+
+    Example:
+        >>> recipe = mg.recipes.load({"method": "linear", "models": ["./math", "./code"]})
+        >>> recipe.method
+        'linear'
+    """
 
     method: str
     parts: tuple[Part, ...]
