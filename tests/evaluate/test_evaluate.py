@@ -116,7 +116,7 @@ def test_perplexity_thresholds():
 
 
 def test_limits_draw_questions_of_every_label(tmp_path):
-    from merganser.evaluate.tasks import sampled
+    from merganser.evaluate.sampling import sampled
 
     lines = [json.dumps({"text": "w1", "label": label}) for label in range(20) for _ in range(10 if label else 50)]
     (tmp_path / "sorted.jsonl").write_text("\n".join(lines))

@@ -16,20 +16,20 @@ from torch import Tensor, nn
 
 from merganser.errors import InputError
 from merganser.evaluate.generation import ExactMatch, Generation, LetterChoice
+from merganser.evaluate.likelihoods import Pair, common_length, require_finite, score_continuations
+from merganser.evaluate.prompts import Prompted, check_prompt
 from merganser.evaluate.questions import (
     SCORE,
     Asked,
     Direction,
     Measures,
-    check_prompt,
-    fill,
     read_index,
     read_options,
-    require_finite,
     tokenizer_at,
 )
 from merganser.evaluate.records import Placed
 from merganser.evaluate.references import imported
+from merganser.evaluate.sampling import batches_by_length
 
 
 @dataclass(frozen=True)
@@ -74,57 +74,72 @@ class Classification(Asked):
 
 
 @dataclass(frozen=True)
-class MultipleChoice(Asked):
+class MultipleChoice(Prompted):
     """`question`, `options` and `answer` (an index): right when the answer has the highest log-likelihood of all
-    options after the prompt, per character of the option with `normalize`."""
+    options after the prompt, per character of the option with `normalize`.
 
-    prompt: str = "{context}Question: {question}\nAnswer:"
+    Also measures `soft`, the probability of the answer among the options, softmax(ℓ/`temperature`) of the
+    log-likelihoods ℓ: it tells candidates apart with fewer items than right and wrong do.
+    """
+
     normalize: bool = True
+    temperature: float = 1.0
 
     needed: ClassVar[tuple[str, ...]] = ("question", "options", "answer")
 
+    @property
+    def measures(self) -> tuple[str, ...]:
+        return ("soft",)
+
+    @property
+    def directions(self) -> Mapping[str, Direction]:
+        return {SCORE: "higher", "soft": "higher"}
+
     def checked(self, placed: Placed) -> dict[str, Any]:
+        if not self.temperature > 0:
+            raise InputError(f"temperature: {self.temperature}; a number above 0")
         options = read_options(placed)
         check_prompt(self.prompt, placed)
         return placed.record | {"options": options, "answer": read_index(placed, "answer", len(options))}
 
-    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
-        scores: list[float] = []
-        for item in items:
-            record = self.records[item]
-            options = record["options"]
-            prompt = fill(self.prompt, record)
-            found: list[float] = []
-            for start in range(0, len(options), self.batch):
-                found += self._likelihoods(model, item, prompt, options[start : start + self.batch])
-            if self.normalize:
-                found = [value / max(len(option), 1) for value, option in zip(found, options, strict=True)]
-            scores.append(float(max(range(len(found)), key=found.__getitem__) == record["answer"]))
-        return {SCORE: scores}
+    def target(self, record: Mapping[str, Any]) -> str:
+        return str(record["options"][record["answer"]])
 
-    def _likelihoods(self, model: nn.Module, item: int, prompt: str, options: Sequence[str]) -> list[float]:
-        texts = [f"{prompt} {option}" for option in options]
-        sizes = self._sizes(prompt, texts)
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
+        records = [self.records[item] for item in items]
+        pairs = [pair for item, record in zip(items, records, strict=True) for pair in self._pairs(model, item, record)]
+        logs = iter(score_continuations(model, pairs, self.batch))
+        measures: Measures = {SCORE: [], "soft": []}
+        for record in records:
+            found = torch.tensor([next(logs).log for _ in record["options"]], dtype=torch.float64)
+            soft = torch.softmax(found / self.temperature, 0)
+            if self.normalize:
+                found /= torch.tensor([max(len(option), 1) for option in record["options"]])
+            measures[SCORE].append(float(int(found.argmax()) == record["answer"]))
+            measures["soft"].append(float(soft[record["answer"]]))
+        return measures
+
+    def _pairs(self, model: nn.Module, item: int, record: Mapping[str, Any]) -> list[Pair]:
+        """Tokens of the prompt and of each option after it."""
+        prompt = self.ask(record)
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            start, *options = self.tokens([prompt, *record["options"]], model)
+            return [(start, option) for option in options]
+        texts = [prompt if self.chat else f"{prompt} " for _ in record["options"]]
+        texts = [f"{text}{option}" for text, option in zip(texts, record["options"], strict=True)]
+        tokenizer = tokenizer_at(self.tokenizer)
+        start, *wholes = tokenizer([prompt, *texts], add_special_tokens=not self.chat, verbose=False)["input_ids"]
+        # A tokenizer may join the prompt's end with the option; what is common belongs to the prompt.
+        sizes = [len(tokens) - common_length(start, tokens) for tokens in wholes]
         # The logits of one token say the next: an option needs one before it.
         if (longest := max(sizes)) >= (limit := self.limit(model)):
             raise InputError(
                 f"record {item}: an option has {longest} tokens and needs one of the prompt before it, which is more "
                 f"than the {limit} of a sequence; raise max_length if the model reads more"
             )
-        batch = self.encoded(texts, model, cut="left")
-        logs = _token_logs(model(**batch).logits, batch["input_ids"]).detach()
-        ends = (batch["attention_mask"].sum(1) - 1).tolist()
-        return [float(row[max(end - size, 0) : end].sum()) for row, end, size in zip(logs, ends, sizes, strict=True)]
-
-    def _sizes(self, prompt: str, texts: Sequence[str]) -> list[int]:
-        """Tokens of each option after the prompt."""
-        start, *wholes = tokenizer_at(self.tokenizer)([prompt, *texts], verbose=False)["input_ids"]
-        sizes = []
-        for tokens in wholes:
-            # A tokenizer may join the prompt's end with the option; what is common belongs to the prompt.
-            common = next((i for i, (a, b) in enumerate(zip(start, tokens, strict=False)) if a != b), len(start))
-            sizes.append(len(tokens) - common)
-        return sizes
+        if max(map(len, wholes)) > limit:
+            wholes = self.tokens(texts, model)
+        return [(whole[:-size], whole[-size:]) for whole, size in zip(wholes, sizes, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -141,12 +156,15 @@ class Perplexity(Asked):
         return placed.record
 
     def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
-        scores: list[float] = []
-        for records in self.chosen(items):
-            batch = self.encoded([str(r["text"]) for r in records], model)
+        texts = [str(self.records[item]["text"]) for item in items]
+        scores = [0.0] * len(texts)
+        for chosen in batches_by_length([len(text) for text in texts], self.batch):
+            batch = self.encoded([texts[n] for n in chosen], model)
             logs = _token_logs(model(**batch).logits, batch["input_ids"])
             mask = batch["attention_mask"][:, 1:].to(logs.dtype)
-            scores += (-(logs * mask).sum(1) / mask.sum(1).clamp_min(1)).tolist()
+            found = (-(logs * mask).sum(1) / mask.sum(1).clamp_min(1)).tolist()
+            for number, value in zip(chosen, found, strict=True):
+                scores[number] = value
         return {SCORE: scores}
 
 

@@ -17,17 +17,10 @@ from merganser.evaluate.answers.choices import LETTERS, find_choice, read_choice
 from merganser.evaluate.answers.judging import holds_number, is_right
 from merganser.evaluate.answers.languages import check_language, is_in_language
 from merganser.evaluate.answers.marks import cut
-from merganser.evaluate.questions import (
-    SCORE,
-    Asked,
-    Direction,
-    Measures,
-    check_prompt,
-    fill,
-    read_options,
-    tokenizer_at,
-)
+from merganser.evaluate.prompts import Prompted, check_prompt
+from merganser.evaluate.questions import SCORE, Direction, Measures, read_options, tokenizer_at
 from merganser.evaluate.records import Placed, Records
+from merganser.evaluate.sampling import batches_by_length
 
 #: What a model writes when it goes on with a question of its own.
 STOPS = ("\nQuestion:", "\n\nQuestion", "\nQ:", "\nProblem:", "\nUser:", "\nHuman:", "<|im_start|>", "<|user|>")
@@ -36,7 +29,7 @@ TAIL = 16
 
 
 @dataclass(frozen=True)
-class Generation(Asked):
+class Generation(Prompted):
     """`question` and `answer`: right when the reply's answer has the value of the reference.
 
     With `pattern`, right when what it finds last in the reply is what it finds last in the answer, letter by letter.
@@ -46,7 +39,6 @@ class Generation(Asked):
     `language` is the share of the reply's letters in it, and the score does not depend on it.
     """
 
-    prompt: str = "{context}Question: {question}\nAnswer:"
     pattern: str | None = None
     max_new_tokens: int = 128
     script: str | None = None
@@ -94,15 +86,23 @@ class Generation(Asked):
         return found is not None and found == extracted(self.pattern, str(record["answer"]))
 
     def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
-        measures: Measures = {SCORE: [], **{name: [] for name in self.measures}}
         tokenizer = tokenizer_at(self.tokenizer)
         generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
         if (limit := self.limit(model)) <= self.max_new_tokens:
             raise InputError(f"max_new_tokens {self.max_new_tokens} leaves no room for a prompt in {limit} tokens")
-        for records in self.chosen(items):
-            prompts = [fill(self.prompt, record) for record in records]
-            batch = self.encoded(prompts, model, pad="left", cut="left", reserved=self.max_new_tokens)
-            start = batch["input_ids"].shape[1]
+        prompts = [self.ask(self.records[item]) for item in items]
+        replies: dict[int, dict[str, float]] = {}
+        seq2seq = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        for chosen in batches_by_length([len(prompt) for prompt in prompts], self.batch):
+            batch = self.encoded(
+                [prompts[n] for n in chosen],
+                model,
+                pad="left",
+                cut="left",
+                reserved=0 if seq2seq else self.max_new_tokens,
+                special=not self.chat,
+            )
+            start = 1 if seq2seq else batch["input_ids"].shape[1]
             ids = generate(
                 **batch,
                 max_new_tokens=self.max_new_tokens,
@@ -110,13 +110,11 @@ class Generation(Asked):
                 pad_token_id=tokenizer.pad_token_id,
                 stopping_criteria=_stopping(tokenizer, tuple(self.stop), start),
             )
-            for record, reply in zip(records, ids[:, start:], strict=True):
+            for number, reply in zip(chosen, ids[:, start:], strict=True):
                 text = cut(str(tokenizer.decode(reply, skip_special_tokens=True)), self.stop)
-                found = self._judged(text, record)
-                found["length"] = float((reply != tokenizer.pad_token_id).sum())
-                for name, value in found.items():
-                    measures[name].append(value)
-        return measures
+                length = float((reply != tokenizer.pad_token_id).sum())
+                replies[number] = self._judged(text, self.records[items[number]]) | {"length": length}
+        return {name: [replies[number][name] for number in range(len(prompts))] for name in (SCORE, *self.measures)}
 
     def _judged(self, reply: str, record: Mapping[str, Any]) -> dict[str, float]:
         right = float(self.is_right(reply, record))
@@ -161,6 +159,9 @@ class LetterChoice(Generation):
         asked = placed.record | {"options": options, "letter": letter, "choices": "".join(lines)}
         check_prompt(self.prompt, Placed(placed.place, asked))
         return asked
+
+    def target(self, record: Mapping[str, Any]) -> str:
+        return str(record["letter"])
 
     def is_right(self, reply: str, record: Mapping[str, Any]) -> bool:
         return bool(find_choice(reply, record["options"]) == record["letter"])

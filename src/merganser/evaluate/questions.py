@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from merganser.errors import InputError, MerganserError, did_you_mean, require
+from merganser.errors import InputError, did_you_mean, require
 from merganser.evaluate.records import Placed, Records, read_records
 from merganser.strict_json import parse_json
 
@@ -115,13 +114,21 @@ class Asked:
         return min(int(positions or LONGEST), int(tokenizer_at(self.tokenizer).model_max_length), LONGEST)
 
     def encoded(
-        self, texts: Sequence[str], model: nn.Module, *, pad: str = "right", cut: str = "right", reserved: int = 0
+        self,
+        texts: Sequence[str],
+        model: nn.Module,
+        *,
+        pad: str = "right",
+        cut: str = "right",
+        reserved: int = 0,
+        special: bool = True,
     ) -> Any:
         """The texts as one batch, padded on the side `pad`, cut on the side `cut`; `reserved` tokens are left free."""
         tokenizer = tokenizer_at(self.tokenizer)
         tokenizer.padding_side, tokenizer.truncation_side = pad, cut
         length = self.limit(model) - reserved
-        batch = tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
+        options = {"padding": True, "truncation": True, "max_length": length, "add_special_tokens": special}
+        batch = tokenizer(list(texts), **options, return_tensors="pt")
         batch.pop("token_type_ids", None)
         return batch.to(next(model.parameters()).device)
 
@@ -147,30 +154,3 @@ def read_options(placed: Placed) -> list[str]:
     if not isinstance(value, list) or len(value) < 2 or any(isinstance(option, (dict, list)) for option in value):
         raise InputError(f"{placed.place}: 'options' must be a list of two texts or more, not {str(value)[:40]!r}")
     return [str(option) for option in value]
-
-
-def fill(prompt: str, record: Mapping[str, Any]) -> str:
-    """Return the prompt with the fields of a record; a context stands on lines of its own."""
-    context = str(record.get("context") or "")
-    return prompt.format(**{**record, "context": f"{context}\n" if context else ""})
-
-
-def check_prompt(prompt: str, placed: Placed) -> None:
-    """Refuse a prompt that names a field which the record has not, or that is no template."""
-    try:
-        fill(prompt, placed.record)
-    except (KeyError, IndexError) as error:
-        name = str(error.args[0]) if error.args else ""
-        raise InputError(
-            f"{placed.place}: the prompt asks for the field {name!r}, which the record does not have"
-            f"{did_you_mean(name, map(str, placed.record))}"
-        ) from None
-    except (ValueError, AttributeError, TypeError) as error:
-        raise InputError(f"prompt {prompt!r}: cannot be filled in: {error}; write a brace as {{{{") from None
-
-
-def require_finite(logits: Tensor) -> Tensor:
-    """Return the logits, or raise an error: comparing NaN would make up answers."""
-    if not bool(torch.isfinite(logits).all()):
-        raise MerganserError("the merged model's logits are not finite")
-    return logits

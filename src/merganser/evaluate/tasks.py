@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 
 from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.examiners import KINDS
 from merganser.evaluate.questions import SCORE, Examiner
+from merganser.evaluate.sampling import sampled
 
 
 @dataclass(frozen=True)
@@ -68,38 +68,3 @@ class Task:
         with torch.inference_mode():
             answers = examiner(model, sampled(examiner)[part])[SCORE]
         return sum(answers) / len(answers)
-
-
-def sampled(examiner: Examiner, seed: int = 0) -> list[int]:
-    """Return the items of a task in an order whose every beginning is a sample of them, stratified by their labels.
-
-    The j-th of the m items of a label, in random order, comes at (j + u)/m with one random u a label: after a share of
-    the order, about that share of every label has come.
-
-    Args:
-        examiner: The task. Its records' `label`, `letter` or `answer` (where it is an index) are the strata.
-        seed: Draws the order, the same for every model.
-
-    Returns:
-        All item numbers.
-
-    Example:
-        >>> from merganser.evaluate.examiners import Function
-        >>> sorted(sampled(Function("module:function", 3)))
-        [0, 1, 2]
-    """
-    records = getattr(examiner, "records", None)
-    strata: dict[Any, list[int]] = {}
-    for item in range(len(examiner)):
-        strata.setdefault(None if records is None else _stratum(records[item]), []).append(item)
-    generator = np.random.default_rng(seed)
-    places: list[tuple[float, int]] = []
-    for members in strata.values():
-        start = generator.random()
-        places += [((j + start) / len(members), int(i)) for j, i in enumerate(generator.permutation(members))]
-    return [item for _, item in sorted(places)]
-
-
-def _stratum(record: Mapping[str, Any]) -> Any:
-    answer = record.get("answer")
-    return record.get("label", record.get("letter", answer if isinstance(answer, int) else None))

@@ -116,9 +116,9 @@ def _placed(run: RunFile, root: Path) -> RunFile:
         return section.model_copy(update={name: place(path) for name, path in found.items()})
 
     def task(entry: TaskEntry) -> TaskEntry:
-        options = entry.options
-        if entry.kind == HARNESS and "include" in options:
-            options = {**options, "include": place(str(options["include"]))}
+        paths = {"include", "examples"} if entry.kind == HARNESS else {"examples"}
+        here = {name: place(path) for name, path in entry.options.items() if name in paths and isinstance(path, str)}
+        options = {**entry.options, **here}
         files = ("data", "calibration", "test") if isinstance(entry.test, str) else ("data", "calibration")
         return placed(entry, *files).model_copy(update={"options": options})
 

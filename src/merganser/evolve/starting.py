@@ -107,8 +107,9 @@ def _fingerprints(run: RunFile) -> dict[str, str]:
     found = {path: content_hash(open_checkpoint(path)) for path in models}
     for entry in run.tasks.values():
         test = entry.test if isinstance(entry.test, str) else None
-        for path in (entry.data, test, entry.calibration and entry.calibration.partition("#")[0]):
-            if path and Path(path).is_file():
+        calibration = entry.calibration and entry.calibration.partition("#")[0]
+        for path in (entry.data, test, calibration, entry.options.get("examples")):
+            if isinstance(path, str) and Path(path).is_file():
                 found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return found
 

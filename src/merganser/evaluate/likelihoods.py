@@ -1,0 +1,257 @@
+"""Log-likelihoods of continuations, such as the options of multiple choice, at the least work.
+
+Continuations of one prompt share its keys and values, and prompts share those of the beginning they have in common (the
+examples of a few-shot task). Logits are computed only where a token of a continuation follows, and sequences of similar
+length go together. A model whose cache cannot be taken apart is asked whole sequences instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from merganser.errors import MerganserError, require
+from merganser.evaluate.sampling import batches_by_length
+
+#: Tokens of a prompt, and tokens of what follows it.
+Pair: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
+#: Tokens of a common beginning from which it is worth a pass of its own.
+STEM = 16
+#: Pairs that a model is asked both ways before its cache is shared.
+CHECKED = 8
+#: By how much the log-likelihood of a token may differ between a shared and a whole pass; of narrow dtypes more.
+TOLERANCE, NARROW_TOLERANCE = 1e-3, 0.1
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """log p of a continuation, and whether each of its tokens was the model's first choice."""
+
+    log: float
+    greedy: bool
+
+
+def score_continuations(model: nn.Module, pairs: Sequence[Pair], batch: int = 16) -> list[Likelihood]:
+    """Return Σ_t log p(c_t | prompt, c_<t) for each pair of a prompt and a continuation c.
+
+    Args:
+        model: A causal model of `transformers`, or an encoder-decoder (the prompt is the encoder's).
+        pairs: Token ids; prompts and continuations of one token or more.
+        batch: Sequences in a forward pass, at most.
+
+    Returns:
+        One likelihood a pair, in their order.
+
+    Raises:
+        MerganserError: The logits are not finite.
+
+    Example:
+        >>> score_continuations(model, [([1, 5, 7], [9]), ([1, 5, 7], [4, 2])])  # doctest: +SKIP
+    """
+    if not pairs:
+        return []
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return _decoded(model, pairs, batch)
+    if max(len(prompt) + len(rest) for prompt, rest in pairs) * 2 > _window(model):
+        return score_whole(model, pairs, batch)  # padding between prompt and option takes places of a window
+    if model not in _SHARING:
+        _SHARING[model] = _can_share(model, pairs[:CHECKED])
+    return _shared(model, pairs, batch) if _SHARING[model] else score_whole(model, pairs, batch)
+
+
+#: Whether a model's cache can be shared, found out once.
+_SHARING: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def score_whole(model: nn.Module, pairs: Sequence[Pair], batch: int = 16) -> list[Likelihood]:
+    """Return the same by whole sequences, one for each pair: what `score_continuations` must agree with."""
+    found: dict[int, Likelihood] = {}
+    for chosen in batches_by_length([len(prompt) + len(rest) for prompt, rest in pairs], batch):
+        ids, mask = _padded([[*pairs[n][0], *pairs[n][1]] for n in chosen], _device(model))
+        logits = model(input_ids=ids, attention_mask=mask).logits
+        for row, number in enumerate(chosen):
+            prompt, rest = pairs[number]
+            found[number] = _likelihood(logits[row, len(prompt) - 1 : len(prompt) + len(rest) - 1], rest)
+    return [found[number] for number in range(len(pairs))]
+
+
+def require_finite(logits: Tensor) -> Tensor:
+    """Return the logits, or raise an error: comparing NaN would make up answers."""
+    if not bool(torch.isfinite(logits).all()):
+        raise MerganserError("the merged model's logits are not finite")
+    return logits
+
+
+def _likelihood(logits: Tensor, tokens: Sequence[int]) -> Likelihood:
+    """Of tokens, from the logits before each."""
+    logits, wanted = logits.detach(), torch.tensor(list(tokens), device=logits.device)
+    logs = torch.log_softmax(require_finite(logits).float(), -1)
+    return Likelihood(float(logs.gather(-1, wanted[:, None]).sum()), bool((logits.argmax(-1) == wanted).all()))
+
+
+def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many tokens two sequences begin with alike."""
+    differ = (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+    return next(differ, min(len(left), len(right)))
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens padded on the right, and which of them count."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+    return ids, mask
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What a batch of sequences has been: keys and values of each layer, and which places are tokens."""
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    mask: Tensor
+
+    def rows(self, chosen: Sequence[int]) -> _Past:
+        index = torch.tensor(list(chosen), device=self.mask.device)
+        return _Past(tuple((k[index], v[index]) for k, v in self.layers), self.mask[index])
+
+
+def _extended(
+    model: nn.Module, past: _Past | None, rows: Sequence[Sequence[int]], keep: Tensor
+) -> tuple[Tensor, _Past]:
+    """Logits at the places `keep` of these tokens, which go on from `past`; and the past they are then."""
+    known = inspect.signature(model.forward).parameters
+    cache = require("transformers", "hf").DynamicCache()
+    ids, mask = _padded(rows, _device(model))
+    starts = torch.zeros(len(rows), 1, dtype=torch.long, device=ids.device)
+    whole = mask
+    if past is not None:
+        for number, (keys, values) in enumerate(past.layers):
+            cache.update(keys, values, number)
+        starts, whole = past.mask.sum(1, keepdim=True), torch.cat([past.mask, mask], 1)
+    options: dict[str, Any] = {"attention_mask": whole, "past_key_values": cache, "use_cache": True}
+    if "position_ids" in known:
+        options["position_ids"] = starts + torch.arange(ids.shape[1], device=ids.device)
+    few = "logits_to_keep" in known
+    output = model(input_ids=ids, **options, **({"logits_to_keep": keep} if few else {}))
+    after = _Past(_layers(output.past_key_values), whole)
+    return (output.logits if few else output.logits[:, keep]), after
+
+
+def _window(model: nn.Module) -> float:
+    """Tokens that a model looks back on: 0 if it has layers that are no attention, infinity if it forgets nothing."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention", "sliding_attention"}:
+        return 0.0
+    if kinds == {"full_attention"} or getattr(config, "use_sliding_window", True) is False:
+        return float("inf")
+    return float(getattr(config, "sliding_window", None) or "inf")
+
+
+def _layers(cache: Any) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Keys and values of a cache, which older versions of transformers keep in two lists."""
+    if hasattr(cache, "layers"):
+        return tuple((layer.keys, layer.values) for layer in cache.layers)
+    return tuple(zip(cache.key_cache, cache.value_cache, strict=True))
+
+
+def _shared(model: nn.Module, pairs: Sequence[Pair], batch: int) -> list[Likelihood]:
+    prompts: dict[tuple[int, ...], list[int]] = {}
+    for number, (prompt, _) in enumerate(pairs):
+        prompts.setdefault(tuple(prompt), []).append(number)
+    known = list(prompts)
+    stem: Sequence[int] = ()
+    if len(known) > 1:
+        lowest, highest = min(known), max(known)  # what the first and the last in order share, all share
+        stem = lowest[: min(common_length(lowest, highest), *(len(prompt) - 1 for prompt in known))]
+    device = _device(model)
+    past = None
+    if len(stem) >= STEM:
+        _, past = _extended(model, None, [stem], torch.zeros(1, dtype=torch.long, device=device))
+    else:
+        stem = ()
+    found: dict[int, Likelihood] = {}
+    for chosen in batches_by_length([len(prompt) for prompt in known], batch):
+        rows = [known[n][len(stem) :] for n in chosen]
+        ends = sorted({len(row) - 1 for row in rows})
+        start = None if past is None else past.rows([0] * len(rows))
+        logits, prompted = _extended(model, start, rows, torch.tensor(ends, device=device))
+        last = [logits[row, ends.index(len(tokens) - 1)] for row, tokens in enumerate(rows)]
+        branches = [(row, number) for row, n in enumerate(chosen) for number in prompts[known[n]]]
+        found |= _branched(model, prompted, last, branches, pairs, batch)
+    return [found[number] for number in range(len(pairs))]
+
+
+def _branched(
+    model: nn.Module,
+    past: _Past,
+    last: Sequence[Tensor],
+    branches: Sequence[tuple[int, int]],
+    pairs: Sequence[Pair],
+    batch: int,
+) -> dict[int, Likelihood]:
+    """Continuations (row of the batch, number of the pair): the first token follows from the prompt's last logits, so
+    that only longer ones are asked further."""
+    found = {n: _likelihood(last[row][None], pairs[n][1]) for row, n in branches if len(pairs[n][1]) == 1}
+    longer = [(row, n) for row, n in branches if n not in found]
+    for chosen in batches_by_length([len(pairs[n][1]) for _, n in longer], batch):
+        here = [longer[place] for place in chosen]
+        tokens = [pairs[n][1][:-1] for _, n in here]
+        keep = torch.arange(max(map(len, tokens)), device=past.mask.device)
+        logits, _ = _extended(model, past.rows([row for row, _ in here]), tokens, keep)
+        for place, (row, n) in enumerate(here):
+            before = torch.cat([last[row][None], logits[place, : len(tokens[place])]])
+            found[n] = _likelihood(before, pairs[n][1])
+    return found
+
+
+def _can_share(model: nn.Module, pairs: Sequence[Pair]) -> bool:
+    """Whether the model has a cache that can be taken apart, and answers the same with it as without."""
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return False
+    try:
+        shared = _shared(model, pairs, len(pairs))
+    except (TypeError, AttributeError, IndexError, RuntimeError, ValueError, NotImplementedError):
+        return False
+    narrow = next(model.parameters()).dtype not in (torch.float32, torch.float64)
+    allowed = NARROW_TOLERANCE if narrow else TOLERANCE
+    whole = score_whole(model, pairs, len(pairs))
+    tokens = [len(rest) for _, rest in pairs]
+    return all(
+        abs(a.log - b.log) <= allowed * n * (1 + abs(b.log) / n) for a, b, n in zip(shared, whole, tokens, strict=True)
+    )
+
+
+def _decoded(model: nn.Module, pairs: Sequence[Pair], batch: int) -> list[Likelihood]:
+    """Of an encoder-decoder: every prompt is encoded once, and the continuations are the decoder's."""
+    prompts: dict[tuple[int, ...], list[int]] = {}
+    for number, (prompt, _) in enumerate(pairs):
+        prompts.setdefault(tuple(prompt), []).append(number)
+    known = list(prompts)
+    config: Any = model.config
+    encoder = model.get_encoder()  # type: ignore[operator]
+    first = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.pad_token_id
+    found: dict[int, Likelihood] = {}
+    for chosen in batches_by_length([len(prompt) for prompt in known], batch):
+        ids, mask = _padded([known[n] for n in chosen], _device(model))
+        states = encoder(input_ids=ids, attention_mask=mask)[0]
+        branches = [(row, number) for row, n in enumerate(chosen) for number in prompts[known[n]]]
+        for part in batches_by_length([len(pairs[n][1]) for _, n in branches], batch):
+            rows = [branches[place][0] for place in part]
+            numbers = [branches[place][1] for place in part]
+            inputs, _ = _padded([[first, *pairs[n][1][:-1]] for n in numbers], ids.device)
+            logits = model(encoder_outputs=(states[rows],), attention_mask=mask[rows], decoder_input_ids=inputs).logits
+            for place, n in enumerate(numbers):
+                found[n] = _likelihood(logits[place, : len(pairs[n][1])], pairs[n][1])
+    return [found[number] for number in range(len(pairs))]

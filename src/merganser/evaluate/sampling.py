@@ -1,0 +1,62 @@
+"""Orders of items: samples whose every beginning is stratified, and batches of similar length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import Any
+
+import numpy as np
+
+
+def sampled(examiner: Sized, seed: int = 0) -> list[int]:
+    """Return the items of a task in an order whose every beginning is a sample of them, stratified by their labels.
+
+    The j-th of the m items of a label, in random order, comes at (j + u)/m with one random u a label: after a share of
+    the order, about that share of every label has come.
+
+    Args:
+        examiner: The task. Its records' `label`, `letter` or `answer` (where it is an index) are the strata.
+        seed: Draws the order, the same for every model.
+
+    Returns:
+        All item numbers.
+
+    Example:
+        >>> from merganser.evaluate.examiners import Function
+        >>> sorted(sampled(Function("module:function", 3)))
+        [0, 1, 2]
+    """
+    records = getattr(examiner, "records", None)
+    strata: dict[Any, list[int]] = {}
+    for item in range(len(examiner)):
+        strata.setdefault(None if records is None else _stratum(records[item]), []).append(item)
+    generator = np.random.default_rng(seed)
+    places: list[tuple[float, int]] = []
+    for members in strata.values():
+        start = generator.random()
+        places += [((j + start) / len(members), int(i)) for j, i in enumerate(generator.permutation(members))]
+    return [item for _, item in sorted(places)]
+
+
+def _stratum(record: Mapping[str, Any]) -> Any:
+    answer = record.get("answer")
+    return record.get("label", record.get("letter", answer if isinstance(answer, int) else None))
+
+
+def batches_by_length(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
+    """Yield the positions of sequences in batches of similar length, the longest first, so that little is padding.
+
+    Args:
+        lengths: The length of each sequence.
+        batch: Sequences in a batch, at most.
+
+    Yields:
+        Positions; each comes once.
+
+    Example:
+        >>> list(batches_by_length([3, 9, 4], 2))
+        [[1, 2], [0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
+    for start in range(0, len(order), batch):
+        yield order[start : start + batch]
