@@ -12,7 +12,7 @@ from synthetic_designs import design
 from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.evolve.irt.model import IRT, Items, Normal
 from merganser.evolve.preparation import from_bytes
-from merganser.evolve.store import Store, Trial, paired
+from merganser.evolve.store import Answers, Store, Trial
 from merganser.evolve.study import Study
 
 
@@ -23,7 +23,7 @@ def path(tmp_path):
     store = Store(file)
     store.set(design=design().to_dict())
     store.keep("prepared/quiz", b"bytes")
-    store.add(trial, {"quiz": paired([0, 1], [0.0, 1.0])})
+    store.add(trial, {"quiz": Answers(np.array([0, 1]), np.array([0.0, 1.0]))})
     store.close()
     return file
 

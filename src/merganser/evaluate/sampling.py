@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+#: Places of padding that a sequence may always have in a batch.
+SLACK = 8
+
 
 def sampled(examiner: Sized, seed: int = 0) -> list[int]:
     """Return the items of a task in an order whose every beginning is a sample of them, stratified by their labels.
@@ -51,12 +54,16 @@ def batches_by_length(lengths: Sequence[int], batch: int) -> Iterator[list[int]]
         batch: Sequences in a batch, at most.
 
     Yields:
-        Positions; each comes once.
+        Positions; each comes once. A sequence is no more than a quarter padding.
 
     Example:
-        >>> list(batches_by_length([3, 9, 4], 2))
-        [[1, 2], [0]]
+        >>> list(batches_by_length([3, 90, 4, 80], 16))
+        [[1, 3], [2, 0]]
     """
-    order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
-    for start in range(0, len(order), batch):
-        yield order[start : start + batch]
+    batches: list[list[int]] = []
+    for position in sorted(range(len(lengths)), key=lambda position: -lengths[position]):
+        longest = lengths[batches[-1][0]] if batches else 0
+        if not batches or len(batches[-1]) == batch or longest - lengths[position] > max(SLACK, longest // 4):
+            batches.append([])
+        batches[-1].append(position)
+    yield from batches

@@ -130,7 +130,8 @@ class Design:
     end, so that the estimator is judged on merges. `split_seed` draws the test items, which searches of other seeds
     then share. The best `rerank` candidates of a single objective are evaluated on the pool, and the best of them there
     wins. `references` are labels of further models that the winner is compared with, such as the base; `starts` are
-    values that the first population holds.
+    values that the first population holds. With `race`, a candidate is asked as many items of every task first, then
+    twice as many and so on, and no more once it surely gains little over the best candidate of earlier generations.
     """
 
     space: Space
@@ -144,6 +145,7 @@ class Design:
     stability: int = 0
     split_seed: int = 0
     rerank: int = 0
+    race: int = 0
     references: tuple[str, ...] = ()
     starts: tuple[Mapping[str, Value], ...] = ()
     reference_points: tuple[tuple[float, ...], ...] | None = None
@@ -166,6 +168,8 @@ class Design:
         for name, count in (("stability", self.stability), ("rerank", self.rerank)):
             if count < 0:
                 raise InputError(f"{name}: {count} full evaluations at the end; 0 or more")
+        if self.race < 0 or self.race == 1:
+            raise InputError(f"race: {self.race} items in the first rung; 2 or more, or 0 for no race")
         if clash := set(self.references) & set(self.endpoints):
             raise InputError(f"{clash.pop()!r} is an endpoint already")
         for name, seed in (("seed", self.seed), ("split_seed", self.split_seed)):
@@ -220,6 +224,7 @@ class Design:
             endpoints=tuple(data["endpoints"]),
             split_seed=data.get("split_seed", data["seed"]),  # once they were the same
             rerank=data.get("rerank", 0),
+            race=data.get("race", 0),
             references=tuple(data.get("references", ())),
             starts=tuple(data.get("starts", ())),
             reference_points=None if points is None else tuple(map(tuple, points)),

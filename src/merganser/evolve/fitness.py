@@ -61,12 +61,16 @@ class LiveMerge:
         self._loaded: dict[str, Any] = {}
         self._same: dict[tuple[Any, ...], bool] = {}
         self._first: Checkpoint | None = None
+        self._candidate: Candidate | None = None
         state = module.state_dict(keep_vars=True)
         self._names = ModuleNames(state, getattr(module, "base_model_prefix", ""))
         self._sink = RenamingSink(module, self._names)
 
     def load(self, candidate: Candidate) -> nn.Module:
         """The module with the candidate's weights (an endpoint's own, for a label)."""
+        if self._candidate is not None and candidate == self._candidate:
+            return self.module
+        self._candidate = None
         merge = recipes.prepare(recipes.load(self.document(candidate)), open=self._resident)
         plan, sources = merge.plan, merge.sources
         self._names.check(plan)
@@ -83,6 +87,7 @@ class LiveMerge:
             with torch.no_grad():
                 execute(merge.only(changed), self._sink, settings=settings)
             self._loaded = marks
+        self._candidate = candidate
         return self.module
 
     def document(self, candidate: Candidate) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from merganser.errors import InputError
+from merganser.errors import InputError, MerganserError
 from merganser.evolve import subsets
 from merganser.evolve.arrays import Array, Indices
 from merganser.evolve.blending import (
@@ -26,6 +26,7 @@ from merganser.evolve.blending import (
 from merganser.evolve.design import StudyTask
 from merganser.evolve.estimators import Estimator, adaptive_c, bias_variance_c, naive, validation_error
 from merganser.evolve.irt.model import IRT
+from merganser.evolve.store import Store
 from merganser.evolve.subsets import Subset
 from merganser.strict_json import parse_json
 
@@ -211,6 +212,20 @@ def cautions(task: StudyTask, endpoints: int, known: Calibration) -> list[str]:
         f"task {task.name!r}: its IRT is fitted to {models} models, and fewer than {ENOUGH_MODELS} tell little of the "
         "items; give answers of more models (calibration), or use random items and the naive estimator"
     ]
+
+
+def read_prepared(store: Store, tasks: Iterable[StudyTask]) -> dict[str, Prepared]:
+    """Return the tasks as they were prepared: splits, subsets, estimators."""
+    found = {}
+    for task in tasks:
+        content = store.artifact(f"prepared/{task.name}")
+        if content is None:
+            raise MerganserError(f"{store.path}: task {task.name!r} has not been prepared yet")
+        try:
+            found[task.name] = from_bytes(content)
+        except ValueError as error:
+            raise InputError(f"{store.path}: what it holds of task {task.name!r} is damaged: {error}") from error
+    return found
 
 
 def to_bytes(prepared: Prepared) -> bytes:

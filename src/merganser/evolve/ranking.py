@@ -1,4 +1,5 @@
-"""Which trials won: the best by one objective, the Pareto front by several. Failed and infeasible trials never do."""
+"""Which trials won: the best by one objective, the Pareto front by several. Failed, infeasible and stopped trials never
+do."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def best(trials: Iterable[Trial], objectives: Sequence[Objective], name: str | N
     """The valid trial with the best value of the objective (the only one, if not named); the first of equals."""
     chosen = choose_objective(objectives, name)
     tried = list(trials)
-    valid = [trial for trial in tried if trial.valid]
+    valid = [trial for trial in tried if trial.may_win]
     if not valid:
         raise MerganserError(nothing(tried))
     sign = -1 if chosen.maximize else 1
@@ -49,7 +50,7 @@ def best(trials: Iterable[Trial], objectives: Sequence[Objective], name: str | N
 def top(trials: Iterable[Trial], objective: Objective, count: int) -> list[Trial]:
     """The best `count` valid trials of different values, the best first."""
     sign = -1 if objective.maximize else 1
-    valid = sorted((t for t in trials if t.valid), key=lambda trial: sign * trial.objectives[objective.name])
+    valid = sorted((t for t in trials if t.may_win), key=lambda trial: sign * trial.objectives[objective.name])
     return list({trial.label: trial for trial in reversed(valid)}.values())[::-1][:count]
 
 
@@ -79,7 +80,7 @@ def choose_objective(objectives: Sequence[Objective], name: str | None) -> Objec
 
 def pareto(trials: Iterable[Trial], objectives: Sequence[Objective]) -> list[Trial]:
     """The valid trials that no other one dominates (no worse in all, better in one), one for each set of values."""
-    valid = [trial for trial in trials if trial.valid]
+    valid = [trial for trial in trials if trial.may_win]
     signs = {o.name: -1.0 if o.maximize else 1.0 for o in objectives}
     points = np.array([[sign * trial.objectives[name] for name, sign in signs.items()] for trial in valid])
     front = [

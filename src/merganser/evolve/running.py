@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ import numpy as np
 from merganser.errors import InputError, MerganserError, did_you_mean
 from merganser.evolve.arrays import Array
 from merganser.evolve.design import Design
-from merganser.evolve.preparation import Calibration, Prepared, check, from_bytes, prepare, split, to_bytes
+from merganser.evolve.outcomes import check_answers
+from merganser.evolve.preparation import Calibration, Prepared, check, prepare, read_prepared, split, to_bytes
 from merganser.evolve.progress import Event, forecast
+from merganser.evolve.racing import Race, choose_incumbents, estimate_stopped, race_order
 from merganser.evolve.ranking import COPIED, best, failed_alike, nothing, pareto, reranked, top
 from merganser.evolve.searchers import searcher
 from merganser.evolve.space import key
-from merganser.evolve.store import Answers, Store, Trial, paired
+from merganser.evolve.store import Answers, Store, Trial
 from merganser.evolve.workers import Candidate, Evaluate, Job, Outcome, Workers, workers
 
 Listener = Callable[[Event], None]
@@ -68,7 +71,7 @@ class StudyRun:
                 answers = endpoints.get(task.name)
                 prepared = prepare(task, design.seed, answers, known, split_seed=design.split_seed)
                 self.store.keep(f"prepared/{task.name}", to_bytes(prepared))
-        self.tasks = stored(self.store, design)
+        self.tasks = read_prepared(self.store, design.tasks)
         done = sum(trial.state != "infeasible" for trial in self.store.trials("candidate"))
         self.on_event(Event("search", done, design.trials, forecast=forecast(self.store, self.design)))
 
@@ -169,14 +172,32 @@ class StudyRun:
                     f"{self.store.path}: trial {position} of generation {generation} does not replay (it was made with "
                     "another version of the search library); start a new study"
                 )
-        for trial in self._evaluated(fresh):
-            replayed[trial.generation, trial.position] = trial
-            done = sum(t.state != "infeasible" for t in replayed.values())
-            self.on_event(Event("search", done, self.design.trials, trial, forecast(self.store, self.design)))
+        head = max(1, len(self.design.starts)) if self.design.race and generation == 0 else 0
+        for wave in ([t for t in fresh if (t.position or 0) < head], [t for t in fresh if (t.position or 0) >= head]):
+            earlier = [t for t in replayed.values() if (t.generation or 0) < generation or (t.position or 0) < head]
+            for trial in self._evaluated(wave, choose_incumbents(earlier, self.design.objectives)):
+                replayed[trial.generation, trial.position] = trial
+                done = sum(t.state != "infeasible" for t in replayed.values())
+                self.on_event(Event("search", done, self.design.trials, trial, forecast(self.store, self.design)))
         return [replayed[generation, position] for position in range(len(genomes))]
 
-    def _evaluated(self, trials: Sequence[Trial]) -> Iterable[Trial]:
+    def _race(self, incumbents: Sequence[Trial], items: Mapping[str, Sequence[int]]) -> Race | None:
+        if not self.design.race or not incumbents:
+            return None
+        rows = []
+        for trial in incumbents:
+            answers = self.store.answers(trial)
+            places = {m: np.searchsorted(a.items, items[m.split(".")[0]]) for m, a in answers.items()}
+            rows.append({measure: a.values[places[measure]] for measure, a in answers.items()})
+        return Race(self.design.race, tuple(rows), self.design.objectives)
+
+    def _evaluated(self, trials: Sequence[Trial], incumbents: Sequence[Trial]) -> Iterable[Trial]:
+        """Evaluate trials, with `design.race` only as far as they are not surely worse than an incumbent."""
         items = {name: prepared.items for name, prepared in self.tasks.items()}
+        if self.design.race:
+            order = {name: race_order(prepared, name, self.design.seed) for name, prepared in self.tasks.items()}
+            items = {name: [chosen[place] for place in order[name]] for name, chosen in items.items()}
+        race = self._race(incumbents, items)
         jobs: list[Job] = []
         copies: list[Trial] = []
         asked: set[str] = set()
@@ -188,9 +209,14 @@ class StudyRun:
             else:
                 asked.add(trial.label)
                 assert trial.values is not None
-                jobs.append(Job(number, trial.values, items))
+                jobs.append(Job(number, trial.values, items, race=race))
         for outcome in self.workers.run(jobs):
-            ended = self._ended(trials[outcome.job.number], outcome, self._estimated)
+            if outcome.lost is None:
+                ended = self._ended(trials[outcome.job.number], outcome, self._estimated)
+            else:
+                rival = incumbents[outcome.lost]
+                stopped = replace(trials[outcome.job.number], stopped=rival.id)
+                ended = self._ended(stopped, outcome, partial(self._stopped, rival))
             if ended.state == "done":
                 self.known[ended.label] = ended
             yield ended
@@ -200,8 +226,8 @@ class StudyRun:
                 failed = replace(trial, state="failed", error=COPIED)
                 yield self.store.add(replace(failed, finished=time.time()), {})
                 continue
-            same = {"objectives": source.objectives, "estimates": source.estimates, "cached_from": source.id}
-            yield self.store.add(replace(trial, **same, finished=time.time()), {})  # type: ignore[arg-type]
+            same = replace(trial, objectives=source.objectives, estimates=source.estimates, stopped=source.stopped)
+            yield self.store.add(replace(same, cached_from=source.id, finished=time.time()), {})
 
     def _fitness(self, trial: Trial) -> list[float]:
         if not trial.valid:
@@ -231,6 +257,12 @@ class StudyRun:
         scores = {measure: estimate["value"] for measure, estimate in estimates.items()}
         return {o.name: o.value(scores) for o in self.design.objectives}, estimates
 
+    def _stopped(self, rival: Trial, answers: Mapping[str, Answers]) -> tuple[dict[str, float], dict[str, Any]]:
+        """The same of a candidate that was stopped, from what it lost to its rival by."""
+        estimates = estimate_stopped(answers, rival, self.store.answers(rival), self.tasks)
+        scores = {measure: estimate["value"] for measure, estimate in estimates.items()}
+        return {o.name: o.value(scores) for o in self.design.objectives}, estimates
+
     # -- after the search
 
     def conclude(self) -> None:
@@ -252,8 +284,8 @@ class StudyRun:
         objectives = self.design.objectives
         if len(objectives) > 1:
             return pareto(valid, objectives)
-        partial = any(len(task.items) < len(pool[name]) for name, task in self.tasks.items())
-        if self.design.rerank and partial:
+        few = any(len(task.items) < len(pool[name]) for name, task in self.tasks.items())
+        if self.design.rerank and few:
             finalists = top(valid, objectives[0], self.design.rerank)
             self._evaluate("full", [trial.values or {} for trial in finalists], pool, "rerank")
             if found := reranked(valid, self.store.trials("full"), objectives[0]):
@@ -301,44 +333,8 @@ class StudyRun:
         if outcome.answers is None:
             return self.store.add(replace(ran, state="failed", error=outcome.error), {})
         try:
-            answers = _checked(outcome, [task.name for task in self.design.tasks if task.needs_irt])
+            answers = check_answers(outcome, [task.name for task in self.design.tasks if task.needs_irt])
             objectives, estimates = score(answers)
         except InputError as error:
             return self.store.add(replace(ran, state="failed", error=str(error)), {})
         return self.store.add(replace(ran, objectives=objectives, estimates=estimates), answers)
-
-
-def stored(store: Store, design: Design) -> dict[str, Prepared]:
-    """The tasks as they were prepared: splits, subsets, estimators."""
-    found = {}
-    for task in design.tasks:
-        content = store.artifact(f"prepared/{task.name}")
-        if content is None:
-            raise MerganserError(f"{store.path}: task {task.name!r} has not been prepared yet")
-        try:
-            found[task.name] = from_bytes(content)
-        except ValueError as error:
-            raise InputError(f"{store.path}: what it holds of task {task.name!r} is damaged: {error}") from error
-    return found
-
-
-def _checked(outcome: Outcome, graded: Sequence[str]) -> dict[str, Answers]:
-    """The evaluator's answers, one a requested item, all finite; those to `graded` tasks, for IRT, in [0, 1]."""
-    assert outcome.answers is not None
-    requested = outcome.job.items
-    if missing := [name for name in requested if name not in outcome.answers]:
-        raise InputError(f"the evaluator gave no answers for task {missing[0]!r}")
-    found = {}
-    for measure, values in outcome.answers.items():
-        items = requested.get(measure.split(".")[0])
-        if items is None:
-            raise InputError(f"the evaluator answered {measure!r}, which is no task of this study")
-        if len(values) != len(items):
-            raise InputError(f"the evaluator gave {len(values)} answers for the {len(items)} items of {measure!r}")
-        found[measure] = paired(items, values)
-        if not np.isfinite(found[measure].values).all():
-            raise InputError(f"the evaluator gave answers to {measure!r} that are not finite")
-        low, high = found[measure].values.min(), found[measure].values.max()
-        if measure in graded and (low < 0 or high > 1):
-            raise InputError(f"answers to {measure!r} from {low:g} to {high:g}: IRT needs them in [0, 1]")
-    return found

@@ -57,6 +57,7 @@ class SearchEntry(_Section):
     split_seed: int = 0
     stability: int = 0
     rerank: int = 3
+    race: int = 0
     reference_points: list[list[float]] | None = None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
@@ -23,7 +23,9 @@ from merganser.evolve.arrays import Array
 from merganser.evolve.space import Values
 from merganser.strict_json import parse_json
 
-VERSION = 1
+VERSION = 2
+#: Versions that are read: the first had no column `stopped`.
+READ = (1, VERSION)
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE artifacts (name TEXT PRIMARY KEY, content BLOB NOT NULL);
@@ -44,6 +46,7 @@ CREATE TABLE trials (
     worker TEXT,
     attempts INTEGER NOT NULL,
     cached_from INTEGER,
+    stopped INTEGER,                -- the trial it gained too little over to be asked everything
     error TEXT
 );
 CREATE UNIQUE INDEX place ON trials (generation, position) WHERE kind = 'candidate';
@@ -90,6 +93,7 @@ class Trial:
     worker: str | None = None
     attempts: int = 1
     cached_from: int | None = None
+    stopped: int | None = None
     error: str | None = None
     id: int | None = None
 
@@ -97,6 +101,11 @@ class Trial:
     def valid(self) -> bool:
         """Evaluated, and inside the constraints."""
         return self.state == "done" and all(v <= 0 for v in self.violations)
+
+    @property
+    def may_win(self) -> bool:
+        """Valid, and asked everything: the estimate of a trial that a race stopped is of few items."""
+        return self.valid and self.stopped is None
 
     @property
     def reason(self) -> str:
@@ -130,7 +139,7 @@ class Store:
             with self._connection:
                 self._connection.executescript("BEGIN;" + _SCHEMA + f"PRAGMA user_version={VERSION};")
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version != VERSION:
+        if version not in READ:
             raise InputError(f"{self.path}: version {version} of the study format; this program reads {VERSION}")
         if self._contents() != _TABLES:  # a view in the place of a table could compute for ever
             raise InputError(f"{self.path}: its tables are not those of a study; use another file")
@@ -209,6 +218,8 @@ class Store:
             "cached_from": trial.cached_from,
             "error": trial.error,
         }
+        if trial.stopped is not None:
+            row["stopped"] = trial.stopped
         columns, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
         with self._writing():
             cursor = self._connection.execute(f"INSERT INTO trials ({columns}) VALUES ({marks})", row)
@@ -247,6 +258,13 @@ class Store:
             ).fetchone()
         return int(row[0]), int(row[1]), float(row[2])
 
+    def asked(self, kind: str) -> int:
+        """How many items the trials of a kind were asked, those of copies and of failed ones not counted."""
+        query = "SELECT total(length(items) / 8) FROM answers JOIN trials ON trial = id WHERE kind = ? AND measure "
+        with self._reading():
+            row = self._connection.execute(query + "NOT LIKE '%.%'", (kind,)).fetchone()
+        return int(row[0])
+
     def _select(self, kind: str | None, label: str | None) -> Iterator[Trial]:
         query = "SELECT * FROM trials WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR label = ?2) "
         cursor = self._connection.execute(query + "ORDER BY kind, generation, position, id", (kind, label))
@@ -266,8 +284,3 @@ class Store:
             if wrong := [measure for measure, each in found.items() if each.items.shape != each.values.shape]:
                 raise ValueError(f"the answers to {wrong[0]!r} are incomplete")
         return found
-
-
-def paired(items: Sequence[int], values: Sequence[float]) -> Answers:
-    """Answers from plain sequences."""
-    return Answers(np.asarray(items, dtype=np.int64), np.asarray(values, dtype=np.float64))

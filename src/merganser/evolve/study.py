@@ -15,9 +15,9 @@ from typing import Any
 from merganser.errors import InputError, MerganserError
 from merganser.evolve import ranking
 from merganser.evolve.design import Design
-from merganser.evolve.preparation import Calibration, Prepared
+from merganser.evolve.preparation import Calibration, Prepared, read_prepared
 from merganser.evolve.progress import Forecast, forecast
-from merganser.evolve.running import Listener, StudyRun, stored
+from merganser.evolve.running import Listener, StudyRun
 from merganser.evolve.store import Store, Trial
 from merganser.evolve.workers import Evaluate
 from merganser.notebooks import Shown
@@ -132,7 +132,7 @@ class Study(Shown):
 
     def prepared(self) -> dict[str, Prepared]:
         """The tasks as they were prepared: splits, subsets, estimators."""
-        return stored(self.store, self.design)
+        return read_prepared(self.store, self.design.tasks)
 
     def test_scores(self, trial: Trial | str) -> dict[str, float] | None:
         """Mean answers of a trial, or of an endpoint by its label, to the test items, if it was tested."""

@@ -259,15 +259,12 @@ def _test_answers(study: Study, label: str) -> dict[str, Array]:
 
 def _cost(study: Study) -> Cost:
     evaluated = [t for t in study.trials() if t.state == "done" and t.cached_from is None]
-    size = sum(task.subset or task.pool for task in study.design.tasks)
     pool = sum(task.pool for task in study.design.tasks)
-    calibrated = study.store.trials("endpoint")
-    irt = sum(task.pool for task in study.design.tasks if task.needs_irt)
     return Cost(
-        asked=size * len(evaluated),
+        asked=study.store.asked("candidate"),
         full=pool * len(evaluated),
-        calibration=irt * sum(t.state == "done" for t in calibrated),
-        again=pool * sum(t.state == "done" for t in study.store.trials("full")),
+        calibration=study.store.asked("endpoint"),
+        again=study.store.asked("full"),
         models=len(evaluated),
         search_seconds=sum(t.seconds for t in evaluated),
         seconds=sum(t.seconds for t in study.store.trials()),

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 
 from merganser.engine.ray_cluster import start_ray
 from merganser.errors import InputError, require
+from merganser.evolve.racing import Race
 from merganser.evolve.space import Values
 
 ATTEMPTS = 3
@@ -33,21 +34,26 @@ class Evaluate(Protocol):
 
 @dataclass(frozen=True)
 class Job:
+    """A candidate and the items of each task to ask it, in their order; in a race, not all if it loses."""
+
     number: int
     candidate: Candidate
     items: Mapping[str, Sequence[int]]
     attempt: int = 1
+    race: Race | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: answers, or the error's text."""
+    """What became of a job: answers to `items`, or the error's text; in a race, which incumbent it lost to."""
 
     job: Job
     answers: Mapping[str, Sequence[float]] | None
     error: str | None
     seconds: float
     worker: str
+    items: Mapping[str, Sequence[int]]
+    lost: int | None = None
 
 
 class Workers(Protocol):
@@ -70,12 +76,23 @@ def workers(evaluate: Evaluate, count: int = 1, *, ray: str | None = None) -> Wo
 def perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
     """Do a job; whatever the evaluator raises becomes the outcome's error."""
     began = time.perf_counter()
+    answers: dict[str, list[float]] = {}
+    asked: dict[str, list[int]] = {task: [] for task in job.items}
+    lost = None
     try:
-        answers, error = _plain(evaluate(job.candidate, job.items)), None
+        for part in [job.items] if job.race is None else job.race.parts(job.items):
+            for measure, values in _plain(evaluate(job.candidate, part)).items():
+                answers.setdefault(measure, []).extend(values)
+            for task, items in part.items():
+                asked[task].extend(items)
+            if job.race is not None and (lost := job.race.lost(answers)) is not None:
+                break
     except Exception as raised:
         where = "".join(traceback.format_exception(raised, limit=-3))
-        answers, error = None, f"{type(raised).__name__}: {raised}\n{where}"
-    return Outcome(job, answers, error, time.perf_counter() - began, worker)
+        error = f"{type(raised).__name__}: {raised}\n{where}"
+        return Outcome(job, None, error, time.perf_counter() - began, worker, asked)
+    complete = all(len(asked[task]) == len(items) for task, items in job.items.items())
+    return Outcome(job, answers, None, time.perf_counter() - began, worker, asked, None if complete else lost)
 
 
 def _plain(answers: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
@@ -151,7 +168,7 @@ class Processes:
                 elif job.attempt < ATTEMPTS:
                     waiting.appendleft(replace(job, attempt=job.attempt + 1))
                 else:
-                    yield Outcome(job, None, _died(worker.process.exitcode), 0.0, f"{worker.process.pid}")
+                    yield Outcome(job, None, _died(worker.process.exitcode), 0.0, f"{worker.process.pid}", {})
 
     def _give(self, job: Job) -> None:
         worker = self._idle.pop() if self._idle else self._start()
@@ -216,7 +233,7 @@ class RayWorkers:
                 if job.attempt < ATTEMPTS:
                     waiting.appendleft(replace(job, attempt=job.attempt + 1))
                 else:
-                    yield Outcome(job, None, f"{_died(None)}: {error}", 0.0, "ray")
+                    yield Outcome(job, None, f"{_died(None)}: {error}", 0.0, "ray", {})
             else:
                 self._idle.append(actor)
                 yield outcome
