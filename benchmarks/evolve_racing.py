@@ -93,6 +93,7 @@ FITNESS = {
     "race": Fitness(NOW, race=5),
     "race of 60": Fitness(NOW, 60, race=5),
     "race of 60, soft": Fitness(NOW, 60, race=5, measure="quiz.soft"),
+    "race of 30, soft": Fitness(NOW, 30, race=5, measure="quiz.soft"),
 }
 
 

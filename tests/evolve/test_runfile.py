@@ -82,7 +82,7 @@ BAD = [
     (("c: adaptive", "strata: topic"), "strata and the stratified extractor go together"),
     (("c: adaptive", "extractor: stratified, strata: tpic"), "record 0 has no field 'tpic'"),
     (("c: adaptive", "calibration: ./absent.npy"), "no such file"),
-    (("c: adaptive", "calibration: ./quiz.jsonl"), "not a numpy file"),
+    (("c: adaptive", "calibration: ./quiz.jsonl"), "not a sample that the lm-evaluation-harness wrote"),
     # objectives and search
     (("objectives: [quiz]", "objectives: [quizz]"), "did you mean 'quiz'"),
     (("objectives: [quiz]", "objectives: []"), "a study needs a task and an objective"),

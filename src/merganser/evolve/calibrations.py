@@ -1,21 +1,79 @@
-"""What a run file's `calibration` names: answers of other models, or the IRT of tinyBenchmarks' file, converted."""
+"""What a run file's `calibration` names: answers of other models, or the IRT of tinyBenchmarks' file, converted.
+
+Answers are an array, or the samples that the lm-evaluation-harness writes (`--log_samples`), one file a model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from glob import glob
 from pathlib import Path
 
+import numpy as np
+
 from merganser.errors import InputError, did_you_mean
+from merganser.evaluate.questions import read_index
+from merganser.evaluate.records import read_records
 from merganser.evolve.arrayfiles import read_arrays
 from merganser.evolve.preparation import Calibration, checked_answers
 
 
 def read(reference: str) -> Calibration:
-    """`.npy` or `.npz` (array `answers`, models × items), or the IRT of
-    `tinyBenchmarks.npz#benchmark/scenario`."""
+    """Read a calibration.
+
+    Args:
+        reference: A `.npy` or `.npz` file (array `answers`, models × items); `tinyBenchmarks.npz#benchmark/scenario`;
+            or the harness' samples, `results/*/samples_quiz_*.jsonl#acc`: a pattern that finds one file for each model,
+            and the metric, the first unless told.
+
+    Returns:
+        The answers, or the IRT.
+
+    Raises:
+        InputError: There is no such file, or it holds something else.
+
+    Example:
+        >>> read("results/*/samples_arc_easy_*.jsonl#acc_norm").answers.shape  # doctest: +SKIP
+    """
     path, _, part = reference.partition("#")
-    if not Path(path).is_file():
+    files = find_files(reference)
+    if not files:
         raise InputError(f"{path}: no such file")
+    if path.endswith(".jsonl"):
+        return _sampled(files, part)
     return _published(path, part) if part else _answered(path)
+
+
+def find_files(reference: str) -> list[str]:
+    """Return the files that a reference names, in their order."""
+    path = reference.partition("#")[0]
+    return [path] if Path(path).is_file() else sorted(glob(path))
+
+
+def _sampled(files: Sequence[str], metric: str) -> Calibration:
+    """Answers of the models whose samples these are: the value of a metric by `doc_id`, NaN where a model has none."""
+    rows: list[dict[int, float]] = []
+    for file in files:
+        row: dict[int, float] = {}
+        for placed in read_records(file, ()):
+            if "doc_id" not in placed.record:
+                raise InputError(
+                    f"{placed.place}: not a sample that the lm-evaluation-harness wrote; it has no 'doc_id'"
+                )
+            names = placed.record.get("metrics") or ()
+            chosen = metric or next(iter(names), "")
+            value = placed.record.get(chosen)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise InputError(f"{placed.place}: no number for the metric {chosen!r}{did_you_mean(chosen, names)}")
+            row.setdefault(read_index(placed, "doc_id"), float(value))  # a document has a line for each filter
+        rows.append(row)
+    answers = np.full((len(rows), 1 + max(max(row) for row in rows)), np.nan)
+    for number, row in enumerate(rows):
+        answers[number, list(row)] = list(row.values())
+    try:
+        return Calibration(answers=checked_answers(answers))
+    except InputError as error:
+        raise InputError(f"{files[0]}: {error}") from None
 
 
 def _published(path: str, part: str) -> Calibration:

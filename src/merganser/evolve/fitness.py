@@ -16,6 +16,7 @@ from torch import nn
 
 from merganser import recipes
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.compute import NARROW, Arithmetic
@@ -23,7 +24,8 @@ from merganser.engine.execute import execute
 from merganser.engine.modules import ModuleNames, RenamingSink
 from merganser.engine.plan import Output, Plan
 from merganser.errors import InputError
-from merganser.evaluate.questions import SCORE, Examiner
+from merganser.evaluate.questions import SCORE, Asked, Examiner
+from merganser.evolve.answercache import AnswerCache, answer_keys
 from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
 from merganser.methods.registry import lookup
@@ -44,6 +46,25 @@ def resident(checkpoint: Checkpoint) -> StateDict:
     copy = StateDict(tensors | tied, checkpoint.label)
     copy.directory = checkpoint.directory
     return copy
+
+
+def endpoint_document(template: Mapping[str, Any], labels: Sequence[str], endpoint: str) -> dict[str, Any]:
+    """Return the recipe of an endpoint, or of the base: a merge of which every tensor is that model's own."""
+    paths = [model["path"] for model in template["models"]]
+    if endpoint in labels:
+        path = paths[list(labels).index(endpoint)]
+    elif endpoint == BASE and "base" in template:
+        path = template["base"]
+        paths = list(dict.fromkeys([*paths, path]))
+    else:
+        raise InputError(f"no endpoint {endpoint!r}; there are {', '.join(labels)}")
+    kept = {key: template[key] for key in ("base", "output", "seed") if key in template}
+    return {
+        "method": "passthrough",
+        **kept,
+        "models": [{"path": path} for path in paths],
+        "overrides": [{"match": "*", "model": path}],
+    }
 
 
 class LiveMerge:
@@ -93,23 +114,9 @@ class LiveMerge:
     def document(self, candidate: Candidate) -> dict[str, Any]:
         """The recipe of a candidate. An endpoint's is the same merge with every tensor taken from it alone, so that
         the base's names and the vocabulary of the output hold for it too."""
-        if not isinstance(candidate, str):
-            return self.space.recipe(self.template, self.labels, candidate)
-        paths = [model["path"] for model in self.template["models"]]
-        if candidate in self.labels:
-            path = paths[self.labels.index(candidate)]
-        elif candidate == BASE and "base" in self.template:
-            path = self.template["base"]
-            paths = list(dict.fromkeys([*paths, path]))
-        else:
-            raise InputError(f"no endpoint {candidate!r}; there are {', '.join(self.labels)}")
-        kept = {key: self.template[key] for key in ("base", "output", "seed") if key in self.template}
-        return {
-            "method": "passthrough",
-            **kept,
-            "models": [{"path": path} for path in paths],
-            "overrides": [{"match": "*", "model": path}],
-        }
+        if isinstance(candidate, str):
+            return endpoint_document(self.template, self.labels, candidate)
+        return self.space.recipe(self.template, self.labels, candidate)
 
     def _resident(self, reference: str) -> Checkpoint:
         if reference not in self._open:
@@ -163,6 +170,7 @@ class MergedModels:
     labels: tuple[str, ...]
     space: Space
     examiners: Mapping[str, Examiner]
+    answers: str | None = None
     _live: LiveMerge | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,10 +183,31 @@ class MergedModels:
         return self._live
 
     def __call__(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
-        model = self.live.load(candidate)
         answers: dict[str, Sequence[float]] = {}
-        with torch.inference_mode():
-            for task, chosen in items.items():
-                for measure, values in self.examiners[task](model, chosen).items():
-                    answers[task if measure == SCORE else f"{task}.{measure}"] = values
+        for task, chosen in items.items():
+            for measure, values in self._ask(candidate, self.examiners[task], chosen).items():
+                answers[task if measure == SCORE else f"{task}.{measure}"] = values
         return answers
+
+    def _ask(self, candidate: Candidate, examiner: Examiner, items: Sequence[int]) -> Mapping[str, Sequence[float]]:
+        """Ask a candidate; an endpoint only what `answers` does not hold."""
+
+        def examine(chosen: Sequence[int]) -> Mapping[str, Sequence[float]]:
+            model = self.live.load(candidate)
+            with torch.inference_mode():
+                return examiner(model, chosen)
+
+        if self.answers is None or not isinstance(candidate, str) or not isinstance(examiner, Asked):
+            return examine(items)
+        keys = answer_keys(examiner, self._weights(candidate), items)
+        return AnswerCache(self.answers).ask(keys, items, examine)
+
+    def _weights(self, endpoint: str) -> str:
+        """What an endpoint's weights are known by: its bytes, and those of the base, whose names it takes; with a
+        change of the output, which may depend on all models, those of all."""
+        document = endpoint_document(self.template, self.labels, endpoint)
+        paths = [document["overrides"][0]["model"], document.get("base", "")]
+        if "output" in document:
+            paths += [model["path"] for model in document["models"]]
+        hashes = [content_hash(open_checkpoint(path)) for path in paths if path]
+        return json.dumps([hashes, document.get("output"), str(self.module)], default=str)

@@ -109,6 +109,8 @@ def _placed(run: RunFile, root: Path) -> RunFile:
 
     def place(path: str) -> str:
         name, mark, part = path.partition("#")  # a part of a file of calibrations
+        if any(mark in name for mark in "*?[") and not Path(name).is_absolute():  # calibrations of several models
+            return str(root.resolve() / name) + mark + part
         return locate(name, root.resolve()) + mark + part
 
     def placed(section: Section, *names: str) -> Section:
@@ -186,7 +188,8 @@ class _Resolver:
         )
         self.finish()
         assert design is not None
-        evaluate = MergedModels(self.loader(), document, tuple(run.models), space, examiners)
+        answers = None if run.answers is None else str(Path(self.root).resolve() / run.answers)
+        evaluate = MergedModels(self.loader(), document, tuple(run.models), space, examiners, answers)
         warned = [
             caution
             for task in design.tasks

@@ -81,11 +81,12 @@ class RunFile(_Section):
     constraints: list[str] = Field(default_factory=list)
     search: SearchEntry = Field(default_factory=SearchEntry)
     model: ModelEntry = Field(default_factory=ModelEntry)
+    answers: str | None = None
     workers: int = 1
 
     def decisive(self) -> str:
         """Everything that results depend on, in its order, as text: two run files of one study say the same."""
-        return self.model_dump_json(exclude={"workers": True, "model": {"device"}})
+        return self.model_dump_json(exclude={"workers": True, "answers": True, "model": {"device"}})
 
 
 def problems(error: ValidationError) -> list[str]:

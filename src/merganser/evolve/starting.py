@@ -16,7 +16,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.evaluate.examiners import embeddings
 from merganser.evaluate.questions import Asked
-from merganser.evolve import runfile
+from merganser.evolve import calibrations, runfile
 from merganser.evolve.preparation import Calibration
 from merganser.evolve.runfile import LoadedRun
 from merganser.evolve.running import Listener
@@ -107,8 +107,8 @@ def _fingerprints(run: RunFile) -> dict[str, str]:
     found = {path: content_hash(open_checkpoint(path)) for path in models}
     for entry in run.tasks.values():
         test = entry.test if isinstance(entry.test, str) else None
-        calibration = entry.calibration and entry.calibration.partition("#")[0]
-        for path in (entry.data, test, calibration, entry.options.get("examples")):
+        calibration = [] if entry.calibration is None else calibrations.find_files(entry.calibration)
+        for path in (entry.data, test, entry.options.get("examples"), *calibration):
             if isinstance(path, str) and Path(path).is_file():
                 found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return found

@@ -1,0 +1,99 @@
+"""Answers of the merged models themselves, kept in a file and used again by other studies.
+
+An answer is known by every byte of the weights, by the question and by how it was asked. A study that has the same
+endpoint and the same question as an earlier one does not ask again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from merganser.errors import InputError
+from merganser.evaluate.questions import Asked
+from merganser.strict_json import parse_json
+
+#: Changes when the same question would be answered otherwise by a later version.
+FORMAT = "1"
+#: What of an examiner does not change its answers.
+_INERT = ("source", "test", "batch", "tokenizer", "examples")
+
+
+class AnswerCache:
+    """Answers by key in one SQLite file, which several processes may use at once.
+
+    Args:
+        path: The file; made when it is absent.
+
+    Raises:
+        InputError: The file is something else.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
+                connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, measures TEXT NOT NULL)")
+                yield connection
+        except sqlite3.Error as error:
+            raise InputError(f"answers: {self.path} is not a file of answers, or not writable: {error}") from error
+
+    def ask(
+        self,
+        keys: Sequence[str],
+        items: Sequence[int],
+        examine: Callable[[Sequence[int]], Mapping[str, Sequence[float]]],
+    ) -> dict[str, list[float]]:
+        """Return the measures of all items, asking only those whose key is not known; what is new is kept."""
+        with self._connected() as connection:
+            rows = [connection.execute("SELECT measures FROM answers WHERE key = ?", (key,)).fetchone() for key in keys]
+        known: list[Any] = [None if row is None else parse_json(row[0]) for row in rows]
+        missing = [place for place, found in enumerate(known) if found is None]
+        if missing:
+            fresh = examine([items[place] for place in missing])
+            for number, place in enumerate(missing):
+                known[place] = {measure: float(values[number]) for measure, values in fresh.items()}
+            with self._connected() as connection:
+                connection.executemany(
+                    "REPLACE INTO answers VALUES (?, ?)", [(keys[place], json.dumps(known[place])) for place in missing]
+                )
+        return {measure: [found[measure] for found in known] for measure in known[0]} if known else {}
+
+
+def answer_keys(examiner: Asked, weights: str, items: Sequence[int]) -> list[str]:
+    """Return a key for each item: a hash of the weights' hash, of how the examiner asks, and of the question.
+
+    Args:
+        examiner: What asks; where its questions are stored and how many go at once does not count.
+        weights: What the model is known by.
+        items: Numbers of its questions.
+    """
+    how = {name: value for name, value in asdict(examiner).items() if name not in _INERT}
+    solved = getattr(examiner, "solved", ())
+    asked = [FORMAT, weights, type(examiner).__name__, _tokenizer_hash(examiner.tokenizer), how, solved]
+    start = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
+    keys = []
+    for item in items:
+        record = {name: value for name, value in examiner.records[item].items() if name != "place"}
+        digest = start.copy()
+        digest.update(json.dumps(record, sort_keys=True, default=str).encode())
+        keys.append(digest.hexdigest())
+    return keys
+
+
+def _tokenizer_hash(tokenizer: str) -> str:
+    """Of the files of a tokenizer; of one from the hub, its name."""
+    files = sorted(f for g in ("tokenizer*", "vocab*", "merges*", "special*", "chat*") for f in Path(tokenizer).glob(g))
+    digest = hashlib.sha256(b"" if files else tokenizer.encode())
+    for file in files:
+        digest.update(file.read_bytes() if file.is_file() else b"")
+    return digest.hexdigest()
