@@ -128,10 +128,11 @@ class Design:
 
     `stability` candidates (the best ones, and others spread over the ranking) get a full evaluation on the pool at the
     end, so that the estimator is judged on merges. `split_seed` draws the test items, which searches of other seeds
-    then share. The best `rerank` candidates of a single objective are evaluated on the pool, and the best of them there
-    wins. `references` are labels of further models that the winner is compared with, such as the base; `starts` are
-    values that the first population holds. With `race`, a candidate is asked as many items of every task first, then
-    twice as many and so on, and no more once it surely gains little over the best candidate of earlier generations.
+    then share. The best `rerank` candidates (of several objectives, as many of the front for each) are evaluated on the
+    pool, and the best of them there win. `references` are labels of further models that the winner is compared with,
+    such as the base; `starts` are values that the first population holds. With `race`, a candidate is asked as many
+    items of every task first, then twice as many and so on, and no more once it surely gains little over the best
+    candidate of earlier generations.
     """
 
     space: Space

@@ -81,11 +81,24 @@ def choose_objective(objectives: Sequence[Objective], name: str | None) -> Objec
 def pareto(trials: Iterable[Trial], objectives: Sequence[Objective]) -> list[Trial]:
     """The valid trials that no other one dominates (no worse in all, better in one), one for each set of values."""
     valid = [trial for trial in trials if trial.may_win]
-    signs = {o.name: -1.0 if o.maximize else 1.0 for o in objectives}
-    points = np.array([[sign * trial.objectives[name] for name, sign in signs.items()] for trial in valid])
+    return _front(valid, [[trial.objectives[o.name] for o in objectives] for trial in valid], objectives)
+
+
+def reranked_front(
+    trials: Iterable[Trial], full: Iterable[Trial], objectives: Sequence[Objective]
+) -> list[Trial] | None:
+    """The valid trials that no other one dominates by full evaluations; None if none was fully evaluated."""
+    measures = {measure for objective in objectives for measure in objective.weights}
+    scores = {t.label: t.objectives for t in full if t.state == "done" and measures <= set(t.objectives)}
+    known = [trial for trial in trials if trial.may_win and trial.label in scores]
+    return _front(known, [[o.value(scores[t.label]) for o in objectives] for t in known], objectives) or None
+
+
+def _front(trials: Sequence[Trial], values: Sequence[Sequence[float]], objectives: Sequence[Objective]) -> list[Trial]:
+    points = np.array(values) * [-1.0 if o.maximize else 1.0 for o in objectives] if trials else np.empty((0, 0))
     front = [
         trial
-        for trial, point in zip(valid, points, strict=True)
+        for trial, point in zip(trials, points, strict=True)
         if not ((points <= point).all(1) & (points < point).any(1)).any()
     ]
     return list({trial.label: trial for trial in reversed(front)}.values())[::-1]

@@ -17,7 +17,7 @@ from merganser.evolve.outcomes import check_answers
 from merganser.evolve.preparation import Calibration, Prepared, check, prepare, read_prepared, split, to_bytes
 from merganser.evolve.progress import Event, forecast
 from merganser.evolve.racing import Race, choose_incumbents, estimate_stopped, race_order
-from merganser.evolve.ranking import COPIED, best, failed_alike, nothing, pareto, reranked, top
+from merganser.evolve.ranking import COPIED, best, failed_alike, nothing, pareto, reranked, reranked_front, top
 from merganser.evolve.searchers import searcher
 from merganser.evolve.space import key
 from merganser.evolve.store import Answers, Store, Trial
@@ -273,18 +273,25 @@ class StudyRun:
         test = {name: prepared.split.test.tolist() for name, prepared in self.tasks.items()}
         pool = {name: prepared.split.pool.tolist() for name, prepared in self.tasks.items()}
         if self.design.stability:
-            self._evaluate("full", [t.values or {} for t in self._spread(valid)], pool, "stability")
+            self._evaluate(
+                "full", [t.values or {} for t in self._spread(valid, self.design.stability)], pool, "stability"
+            )
         self._evaluate("test", [t.values or {} for t in self._winners(valid, pool)], test, "test")
         self._evaluate("test", [*self.design.endpoints, *self.design.references], test, "test")
         self.store.set(ended=True)
         self.on_event(Event("done", self.design.trials, self.design.trials))
 
     def _winners(self, valid: Sequence[Trial], pool: Mapping[str, Sequence[int]]) -> list[Trial]:
-        """The Pareto set of several objectives; of one the best, after the first few were evaluated on the pool."""
+        """The best, of several objectives the Pareto set, after the first few were evaluated on the pool."""
         objectives = self.design.objectives
-        if len(objectives) > 1:
-            return pareto(valid, objectives)
         few = any(len(task.items) < len(pool[name]) for name, task in self.tasks.items())
+        if len(objectives) > 1:
+            front = pareto(valid, objectives)
+            if self.design.rerank and few:
+                chosen = self._spread(front, self.design.rerank * len(objectives))
+                self._evaluate("full", [trial.values or {} for trial in chosen], pool, "rerank")
+                return reranked_front(valid, self.store.trials("full"), objectives) or front
+            return front
         if self.design.rerank and few:
             finalists = top(valid, objectives[0], self.design.rerank)
             self._evaluate("full", [trial.values or {} for trial in finalists], pool, "rerank")
@@ -292,13 +299,12 @@ class StudyRun:
                 return [found]
         return [best(valid, objectives)]
 
-    def _spread(self, valid: Sequence[Trial]) -> list[Trial]:
+    def _spread(self, valid: Sequence[Trial], count: int) -> list[Trial]:
         """Candidates evenly over the ranking by the first objective, the best one first."""
         first = self.design.objectives[0]
         unique = list({trial.label: trial for trial in valid}.values())
         ranked = sorted(unique, key=lambda t: t.objectives[first.name], reverse=first.maximize)
-        places = np.linspace(0, len(ranked) - 1, min(self.design.stability, len(ranked)))
-        return [ranked[round(place)] for place in places]
+        return [ranked[round(place)] for place in np.linspace(0, len(ranked) - 1, min(count, len(ranked)))]
 
     def _evaluate(
         self, kind: str, candidates: Sequence[Candidate], items: Mapping[str, Sequence[int]], phase: str

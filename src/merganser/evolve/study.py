@@ -127,8 +127,11 @@ class Study(Shown):
         return again or ranking.best(trials, design.objectives, objective)
 
     def pareto(self) -> list[Trial]:
-        """The valid trials that no other one dominates."""
-        return ranking.pareto(self.trials(), self.design.objectives)
+        """The valid trials that no other one dominates; once members of the front have been evaluated on the whole pool
+        (`rerank`), those of them that none dominates there."""
+        design, trials = self.design, self.trials()
+        full = self.store.trials("full") if design.rerank and len(design.objectives) > 1 else []
+        return ranking.reranked_front(trials, full, design.objectives) or ranking.pareto(trials, design.objectives)
 
     def prepared(self) -> dict[str, Prepared]:
         """The tasks as they were prepared: splits, subsets, estimators."""
