@@ -195,6 +195,40 @@ def test_a_function():
     assert Function(f"{__name__}:answer_all", 5)(None, [1, 2]) == {"score": [1.0, 1.0]}
 
 
+def count_tokens(model, items, tokenizer):
+    return {"score": [float(len(tokenizer("w1 w2")["input_ids"]))] * len(items)}
+
+
+def test_a_function_gets_the_tokenizer_if_it_asks_for_it(llamas):
+    reference = f"{__name__}:count_tokens"
+    assert Function(reference, 5, str(llamas / "base"))(None, [1]) == {"score": [2.0]}
+    with pytest.raises(InputError, match="wants a tokenizer, and none is known"):
+        Function(reference, 5)(None, [1])
+
+
+def test_the_dtype_of_a_loaded_model_may_be_chosen(llamas):
+    for dtype in ("float32", "bfloat16"):
+        model = Loader("causal-lm", str(llamas / "math"), dtype=dtype)()
+        assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
+
+
+def test_encoder_decoders_write_and_choose(llamas, transformers):
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=1, eos_token_id=2
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    base = str(llamas / "base")
+    with torch.inference_mode():
+        reply = model.generate(**questions.tokenizer_at(base)("w1", return_tensors="pt"), max_new_tokens=3)[0, 1:]
+        text = str(questions.tokenizer_at(base).decode(reply, skip_special_tokens=True))
+        asked = [{"question": "w1", "answer": text or "none"}, {"question": "w1", "answer": "other"}]
+        found = ExactMatch(asked, base, prompt="{question}", max_new_tokens=3)(model, [0, 1])
+        assert found["score"] == [float(bool(text)), 0.0]
+        quiz = MultipleChoice(str(llamas / "quiz.jsonl"), base)(model, range(4))
+    assert len(quiz["score"]) == 4
+
+
 GOOD = json.dumps({"question": "x", "options": ["y", "z"], "answer": 1})
 
 

@@ -7,6 +7,7 @@ what a model writes; `KINDS` names them all.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
+from merganser.evaluate.endpoints import Server
 from merganser.evaluate.generation import ExactMatch, Generation, LetterChoice
+from merganser.evaluate.judges import Judged
 from merganser.evaluate.likelihoods import Pair, common_length, require_finite, score_continuations
 from merganser.evaluate.prompts import Prompted, check_prompt
 from merganser.evaluate.questions import (
@@ -34,16 +37,25 @@ from merganser.evaluate.sampling import batches_by_length
 
 @dataclass(frozen=True)
 class Function:
-    """`package.module:name`, called with (model, items); returns answers, or measures by name. `count` items."""
+    """`package.module:name`, called with (model, items); returns answers, or measures by name. `count` items.
+
+    A function that has a parameter `tokenizer` is given the tokenizer too.
+    """
 
     reference: str
     count: int
+    tokenizer: str = ""
 
     def __len__(self) -> int:
         return self.count
 
     def __call__(self, model: nn.Module, items: Sequence[int]) -> Mapping[str, Sequence[float]]:
-        found = imported(self.reference)(model, items)
+        function, options = imported(self.reference), {}
+        if "tokenizer" in inspect.signature(function).parameters:
+            if not self.tokenizer:
+                raise InputError(f"{self.reference}: wants a tokenizer, and none is known; name it (model.tokenizer)")
+            options["tokenizer"] = tokenizer_at(self.tokenizer)
+        found = function(model, items, **options)
         if isinstance(found, Mapping) and not all(isinstance(key, str) for key in found):
             raise InputError(f"{self.reference}: expected a list of answers, or lists by the names of measures")
         return found if isinstance(found, Mapping) else {SCORE: found}
@@ -105,13 +117,19 @@ class MultipleChoice(Prompted):
     def target(self, record: Mapping[str, Any]) -> str:
         return str(record["options"][record["answer"]])
 
-    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
+    def __call__(self, model: nn.Module | Server, items: Sequence[int]) -> Measures:
         records = [self.records[item] for item in items]
-        pairs = [pair for item, record in zip(items, records, strict=True) for pair in self._pairs(model, item, record)]
-        logs = iter(score_continuations(model, pairs, self.batch))
+        if isinstance(model, Server):
+            if self.chat:
+                raise InputError("chat: a server scores no options within its chat template; use kind choice")
+            logs = iter(model.score([(self.ask(r), f" {option}") for r in records for option in r["options"]]))
+        else:
+            asked = zip(items, records, strict=True)
+            pairs = [pair for item, record in asked for pair in self._pairs(model, item, record)]
+            logs = iter([each.log for each in score_continuations(model, pairs, self.batch)])
         measures: Measures = {SCORE: [], "soft": []}
         for record in records:
-            found = torch.tensor([next(logs).log for _ in record["options"]], dtype=torch.float64)
+            found = torch.tensor([next(logs) for _ in record["options"]], dtype=torch.float64)
             soft = torch.softmax(found / self.temperature, 0)
             if self.normalize:
                 found /= torch.tensor([max(len(option), 1) for option in record["options"]])
@@ -192,5 +210,6 @@ KINDS: Mapping[str, type[Asked]] = {
     "choice": LetterChoice,
     "generation": Generation,
     "exact-match": ExactMatch,
+    "judged": Judged,
     "perplexity": Perplexity,
 }

@@ -17,6 +17,7 @@ from merganser.evaluate.answers.choices import LETTERS, find_choice, read_choice
 from merganser.evaluate.answers.judging import holds_number, is_right
 from merganser.evaluate.answers.languages import check_language, is_in_language
 from merganser.evaluate.answers.marks import cut
+from merganser.evaluate.endpoints import Server
 from merganser.evaluate.prompts import Prompted, check_prompt
 from merganser.evaluate.questions import SCORE, Direction, Measures, read_options, tokenizer_at
 from merganser.evaluate.records import Placed, Records
@@ -85,7 +86,26 @@ class Generation(Prompted):
         found = extracted(self.pattern, reply)
         return found is not None and found == extracted(self.pattern, str(record["answer"]))
 
-    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
+    def __call__(self, model: nn.Module | Server, items: Sequence[int]) -> Measures:
+        if isinstance(model, Server):
+            found = self._served(model, [self.records[item] for item in items])
+        else:
+            found = self._written(model, items)
+        return {name: [each[name] for each in found] for name in (SCORE, *self.measures)}
+
+    def _served(self, server: Server, records: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+        """Replies of a server; their length is in words, since its tokens are not known."""
+        if self.chat:
+            replies = server.chat([self.turns(record) for record in records], self.max_new_tokens)
+        else:
+            replies = server.complete([self.ask(record) for record in records], self.max_new_tokens, self.stop)
+        texts = [cut(reply, self.stop) for reply in replies]
+        return [
+            self._judged(text, record) | {"length": float(len(text.split()))}
+            for text, record in zip(texts, records, strict=True)
+        ]
+
+    def _written(self, model: nn.Module, items: Sequence[int]) -> list[dict[str, float]]:
         tokenizer = tokenizer_at(self.tokenizer)
         generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
         if (limit := self.limit(model)) <= self.max_new_tokens:
@@ -114,7 +134,7 @@ class Generation(Prompted):
                 text = cut(str(tokenizer.decode(reply, skip_special_tokens=True)), self.stop)
                 length = float((reply != tokenizer.pad_token_id).sum())
                 replies[number] = self._judged(text, self.records[items[number]]) | {"length": length}
-        return {name: [replies[number][name] for number in range(len(prompts))] for name in (SCORE, *self.measures)}
+        return [replies[number] for number in range(len(prompts))]
 
     def _judged(self, reply: str, record: Mapping[str, Any]) -> dict[str, float]:
         right = float(self.is_right(reply, record))

@@ -23,7 +23,14 @@ from merganser.evaluate.verdicts import Check, Status
 
 #: Perplexity, relative to the worst parent's, from which a model is doubtful, and from which it is broken.
 DOUBTFUL, BROKEN = 1.5, 20.0
-_SUFFIXES = {"ForCausalLM": "causal-lm", "ForSequenceClassification": "sequence-classification"}
+_SUFFIXES = {
+    "ForCausalLM": "causal-lm",
+    "LMHeadModel": "causal-lm",
+    "ForSequenceClassification": "sequence-classification",
+    "ForConditionalGeneration": "seq2seq-lm",
+    "ForMaskedLM": "masked-lm",
+    "ForTokenClassification": "token-classification",
+}
 #: What chat templates mark turns with; each should be one token.
 _MARKERS = re.compile(r"<\|[^|<>\s]+\|>|<(?:start|end)_of_turn>|\[/?INST\]")
 
@@ -70,6 +77,8 @@ def check_outputs(loaded: Loaded, tokenizer: Any) -> Check:
     """One forward pass over short text."""
     batch = tokenizer(TEXTS[0], return_tensors="pt")
     batch.pop("token_type_ids", None)
+    if loaded.kind == "seq2seq-lm":
+        batch["decoder_input_ids"] = batch["input_ids"][:, :1]
     with torch.inference_mode():
         outputs = loaded.module(**batch.to(next(loaded.module.parameters()).device))
     tensors = [value for value in outputs.values() if isinstance(value, torch.Tensor)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from merganser.errors import InputError, did_you_mean, require
@@ -13,25 +14,33 @@ LOADERS = {
     "causal-lm": "AutoModelForCausalLM",
     "sequence-classification": "AutoModelForSequenceClassification",
     "encoder": "AutoModel",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "token-classification": "AutoModelForTokenClassification",
 }
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Builds the module that candidates are merged into: a `transformers` architecture from `path`, or a function."""
+    """Builds the module that candidates are merged into: a `transformers` architecture from `path`, or a function.
+
+    With `dtype` the module computes in it, whatever the checkpoints hold.
+    """
 
     kind: str
     path: str
     device: str = "cpu"
+    dtype: str | None = None
 
     def __call__(self) -> nn.Module:
         if ":" in self.kind:
             module: nn.Module = imported(self.kind)()
-            return module.to(self.device)
+            return module.to(self.device, None if self.dtype is None else getattr(torch, self.dtype))
         transformers = require("transformers", "hf")
         if self.kind not in LOADERS:
             raise InputError(
                 f"unknown kind of model {self.kind!r}{did_you_mean(self.kind, LOADERS)}; or package.module:function"
             )
-        found: nn.Module = getattr(transformers, LOADERS[self.kind]).from_pretrained(self.path, dtype="auto")
+        load = getattr(transformers, LOADERS[self.kind]).from_pretrained
+        found: nn.Module = load(self.path, dtype=self.dtype or "auto")
         return found.to(self.device)

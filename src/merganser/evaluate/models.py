@@ -15,6 +15,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError, MerganserError, require
 from merganser.evaluate import language
 from merganser.evaluate.accuracy import normalized_accuracy
+from merganser.evaluate.endpoints import Server
 from merganser.evaluate.tasks import Task
 from merganser.evaluate.verdicts import Check, Verdict, verdict
 from merganser.evaluate.weights import check_weights
@@ -63,6 +64,8 @@ def evaluate(
         raise InputError("two tasks have the same name; write name=kind:file")
     for task in tasks:
         task.check()
+    if str(checkpoint).startswith(("http://", "https://")) and "#" in str(checkpoint):
+        return _served(str(checkpoint), parents, tasks, limit, on_step)
     opened = open_checkpoint(checkpoint)
     on_step(f"weights of {opened.label}")
     checks = [check_weights(opened)]
@@ -91,6 +94,26 @@ def evaluate(
     return Evaluation(
         str(checkpoint), verdict(checks), tuple(checks), own, others, _normalized(tasks, own, list(others.values()))
     )
+
+
+def _served(
+    checkpoint: str,
+    parents: Sequence[str | os.PathLike[str]],
+    tasks: Sequence[Task],
+    limit: int | None,
+    on_step: Callable[[str], None],
+) -> Evaluation:
+    """Models behind servers: nothing but their answers can be judged."""
+    if not tasks:
+        raise InputError(f"{checkpoint}: a model behind a server is judged by its answers alone; give tasks")
+    found = {}
+    for each in (checkpoint, *map(str, parents)):
+        server = Server.parse(each)
+        on_step(f"tasks of {each}")
+        found[each] = Scores(None, {task.name: task.score(server, "", limit) for task in tasks})
+    checks = (Check("weights", "skip", "behind a server: judged by its answers alone"),)
+    own = found.pop(checkpoint)
+    return Evaluation(checkpoint, verdict(checks), checks, own, found, _normalized(tasks, own, list(found.values())))
 
 
 def _examined(

@@ -58,18 +58,19 @@ class Prompted(Asked):
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in super().__getstate__().items() if k != "solved"}
 
+    def turns(self, record: Mapping[str, Any]) -> list[dict[str, str]]:
+        """Return the conversation before a reply: the examples, and the question."""
+        before = [turn for prompt, reply in self.solved for turn in _turns(prompt, reply)]
+        return [*before, {"role": "user", "content": fill(self.prompt, record)}]
+
     def ask(self, record: Mapping[str, Any]) -> str:
         """Return the whole text before a reply: examples, prompt, and the marks of turns."""
-        own = fill(self.prompt, record)
         if not self.chat:
-            return "".join(f"{prompt} {reply}\n\n" for prompt, reply in self.solved) + own
-        turns = [turn for prompt, reply in self.solved for turn in _turns(prompt, reply)]
+            return "".join(f"{prompt} {reply}\n\n" for prompt, reply in self.solved) + fill(self.prompt, record)
         tokenizer = tokenizer_at(self.tokenizer)
         if not tokenizer.chat_template:
             raise InputError(f"chat: the tokenizer of {self.tokenizer} has no chat template; leave it out")
-        text: str = tokenizer.apply_chat_template(
-            [*turns, {"role": "user", "content": own}], tokenize=False, add_generation_prompt=True
-        )
+        text: str = tokenizer.apply_chat_template(self.turns(record), tokenize=False, add_generation_prompt=True)
         return text
 
     def tokens(self, texts: Sequence[str], model: nn.Module) -> list[list[int]]:

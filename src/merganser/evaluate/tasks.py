@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from merganser.errors import InputError, did_you_mean
+from merganser.evaluate.endpoints import Server
 from merganser.evaluate.examiners import KINDS
+from merganser.evaluate.prompts import Prompted
 from merganser.evaluate.questions import SCORE, Examiner
 from merganser.evaluate.sampling import sampled
 
@@ -58,13 +60,15 @@ class Task:
         """Return how many questions there are."""
         return len(self.examiner(tokenizer))
 
-    def score(self, model: nn.Module, tokenizer: str, limit: int | None = None) -> float:
+    def score(self, model: nn.Module | Server, tokenizer: str, limit: int | None = None) -> float:
         """Return the mean score over all questions, or over `limit` of them, drawn as `sampled` draws them."""
         return self.score_items(model, tokenizer, slice(limit))
 
-    def score_items(self, model: nn.Module, tokenizer: str, part: slice) -> float:
+    def score_items(self, model: nn.Module | Server, tokenizer: str, part: slice) -> float:
         """Return the mean score over a part of the questions, which come in the order of `sampled`."""
-        examiner = self.examiner(tokenizer)
+        examiner: Any = self.examiner(tokenizer)
+        if isinstance(model, Server) and not isinstance(examiner, Prompted):
+            raise InputError(f"task {self.name!r}: kind {self.kind} needs a model in memory, not one behind a server")
         with torch.inference_mode():
             answers = examiner(model, sampled(examiner)[part])[SCORE]
-        return sum(answers) / len(answers)
+        return float(sum(answers) / len(answers))

@@ -267,7 +267,7 @@ class _Resolver:
         elif ":" in model.kind:
             self.attempt("model.kind", imported, model.kind)
         self.finish()
-        return Loader(model.kind, path, model.device)
+        return Loader(model.kind, path, model.device, model.dtype)
 
 
 def _parameter(name: str, entry: SpaceEntry, models: tuple[str, ...]) -> SearchParameter:

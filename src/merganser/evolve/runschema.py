@@ -66,6 +66,7 @@ class ModelEntry(_Section):
     path: str | None = None
     tokenizer: str | None = None
     device: str = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
 
 
 class RunFile(_Section):

@@ -27,17 +27,17 @@ def build_examiner(entry: TaskEntry, run: RunFile) -> Examiner:
         raise InputError(
             f"test: {entry.test!r} is a file of questions, which kind {entry.kind} does not read; give a share"
         )
+    tokenizer = run.model.tokenizer or run.model.path or run.base or ""
     if entry.kind == "function":
         if entry.function is None or entry.items is None:
             raise InputError("kind function needs function: package.module:name and items: their number")
         if entry.items < 1:
             raise InputError(f"items: {entry.items}; how many there are to ask, 1 or more")
         imported(entry.function)
-        return Function(entry.function, entry.items)
+        return Function(entry.function, entry.items, tokenizer)
     kinds = [*KINDS, HARNESS, "function"]
     if entry.kind not in kinds:
         raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, kinds)}")
-    tokenizer = run.model.tokenizer or run.model.path or run.base or ""
     if not tokenizer:
         raise InputError("which tokenizer? There is no base; say model: {tokenizer: …}")
     examiner = _harness(entry, tokenizer) if entry.kind == HARNESS else _asked(entry, tokenizer)
