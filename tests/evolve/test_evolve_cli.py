@@ -160,3 +160,32 @@ def test_an_interrupted_study_says_so(run_file):
     assert [e.done for e in events if e.phase == "search"] == [6, 7, 8, 9, 10]
     assert study.ended
     assert "ended" in call("watch", file)
+
+
+def test_init_writes_a_run_file_that_runs(llamas, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from merganser.cli.evolve import app
+    from merganser.evolve import runfile
+
+    monkeypatch.chdir(llamas)
+    out = tmp_path / "run.yml"
+    options = ["--base", "base", "--model", "math=math", "--model", "code"]
+    tasks = ["--task", "multiple-choice:quiz.jsonl", "--task", "words=exact-match:sums.jsonl"]
+    done = CliRunner().invoke(app, ["init", str(out), *options, *tasks, "--method", "ties"])
+    assert done.exit_code == 0, done.output
+    loaded = runfile.load(out)
+    assert loaded.design.endpoints == ("math", "code")
+    assert [v.name for v in loaded.design.space.variables] == ["weight.math", "weight.code", "density"]
+    assert loaded.design.objectives[0].weights == {"quiz": 0.5, "words": 0.5}
+    assert loaded.design.race == 5
+    again = CliRunner().invoke(app, ["init", str(out), *options, *tasks])
+    assert "exists" in str(again.exception)
+    for wrong, message in (
+        ([*options], "needs tasks"),
+        (["--model", "=x", *tasks], "expected LABEL=CKPT"),
+        ([*options, "--task", "exact-match:none.jsonl"], "none.jsonl"),
+    ):
+        failed = CliRunner().invoke(app, ["init", str(tmp_path / "other.yml"), *wrong])
+        assert message in str(failed.exception)
+        assert not (tmp_path / "other.yml").exists()

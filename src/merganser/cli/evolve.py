@@ -13,7 +13,7 @@ import typer
 
 from merganser.cli import report
 from merganser.cli.interrupts import explain_interrupt, left_in
-from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Workers
+from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Task, Workers
 from merganser.cli.output import emit, say, wrote
 from merganser.units import show_time
 
@@ -62,6 +62,56 @@ def run(
     with explain_interrupt(lambda: left_in(path)):
         opened = start(loaded, path, resume=resume, workers=workers, ray=ray, on_event=_Listener(as_json))
     _show_best(opened, None, as_json)
+
+
+@app.command()
+def init(
+    out: Annotated[Path, typer.Argument(metavar="RUN", help="Run file to write.")],
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="LABEL=CKPT", help="Model to merge; repeat it. Asked for if left out."),
+    ] = None,
+    base: Annotated[str | None, typer.Option(metavar="CKPT", help="What the models were fine-tuned from.")] = None,
+    tasks: Task = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Default: task_arithmetic with a base, else linear.")
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Write a commented run file; what is left out is asked for, if there is somebody to ask."""
+    from merganser.engine.directories import check_absent
+    from merganser.errors import InputError
+    from merganser.evaluate import tasks as questions
+    from merganser.evolve.initial import render_run_file
+
+    check_absent(out, overwrite)
+    if not out.resolve().parent.is_dir():
+        raise InputError(f"{out}: no directory {out.resolve().parent}")
+    if not models and sys.stdin.isatty():
+        base = base or typer.prompt("Base checkpoint (empty if there is none)", default="", show_default=False) or None
+        models = _ask_for("Model to merge, LABEL=CKPT")
+    if not tasks and sys.stdin.isatty():
+        tasks = _ask_for("Task, [NAME=]KIND:FILE")
+    named: dict[str, str] = {}
+    for text in models or ():
+        label, equals, path = text.partition("=")
+        label, path = (label, path) if equals else (Path(text).name, text)
+        if not label or not path or label in named:
+            raise InputError(f"--model {text}: expected LABEL=CKPT, each label once")
+        named[label] = path
+    asked = [questions.Task.parse(text) for text in tasks or ()]
+    text = render_run_file(named, asked, base=base, method=method, root=out.resolve().parent)
+    out.write_text(text, encoding="utf-8")
+    wrote(out, as_json)
+
+
+def _ask_for(what: str) -> list[str]:
+    """Lines until an empty one."""
+    found: list[str] = []
+    while line := str(typer.prompt(f"{what} (empty: no more)", default="", show_default=False)).strip():
+        found.append(line)
+    return found
 
 
 @app.command()

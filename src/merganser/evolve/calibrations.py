@@ -1,6 +1,6 @@
 """What a run file's `calibration` names: answers of other models, or the IRT of tinyBenchmarks' file, converted.
 
-Answers are an array, or the samples that the lm-evaluation-harness writes (`--log_samples`), one file a model.
+Answers are an array, or the samples that the lm-evaluation-harness logs, one file a model.
 """
 
 from __future__ import annotations

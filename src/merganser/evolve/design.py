@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from merganser.errors import InputError, did_you_mean
 from merganser.evolve import estimators
@@ -15,7 +16,7 @@ from merganser.evolve.arrays import Array
 from merganser.evolve.directions import choose_direction
 from merganser.evolve.irt.model import MAX_DIMENSIONS
 from merganser.evolve.searchers import Search, searcher
-from merganser.evolve.space import Choices, Range, SearchParameter, Space, Value
+from merganser.evolve.space import Space, Value
 
 #: What numpy's and pymoo's generators take, one of them the seed plus 1.
 MAX_SEED = 2**32 - 2
@@ -210,39 +211,15 @@ class Design:
         return np.array(rows, dtype=np.float64) * signs
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the design as JSON-serialisable values; `from_dict` is the way back."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Design:
-        points = data["reference_points"]
-        return cls(
-            space=Space(tuple(map(_parameter, data["space"]["parameters"])), tuple(data["space"]["constraints"])),
-            tasks=tuple(
-                StudyTask(**{**t, "strata": _tuple(t["strata"]), "test_items": _tuple(t.get("test_items"))})
-                for t in data["tasks"]
-            ),
-            objectives=tuple(Objective(**o) for o in data["objectives"]),
-            endpoints=tuple(data["endpoints"]),
-            split_seed=data.get("split_seed", data["seed"]),  # once they were the same
-            rerank=data.get("rerank", 0),
-            race=data.get("race", 0),
-            references=tuple(data.get("references", ())),
-            starts=tuple(data.get("starts", ())),
-            reference_points=None if points is None else tuple(map(tuple, points)),
-            **{k: data[k] for k in ("algorithm", "population", "generations", "seed", "stability")},
-        )
+        """Return the design that `to_dict` gave, of this version or of an earlier one.
 
-
-def _tuple(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
-    return None if values is None else tuple(values)
-
-
-def _parameter(data: Mapping[str, Any]) -> SearchParameter:
-    domain = data["domain"]
-    return SearchParameter(
-        data["name"],
-        Choices(tuple(domain["options"])) if "options" in domain else Range(**domain),
-        tuple(data["models"]),
-        data["groups"],
-        data["points"],
-    )
+        Raises:
+            ValueError: The values are damaged.
+        """
+        # Once the seed of the search drew the test items too.
+        return TypeAdapter(cls).validate_python({"split_seed": data["seed"], **data})

@@ -1,0 +1,114 @@
+"""A first run file with comments, from models and tasks: what `merganser evolve init` writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from merganser.errors import InputError
+from merganser.evaluate.tasks import Task
+from merganser.methods.registry import lookup, parameters
+
+#: Items that a candidate is asked at most, of tasks that have many more.
+SUBSET = 60
+#: Bounds of parameters that are worth a search, where a method has them, with what they mean.
+RANGES = {
+    "weight": ("low: 0, high: 1.5, per: model", "how much of each model; `points: 3` lets it vary over the depth"),
+    "density": ("low: 0.1, high: 1.0", "share of each difference from the base that is kept"),
+    "scale": ("low: 0.3, high: 1.5", "factor of the merged difference"),
+    "t": ("low: 0, high: 1", "place between the two models"),
+}
+
+
+def render_run_file(
+    models: Mapping[str, str],
+    tasks: Sequence[Task],
+    *,
+    base: str | None = None,
+    method: str | None = None,
+    root: str | os.PathLike[str] = ".",
+) -> str:
+    """Return the text of a commented run file.
+
+    Args:
+        models: Paths or hub ids of the models to merge, by label.
+        tasks: What to ask; every question is checked.
+        base: What the models were fine-tuned from.
+        method: The merging method; task arithmetic with a base, else linear.
+        root: The directory the run file will lie in; paths are written relative to it.
+
+    Returns:
+        YAML, for `merganser evolve run`.
+
+    Raises:
+        InputError: There is no model or task, a question cannot be asked, or the method has nothing to search.
+
+    Example:
+        >>> render_run_file({"math": "./math"}, [Task.parse("multiple-choice:quiz.jsonl")])  # doctest: +SKIP
+    """
+    if not models or not tasks:
+        raise InputError(f"a study needs {'models' if not models else 'tasks'}; name at least one")
+    chosen = method or ("task_arithmetic" if base else "linear")
+    declared = parameters(lookup(chosen))
+    space = {name: found for name, found in RANGES.items() if name in declared}
+    if "weight" in space:
+        space.pop("scale", None)  # a factor of all weights, which are searched already
+    if not space:
+        raise InputError(f"{chosen}: none of its parameters is one to start a search with; write its space by hand")
+    lines = [
+        "# A search for a merge, for `merganser evolve run`; a dry run says what it means and what is wrong with it."
+    ]
+    if base:
+        lines.append(f"base: {_path(base, root)}")
+    lines += ["models:", *(f"  {json.dumps(label)}: {_path(path, root)}" for label, path in models.items())]
+    lines += [f"method: {chosen}", "space:"]
+    for name, (bounds, meaning) in space.items():
+        per_model = declared[name].per_model
+        lines.append(f"  {name}: {{{bounds if per_model else bounds.replace(', per: model', '')}}}  # {meaning}")
+    lines.append("tasks:")
+    for task in tasks:
+        count = task.count("")
+        pool = count - max(1, round(0.2 * count))
+        few = f", subset: {SUBSET}" if pool > SUBSET else ""
+        asked = f"{SUBSET} of them" if few else f"{pool}, all but those kept for the test,"
+        lines.append(f"  # {count} questions; {asked} are asked of a candidate")
+        lines.append(f"  {json.dumps(task.name)}: {{kind: {task.kind}, data: {_path(task.path, root)}{few}}}")
+    lines += _objectives(tasks)
+    lines += [
+        "search:",
+        "  algorithm: ga     # with several objectives nsga2; de, cmaes, random …",
+        "  population: 25",
+        "  generations: 7    # population × generations merges are tried",
+        "  race: 5           # stop asking a candidate that surely gains little: after 5, 10, 20 … questions",
+        "  rerank: 3         # the best few are asked everything at the end",
+        "  seed: 0",
+        "model: {kind: causal-lm}     # or seq2seq-lm, sequence-classification …; dtype: bfloat16, device: cuda",
+        "answers: ./answers.sqlite    # what the models themselves answer, for other studies too",
+        "workers: 1                   # processes that merge and ask, each with a copy of the model",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _objectives(tasks: Sequence[Task]) -> list[str]:
+    """The mean of the scores; what has another direction is an objective of its own."""
+    higher = [task.name for task in tasks if task.higher_is_better]
+    lower = [task.name for task in tasks if not task.higher_is_better]
+    lines = ["objectives:             # several give a Pareto front: use algorithm: nsga2"]
+    if len(higher) == 1:
+        lines.append(f"  - {json.dumps(higher[0])}")
+    elif higher:
+        shares = ", ".join(f"{json.dumps(name)}: {1 / len(higher):.4g}" for name in higher)
+        lines.append(f"  - {{name: mean, measures: {{{shares}}}}}")
+    lines += [f"  - {json.dumps(name)}" for name in (lower if not higher else [])]
+    lines += [f"  # - {json.dumps(name)}         # lower is better" for name in (lower if higher else [])]
+    return lines
+
+
+def _path(path: str, root: str | os.PathLike[str]) -> str:
+    """A path relative to the run file, in quotes; a hub id as it is."""
+    if not os.path.exists(path):
+        return json.dumps(path)
+    beside = Path(os.path.relpath(path, root)).as_posix()
+    return json.dumps(beside if beside.startswith("..") else f"./{beside}")
