@@ -170,22 +170,24 @@ def test_init_writes_a_run_file_that_runs(llamas, tmp_path, monkeypatch):
 
     monkeypatch.chdir(llamas)
     out = tmp_path / "run.yml"
-    options = ["--base", "base", "--model", "math=math", "--model", "code"]
+    models, options = ["math=math", "code"], ["--base", "base"]
     tasks = ["--task", "multiple-choice:quiz.jsonl", "--task", "words=exact-match:sums.jsonl"]
-    done = CliRunner().invoke(app, ["init", str(out), *options, *tasks, "--method", "ties"])
+    done = CliRunner().invoke(app, ["init", *models, str(out), *options, *tasks, "--method", "ties"])
     assert done.exit_code == 0, done.output
     loaded = runfile.load(out)
     assert loaded.design.endpoints == ("math", "code")
     assert [v.name for v in loaded.design.space.variables] == ["weight.math", "weight.code", "density"]
     assert loaded.design.objectives[0].weights == {"quiz": 0.5, "words": 0.5}
     assert loaded.design.race == 5
-    again = CliRunner().invoke(app, ["init", str(out), *options, *tasks])
+    again = CliRunner().invoke(app, ["init", *models, str(out), *options, *tasks])
     assert "exists" in str(again.exception)
     for wrong, message in (
-        ([*options], "needs tasks"),
-        (["--model", "=x", *tasks], "expected LABEL=CKPT"),
-        ([*options, "--task", "exact-match:none.jsonl"], "none.jsonl"),
+        (["math", "@", *options], "needs tasks"),
+        (["=x", "@", *tasks], "expected LABEL=CKPT"),
+        (["math", "code", *tasks], "code: the run file to write comes last"),
+        (["math", "@", *options, "--task", "exact-match:none.jsonl"], "none.jsonl"),
     ):
-        failed = CliRunner().invoke(app, ["init", str(tmp_path / "other.yml"), *wrong])
+        words = [str(tmp_path / "other.yml") if word == "@" else word for word in wrong]
+        failed = CliRunner().invoke(app, ["init", *words])
         assert message in str(failed.exception)
         assert not (tmp_path / "other.yml").exists()

@@ -66,28 +66,27 @@ def run(
 
 @app.command()
 def init(
-    out: Annotated[Path, typer.Argument(metavar="RUN", help="Run file to write.")],
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="LABEL=CKPT", help="Model to merge; repeat it. Asked for if left out."),
+        typer.Argument(metavar="[LABEL=]CKPT...", help="Models to merge; asked for if left out."),
     ] = None,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Run file to write.", show_default=False)] = Path(
+        "run.yml"
+    ),
     base: Annotated[str | None, typer.Option(metavar="CKPT", help="What the models were fine-tuned from.")] = None,
     tasks: Task = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Default: task_arithmetic with a base, else linear.")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="Default: task_arithmetic with a base, else linear.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Write a commented run file; what is left out is asked for, if there is somebody to ask."""
-    from merganser.engine.directories import check_absent
     from merganser.errors import InputError
     from merganser.evaluate import tasks as questions
     from merganser.evolve.initial import render_run_file
 
-    check_absent(out, overwrite)
-    if not out.resolve().parent.is_dir():
-        raise InputError(f"{out}: no directory {out.resolve().parent}")
+    if out.suffix not in (".yml", ".yaml"):
+        raise InputError(f"{out}: the run file to write comes last and ends in .yml")
+    _check_file(out, overwrite)
     if not models and sys.stdin.isatty():
         base = base or typer.prompt("Base checkpoint (empty if there is none)", default="", show_default=False) or None
         models = _ask_for("Model to merge, LABEL=CKPT")
@@ -98,12 +97,24 @@ def init(
         label, equals, path = text.partition("=")
         label, path = (label, path) if equals else (Path(text).name, text)
         if not label or not path or label in named:
-            raise InputError(f"--model {text}: expected LABEL=CKPT, each label once")
+            raise InputError(f"{text}: expected LABEL=CKPT, each label once")
         named[label] = path
     asked = [questions.Task.parse(text) for text in tasks or ()]
     text = render_run_file(named, asked, base=base, method=method, root=out.resolve().parent)
     out.write_text(text, encoding="utf-8")
     wrote(out, as_json)
+
+
+def _check_file(out: Path, overwrite: bool) -> None:
+    """Refuse a file that cannot be written, before any work."""
+    from merganser.engine.directories import check_absent
+    from merganser.errors import InputError
+
+    check_absent(out, overwrite)
+    if out.is_dir():
+        raise InputError(f"{out}: a directory; name the file to be written in it")
+    if not out.resolve().parent.is_dir():
+        raise InputError(f"{out}: no directory {out.resolve().parent}")
 
 
 def _ask_for(what: str) -> list[str]:
@@ -155,7 +166,6 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the winner as a recipe; `merganser merge` of it gives the weights that were evaluated."""
-    from merganser.engine.directories import check_absent
     from merganser.errors import InputError
     from merganser.evolve.starting import recipe
     from merganser.evolve.study import Study
@@ -163,13 +173,9 @@ def export(
 
     opened = Study.open(study, readonly=True)
     chosen = _trial(opened, trial) if trial else opened.best(objective)
-    check_absent(out, overwrite)
-    if out.is_dir():
-        raise InputError(f"{out}: a directory; name the recipe to be written in it")
+    _check_file(out, overwrite)
     if out.exists() and out.samefile(study):
         raise InputError(f"{out}: is the study itself; choose another file")
-    if not out.resolve().parent.is_dir():
-        raise InputError(f"{out}: no directory {out.resolve().parent}")
     out.write_text(to_yaml(recipe(opened, chosen)), encoding="utf-8")
     wrote(out, as_json)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from merganser.errors import InputError
+from merganser.evaluate.language import kind_of_model
 from merganser.evaluate.tasks import Task
 from merganser.methods.registry import lookup, parameters
 
@@ -84,11 +85,17 @@ def render_run_file(
         "  race: 5           # stop asking a candidate that surely gains little: after 5, 10, 20 … questions",
         "  rerank: 3         # the best few are asked everything at the end",
         "  seed: 0",
-        "model: {kind: causal-lm}     # or seq2seq-lm, sequence-classification …; dtype: bfloat16, device: cuda",
+        f"model: {{kind: {_kind(base or next(iter(models.values())))}}}     # dtype: bfloat16, device: cuda …",
         "answers: ./answers.sqlite    # what the models themselves answer, for other studies too",
         "workers: 1                   # processes that merge and ask, each with a copy of the model",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _kind(model: str) -> str:
+    """The kind of loader that a model's config asks for; of one that is not here, a causal one."""
+    directory = Path(model)
+    return (kind_of_model(directory) if directory.is_dir() else None) or "causal-lm"
 
 
 def _objectives(tasks: Sequence[Task]) -> list[str]:
