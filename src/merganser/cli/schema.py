@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from merganser.cli.output import say
+from merganser.cli.options import Json
+from merganser.cli.output import emit, say
 
 
 def command(
@@ -15,6 +16,7 @@ def command(
         Literal["recipe", "run"],
         typer.Argument(metavar="recipe|run", help="Recipes of merges, or run files of evolve."),
     ],
+    as_json: Json = False,
 ) -> None:
     """Print the JSON Schema of recipes or run files, for completion and checks in an editor.
 
@@ -28,4 +30,7 @@ def command(
         from merganser.evolve.runschema import RunFile
 
         found = RunFile.model_json_schema()
-    say(json.dumps(found, indent=2))
+    if as_json:
+        emit(found)
+    else:
+        say(json.dumps(found, indent=2))

@@ -53,7 +53,7 @@ def recipe_schema() -> dict[str, Any]:
         "minItems": 1,
     }
     section = {"models": models, "slices": slices, "parameters": {"$ref": "#/$defs/parameters"}}
-    recipe = {
+    recipe: dict[str, Any] = {
         "type": "object",
         "properties": {
             "method": _described({"enum": _methods()}, "A name from `merganser methods`."),
@@ -138,9 +138,7 @@ def _override(known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _output() -> dict[str, Any]:
-    tokenizer = {
-        "anyOf": [_described(_TEXT, "base, union, or a model of the recipe."), {"type": "object"}],
-    }
+    tokenizer = {"anyOf": [_described(_TEXT, "base, union, or a model of the recipe."), {"type": "object"}]}
     return _record(
         {
             "dtype": {"enum": [*FLOATS, *ALIASES, "widest"]},
