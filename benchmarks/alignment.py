@@ -38,10 +38,9 @@ from benchmarks.records import record
 from benchmarks.zoo.architectures import MLP, ChannelLayerNorm, ResNet20
 from merganser.align.derivation import symmetry
 from merganser.align.frank_wolfe import FrankWolfe
-from merganser.align.images import SoftImage
-from merganser.align.objective import Placement
+from merganser.align.initialisation import start_placings
+from merganser.align.placements import Placement, SoftImage
 from merganser.align.solver import layout_and_weights, objective_of
-from merganser.align.starts import start_placings
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import universe
 

@@ -23,11 +23,10 @@ import torch
 from scipy.optimize import fminbound, linear_sum_assignment
 from torch import Tensor
 
-from merganser.align.images import SoftImage
-from merganser.align.objective import Placement
+from merganser.align.initialisation import start_placings
 from merganser.align.permutations import Permutations
+from merganser.align.placements import Placement, SoftImage
 from merganser.align.solver import layout_and_weights
-from merganser.align.starts import start_placings
 from merganser.align.symmetries import Symmetry
 
 #: Tensor name -> for each axis the name of its permutation, or None.

@@ -10,7 +10,7 @@ from torch import nn
 
 import merganser as mg
 from merganser import align, analysis, experts, federated, tuning
-from merganser.align.starts import start_placings
+from merganser.align.initialisation import start_placings
 from merganser.analysis import gradients
 from merganser.errors import InputError
 from merganser.evolve import estimators

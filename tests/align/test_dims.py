@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merganser.align.tracing.dims import Dim, concat, factors, family, find, is_pinned, merge, parts, pin, select
-from merganser.align.tracing.refinement import cut, enumerate_index, narrow, split, unify
+from merganser.align.tracing.unification import cut, enumerate_index, narrow, split, unify
 
 
 def sizes(dims: list[Dim]) -> list[int]:

@@ -12,7 +12,7 @@ from align_networks import mlp, noisy_copies, resnet, trained_like
 from merganser.align.ensembles import ensemble, sample_weights
 from merganser.align.permutations import apply, inverse
 from merganser.align.subsets import compare_subsets, merging_order, quality_matrix
-from merganser.align.transfer import transport
+from merganser.align.transports import transport
 from merganser.align.universes import universe
 from merganser.errors import InputError
 

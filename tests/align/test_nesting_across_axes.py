@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from merganser.align import match, self_test, symmetry, universe
-from merganser.align.layout import TermLayout
+from merganser.align.blocks import blocks
 from merganser.align.permutations import apply, compose, identity, inverse, random
 from merganser.align.symmetries import Atom, Factor, Symmetry, concatenation, product
+from merganser.align.terms import TermLayout
 from merganser.errors import InputError
 
 X = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
@@ -67,9 +68,8 @@ class SharedScale(nn.Module):
 def test_einsum_attention_has_channels_for_each_head() -> None:
     found = symmetry(EinsumAttention(), X)
     assert sorted(freedom(found).values()) == [(3,), (3, 4), (3, 4), (12,)]
-    assert found.linked("q") == [[0], [1, 2]]
-    assert found.linked("out") == [[0, 1], [2]]
-    assert found.linked("head.weight") == [[0], [1]]
+    moved = {name: next(blocks(found, name)).shape for name in ("q", "out", "head.weight")}
+    assert moved == {"q": (12, 12, 1), "out": (12, 12, 1), "head.weight": (12, 2)}
 
 
 def test_two_sets_of_units_of_one_matrix_are_not_both_nested() -> None:
@@ -174,7 +174,8 @@ def test_a_parent_that_is_twice_elsewhere_is_refused() -> None:
         Symmetry(atoms, {"w": (product(a), product(a), product(b))})
     with pytest.raises(InputError, match="needs its parent 'a'"):
         Symmetry(atoms, {"w": (concatenation(product(a), product(Factor(None, 2))), product(b))})
-    assert Symmetry(atoms, {"w": (product(a, b), product(a, b))}).linked("w") == [[0], [1]]
+    [block] = blocks(Symmetry(atoms, {"w": (product(a, b), product(a, b))}), "w")
+    assert block.paths == (("a", "b"), ("a", "b"))
 
 
 def test_pinning_the_parent_pins_across_axes() -> None:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from numpy.polynomial import Polynomial
 
 from merganser.align.frank_wolfe import linear_maximum
-from merganser.align.images import HardImage, SoftImage
-from merganser.align.layout import TermLayout
-from merganser.align.objective import Placement, best_step
+from merganser.align.initialisation import hard_placing, start_placings
+from merganser.align.objective import best_step
 from merganser.align.permutations import apply, random
-from merganser.align.starts import hard_placing, start_placings
+from merganser.align.placements import HardImage, Placement, SoftImage
+from merganser.align.terms import TermLayout
 
 NETWORKS = {
     "mlp": lambda: mlp(5, 7, 6, 3),

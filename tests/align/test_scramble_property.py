@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from merganser.align import scramble, symmetry
-from merganser.align.double import random_weights
+from merganser.align.double_precision import random_weights
 
 WIDTHS = st.sampled_from([4, 6, 8, 12])
 

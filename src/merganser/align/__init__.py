@@ -24,7 +24,7 @@ __getattr__, __dir__, __all__ = exports(
         "selftest": ("self_test",),
         "subsets": ("compare_subsets", "merging_order", "quality_matrix"),
         "symmetries": ("Symmetry",),
-        "transfer": ("transport",),
+        "transports": ("transport",),
         "universes": ("Universe", "universe"),
     },
 )
@@ -47,6 +47,6 @@ if TYPE_CHECKING:
     from merganser.align.subsets import merging_order as merging_order
     from merganser.align.subsets import quality_matrix as quality_matrix
     from merganser.align.symmetries import Symmetry as Symmetry
-    from merganser.align.transfer import transport as transport
+    from merganser.align.transports import transport as transport
     from merganser.align.universes import Universe as Universe
     from merganser.align.universes import universe as universe

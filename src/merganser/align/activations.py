@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from merganser.align.ascent import Ascent, Step
-from merganser.align.layout import TermLayout
 from merganser.align.matches import Match
 from merganser.align.pairwise import FIRST
 from merganser.align.permutations import identity
 from merganser.align.solver import hard_placement, layout_and_weights
 from merganser.align.state import Model, states_of
 from merganser.align.symmetries import Factor, Symmetry, product
+from merganser.align.terms import TermLayout
 from merganser.errors import InputError
 from merganser.kernels.assignment import Path, Profit, assign_all
 from merganser.modules.batches import Inputs, forward, several

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from merganser.align.images import HardImage, Placing, SoftImage
-from merganser.align.objective import Placement, inner
-from merganser.align.permutations import Permutations
-from merganser.kernels.assignment import Solution, assign_all
+from merganser.align.objective import inner
+from merganser.align.placements import HardImage, Placement, Placing, SoftImage
+from merganser.kernels.assignment import Permutations, assign_all
 
 #: A tree (by its root) of a model.
 Coordinate = tuple[int, str]
@@ -53,7 +52,7 @@ def round_images(placement: Placement, workers: int | None = None) -> list[Permu
         found[model] |= solution
         touched = dict.fromkeys(term for term, _ in layout.places[root])
         before = {term: placement.rest(model, term) for term in touched}
-        image.step(layout.indices(root, solution), 1.0)
+        image.step(layout.gathers(root, solution), 1.0)
         for term, rest in before.items():
             placement.total[term] = rest.add_(image.full[term])
     return found
@@ -83,7 +82,7 @@ class Ascent:
             return 0.0
         self._seen[model, root] = surroundings
         [(solution, _)] = assign_all([(layout.trees[root], self.placement.profits(model, root))], self.workers)
-        placing = layout.indices(root, solution)
+        placing = layout.gathers(root, solution)
         images = image.trial(root, placing)
         gain = sum(inner(images[term] - image.full[term], self.placement.rest(model, term)) for term in terms)
         if gain <= self._least:
@@ -93,12 +92,12 @@ class Ascent:
             self._seen[model, root] = [self._moves[term] for term in terms]
         return gain
 
-    def set(self, model: int, root: str, solution: Solution) -> None:
+    def set(self, model: int, root: str, solution: Permutations) -> None:
         """Put one tree of one model where it is told, whatever that does to f."""
-        placing = self.placement.layout.indices(root, solution)
+        placing = self.placement.layout.gathers(root, solution)
         self._take(model, solution, placing, self._image(model).trial(root, placing))
 
-    def _take(self, model: int, solution: Solution, placing: Placing, images: Mapping[int, Tensor]) -> None:
+    def _take(self, model: int, solution: Permutations, placing: Placing, images: Mapping[int, Tensor]) -> None:
         for term, image in images.items():
             self.placement.total[term] = self.placement.rest(model, term).add_(image)
             self._moves[term] += 1

@@ -11,8 +11,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 from merganser.align.buffers import moving_buffers as find_moving_buffers
-from merganser.align.copies import plain_kernels, private_copy, use_experts
-from merganser.align.examples import example_arguments
+from merganser.align.execution import example_arguments, plain_kernels, private_copy, use_experts
 from merganser.align.outputs import Outputs
 from merganser.align.selftest import prove
 from merganser.align.symmetries import Symmetry
@@ -23,7 +22,7 @@ from merganser.align.tracing.emission import emit
 from merganser.align.tracing.exporting import export
 from merganser.align.tracing.graph import Trace, tensors
 from merganser.align.tracing.liveness import eliminate_dead, keep_outputs
-from merganser.align.tracing.picking import pin_targets
+from merganser.align.tracing.routers import pin_targets
 from merganser.align.tracing.storage import identity, overlapping
 from merganser.errors import InputError
 from merganser.modules.batches import Inputs

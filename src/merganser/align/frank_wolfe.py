@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from merganser.align.ascent import Step
-from merganser.align.images import Placing, SoftImage
-from merganser.align.objective import Placement, best_step
+from merganser.align.objective import best_step
+from merganser.align.placements import Placement, Placing, SoftImage
 from merganser.kernels.assignment import assign_all
 
 
@@ -63,5 +63,5 @@ def linear_maximum(placement: Placement, workers: int | None = None) -> list[Pla
             owners.append((model, root))
     vertices: list[Placing | None] = [None] * len(placement.images)
     for (model, root), (solution, _) in zip(owners, assign_all(problems, workers), strict=True):
-        vertices[model] = {**(vertices[model] or {}), **layout.indices(root, solution)}
+        vertices[model] = {**(vertices[model] or {}), **layout.gathers(root, solution)}
     return vertices

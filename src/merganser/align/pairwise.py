@@ -10,15 +10,15 @@ from torch import Tensor
 
 from merganser.align.ascent import Ascent, Step
 from merganser.align.frank_wolfe import FrankWolfe
-from merganser.align.layout import TermLayout
+from merganser.align.initialisation import Start
 from merganser.align.matches import Match, Try, reaches
 from merganser.align.objective import inner
 from merganser.align.permutations import Permutations, identity
 from merganser.align.propagation import propagate
 from merganser.align.solver import hard_placement, layout_and_weights, solve
-from merganser.align.starts import Start
 from merganser.align.state import Model, states_of
 from merganser.align.symmetries import Symmetry
+from merganser.align.terms import TermLayout
 from merganser.errors import InputError, one_of
 
 STARTS = ("propagate", "identity")

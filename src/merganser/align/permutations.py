@@ -7,20 +7,20 @@ the **new** positions of its ancestors. Only gathers happen, so every map has an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from itertools import accumulate
-from itertools import product as cartesian
 from typing import TypeVar, overload
 
 import numpy as np
 import torch
 
+from merganser.align.blocks import blocks, gather, move
 from merganser.align.state import Model, State, Weights, check_symmetry, state_of
-from merganser.align.symmetries import Axis, AxisSegment, Indices, Symmetry
+from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError, did_you_mean
+from merganser.kernels.assignment import Index, Path
+from merganser.kernels.assignment import Permutations as Permutations
 
-Permutations = dict[str, Indices]
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 
@@ -62,56 +62,11 @@ def compose(symmetry: Symmetry, first: Permutations, then: Permutations) -> Perm
     }
 
 
-def _old_rows(symmetry: Symmetry, name: str, permutations: Permutations) -> tuple[Indices, ...]:
+def _old_rows(symmetry: Symmetry, name: str, permutations: Permutations) -> tuple[Index, ...]:
     """For every new position of the ancestors of an atom, their old positions (an index of its array's rows)."""
     ancestors = symmetry.ancestors(name)
     new = np.indices([symmetry.atoms[a].size for a in ancestors], dtype=np.int64)
     return tuple(permutations[a][tuple(new[: depth + 1])] for depth, a in enumerate(ancestors))
-
-
-def axis_index(symmetry: Symmetry, axis: Axis, permutations: Permutations) -> Indices:
-    """The gather of a whole axis: new position i takes old position `axis_index(...)[i]`."""
-    [index] = joint_index(symmetry, [axis], permutations)
-    return index
-
-
-def joint_index(symmetry: Symmetry, axes: Sequence[Axis], permutations: Permutations) -> list[Indices]:
-    """The gather of axes that move together: for every new position (i, j, …) the old position on each axis."""
-    sizes = [sum(segment.length for segment in axis) for axis in axes]
-    index = [np.empty(sizes, dtype=np.int64) for _ in axes]
-    for segments in cartesian(*axes):
-        new, old = _block_positions(symmetry, segments, permutations)
-        for own, positions in zip(index, old, strict=True):
-            own[new] = positions
-    return index
-
-
-def _block_positions(
-    symmetry: Symmetry, segments: Sequence[AxisSegment], permutations: Permutations
-) -> tuple[tuple[Indices, ...], list[Indices]]:
-    """For all factors of some segments together, the new and the old positions on the axis of each segment."""
-    sizes = [size for segment in segments for size in segment.sizes]
-    grid = list(np.indices(sizes, dtype=np.int64))
-    starts = list(accumulate((len(segment.factors) for segment in segments), initial=0))
-    places = [
-        {factor.atom: grid[start + i] for i, factor in enumerate(segment.factors)}
-        for start, segment in zip(starts, segments, strict=False)
-    ]
-    anywhere = {atom: place for own in places for atom, place in own.items()}
-    new, old = [], []
-    for own, start, segment in zip(places, starts, segments, strict=False):
-        beside = {**anywhere, **own}
-        before = after = np.full(sizes, segment.offset, dtype=np.int64)
-        for factor, position, stride in zip(segment.factors, grid[start:], segment.strides, strict=False):
-            moved = position
-            if factor.atom is not None:
-                entry = (*(beside[a] for a in symmetry.ancestors(factor.atom)), position)
-                moved = permutations[factor.atom][entry]
-            after = after + position * stride
-            before = before + moved * stride
-        new.append(after)
-        old.append(before)
-    return tuple(new), old
 
 
 def apply(symmetry: Symmetry, permutations: Permutations, state: Mapping[str, torch.Tensor]) -> State:
@@ -135,7 +90,7 @@ def _gathered(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor with its axes gathered; one that does not move comes as it is."""
     check(symmetry, permutations)
-    cache: dict[tuple[Axis, ...], list[torch.Tensor]] = {}
+    gathers: dict[Path, torch.Tensor] = {}
     for name, tensor in state.items():
         if name not in symmetry.axes:
             raise InputError(f"tensor {name!r} is not part of the symmetry{did_you_mean(name, symmetry.axes)}")
@@ -146,21 +101,16 @@ def _gathered(
                 f"tensor {name!r} has shape {tuple(tensor.shape)}, the symmetry was derived for {expected}"
             )
         moved = tensor.detach()
-        for dims in symmetry.linked(name):
-            axes = tuple(symmetry.axes[name][dim] for dim in dims)
-            if any(f.atom is not None for axis in axes for s in axis for f in s.factors):
-                if axes not in cache:
-                    cache[axes] = [torch.from_numpy(index) for index in joint_index(symmetry, axes, permutations)]
-                moved = _take(moved, dims, [index.to(tensor.device) for index in cache[axes]])
+        if symmetry.free(name):
+            moved = torch.empty_like(moved, memory_format=torch.contiguous_format)
+            for block in blocks(symmetry, name):
+                array = block.fold(tensor.detach())
+                for axis, path in enumerate(block.paths):
+                    if path not in gathers:
+                        gathers[path] = torch.from_numpy(gather(symmetry, path, permutations))
+                    array = move(array, axis, gathers[path].to(array.device))
+                block.unfold(array, moved)
         yield name, moved
-
-
-def _take(tensor: torch.Tensor, dims: Sequence[int], index: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Gather some axes of a tensor together."""
-    if len(dims) == 1:
-        return tensor.index_select(dims[0], index[0])
-    front = range(len(dims))
-    return tensor.movedim(tuple(dims), tuple(front))[tuple(index)].movedim(tuple(front), tuple(dims)).contiguous()
 
 
 def check(symmetry: Symmetry, permutations: Permutations) -> None:

@@ -17,8 +17,9 @@ from math import prod
 import numpy as np
 
 from merganser.align.ascent import Ascent
-from merganser.align.objective import Placement, inner
-from merganser.kernels.assignment import Solution, assign_all
+from merganser.align.objective import inner
+from merganser.align.placements import Placement
+from merganser.kernels.assignment import Permutations, assign_all
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class _Candidate:
     """The best permutation of a tree by the terms known so far, and how much it is worth."""
 
     terms: frozenset[int]
-    solution: Solution
+    solution: Permutations
     score: float
 
 

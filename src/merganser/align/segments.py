@@ -1,4 +1,4 @@
-"""The parts of an axis: factors, segments of factors, and the blocks they cut a tensor into."""
+"""Axes as segments, and segments as products of factors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from math import prod
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-Indices = NDArray[np.int64]
+from merganser.kernels.assignment import Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,15 @@ class AxisSegment:
         return prod(self.sizes)
 
     @property
+    def atoms(self) -> tuple[str, ...]:
+        return tuple(factor.atom for factor in self.factors if factor.atom is not None)
+
+    @property
     def contiguous(self) -> bool:
         return self.strides == contiguous_strides(self.sizes)
 
     @property
-    def positions(self) -> Indices:
+    def positions(self) -> Index:
         """Positions on the axis, in the shape of the factors."""
         grid = np.full(self.sizes, self.offset, dtype=np.int64)
         for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
@@ -54,34 +57,13 @@ class AxisSegment:
             grid += steps.reshape((size,) + (1,) * (len(self.sizes) - axis - 1))
         return grid
 
+    @property
+    def index(self) -> torch.Tensor:
+        """Positions on the axis, in the order of the factors."""
+        return torch.from_numpy(self.positions.reshape(-1))
+
 
 Axis = tuple[AxisSegment, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The part of tensor `name` at one segment of each axis: a tensor whose axes are plain products."""
-
-    name: str
-    segments: tuple[AxisSegment, ...]
-
-    @property
-    def axes(self) -> tuple[tuple[Factor, ...], ...]:
-        return tuple(segment.factors for segment in self.segments)
-
-    @property
-    def atoms(self) -> frozenset[str]:
-        return frozenset(f.atom for factors in self.axes for f in factors if f.atom is not None)
-
-    def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The block, each axis in the order of its factors (a view where the segments are contiguous)."""
-        for dim, segment in enumerate(self.segments):
-            if segment.contiguous:
-                tensor = tensor.narrow(dim, segment.offset, segment.length)
-            else:
-                index = torch.from_numpy(segment.positions.reshape(-1)).to(tensor.device)
-                tensor = tensor.index_select(dim, index)
-        return tensor
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from merganser.align.copies import plain_kernels
-from merganser.align.double import call_in_double, random_weights
-from merganser.align.effects import ignores_inputs, relative_difference, untested_atoms
-from merganser.align.examples import example_arguments
+from merganser.align.double_precision import call_in_double, random_weights
+from merganser.align.execution import example_arguments, plain_kernels
 from merganser.align.outputs import Outputs, choose
 from merganser.align.permutations import Permutations, identity, inverse, permute_, random
+from merganser.align.sensitivity import ignores_inputs, relative_difference, untested_atoms
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError, MerganserError
 from merganser.modules.batches import Arguments, Inputs

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from merganser.align.ascent import Ascent, Step, polish, round_images
 from merganser.align.frank_wolfe import FrankWolfe
-from merganser.align.images import HardImage, Placing, SoftImage
-from merganser.align.layout import TermLayout
+from merganser.align.initialisation import Start, hard_placing, soften, start_placings
 from merganser.align.matches import Try
-from merganser.align.objective import Placement
 from merganser.align.permutations import Permutations, identity
-from merganser.align.starts import Start, hard_placing, soften, start_placings
+from merganser.align.placements import HardImage, Placement, Placing, SoftImage
 from merganser.align.state import State
 from merganser.align.symmetries import Symmetry
+from merganser.align.terms import TermLayout
 from merganser.errors import InputError
 
 

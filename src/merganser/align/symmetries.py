@@ -24,13 +24,12 @@ import numpy as np
 
 from merganser.align.segments import Axis as Axis
 from merganser.align.segments import AxisSegment as AxisSegment
-from merganser.align.segments import Block as Block
 from merganser.align.segments import Factor as Factor
-from merganser.align.segments import Indices as Indices
 from merganser.align.segments import concatenation as concatenation
 from merganser.align.segments import product as product
 from merganser.align.segments import segment_from_json
 from merganser.errors import InputError, did_you_mean
+from merganser.kernels.assignment import Node
 from merganser.strict_json import parse_json
 
 _BY_HAND = "a call of pin"
@@ -92,9 +91,9 @@ class Symmetry:
 
     def _check_nesting(self, name: str) -> None:
         """An atom has its ancestors beside it, or each of them exactly once on all axes together."""
-        for block in self.blocks(name):
-            everywhere = Counter(f.atom for factors in block.axes for f in factors)
-            for dim, segment in enumerate(block.segments):
+        for segments in cartesian(*self.axes[name]):
+            everywhere = Counter(atom for segment in segments for atom in segment.atoms)
+            for dim, segment in enumerate(segments):
                 for atom in self.absent(segment):
                     for ancestor in self.ancestors(atom):
                         if everywhere[ancestor] != 1:
@@ -105,20 +104,9 @@ class Symmetry:
 
     def absent(self, segment: AxisSegment) -> dict[str, frozenset[str]]:
         """The nested atoms of a segment that do not have all ancestors in it, and the ancestors that they lack."""
-        here = {f.atom for f in segment.factors if f.atom is not None}
+        here = set(segment.atoms)
         lacking = {atom: frozenset(self.ancestors(atom)) - here for atom in sorted(here)}
         return {atom: ancestors for atom, ancestors in lacking.items() if ancestors}
-
-    def linked(self, name: str) -> list[list[int]]:
-        """The axes of tensor `name` in groups that are permuted together: units nested across axes link those."""
-        groups = [{dim} for dim in range(len(self.axes[name]))]
-        for dim, axis in enumerate(self.axes[name]):
-            wanted = {a for segment in axis for lacking in self.absent(segment).values() for a in lacking}
-            others = {place for a in wanted for tensor, place in self.occurrences[a] if tensor == name}
-            if others:
-                joined = {dim, *others}.union(*(group for group in groups if group & {dim, *others}))
-                groups = [group for group in groups if not group & joined] + [joined]
-        return [sorted(group) for group in sorted(groups, key=min)]
 
     def ancestors(self, name: str) -> tuple[str, ...]:
         """The chain of parents of an atom, outermost first."""
@@ -138,10 +126,6 @@ class Symmetry:
     def tensor_shape(self, name: str) -> tuple[int, ...]:
         return tuple(sum(segment.length for segment in axis) for axis in self.axes[name])
 
-    def blocks(self, name: str) -> list[Block]:
-        """Tensor `name` cut at its segments: an objective is a sum over blocks, each with plain product axes."""
-        return [Block(name, segments) for segments in cartesian(*self.axes[name])]
-
     @cached_property
     def objective(self) -> tuple[str, ...]:
         """Names that count in a matching objective: no buffers, tied tensors once, something free."""
@@ -151,7 +135,23 @@ class Symmetry:
 
     def free(self, name: str) -> frozenset[str]:
         """Atoms that act on tensor `name`."""
-        return frozenset(f.atom for axis in self.axes[name] for s in axis for f in s.factors if f.atom is not None)
+        return frozenset(atom for axis in self.axes[name] for segment in axis for atom in segment.atoms)
+
+    @cached_property
+    def trees(self) -> dict[str, Node]:
+        """The free permutations as trees, by the name of their root: what is nested stands below its parent."""
+
+        def tree(atom: Atom) -> Node:
+            inside = tuple(tree(child) for child in self.atoms.values() if child.parent == atom.name)
+            return Node(atom.name, atom.size, inside)
+
+        return {name: tree(atom) for name, atom in self.atoms.items() if atom.parent is None}
+
+    @cached_property
+    def rank(self) -> dict[str, int]:
+        """The order of atoms along a path: tree by tree, parents first."""
+        names = (node.name for tree in self.trees.values() for node in tree.walk())
+        return {name: place for place, name in enumerate(names)}
 
     @cached_property
     def occurrences(self) -> dict[str, tuple[tuple[str, int], ...]]:
@@ -159,7 +159,7 @@ class Symmetry:
         found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.atoms}
         for name, axes in self.axes.items():
             for dim, axis in enumerate(axes):
-                for atom in {f.atom for s in axis for f in s.factors if f.atom is not None}:
+                for atom in {atom for segment in axis for atom in segment.atoms}:
                     found[atom].append((name, dim))
         return {atom: tuple(pairs) for atom, pairs in found.items()}
 
@@ -266,7 +266,7 @@ class Symmetry:
 
 def _explanation(axis: Axis, causes: Sequence[str]) -> str:
     """What an axis moves with, and what pins the rest of it."""
-    atoms = dict.fromkeys(f.atom for s in axis for f in s.factors if f.atom is not None)
+    atoms = dict.fromkeys(atom for segment in axis for atom in segment.atoms)
     pinned = any(f.atom is None and f.size > 1 for s in axis for f in s.factors)
     if not atoms and not pinned:
         return "has nothing to permute"

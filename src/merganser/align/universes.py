@@ -13,10 +13,10 @@ from os import PathLike
 
 from merganser.align.ascent import Step
 from merganser.align.frank_wolfe import FrankWolfe
+from merganser.align.initialisation import Start
 from merganser.align.permutations import Permutations, apply, compose, identity, inverse
 from merganser.align.records import Record
 from merganser.align.solver import layout_and_weights, objective_of, solve
-from merganser.align.starts import Start
 from merganser.align.state import Model, State, average, fingerprint, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError

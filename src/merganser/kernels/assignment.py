@@ -29,7 +29,7 @@ Profit = NDArray[np.floating[Any]]
 Path = tuple[str, ...]
 Profits = Mapping[Path, Profit]
 #: Node name -> permutation; below the root, one for every *new* place of the parent: (parent.size, size).
-Solution = dict[str, Index]
+Permutations = dict[str, Index]
 Mapper = Callable[..., Iterable[Any]]
 
 
@@ -47,9 +47,9 @@ class Node:
         for child in self.children:
             yield from child.walk()
 
-    def identity(self) -> Solution:
+    def identity(self) -> Permutations:
         """Every unit in its place."""
-        solution: Solution = {self.name: np.arange(self.size, dtype=np.int64)}
+        solution: Permutations = {self.name: np.arange(self.size, dtype=np.int64)}
         for child in self.children:
             for name, index in child.identity().items():
                 solution[name] = np.broadcast_to(index, (self.size, *index.shape)).copy()
@@ -62,7 +62,7 @@ def assign(profit: Profit) -> Index:
     return order.astype(np.int64)
 
 
-def assign_tree(node: Node, profits: Profits, mapper: Mapper = map) -> tuple[Solution, float]:
+def assign_tree(node: Node, profits: Profits, mapper: Mapper = map) -> tuple[Permutations, float]:
     """The permutations of a tree that maximise the summed profits of its paths, and their value.
 
     `profits[path]` has the sizes of the path's nodes twice: as new places, then as old units. Exact, unless two
@@ -86,7 +86,9 @@ def assign_tree(node: Node, profits: Profits, mapper: Mapper = map) -> tuple[Sol
     return {node.name: order} | inner, _value(total, order)
 
 
-def assign_all(problems: Sequence[tuple[Node, Profits]], workers: int | None = None) -> list[tuple[Solution, float]]:
+def assign_all(
+    problems: Sequence[tuple[Node, Profits]], workers: int | None = None
+) -> list[tuple[Permutations, float]]:
     """Independent problems in threads: the solver releases the interpreter lock, the result does not depend on them."""
     if workers is not None and workers < 1:
         raise InputError(f"workers must be at least 1, or None for one for each processor, got {workers}")
@@ -99,7 +101,7 @@ def assign_all(problems: Sequence[tuple[Node, Profits]], workers: int | None = N
         return list(pool.map(lambda problem: assign_tree(*problem), problems))
 
 
-def _inner_problems(node: Node, below: Profits, new: int) -> list[tuple[Solution, float]]:
+def _inner_problems(node: Node, below: Profits, new: int) -> list[tuple[Permutations, float]]:
     """What lies below one new place of `node`, solved against every old unit."""
     return [
         _forest(node.children, {path: profit[new].take(old, axis=len(path)) for path, profit in below.items()})
@@ -107,9 +109,9 @@ def _inner_problems(node: Node, below: Profits, new: int) -> list[tuple[Solution
     ]
 
 
-def _forest(nodes: Sequence[Node], profits: Profits) -> tuple[Solution, float]:
+def _forest(nodes: Sequence[Node], profits: Profits) -> tuple[Permutations, float]:
     """Siblings below one pair of outer indices: independent, unless a path runs through two of them."""
-    solution: Solution = {}
+    solution: Permutations = {}
     value, alone = 0.0, 0
     for node in nodes:
         names = {below.name for below in node.walk()}
@@ -121,7 +123,7 @@ def _forest(nodes: Sequence[Node], profits: Profits) -> tuple[Solution, float]:
     return (solution, value) if alone == len(profits) else _alternate(nodes, profits, solution)
 
 
-def _alternate(nodes: Sequence[Node], profits: Profits, solution: Solution) -> tuple[Solution, float]:
+def _alternate(nodes: Sequence[Node], profits: Profits, solution: Permutations) -> tuple[Permutations, float]:
     """Leaves on common paths, one at a time with the others held, from the best each finds alone."""
     if any(node.children for node in nodes):
         names = ", ".join(node.name for node in nodes)
@@ -139,7 +141,7 @@ def _alternate(nodes: Sequence[Node], profits: Profits, solution: Solution) -> t
         solution, best = trial, value
 
 
-def _contract(path: Path, profit: Profit, keep: str, solution: Solution) -> Profit:
+def _contract(path: Path, profit: Profit, keep: str, solution: Permutations) -> Profit:
     """A path's profit summed over the present assignment of every node but `keep`."""
     for position in reversed(range(len(path))):
         if path[position] != keep:
@@ -149,7 +151,7 @@ def _contract(path: Path, profit: Profit, keep: str, solution: Solution) -> Prof
     return profit
 
 
-def _joint_value(profits: Profits, solution: Solution) -> float:
+def _joint_value(profits: Profits, solution: Permutations) -> float:
     return sum(_value(_contract(path, p, path[0], solution), solution[path[0]]) for path, p in profits.items())
 
 

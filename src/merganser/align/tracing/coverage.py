@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from merganser.align.tracing.dims import Dim, because, leaves, pin
 from merganser.align.tracing.graph import Trace
 from merganser.align.tracing.nesting import families
-from merganser.align.tracing.refinement import collapse
+from merganser.align.tracing.unification import collapse
 
 
 def pin_unreached(state: Iterable[Sequence[Dim]], trace: Trace) -> None:

@@ -8,7 +8,7 @@ A `Dim` is what is known of an axis: at first a bare set of `size` interchangeab
 - one with other units at every index of a third axis (`Family`: q, k and v stacked along an axis of three);
 - pinned: its units cannot move.
 
-Here are the nodes and how to read them; `refinement` is how operations teach them more.
+Here are the nodes and how to read them; `unification` is how operations teach them more.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from merganser.align.tracing import rules as _rules  # noqa: F401  (fills the re
 from merganser.align.tracing.calls import RULES, Call, Result, Unsupported
 from merganser.align.tracing.dims import Axes, Dim, because, fresh, is_pinned, pin
 from merganser.align.tracing.nesting import Forbidden
-from merganser.align.tracing.picking import at_hand, follow, pin_targets
+from merganser.align.tracing.routers import at_hand, follow, pin_targets
 from merganser.align.tracing.rules.pointwise import pointwise
 
 logger = logging.getLogger(__name__)

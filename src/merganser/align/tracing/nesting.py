@@ -16,7 +16,7 @@ from itertools import product as cartesian
 from math import prod
 
 from merganser.align.tracing.dims import ENUMERABLE, Dim, Family, Product, Sum, factors, find, leaves, parts, select
-from merganser.align.tracing.refinement import collapse
+from merganser.align.tracing.unification import collapse
 
 
 @dataclass(frozen=True, slots=True)

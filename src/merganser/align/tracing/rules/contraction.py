@@ -7,8 +7,8 @@ from string import ascii_letters
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, rule
 from merganser.align.tracing.dims import ONE, Axes, Dim, factors, merge, pin
-from merganser.align.tracing.refinement import split, unify
 from merganser.align.tracing.rules.pointwise import broadcast
+from merganser.align.tracing.unification import split, unify
 
 
 def einsum(call: Call, operands: Sequence[Sequence[Dim]], subscripts: Sequence[str], output: str) -> Axes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from merganser.align.tracing.calls import Call, Result, rule
 from merganser.align.tracing.dims import Axes, Dim, fresh, merge, pin
-from merganser.align.tracing.refinement import split, unify
 from merganser.align.tracing.rules.contraction import einsum
+from merganser.align.tracing.unification import split, unify
 
 
 @rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")

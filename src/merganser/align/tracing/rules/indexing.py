@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, replaced, rule, without
 from merganser.align.tracing.dims import ONE, Axes, Dim, Positions, fresh, is_pinned, pin
-from merganser.align.tracing.picking import Picked, Pointers, pin_targets
-from merganser.align.tracing.refinement import unify
+from merganser.align.tracing.routers import Picked, Pointers, pin_targets
 from merganser.align.tracing.rules.joining import part
+from merganser.align.tracing.unification import unify
 
 
 @rule("embedding")

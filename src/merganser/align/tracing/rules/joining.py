@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, replaced, rule, without
 from merganser.align.tracing.dims import ENUMERABLE, ONE, Axes, Dim, Sum, concat, family, find, pin, select
-from merganser.align.tracing.refinement import enumerate_index, narrow, split, unify
 from merganser.align.tracing.rules.pointwise import broadcast
+from merganser.align.tracing.unification import enumerate_index, narrow, split, unify
 
 
 @rule("cat", "concat", "concatenate")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from merganser.align.tracing.calls import Call, Result, rule, without
 from merganser.align.tracing.dims import Axes, Dim, pin
-from merganser.align.tracing.refinement import split, unify
+from merganser.align.tracing.unification import split, unify
 
 
 def _affine(axes: Sequence[Dim], call: Call, *names: str) -> None:

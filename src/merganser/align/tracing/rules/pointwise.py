@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from merganser.align.tracing.calls import Call, Result, rule
 from merganser.align.tracing.dims import ONE, Axes, Dim, fresh
-from merganser.align.tracing.refinement import unify
+from merganser.align.tracing.unification import unify
 
 
 def broadcast(tensors: Sequence[Sequence[Dim]]) -> Axes:

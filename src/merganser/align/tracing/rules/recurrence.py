@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, rule
 from merganser.align.tracing.dims import ONE, Axes, Dim, concat, family, pin
-from merganser.align.tracing.refinement import split
 from merganser.align.tracing.rules.contraction import einsum
 from merganser.align.tracing.rules.convolution import unify_sized
 from merganser.align.tracing.rules.joining import at_index
+from merganser.align.tracing.unification import split
 
 GATES = {"gru": 3, "lstm": 4, "rnn_tanh": 1, "rnn_relu": 1}
 

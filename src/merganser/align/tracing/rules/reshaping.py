@@ -7,7 +7,7 @@ from math import prod
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, rule
 from merganser.align.tracing.dims import ONE, Axes, Dim, merge
-from merganser.align.tracing.refinement import split
+from merganser.align.tracing.unification import split
 
 
 def regroup(axes: Sequence[Dim], shape: Sequence[int]) -> Axes:

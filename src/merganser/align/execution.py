@@ -1,16 +1,18 @@
-"""Private copies of a module that share its weights: what a forward pass leaves behind, it leaves in the copy."""
+"""How a derivation and its self-test run a module: on private copies that share its weights, with example arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 
 from merganser.errors import InputError
+from merganser.modules.batches import Arguments, Inputs, arguments
 
 
 def private_copy(module: nn.Module) -> nn.Module:
@@ -87,3 +89,12 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _tensors(inner)
+
+
+def example_arguments(module: nn.Module, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Arguments:
+    """Return positional and keyword arguments; models of transformers run without their cache unless told to."""
+    args, own = arguments(inputs)
+    named = {**own, **(kwargs or {})}
+    if "use_cache" in signature(module.forward).parameters:
+        named.setdefault("use_cache", False)
+    return args, named

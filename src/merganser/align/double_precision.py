@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from merganser.align.buffers import moving_buffers
-from merganser.align.copies import private_copy, use_experts
+from merganser.align.execution import private_copy, use_experts
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError
 from merganser.modules.batches import Arguments

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from merganser.align.images import Placing
-from merganser.align.layout import TermLayout
 from merganser.align.permutations import Permutations, check, identity
+from merganser.align.placements import Placing
+from merganser.align.terms import TermLayout
 from merganser.errors import InputError, one_of
 from merganser.kernels.assignment import Path
 
@@ -47,7 +47,7 @@ def start_placings(layout: TermLayout, count: int, start: Start, seed: int, held
 def hard_placing(layout: TermLayout, permutations: Permutations) -> dict[Path, Tensor]:
     """Permutations as gathers of every path."""
     check(layout.symmetry, permutations)
-    return {path: index for root in layout.trees for path, index in layout.indices(root, permutations).items()}
+    return {path: index for root in layout.trees for path, index in layout.gathers(root, permutations).items()}
 
 
 def soften(placing: Placing, share: float) -> dict[Path, Tensor]:

@@ -1,0 +1,130 @@
+"""From the axes of a symmetry to arrays: the one place where segments and factors become what is permuted.
+
+A tensor is cut at its segments into blocks, each an array (m₁, …, m_k, rest) whose first k axes are moved along a path
+of atoms each. Permuting a model and every solver work on such arrays, and never see a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product as cartesian
+from math import prod
+
+import numpy as np
+import torch
+
+from merganser.align.segments import AxisSegment
+from merganser.align.symmetries import Symmetry
+from merganser.kernels.assignment import Index, Path, Permutations
+
+#: Atoms of one tree, parents first, and the factors of a block that they move.
+_Group = list[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The part of tensor `name` at one segment of each axis, as an array (m₁, …, m_k, rest).
+
+    Axis i of the array is moved along `paths[i]`; `rest` is pinned. `order` lists the factors of all segments, the
+    moved ones first, and `shape` is the array's.
+    """
+
+    name: str
+    segments: tuple[AxisSegment, ...]
+    paths: tuple[Path, ...]
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def fold(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the block of a tensor as the array."""
+        for dim, segment in enumerate(self.segments):
+            if segment.contiguous:
+                tensor = tensor.narrow(dim, segment.offset, segment.length)
+            else:
+                tensor = tensor.index_select(dim, segment.index.to(tensor.device))
+        return tensor.reshape(self._sizes).permute(self.order).reshape(self.shape)
+
+    def unfold(self, array: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Write the array to its place in a tensor."""
+        sizes = self._sizes
+        back = sorted(range(len(sizes)), key=self.order.__getitem__)
+        lengths = [segment.length for segment in self.segments]
+        plain = array.reshape([sizes[axis] for axis in self.order]).permute(back).reshape(lengths)
+        if all(segment.contiguous for segment in self.segments):
+            for dim, segment in enumerate(self.segments):
+                tensor = tensor.narrow(dim, segment.offset, segment.length)
+            tensor.copy_(plain)
+        else:
+            places = [segment.index.to(tensor.device) for segment in self.segments]
+            tensor[torch.meshgrid(*places, indexing="ij")] = plain
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [size for segment in self.segments for size in segment.sizes]
+
+
+def blocks(symmetry: Symmetry, name: str) -> Iterator[Block]:
+    """Cut tensor `name` at its segments."""
+    for segments in cartesian(*symmetry.axes[name]):
+        groups: list[_Group] = []
+        start = 0
+        for segment in segments:
+            groups += _grouped(symmetry, segment, start)
+            start += len(segment.factors)
+        if any(symmetry.absent(segment) for segment in segments):
+            groups = _joined(symmetry, groups)
+        for group in groups:
+            group.sort(key=lambda item: symmetry.rank[item[0]])
+        sizes = [size for segment in segments for size in segment.sizes]
+        moved = [axis for group in groups for _, axis in group]
+        rest = [axis for axis in range(len(sizes)) if axis not in moved]
+        shape = (*(prod(sizes[axis] for _, axis in group) for group in groups), prod(sizes[axis] for axis in rest))
+        paths = tuple(tuple(atom for atom, _ in group) for group in groups)
+        yield Block(name, segments, paths, (*moved, *rest), shape)
+
+
+def _grouped(symmetry: Symmetry, segment: AxisSegment, start: int) -> list[_Group]:
+    """The moved factors of a segment, those of one tree together."""
+    groups: dict[str, _Group] = {}
+    for axis, factor in enumerate(segment.factors, start):
+        if factor.atom is not None:
+            groups.setdefault((*symmetry.ancestors(factor.atom), factor.atom)[0], []).append((factor.atom, axis))
+    return list(groups.values())
+
+
+def _joined(symmetry: Symmetry, groups: Sequence[_Group]) -> list[_Group]:
+    """Groups of several axes made one where an atom of one has an ancestor in the other that it lacks."""
+
+    def lacks(group: _Group, other: _Group) -> bool:
+        here, there = {name for name, _ in group}, {name for name, _ in other}
+        return any((set(symmetry.ancestors(name)) - here) & there for name in here)
+
+    joined: list[_Group] = []
+    for group in groups:
+        for other in list(joined):
+            if lacks(group, other) or lacks(other, group):
+                joined.remove(other)
+                group = other + group
+        joined.append(group)
+    return joined
+
+
+def gather(symmetry: Symmetry, path: Path, permutations: Permutations) -> Index:
+    """Permutations along a path as one gather of its composite axis: new[u] = old[gather[u]]."""
+    if len(path) == 1:
+        return permutations[path[0]]
+    sizes = [symmetry.atoms[atom].size for atom in path]
+    new = dict(zip(path, np.indices(sizes, dtype=np.int64), strict=True))
+    lines = {atom: (*symmetry.ancestors(atom), atom) for atom in path}
+    old = [permutations[atom][tuple(new[a] for a in line)] for atom, line in lines.items()]
+    index: Index = np.ravel_multi_index(old, sizes).reshape(-1)
+    return index
+
+
+def move(array: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
+    """One axis of an array moved by a gather (m,) or mixed by a matrix (m, m): rows new, columns old."""
+    if index.dim() == 1:
+        return array.index_select(axis, index)
+    mixed: torch.Tensor = torch.tensordot(array, index.to(array), dims=([axis], [1]))
+    return mixed.movedim(-1, axis).contiguous()
