@@ -22,7 +22,7 @@ def norm(state: dict[str, torch.Tensor]) -> float:
 def test_the_highest_score_is_kept(sign: int) -> None:
     choice = choose_universe(MODELS, KNOWN, lambda state: sign * norm(state), tries=2, seed=4)
     names = [one.name for one in choice.candidates]
-    assert names[:2] == ["C²M³ from identity", "C²M³ from barycentre"]
+    assert names[:2] == ["C²M³ from propagate", "C²M³ from barycentre"]
     assert names[2:] == [f"{kind}, seed {s}" for s in (4, 5) for kind in ("C²M³ from sinkhorn", "MergeMany")]
     best = max(one.score for one in choice.candidates)
     assert sign * norm(choice.universe.merged()) == best

@@ -10,8 +10,9 @@ import torch
 from align_networks import mlp, noisy_copies, resnet, trained_like
 
 from merganser.align.ensembles import ensemble, sample_weights
+from merganser.align.matching import match
 from merganser.align.permutations import apply, inverse
-from merganser.align.subsets import compare_subsets, merging_order, quality_matrix
+from merganser.align.subsets import compare_subsets, merge_in_order, merging_order, quality_matrix
 from merganser.align.transports import transport
 from merganser.align.universes import universe
 from merganser.errors import InputError
@@ -116,3 +117,20 @@ def test_the_ensemble_averages_predictions_of_sampled_merges(family):
         ensemble(module, found, samples=2, prepare=lambda m: None)
     with pytest.raises(InputError, match="samples"):
         sample_weights(3, 0)
+
+
+def test_merging_in_order_matches_each_model_to_the_mean_of_those_before():
+    states, symmetry = [trained_like(mlp(6, 12, 10, 3)[0], seed) for seed in range(4)], mlp(6, 12, 10, 3)[1]
+    order = [2, 0, 3, 1]
+    found = merge_in_order(states, symmetry, order)
+    mean = states[2]
+    for taken, model in enumerate(order[1:], 1):
+        moved = match(mean, states[model], symmetry).apply(states[model])
+        assert all(torch.equal(tensor, found.to_universe(model)[name]) for name, tensor in moved.items())
+        mean = {name: (taken * tensor + moved[name]) / (taken + 1) for name, tensor in mean.items()}
+    for name, tensor in found.merged().items():
+        torch.testing.assert_close(tensor, mean[name])
+    chosen = merge_in_order(states, symmetry)
+    assert chosen.permutations[merging_order(quality_matrix(states, symmetry))[0]]["h1"].tolist() == list(range(12))
+    with pytest.raises(InputError, match="names each of 0 … 3 once"):
+        merge_in_order(states, symmetry, [0, 1, 1, 2])

@@ -22,7 +22,7 @@ __getattr__, __dir__, __all__ = exports(
         "permutations": ("scramble",),
         "renormalisation": ("repair", "reset_batch_norm"),
         "selftest": ("self_test",),
-        "subsets": ("compare_subsets", "merging_order", "quality_matrix"),
+        "subsets": ("compare_subsets", "merge_in_order", "merging_order", "quality_matrix"),
         "symmetries": ("Symmetry",),
         "transports": ("transport",),
         "universes": ("Universe", "universe"),
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from merganser.align.renormalisation import reset_batch_norm as reset_batch_norm
     from merganser.align.selftest import self_test as self_test
     from merganser.align.subsets import compare_subsets as compare_subsets
+    from merganser.align.subsets import merge_in_order as merge_in_order
     from merganser.align.subsets import merging_order as merging_order
     from merganser.align.subsets import quality_matrix as quality_matrix
     from merganser.align.symmetries import Symmetry as Symmetry

@@ -1,42 +1,26 @@
 """Activation matching: units that respond alike over the data belong together.
 
-For every tree the profit Σ_x Z_a(x) Z_b(x)ᵀ is streamed from batches through forward hooks on both models and summed
-over the layers whose output channels the tree orders. It is linear in the permutation:
-one (nested) assignment is exact.
+For two models the profit of a tree is the cross-moment of its units, linear in the permutation, so that one (nested)
+assignment is exact. For n models f = Σ_{p<q} ⟨P_p C_pq, P_q⟩ is maximised as the objective of weights is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from merganser.align.ascent import Ascent, Step
+from merganser.align.cross_moments import cross_moments
 from merganser.align.matches import Match
-from merganser.align.pairwise import FIRST
-from merganser.align.permutations import identity
-from merganser.align.solver import hard_placement, layout_and_weights
-from merganser.align.state import Model, states_of
-from merganser.align.symmetries import Factor, Symmetry, product
-from merganser.align.terms import TermLayout
+from merganser.align.permutations import Permutations, identity
+from merganser.align.solver import Solved, hard_placement, layout_and_weights, solve
+from merganser.align.state import Model, State, states_of
+from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError
-from merganser.kernels.assignment import Path, Profit, assign_all
-from merganser.modules.batches import Inputs, forward, several
-from merganser.modules.moments import (
-    CHANNELS_LAST,
-    CHANNELS_SECOND,
-    Moments,
-    channel_rows,
-    evaluating,
-    hooked,
-)
-
-#: Layer -> its output as (samples and positions, channels).
-Activations = dict[str, Tensor]
+from merganser.kernels.assignment import assign_all
+from merganser.modules.batches import Inputs, reusable
 
 
 def activation_matching(
@@ -57,99 +41,52 @@ def activation_matching(
     """
     if not (isinstance(a, nn.Module) and isinstance(b, nn.Module)):
         raise InputError("activation matching runs both models: give modules, not weights")
-    several(batches, "batches")
-    layout, weights = layout_and_weights(symmetry, states_of([a, b], symmetry))
-    layers = _watched(a, symmetry)
-    with evaluating(a, b), torch.no_grad():
-        moments = _moments(a, b, layers, batches) if standardize else None
-        profits = _profits(a, b, layers, batches, symmetry, moments)
-    seen = sorted({path[0] for path in profits})
-    problems = [(layout.trees[root], {p: v for p, v in profits.items() if p[0] == root}) for root in seen]
+    states = states_of([a, b], symmetry)
+    moments = cross_moments([a, b], symmetry, batches, standardize=standardize)
+    seen = sorted({path[0] for path in moments.grams})
+    sizes = {path: tuple(symmetry.atoms[atom].size for atom in path) for path in moments.grams}
+    profits = {path: moments.pair(path, 0, 1).cpu().numpy().reshape(size * 2) for path, size in sizes.items()}
+    problems = [(symmetry.trees[root], {p: v for p, v in profits.items() if p[0] == root}) for root in seen]
     permutations = identity(symmetry)
     for solution, _ in assign_all(problems, workers):
         permutations |= solution
-    placement = hard_placement(layout, weights, [identity(symmetry), permutations], held=FIRST)
-    ascent = Ascent(placement, [identity(symmetry), permutations], workers)
-    while ascent.sweep((1, root) for root in layout.trees if root not in seen):
-        pass
-    objective = placement.objective()
-    return Match(symmetry, ascent.permutations[1], objective, (Step("activations", objective),))
+    found, objective = _match_unseen(states, symmetry, [identity(symmetry), permutations], seen, workers)
+    return Match(symmetry, found[1], objective, (Step("activations", objective),))
 
 
-def _watched(model: nn.Module, symmetry: Symmetry) -> list[str]:
-    """The layers whose output channels, the rows of their weight, something moves."""
-    layers = []
-    for name, module in model.named_modules():
-        weight = f"{name}.weight" if name else "weight"
-        if isinstance(module, CHANNELS_SECOND + CHANNELS_LAST) and weight in symmetry.axes:
-            factors = [f for segment in symmetry.axes[weight][0] for f in segment.factors]
-            if any(f.atom is not None for f in factors):
-                layers.append(name)
-    return layers
-
-
-def _outputs(model: nn.Module, layers: Iterable[str], batch: Inputs) -> Activations:
-    modules = dict(model.named_modules())
-    found: Activations = {}
-
-    def keep(layer: str, output: Tensor) -> None:
-        rows = channel_rows(modules[layer], output)
-        found[layer] = torch.cat([found[layer], rows]) if layer in found else rows
-
-    with hooked(model, {layer: partial(keep, layer) for layer in layers}):
-        forward(model, batch)
-    return found
-
-
-def _moments(
-    a: nn.Module, b: nn.Module, layers: list[str], batches: Iterable[Inputs]
-) -> tuple[dict[str, Moments], dict[str, Moments]]:
-    both: tuple[dict[str, Moments], dict[str, Moments]] = ({}, {})
-    for batch in batches:
-        for model, moments in zip((a, b), both, strict=True):
-            for layer, rows in _outputs(model, layers, batch).items():
-                moments.setdefault(layer, Moments()).add(rows)
-    return both
-
-
-def _profits(
-    a: nn.Module,
-    b: nn.Module,
-    layers: list[str],
-    batches: Iterable[Inputs],
+def solve_by_activations(
+    models: Sequence[Model],
+    states: Sequence[State],
     symmetry: Symmetry,
-    moments: tuple[dict[str, Moments], dict[str, Moments]] | None,
-) -> dict[Path, Profit]:
-    total: dict[Path, Profit] = {}
-    seen = False
-    for batch in batches:
-        seen = True
-        pair = [_outputs(model, layers, batch) for model in (a, b)]
-        if moments is not None:
-            pair = [_standardized(outputs, own) for outputs, own in zip(pair, moments, strict=True)]
-        for path, profit in _cross_moments(pair[0], pair[1], symmetry).items():
-            total[path] = total.get(path, np.zeros(profit.shape)) + profit
-    if not seen:
-        raise InputError("no batch was seen; an iterator is spent after one pass: give a list or a data loader")
-    return total
+    batches: Iterable[Inputs],
+    *,
+    standardize: bool,
+    workers: int | None,
+    **options: Any,
+) -> Solved:
+    """Permutations of n models that maximise the summed cross-moments of all pairs; the objective is of the weights."""
+    modules = [model for model in models if isinstance(model, nn.Module)]
+    if len(modules) != len(models):
+        raise InputError("a universe by activations runs the models: give modules, not weights")
+    moments = cross_moments(modules, symmetry, reusable(batches, "batches"), standardize=standardize)
+    solved = solve(*moments.factors(), workers=workers, **options)
+    seen = {path[0] for path in moments.grams}
+    permutations, objective = _match_unseen(states, symmetry, solved.permutations, seen, workers)
+    return Solved(permutations, objective, [*solved.trace, Step("weights", objective)])
 
 
-def _standardized(outputs: Activations, moments: Mapping[str, Moments]) -> Activations:
-    scaled = {}
-    for layer, rows in outputs.items():
-        mean, std = moments[layer].values
-        scaled[layer] = (rows - mean) / std.clamp_min(torch.finfo(torch.float32).tiny)
-    return scaled
-
-
-def _cross_moments(a: Activations, b: Activations, symmetry: Symmetry) -> dict[Path, Profit]:
-    """The activations as tensors with one moved axis: the gradient of their objective is the cross-moment."""
-    axes = {}
-    for layer, rows in a.items():
-        channels = symmetry.axes[f"{layer}.weight" if layer else "weight"][0]
-        axes[layer] = (channels, product(Factor(None, len(rows))))
-    layout = TermLayout.of(Symmetry(symmetry.atoms, axes))
-    layout = replace(layout, terms=tuple(term for term in layout.terms if len(term.paths) == 1))
-    weights = [layout.weights({layer: rows.T for layer, rows in outputs.items()}) for outputs in (a, b)]
-    placement = hard_placement(layout, weights, [identity(symmetry)] * 2, held=FIRST)
-    return placement.all_profits(1)
+def _match_unseen(
+    states: Sequence[State],
+    symmetry: Symmetry,
+    permutations: Sequence[Permutations],
+    seen: Iterable[str],
+    workers: int | None,
+) -> tuple[list[Permutations], float]:
+    """Match the trees that no layer shows by weights, with the others and the first model in place."""
+    layout, weights = layout_and_weights(symmetry, states)
+    placement = hard_placement(layout, weights, permutations, held=frozenset({0}))
+    ascent = Ascent(placement, permutations, workers)
+    unseen = [root for root in layout.trees if root not in set(seen)]
+    while ascent.sweep((model, root) for model in placement.free for root in unseen):
+        pass
+    return ascent.permutations, placement.objective()

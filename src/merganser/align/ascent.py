@@ -67,7 +67,9 @@ class Ascent:
         self.workers = workers
         self._moves = [0] * len(placement.layout.terms)
         self._seen: dict[Coordinate, list[int]] = {}
-        self._least = 4 * torch.finfo(placement.total[0].dtype).eps * placement.bound() if placement.total else 0.0
+        smooth = any(atom.group != "permutation" for atom in placement.layout.symmetry.atoms.values())
+        share = 1e-6 if smooth else 4 * torch.finfo(placement.total[0].dtype).eps if placement.total else 0.0
+        self._least = share * placement.bound()
 
     def sweep(self, order: Iterable[Coordinate]) -> float:
         """Try the coordinates in turn; the gain in f."""
@@ -111,11 +113,13 @@ class Ascent:
         return image
 
 
-def polish(ascent: Ascent, max_sweeps: int = 100) -> list[Step]:
-    """Sweeps over all coordinates in their order until one gains nothing."""
-    trace = []
+def polish(ascent: Ascent, tolerance: float = 0.0, max_sweeps: int = 100) -> list[Step]:
+    """Sweep over all coordinates in their order until a sweep gains no more than a share `tolerance` of f."""
+    trace: list[Step] = []
     for _ in range(max_sweeps):
-        if ascent.sweep(coordinates(ascent.placement)) == 0.0:
+        gain = ascent.sweep(coordinates(ascent.placement))
+        if gain > 0.0:
+            trace.append(Step("polish", ascent.placement.objective()))
+        if gain <= tolerance * abs(ascent.placement.objective()):
             break
-        trace.append(Step("polish", ascent.placement.objective()))
     return trace

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product as cartesian
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from merganser.align.segments import AxisSegment
 from merganser.align.symmetries import Symmetry
@@ -110,10 +112,22 @@ def _joined(symmetry: Symmetry, groups: Sequence[_Group]) -> list[_Group]:
     return joined
 
 
-def gather(symmetry: Symmetry, path: Path, permutations: Permutations) -> Index:
-    """Permutations along a path as one gather of its composite axis: new[u] = old[gather[u]]."""
+def composite(symmetry: Symmetry, path: Path, permutations: Permutations) -> NDArray[Any]:
+    """Permutations along a path as one gather of its composite axis, new[u] = old[gather[u]].
+
+    If the innermost units are rotated it is a matrix, new = matrix @ old.
+    """
     if len(path) == 1:
         return permutations[path[0]]
+    *outer, last = path
+    if symmetry.atoms[last].group != "permutation":
+        order = composite(symmetry, tuple(outer), permutations)
+        places = np.unravel_index(np.arange(order.size), [symmetry.atoms[atom].size for atom in outer])
+        rotations = permutations[last][tuple(places[outer.index(a)] for a in symmetry.ancestors(last))]
+        size = symmetry.atoms[last].size
+        matrix = np.zeros((order.size, size, order.size, size))
+        matrix[np.arange(order.size), :, order, :] = rotations
+        return matrix.reshape(order.size * size, -1)
     sizes = [symmetry.atoms[atom].size for atom in path]
     new = dict(zip(path, np.indices(sizes, dtype=np.int64), strict=True))
     lines = {atom: (*symmetry.ancestors(atom), atom) for atom in path}
@@ -126,5 +140,6 @@ def move(array: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
     """One axis of an array moved by a gather (m,) or mixed by a matrix (m, m): rows new, columns old."""
     if index.dim() == 1:
         return array.index_select(axis, index)
-    mixed: torch.Tensor = torch.tensordot(array, index.to(array), dims=([axis], [1]))
+    wide = array.to(torch.promote_types(array.dtype, torch.float32))
+    mixed: torch.Tensor = torch.tensordot(wide, index.to(wide), dims=([axis], [1]))
     return mixed.movedim(-1, axis).contiguous()

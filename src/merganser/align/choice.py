@@ -49,8 +49,8 @@ def choose_universe(
 ) -> UniverseChoice:
     """Match models in several ways and keep the one whose merge scores highest.
 
-    Tried are C²M³ from the identity and from the barycentre, and for each of `tries` seeds C²M³ from a random start and
-    MergeMany in a random order.
+    Tried are C²M³ from the propagated start and from the barycentre, and for each of `tries` seeds C²M³ from a random
+    start and MergeMany in a random order.
 
     Args:
         models: Two or more models of one architecture.
@@ -76,7 +76,7 @@ def choose_universe(
     states = states_of(models, symmetry, least=2)
     c2m3 = partial(universe, states, symmetry, workers=workers)
     ways: dict[str, Callable[[], Universe]] = {
-        f"C²M³ from {start}": partial(c2m3, start=start) for start in ("identity", "barycentre")
+        f"C²M³ from {start}": partial(c2m3, start=start) for start in ("propagate", "barycentre")
     }
     for own in range(seed, seed + tries):
         ways[f"C²M³ from sinkhorn, seed {own}"] = partial(c2m3, start="sinkhorn", seed=own)

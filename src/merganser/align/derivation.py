@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.export import ExportedProgram
@@ -24,9 +24,10 @@ from merganser.align.tracing.graph import Trace, tensors
 from merganser.align.tracing.liveness import eliminate_dead, keep_outputs
 from merganser.align.tracing.routers import pin_targets
 from merganser.align.tracing.storage import identity, overlapping
-from merganser.errors import InputError
+from merganser.errors import InputError, one_of
 from merganser.modules.batches import Inputs
 
+Kind = Literal["permutation", "orthogonal"]
 _GROUPED = "transformers::grouped_mm_fallback"
 """The experts of transformers by default. Without a rule for it, they are traced as batched products."""
 
@@ -35,6 +36,7 @@ def symmetry(
     module: torch.nn.Module,
     example_inputs: Inputs,
     *,
+    kind: Kind = "permutation",
     kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Inputs] = (),
     outputs: Outputs | None = None,
@@ -60,6 +62,9 @@ def symmetry(
     Args:
         module: The network; it is not changed, and runs afterwards as it did before.
         example_inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
+        kind: "permutation", or "orthogonal" for orthogonal maps too, of the units that everything reads linearly: the
+            residual stream of a pre-norm transformer, queries and keys, values and outputs of a head. Models are then
+            brought into a canonical form (`Symmetry.canonical`) first, which computes the same function.
         kwargs: More keyword arguments of the forward pass, for all examples.
         more_examples: Other example inputs.
         outputs: The outputs that must stay as they are, if not all: a name such as "logits", a path into nested
@@ -82,6 +87,7 @@ def symmetry(
     """
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"symmetries are derived from an nn.Module, got {type(module).__name__}")
+    one_of("kind of symmetry", kind, Kind)
     if isinstance(more_examples, torch.Tensor | Mapping):
         raise InputError("more_examples is a sequence of example inputs: write more_examples=[…]")
     moving = find_moving_buffers(module, moving_buffers)
@@ -91,7 +97,7 @@ def symmetry(
             raise InputError(f"an example input is empty, of shape {tuple(tensor.shape)}: nothing flows through it")
     with plain_kernels(), torch.no_grad():
         programs = [_trace(module, args, named) for args, named in examples]
-        found, unused = _derive(module, programs, outputs, moving)
+        found, unused = _derive(module, programs, outputs, moving, rotate=kind == "orthogonal")
         del programs
         if not allow_unused:
             _refuse_unused(found, unused)
@@ -108,7 +114,11 @@ def _trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _derive(
-    module: torch.nn.Module, programs: Sequence[ExportedProgram], outputs: Outputs | None, moving: frozenset[str]
+    module: torch.nn.Module,
+    programs: Sequence[ExportedProgram],
+    outputs: Outputs | None,
+    moving: frozenset[str],
+    rotate: bool,
 ) -> tuple[Symmetry, dict[str, torch.Tensor]]:
     """What the programs have in common, and the tensors that none of them uses."""
     state = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
@@ -134,7 +144,7 @@ def _derive(
         pin(*(dim for own in axes.values() if 0 in own.shape for dim in own))
     first: dict[Hashable, str] = {}
     aliases = {name: first[key] for name, t in state.items() if first.setdefault(key := identity(t), name) != name}
-    found = emit({name: axes[identity(t)] for name, t in state.items()}, trace, buffers, aliases)
+    found = emit({name: axes[identity(t)] for name, t in state.items()}, trace, buffers, aliases, rotate)
     return found, {name: tensor for name, tensor in state.items() if identity(tensor) not in used}
 
 

@@ -24,7 +24,7 @@ class FrankWolfe:
 
     A polished solution is a vertex no single move improves. Mixed with `warmth` of the barycentre it is a soft point
     near a good solution, from which the same iteration usually ends higher: done up to `reheats` times, as long as it
-    helps.
+    helps. All but the last polish end with a sweep that gains no more than a share `roughness` of the objective.
     """
 
     tolerance: float = 1e-3
@@ -32,6 +32,7 @@ class FrankWolfe:
     max_iterations: int = 200
     reheats: int = 2
     warmth: float = 0.5
+    roughness: float = 1e-3
 
     def run(self, placement: Placement, workers: int | None = None) -> list[Step]:
         """Move the soft images of a placement to a stationary point; the trace."""

@@ -17,11 +17,11 @@ from merganser.kernels.assignment import Path
 
 #: A kind of start by name, or the permutations of another solution, one set for each model.
 Start = str | Sequence[Permutations]
-KINDS = ("identity", "barycentre", "sinkhorn")
+KINDS = ("propagate", "identity", "barycentre", "sinkhorn")
 
 
 def start_placings(layout: TermLayout, count: int, start: Start, seed: int, held: frozenset[int]) -> list[Placing]:
-    """The placing of each of `count` models; models that are held stand at the identity.
+    """The placing of each of `count` models; models that are held stand at the identity, as do those to be propagated.
 
     At the barycentre (every entry 1/m) all units look alike, so somebody must stand elsewhere for the gradient to say
     anything: f does not change when all models move together, and the first model is put at the identity.
@@ -34,12 +34,14 @@ def start_placings(layout: TermLayout, count: int, start: Start, seed: int, held
         return [hard_placing(layout, permutations) for permutations in start]
     one_of("start", start, KINDS)
     still = hard_placing(layout, identity(layout.symmetry))
-    if start == "identity":
+    if start in ("identity", "propagate"):
         return [still] * count
     if start == "barycentre":
         held = held or frozenset({0})
         uniform = {path: torch.full((m, m), 1.0 / m) for path, m in _sizes(layout).items()}
         return [still if model in held else uniform for model in range(count)]
+    if any(atom.group != "permutation" for atom in layout.symmetry.atoms.values()):
+        raise InputError("a random start is a mixture of permutations: give another start for orthogonal maps")
     streams = np.random.default_rng(seed).spawn(count)
     return [still if model in held else _random_placing(layout, streams[model]) for model in range(count)]
 
@@ -52,7 +54,8 @@ def hard_placing(layout: TermLayout, permutations: Permutations) -> dict[Path, T
 
 def soften(placing: Placing, share: float) -> dict[Path, Tensor]:
     """Permutations mixed with the barycentre: (1 − share) P + share / m."""
-    return {path: (1.0 - share) * torch.eye(len(p))[p] + share / len(p) for path, p in placing.items()}
+    matrices = {path: torch.eye(len(p))[p] if p.dim() == 1 else p for path, p in placing.items()}
+    return {path: (1.0 - share) * matrix + share / len(matrix) for path, matrix in matrices.items()}
 
 
 def sinkhorn(matrices: NDArray[np.float64], tolerance: float = 1e-9, max_sweeps: int = 1000) -> NDArray[np.float64]:

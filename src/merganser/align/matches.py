@@ -40,7 +40,7 @@ class Match:
 
     def apply(self, model: Model) -> State:
         """The weights of b in the space of a: the same function."""
-        return apply(self.symmetry, self.permutations, state_of(model))
+        return apply(self.symmetry, self.permutations, self.symmetry.canonical.of(state_of(model)))
 
     @property
     def optimal(self) -> bool:

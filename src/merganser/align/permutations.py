@@ -2,23 +2,25 @@
 
 A set of permutations holds an int64 array for each atom, of shape (size,), or (sizes of ancestors…, size) when nested.
 Convention: new position i takes the old unit p[i], `W_new[i] = W[p[i]]`; rows of a nested atom's array are indexed by
-the **new** positions of its ancestors. Only gathers happen, so every map has an exact inverse, bit for bit.
+the **new** positions of its ancestors. Only gathers happen, so every map has an exact inverse, bit for bit. Atoms of
+other groups have orthogonal matrices (…, size, size) instead, `W_new = R @ W`, exact up to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from merganser.align.blocks import blocks, gather, move
+from merganser.align.blocks import blocks, composite, move
 from merganser.align.state import Model, State, Weights, check_symmetry, state_of
-from merganser.align.symmetries import Symmetry
+from merganser.align.symmetries import Atom, Symmetry
 from merganser.errors import InputError, did_you_mean
-from merganser.kernels.assignment import Index, Path
+from merganser.kernels.assignment import Index, Path, rotate
 from merganser.kernels.assignment import Permutations as Permutations
 
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -27,16 +29,24 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 def identity(symmetry: Symmetry) -> Permutations:
     """The permutations that move nothing."""
     check_symmetry(symmetry)
-    return {
-        name: np.ascontiguousarray(np.broadcast_to(np.arange(atom.size, dtype=np.int64), symmetry.shape(name)))
-        for name, atom in symmetry.atoms.items()
-    }
+    found: Permutations = {}
+    for name, atom in symmetry.atoms.items():
+        still = np.arange(atom.size, dtype=np.int64) if atom.group == "permutation" else np.eye(atom.size)
+        found[name] = np.broadcast_to(still, symmetry.shape(name)).copy()
+    return found
 
 
 def random(symmetry: Symmetry, seed: int = 0) -> Permutations:
-    """Uniform permutations, independent for every atom and every index of its ancestors."""
+    """Uniform permutations and rotations, independent for every atom and every index of its ancestors."""
     generator = np.random.default_rng(seed)
-    return {name: generator.permuted(p, axis=-1) for name, p in identity(symmetry).items()}
+    found = identity(symmetry)
+    for name, still in found.items():
+        if (group := symmetry.atoms[name].group) == "permutation":
+            found[name] = generator.permuted(still, axis=-1)
+        else:
+            for index in np.ndindex(still.shape[:-2]):
+                still[index] = rotate(generator.standard_normal(still.shape[-2:]), group)
+    return found
 
 
 def inverse(symmetry: Symmetry, permutations: Permutations) -> Permutations:
@@ -45,7 +55,7 @@ def inverse(symmetry: Symmetry, permutations: Permutations) -> Permutations:
     result: Permutations = {}
     for name, own in permutations.items():
         # The row for old parent position π(h) is the argsort of the row that now sits at h.
-        rows = np.argsort(own, axis=-1)
+        rows = np.argsort(own, axis=-1) if _permutes(symmetry, name) else own.swapaxes(-1, -2)
         undone = np.empty_like(rows)
         undone[_old_rows(symmetry, name, permutations)] = rows
         result[name] = undone
@@ -56,10 +66,15 @@ def compose(symmetry: Symmetry, first: Permutations, then: Permutations) -> Perm
     """One set of permutations equal to applying `first`, and `then` to its result."""
     check(symmetry, first)
     check(symmetry, then)
-    return {
-        name: np.take_along_axis(first[name][_old_rows(symmetry, name, then)], own, axis=-1)
-        for name, own in then.items()
-    }
+    result: Permutations = {}
+    for name, own in then.items():
+        before = first[name][_old_rows(symmetry, name, then)]
+        result[name] = np.take_along_axis(before, own, axis=-1) if _permutes(symmetry, name) else own @ before
+    return result
+
+
+def _permutes(symmetry: Symmetry, name: str) -> bool:
+    return symmetry.atoms[name].group == "permutation"
 
 
 def _old_rows(symmetry: Symmetry, name: str, permutations: Permutations) -> tuple[Index, ...]:
@@ -107,7 +122,7 @@ def _gathered(
                 array = block.fold(tensor.detach())
                 for axis, path in enumerate(block.paths):
                     if path not in gathers:
-                        gathers[path] = torch.from_numpy(gather(symmetry, path, permutations))
+                        gathers[path] = torch.tensor(composite(symmetry, path, permutations))
                     array = move(array, axis, gathers[path].to(array.device))
                 block.unfold(array, moved)
         yield name, moved
@@ -129,8 +144,18 @@ def check(symmetry: Symmetry, permutations: Permutations) -> None:
             raise InputError(f"no permutation for atom {name!r}")
         if (found := np.shape(permutations[name])) != (shape := symmetry.shape(name)):
             raise InputError(f"permutation of {name!r} has shape {found}, expected {shape}")
-        if not np.array_equal(np.sort(permutations[name], axis=-1), np.broadcast_to(np.arange(atom.size), shape)):
+        if not _permutes(symmetry, name):
+            _check_rotation(permutations[name], atom)
+        elif not np.array_equal(np.sort(permutations[name], axis=-1), np.broadcast_to(np.arange(atom.size), shape)):
             raise InputError(f"permutation of {name!r} repeats an index or leaves one out")
+
+
+def _check_rotation(rotation: NDArray[Any], atom: Atom) -> None:
+    error = np.abs(rotation @ rotation.swapaxes(-1, -2) - np.eye(atom.size)).max()
+    if atom.group == "centred":
+        error = max(error, np.abs(rotation.sum(axis=-1) - 1.0).max())
+    if not error <= 1e-6:
+        raise InputError(f"the map of {atom.name!r} is not in its group ({atom.group}): off by {error:.1e}")
 
 
 @overload
@@ -139,7 +164,7 @@ def scramble(model: Module, symmetry: Symmetry, seed: int = 0) -> Module: ...
 def scramble(model: Weights, symmetry: Symmetry, seed: int = 0) -> State: ...
 def scramble(model: Model, symmetry: Symmetry, seed: int = 0) -> torch.nn.Module | State:
     """A random functionally equal copy: a module of a module, else a state dict; the original is untouched."""
-    moved = apply(symmetry, random(symmetry, seed), state_of(model))
+    moved = apply(symmetry, random(symmetry, seed), symmetry.canonical.of(state_of(model)))
     if not isinstance(model, torch.nn.Module):
         return moved
     copy = deepcopy(model)

@@ -100,6 +100,7 @@ def self_test(
             raise InputError("the self-test is inconclusive: the example inputs give no outputs to compare")
         if not all(torch.isfinite(value).all() for value in expected):
             raise InputError("the self-test is inconclusive: the example inputs give outputs that are not finite")
+        state.update(symmetry.canonical.of(state))
         everything = cycles(symmetry, seed)
         worst = difference(everything)
         if not worst <= rtol:
@@ -149,6 +150,7 @@ def cycles(symmetry: Symmetry, seed: int = 0) -> Permutations:
     """A random cycle through all units for every atom: unlike a random permutation, it leaves none in place."""
     result: Permutations = {}
     for name, order in random(symmetry, seed).items():
-        result[name] = np.empty_like(order)
-        np.put_along_axis(result[name], order, np.roll(order, 1, axis=-1), axis=-1)
+        result[name] = order if symmetry.atoms[name].group != "permutation" else np.empty_like(order)
+        if symmetry.atoms[name].group == "permutation":
+            np.put_along_axis(result[name], order, np.roll(order, 1, axis=-1), axis=-1)
     return result

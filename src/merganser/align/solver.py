@@ -15,6 +15,7 @@ from merganser.align.initialisation import Start, hard_placing, soften, start_pl
 from merganser.align.matches import Try
 from merganser.align.permutations import Permutations, identity
 from merganser.align.placements import HardImage, Placement, Placing, SoftImage
+from merganser.align.propagation import propagate
 from merganser.align.state import State
 from merganser.align.symmetries import Symmetry
 from merganser.align.terms import TermLayout
@@ -59,7 +60,7 @@ def solve(
     weights: Sequence[Sequence[Tensor]],
     *,
     held: frozenset[int] = frozenset(),
-    start: Start = "identity",
+    start: Start = "propagate",
     starts: int = 1,
     seed: int = 0,
     solver: FrankWolfe | None = None,
@@ -92,10 +93,14 @@ def _solve_once(
     solver: FrankWolfe,
     workers: int | None,
 ) -> Solved:
-    """A run from the start, then runs from softened solutions for as long as they find better ones."""
+    """Solve from the start, and from solutions made soft again while that finds better ones; polish the best."""
     placings = start_placings(layout, len(weights), start, seed, held)
-    best = _run(layout, weights, held, placings, solver, workers)
-    trace = list(best.trace)
+    if start == "propagate":
+        begun = _propagated(layout, weights, held, workers)
+        best = _polished(layout, weights, held, begun, placings, "propagate", solver.roughness, workers)
+    else:
+        best = _run(layout, weights, held, placings, solver, workers)
+    trace, taken = list(best.trace), 0
     for run in range(1, solver.reheats + 1):
         softened = [
             placing if model in held else soften(hard_placing(layout, permutations), solver.warmth)
@@ -105,11 +110,13 @@ def _solve_once(
         trace += [replace(step, run=run) for step in again.trace]
         if again.objective <= best.objective:
             break
-        best = again
-    permutations = list(best.permutations)
+        best, taken = again, run
+    last = _polished(layout, weights, held, best.permutations, placings, "polish", 0.0, workers)
+    trace += [replace(step, run=taken) for step in last.trace]
+    permutations = list(last.permutations)
     for model in held:
         permutations[model] = identity(layout.symmetry) if isinstance(start, str) else start[model]
-    return Solved(permutations, best.objective, trace)
+    return Solved(permutations, last.objective, trace)
 
 
 def _run(
@@ -120,7 +127,7 @@ def _run(
     solver: FrankWolfe,
     workers: int | None,
 ) -> Solved:
-    """Frank-Wolfe, rounding and polish; the permutations of held models are left empty."""
+    """Frank-Wolfe, rounding and a rough polish; the permutations of held models are left empty."""
     soft = Placement(
         layout,
         [
@@ -132,10 +139,41 @@ def _run(
     trace = solver.run(soft, workers)
     rounded = round_images(soft, workers)
     del soft  # the partial images are most of the memory
-    found = [placings[m] if m in held else hard_placing(layout, p) for m, p in enumerate(rounded)]
+    found = _polished(layout, weights, held, rounded, placings, "rounding", solver.roughness, workers)
+    return replace(found, trace=trace + found.trace)
+
+
+def _propagated(
+    layout: TermLayout, weights: Sequence[Sequence[Tensor]], held: frozenset[int], workers: int | None
+) -> list[Permutations]:
+    """Every free model placed by itself beside one that stays: a held one, or the first."""
+    still = identity(layout.symmetry)
+    beside = min(held, default=0)
+    found = [still] * len(weights)
+    for model in range(len(weights)):
+        if model not in held and model != beside:
+            pair = hard_placement(layout, [weights[beside], weights[model]], [still, still], held=frozenset({0}))
+            ascent = Ascent(pair, [still, still], workers)
+            propagate(ascent, 1)
+            found[model] = ascent.permutations[1]
+    return found
+
+
+def _polished(
+    layout: TermLayout,
+    weights: Sequence[Sequence[Tensor]],
+    held: frozenset[int],
+    permutations: Sequence[Permutations],
+    placings: Sequence[Placing],
+    phase: str,
+    tolerance: float,
+    workers: int | None,
+) -> Solved:
+    """Coordinate ascent from permutations; those of held models are where their placings say."""
+    found = [placings[m] if m in held else hard_placing(layout, p) for m, p in enumerate(permutations)]
     placement = Placement(layout, [HardImage(layout, w, p) for w, p in zip(weights, found, strict=True)], held)
-    trace.append(Step("rounding", placement.objective()))
-    ascent = Ascent(placement, rounded, workers)
-    trace += polish(ascent)
+    trace = [Step(phase, placement.objective())]
+    ascent = Ascent(placement, permutations, workers)
+    trace += polish(ascent, tolerance)
     placement.refresh()
     return Solved(ascent.permutations, placement.objective(), trace)

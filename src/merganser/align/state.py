@@ -83,7 +83,7 @@ def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> li
                 )
             if not torch.isfinite(state[name]).all():
                 raise InputError(f"{name!r} of model {position} has entries that are not finite")
-    return states
+    return [symmetry.canonical.of(state) for state in states]
 
 
 def _copied(model: Model) -> State:

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from merganser.align.matching import match
+from merganser.align.permutations import identity
+from merganser.align.solver import objective_of
 from merganser.align.state import Model, State, average, check_models, check_symmetry, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import Universe, universe
@@ -67,6 +69,40 @@ def merging_order(quality: ArrayLike) -> list[int]:
         rest = [model for model in range(size) if model not in order]
         order.append(max(rest, key=lambda model: float(quality[model, order].mean())))
     return order
+
+
+def merge_in_order(
+    models: Sequence[Model], symmetry: Symmetry, order: Sequence[int] | None = None, **options: Any
+) -> Universe:
+    """Merge one model after another: each is matched to the mean of those before it.
+
+    Args:
+        models: Two or more models of one architecture.
+        symmetry: Their symmetry.
+        order: All models in the order to take them; by default the `merging_order` of their cosines after matching.
+        options: Those of `match` (method "weights" or "frank_wolfe": the mean has weights and no data).
+
+    Returns:
+        The models in the space of the first one taken, in the order they were given; `merged()` is the result.
+
+    Raises:
+        InputError: The order is not one of all the models.
+
+    Example:
+        >>> merge_in_order(networks, symmetry).merged()  # doctest: +SKIP
+    """
+    states = states_of(models, symmetry, least=2)
+    order = list(order) if order is not None else merging_order(quality_matrix(states, symmetry, **options))
+    if sorted(order) != list(range(len(states))):
+        raise InputError(f"an order of {len(states)} models names each of 0 … {len(states) - 1} once, got {order}")
+    permutations = {order[0]: identity(symmetry)}
+    mean = states[order[0]]
+    for taken, model in enumerate(order[1:], 1):
+        found = match(mean, states[model], symmetry, **options)
+        permutations[model] = found.permutations
+        mean = average([mean, found.apply(states[model])], [taken, 1])
+    placed = tuple(permutations[model] for model in range(len(states)))
+    return Universe(symmetry, tuple(states), placed, objective_of(states, placed, symmetry))
 
 
 @dataclass(frozen=True)

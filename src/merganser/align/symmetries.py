@@ -15,13 +15,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product as cartesian
+from typing import get_args
 
 import numpy as np
 
+from merganser.align.canonical_form import CanonicalForm
 from merganser.align.segments import Axis as Axis
 from merganser.align.segments import AxisSegment as AxisSegment
 from merganser.align.segments import Factor as Factor
@@ -29,7 +31,7 @@ from merganser.align.segments import concatenation as concatenation
 from merganser.align.segments import product as product
 from merganser.align.segments import segment_from_json
 from merganser.errors import InputError, did_you_mean
-from merganser.kernels.assignment import Node
+from merganser.kernels.assignment import Group, Node
 from merganser.strict_json import parse_json
 
 _BY_HAND = "a call of pin"
@@ -37,11 +39,12 @@ _BY_HAND = "a call of pin"
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """One free permutation of `size` things; with a `parent`, one for every index of the parent."""
+    """One free permutation of `size` things, or another `group` of maps; with a `parent`, one for every index of it."""
 
     name: str
     size: int
     parent: str | None = None
+    group: Group = "permutation"
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class Symmetry:
 
     `buffers` move with their axes but do not belong to a matching objective (BatchNorm's running statistics);
     `aliases` maps a tied tensor to the first name of the same storage, which alone counts in an objective;
-    `causes` has, for each axis of a tensor, what pins it or parts of it (`why` says it in a sentence).
+    `causes` has, for each axis of a tensor, what pins it or parts of it (`why` says it in a sentence). Models are
+    brought into the `canonical` form before orthogonal maps act on them; without such maps it changes nothing.
     """
 
     atoms: Mapping[str, Atom]
@@ -58,6 +62,7 @@ class Symmetry:
     buffers: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
     causes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict, compare=False)
+    canonical: CanonicalForm = field(default_factory=CanonicalForm)
 
     def __post_init__(self) -> None:
         for name, atom in self.atoms.items():
@@ -65,12 +70,18 @@ class Symmetry:
                 raise InputError(f"atom {atom.name!r} is filed under {name!r}")
             if atom.parent is not None:
                 self._known(atom.parent, f"the parent of atom {name!r}")
+                if self.atoms[atom.parent].group != "permutation":
+                    raise InputError(f"atom {name!r} is nested in {atom.parent!r}, whose units are rotated")
             self.ancestors(name)
         for name, axes in self.axes.items():
             for dim, axis in enumerate(axes):
                 self._check_axis(axis, f"axis {dim} of {name!r}")
             if any(self.absent(segment) for axis in axes for segment in axis):
                 self._check_nesting(name)
+
+        for name, dim in self.canonical.places:
+            if name not in self.axes or not 0 <= dim < len(self.axes[name]):
+                raise InputError(f"the canonical form names axis {dim} of {name!r}, which the symmetry does not have")
 
     def _known(self, atom: str, where: str) -> None:
         if atom not in self.atoms:
@@ -120,8 +131,10 @@ class Symmetry:
         return tuple(reversed(chain))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the permutation array of an atom: sizes of its ancestors, then its own."""
-        return (*(self.atoms[a].size for a in self.ancestors(name)), self.atoms[name].size)
+        """Shape of the permutation array of an atom: sizes of its ancestors, then its own (twice for a matrix)."""
+        atom = self.atoms[name]
+        own = (atom.size,) if atom.group == "permutation" else (atom.size, atom.size)
+        return (*(self.atoms[a].size for a in self.ancestors(name)), *own)
 
     def tensor_shape(self, name: str) -> tuple[int, ...]:
         return tuple(sum(segment.length for segment in axis) for axis in self.axes[name])
@@ -143,7 +156,7 @@ class Symmetry:
 
         def tree(atom: Atom) -> Node:
             inside = tuple(tree(child) for child in self.atoms.values() if child.parent == atom.name)
-            return Node(atom.name, atom.size, inside)
+            return Node(atom.name, atom.size, inside, atom.group)
 
         return {name: tree(atom) for name, atom in self.atoms.items() if atom.parent is None}
 
@@ -229,11 +242,12 @@ class Symmetry:
 
         return json.dumps(
             {
-                "atoms": [[atom.name, atom.size, atom.parent] for atom in self.atoms.values()],
+                "atoms": [[atom.name, atom.size, atom.parent, atom.group] for atom in self.atoms.values()],
                 "axes": {name: [[segment(s) for s in a] for a in axes] for name, axes in self.axes.items()},
                 "buffers": sorted(self.buffers),
                 "aliases": dict(self.aliases),
                 "causes": dict(self.causes),
+                "canonical": asdict(self.canonical),
             }
         )
 
@@ -241,22 +255,26 @@ class Symmetry:
     def from_json(cls, text: str) -> Symmetry:
         try:
             data = parse_json(text)
-            atoms = {name: Atom(name, size, parent) for name, size, parent in data["atoms"]}
+            atoms = {name: Atom(name, *more) for name, *more in data["atoms"]}
+            if odd := {atom.group for atom in atoms.values()}.difference(get_args(Group)):
+                raise ValueError(f"unknown group {min(odd)!r}")
             axes = {
                 name: tuple(tuple(segment_from_json(s) for s in axis) for axis in axes)
                 for name, axes in data["axes"].items()
             }
             buffers, aliases = frozenset(data["buffers"]), dict(data["aliases"])
             causes = {name: tuple(map(tuple, own)) for name, own in data.get("causes", {}).items()}
-        except (KeyError, TypeError, ValueError) as error:
+            canonical = CanonicalForm.from_json(data.get("canonical", {}))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"not the JSON of a symmetry: {error!r}") from error
-        return cls(atoms, axes, buffers, aliases, causes)
+        return cls(atoms, axes, buffers, aliases, causes, canonical)
 
     def __str__(self) -> str:
         """A table: atom, size, and the tensors (with axis) it acts on."""
         rows = [("atom", "size", "acts on")]
         for name, atom in self.atoms.items():
-            size = " × ".join(map(str, self.shape(name))) if atom.parent else str(atom.size)
+            size = " × ".join(str(self.atoms[a].size) for a in (*self.ancestors(name), name))
+            size += "" if atom.group == "permutation" else f" {atom.group}"
             places = [f"{tensor}[{dim}]" for tensor, dim in self.occurrences[name]]
             shown = ", ".join(places[:6]) + (f", … {len(places) - 6} more" if len(places) > 6 else "")
             rows.append(("  " * len(self.ancestors(name)) + name, size, shown))

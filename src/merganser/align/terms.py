@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from merganser.align.blocks import Block, blocks, gather
+from merganser.align.blocks import Block, blocks, composite
 from merganser.align.symmetries import Symmetry
 from merganser.kernels.assignment import Node, Path, Permutations
 
@@ -78,4 +78,4 @@ class TermLayout:
 
     def gathers(self, root: str, permutations: Permutations) -> dict[Path, Tensor]:
         """The gathers of every path of one tree."""
-        return {path: torch.tensor(gather(self.symmetry, path, permutations)) for path in self.paths[root]}
+        return {path: torch.tensor(composite(self.symmetry, path, permutations)) for path in self.paths[root]}

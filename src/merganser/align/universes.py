@@ -6,11 +6,13 @@ cycle comes back exactly. `universe` finds them by Frank-Wolfe on the summed agr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
+from typing import Any
 
+from merganser.align.activations import solve_by_activations
 from merganser.align.ascent import Step
 from merganser.align.frank_wolfe import FrankWolfe
 from merganser.align.initialisation import Start
@@ -20,6 +22,7 @@ from merganser.align.solver import layout_and_weights, objective_of, solve
 from merganser.align.state import Model, State, average, fingerprint, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError
+from merganser.modules.batches import Inputs
 from merganser.notebooks import Shown
 
 
@@ -118,18 +121,49 @@ def universe(
     models: Sequence[Model],
     symmetry: Symmetry,
     *,
-    start: Start = "identity",
+    batches: Iterable[Inputs] | None = None,
+    standardize: bool = True,
+    start: Start = "propagate",
     starts: int = 1,
     seed: int = 0,
     solver: FrankWolfe | None = None,
     workers: int | None = None,
 ) -> Universe:
-    """Match n ≥ 2 models jointly (C²M³).
+    """Match n ≥ 2 models jointly (C²M³), by their weights or, with `batches`, by their activations.
 
-    `start` is "identity", "barycentre", "sinkhorn" (random, by `seed`; the best of `starts` runs is kept) or the
-    permutations of another solution. All but "sinkhorn" are deterministic and ignore the seed. No data is needed.
+    By weights, permutations maximise Σ_{p<q} ⟨π_p(θ_p), π_q(θ_q)⟩. By activations, Σ_{p<q} ⟨P_p C_pq, P_q⟩ with the
+    correlations C_pq of the units of two models over the batches; units that no layer shows are matched by weights. The
+    `objective` of the result is that of the weights in either case.
+
+    Args:
+        models: Models of one architecture; modules, if there are `batches`.
+        symmetry: Their symmetry.
+        batches: Inputs to compare activations on; targets beside them are left out.
+        standardize: Compare activations by their correlations, not by their moments.
+        start: "propagate" (each model placed beside the first, from its inputs and outputs inwards), "identity",
+            "barycentre", "sinkhorn" (random, by `seed`) or the permutations of another solution.
+        starts: Random starts, of which the best is kept.
+        seed: Of the random starts; all others are deterministic.
+        solver: Tolerances of Frank-Wolfe.
+        workers: Threads for the assignments.
+
+    Returns:
+        The models with their permutations to the common space.
+
+    Raises:
+        InputError: The models do not fit the symmetry, or cannot run on the batches.
+
+    Example:
+        >>> mg.align.universe(networks, symmetry).merged()  # doctest: +SKIP
+        >>> mg.align.universe(networks, symmetry, batches=[inputs]).merged()  # doctest: +SKIP
     """
     states = states_of(models, symmetry, least=2)
-    layout, weights = layout_and_weights(symmetry, states)
-    solved = solve(layout, weights, start=start, starts=starts, seed=seed, solver=solver, workers=workers)
+    options: dict[str, Any] = {"start": start, "starts": starts, "seed": seed, "solver": solver}
+    if batches is None:
+        layout, weights = layout_and_weights(symmetry, states)
+        solved = solve(layout, weights, workers=workers, **options)
+    else:
+        solved = solve_by_activations(
+            models, states, symmetry, batches, standardize=standardize, workers=workers, **options
+        )
     return Universe(symmetry, tuple(states), tuple(solved.permutations), solved.objective, tuple(solved.trace))

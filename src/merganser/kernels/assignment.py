@@ -6,6 +6,9 @@ rows are the new places, columns the old units, and `assign` maximises it.
 Units may come in a tree: heads, and inside every head an order of its dimensions. The permutations of such a tree form
 a wreath product, and maximising a linear profit over it is exact by nesting: for every pair of outer indices solve the
 inner problem, then solve the outer problem on the values of the inner ones.
+
+A leaf of the tree may be rotated instead of permuted: its orthogonal matrix R, `new = R @ old`, that maximises
+⟨profit, R⟩ is the polar factor of the profit (Procrustes).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,18 +31,21 @@ Profit = NDArray[np.floating[Any]]
 #: The nodes, from the root down, whose indices together address an axis: ("head",) or ("head", "dim").
 Path = tuple[str, ...]
 Profits = Mapping[Path, Profit]
-#: Node name -> permutation; below the root, one for every *new* place of the parent: (parent.size, size).
-Permutations = dict[str, Index]
+#: Permutations of units, all orthogonal maps of them, or those that keep the sum of the units.
+Group = Literal["permutation", "orthogonal", "centred"]
+#: Node name -> permutation (size,) or matrix (size, size); below the root, one for every *new* place of the parent.
+Permutations = dict[str, NDArray[Any]]
 Mapper = Callable[..., Iterable[Any]]
 
 
 @dataclass(frozen=True)
 class Node:
-    """A set of `size` units to be permuted; its children are permuted separately inside each of them."""
+    """A set of `size` units to be permuted, or rotated if it has no children; those are permuted inside each unit."""
 
     name: str
     size: int
     children: tuple[Node, ...] = ()
+    group: Group = "permutation"
 
     def walk(self) -> Iterator[Node]:
         """This node and everything below it, parents first."""
@@ -49,7 +55,8 @@ class Node:
 
     def identity(self) -> Permutations:
         """Every unit in its place."""
-        solution: Permutations = {self.name: np.arange(self.size, dtype=np.int64)}
+        still = np.arange(self.size, dtype=np.int64) if self.group == "permutation" else np.eye(self.size)
+        solution: Permutations = {self.name: still}
         for child in self.children:
             for name, index in child.identity().items():
                 solution[name] = np.broadcast_to(index, (self.size, *index.shape)).copy()
@@ -60,6 +67,26 @@ def assign(profit: Profit) -> Index:
     """The permutation p maximising Σ_u profit[u, p[u]], by shortest augmenting paths: O(m³)."""
     order: Index = linear_sum_assignment(profit, maximize=True)[1]
     return order.astype(np.int64)
+
+
+def rotate(profit: Profit, group: Group = "orthogonal") -> NDArray[np.float64]:
+    """The orthogonal matrix R maximising ⟨profit, R⟩: U Vᵀ for profit = U S Vᵀ; "centred" ones keep the sum."""
+    profit = profit.astype(np.float64)
+    if group == "centred":
+        basis = centred_basis(len(profit))
+        rotation: NDArray[np.float64] = basis @ rotate(basis.T @ profit @ basis) @ basis.T + 1.0 / len(profit)
+    else:
+        left, _, right = np.linalg.svd(profit)
+        rotation = left @ right
+    return rotation
+
+
+def centred_basis(size: int) -> NDArray[np.float64]:
+    """An orthonormal basis (size, size − 1) of the vectors whose entries sum to zero (Helmert)."""
+    basis = np.triu(np.ones((size, size - 1)))
+    places = np.arange(1, size)
+    basis[places, places - 1] = -places
+    return basis / np.sqrt(places * (places + 1.0))
 
 
 def assign_tree(node: Node, profits: Profits, mapper: Mapper = map) -> tuple[Permutations, float]:
@@ -75,6 +102,9 @@ def assign_tree(node: Node, profits: Profits, mapper: Mapper = map) -> tuple[Per
     total = np.zeros((node.size, node.size))
     if (node.name,) in profits:
         total += profits[(node.name,)]
+    if not below and node.group != "permutation":
+        rotation = rotate(total, node.group)
+        return {node.name: rotation}, float((total * rotation).sum())
     if not below:
         order = assign(total)
         return node.identity() | {node.name: order}, _value(total, order)

@@ -6,14 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from merganser.align.symmetries import Atom, Axis, AxisSegment, Factor, Symmetry
+from merganser.align.canonical_form import CanonicalForm
+from merganser.align.symmetries import Atom, Axis, AxisSegment, Factor, Symmetry, product
 from merganser.align.tracing.dims import Axes, Dim, because, leaves, pin
 from merganser.align.tracing.graph import Trace
 from merganser.align.tracing.nesting import Strand, enumerate_pinned, parents, pieces, settle
+from merganser.align.tracing.rotations import rotations
 
 
-def emit(state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliases: Mapping[str, str]) -> Symmetry:
-    """The symmetry of the tensors in `state` under everything the trace has learnt."""
+def emit(
+    state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliases: Mapping[str, str], rotate: bool = False
+) -> Symmetry:
+    """The symmetry of the tensors in `state` under everything the trace has learnt; with `rotate`, rotations too."""
     values: list[Sequence[Dim]] = [*trace.values, *([dim] for axes in state.values() for dim in axes)]
     settle(values, trace.forbidden)
     _pin_squares(dim for axes in state.values() for dim in axes)
@@ -25,10 +29,30 @@ def emit(state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliase
             homes.setdefault(dim, name)
     above = parents(trace.values, trace.forbidden, list(state.values()), list(homes))
     names = _names(homes, above, trace.hints)
-    atoms = {name: Atom(name, dim.size, names[above[dim]] if dim in above else None) for dim, name in names.items()}
+    turned = rotations(trace.uses, state, {*aliases, *aliases.values()}, above, list(homes)) if rotate else {}
+    atoms = {
+        name: Atom(
+            name,
+            dim.size,
+            names[above[dim]] if dim in above else None,
+            turned[dim].group if dim in turned else "permutation",
+        )
+        for dim, name in names.items()
+    }
     segments = {name: tuple(_axis(axis, names) for axis in axes) for name, axes in cut.items()}
     causes = {name: tuple(_causes(axis) for axis in axes) for name, axes in cut.items()}
-    return Symmetry(atoms, segments, frozenset(buffers), aliases, causes)
+    forms = [rotation.form for rotation in turned.values()]
+    for norm in (norm for form in forms for norm in form.normalisations):  # ones and zeros in the canonical form
+        for constant in (norm.scale, norm.shift):
+            if constant is not None:
+                segments[constant] = (product(Factor(None, state[constant][0].size)),)
+                causes[constant] = (("the canonical form, where it is constant",),)
+    canonical = CanonicalForm(
+        tuple(norm for form in forms for norm in form.normalisations),
+        tuple(written for form in forms for written in form.centred),
+        tuple(pair for form in forms for pair in form.products),
+    )
+    return Symmetry(atoms, segments, frozenset(buffers), aliases, causes, canonical)
 
 
 def _causes(axis: Sequence[Strand]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from merganser.align.tracing import rules as _rules  # noqa: F401  (fills the re
 from merganser.align.tracing.calls import RULES, Call, Result, Unsupported
 from merganser.align.tracing.dims import Axes, Dim, because, fresh, is_pinned, pin
 from merganser.align.tracing.nesting import Forbidden
+from merganser.align.tracing.rotations import Use
 from merganser.align.tracing.routers import at_hand, follow, pin_targets
 from merganser.align.tracing.rules.pointwise import pointwise
 
@@ -47,6 +48,7 @@ class Trace:
     consumed: list[tuple[list[Axes], list[Axes]]] = field(default_factory=list)
     forbidden: list[Forbidden] = field(default_factory=list)
     hints: list[tuple[Dim, str]] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
 
     def run(self, module: GraphModule, inputs: Mapping[str, Any]) -> Any:
         """Interpret a graph on axes. `inputs` are by placeholder name; the result has the structure of the output."""
@@ -104,6 +106,7 @@ class Trace:
             result = follow(call, result, in_place=target._schema.is_mutable)
         except (Unsupported, LookupError, TypeError, ValueError):  # an overload the rule was not written for
             return _unknown(node, call.tensors)
+        self.uses.append(Use(node, op, arguments, call.tensors, tensors(result)))
         if op not in _CUTTING:
             self.consumed.append((call.tensors, tensors(result)))
         return result

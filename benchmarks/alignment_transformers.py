@@ -1,0 +1,103 @@
+"""Transformers from different seeds: the barrier between them, plain, by permutations and by orthogonal maps.
+
+    python -m benchmarks.alignment_transformers --data DIR [--cache DIR] [--kind vit gpt] [--seeds 0 1] [--json FILE]
+
+Trains small networks (`alignment_training`, about half a minute of processor each), or takes them from the cache. The
+barrier is the loss of the midpoint less the mean loss of its two ends, in the plain form and after REPAIR on a few
+batches of training inputs. "weights" needs no data, "activations" the same few batches. Three seeds or more are matched
+jointly, and the mean of all is scored. Goal: half the barrier of permutations. The guard is the median cosine of
+initial and trained weight matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.alignment_training import KINDS, Task, drift, score, train
+from benchmarks.machine import describe
+from benchmarks.records import record
+from merganser.align import Universe, match_to_reference, repair, symmetry, universe
+from merganser.align.symmetries import Symmetry
+
+
+def aligned(networks: Sequence[nn.Module], known: Symmetry, batches: list[torch.Tensor] | None) -> Universe:
+    """Two models: the second matched to the first. More of them: a universe."""
+    if len(networks) > 2:
+        return universe(networks, known, batches=batches, workers=1)
+    if batches is None:
+        return match_to_reference(networks, known, workers=1)
+    return match_to_reference(networks, known, method="activations", batches=batches, standardize=True, workers=1)
+
+
+def barriers(networks: Sequence[nn.Module], task: Task, size: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Loss and accuracy of the mean above those of its ends, for every way to align them."""
+    batches = [inputs for inputs, _ in islice(task.batches(size, seed + 1000), 8)]
+    test = task.test()
+    ends = [score(network, test) for network in networks]
+    loss, accuracy = (sum(values) / len(ends) for values in zip(*ends, strict=True))
+    rows = []
+    for kind in ("plain", "permutation", "orthogonal"):
+        known = symmetry(networks[0], batches[0][:2], kind="orthogonal" if kind == "orthogonal" else "permutation")
+        if kind == "plain":
+            known = known.pin("*")
+        for source in ("weights", "activations") if kind != "plain" else ("weights",):
+            found = aligned(networks, known, batches if source == "activations" else None)
+            middle = type(networks[0])()
+            middle.load_state_dict(found.merged())
+            in_place = [found.to_universe(model) for model in range(len(found))]
+            for repaired, network in ((False, middle), (True, repair(middle, in_place, batches))):
+                merged_loss, merged_accuracy = score(network.eval(), test)
+                rows.append(
+                    {
+                        "kind": kind,
+                        "source": source,
+                        "repair": repaired,
+                        "barrier": merged_loss - loss,
+                        "accuracy": merged_accuracy,
+                        "ends": accuracy,
+                    }
+                )
+                print(
+                    f"  {kind:11} {source:11} {'REPAIR' if repaired else '':6}  barrier {merged_loss - loss:6.3f}   "
+                    f"accuracy {merged_accuracy:.3f} of {accuracy:.3f}",
+                    flush=True,
+                )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--kind", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    print(describe())
+    found: dict[str, Any] = {}
+    for kind in arguments.kind:
+        _, read, size = KINDS[kind]
+        task = read(arguments.data)
+        pairs = [train(kind, seed, task, arguments.cache) for seed in arguments.seeds]
+        cosines = [drift(initial, trained) for initial, trained in pairs]
+        print(f"{kind}, {len(pairs)} seeds: cos(initial, trained) {', '.join(f'{c:.2f}' for c in cosines)}")
+        rows = barriers([trained for _, trained in pairs], task, size)
+        by = {(row["kind"], row["source"], row["repair"]): row["barrier"] for row in rows}
+        for source in ("weights", "activations"):
+            for repaired in (False, True):
+                ratio = by["orthogonal", source, repaired] / by["permutation", source, repaired]
+                print(f"  {source}{' and REPAIR' if repaired else ''}: {ratio:.2f} of the barrier of permutations")
+        found[kind] = {"cosines": cosines, "rows": rows}
+        record(arguments.json, found, arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""How alike the units of several models respond: moments of their activations, streamed over batches.
+
+For every path the responses z = (z_1, …, z_n) of the units of n models to a sample, at all layers whose output channels
+the path orders, give one matrix G = Σ_x z zᵀ. Its blocks C_pq = Σ_x z_p z_qᵀ are the cross-moments of pairs of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from merganser.align.segments import Axis, Factor, product
+from merganser.align.symmetries import Symmetry
+from merganser.align.terms import TermLayout
+from merganser.errors import InputError
+from merganser.kernels.assignment import Path
+from merganser.modules.batches import Inputs, forward, several
+from merganser.modules.moments import CHANNELS_LAST, CHANNELS_SECOND, Moments, channel_rows, evaluating, hooked
+
+#: Layer -> its output as (samples and positions, channels).
+Activations = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class CrossMoments:
+    """The matrix G (n·m, n·m) of every path that some layer shows, in float64."""
+
+    symmetry: Symmetry
+    count: int
+    grams: Mapping[Path, Tensor]
+
+    def pair(self, path: Path, p: int, q: int) -> Tensor:
+        """C_pq = Σ_x z_p z_qᵀ of one path, (m, m)."""
+        size = len(self.grams[path]) // self.count
+        return self.grams[path][p * size : (p + 1) * size, q * size : (q + 1) * size]
+
+    def factors(self) -> tuple[TermLayout, list[list[Tensor]]]:
+        """Arrays F_p of every model with F_p F_qᵀ = C_pq for p ≠ q, laid out as the terms of an objective.
+
+        They are the rows of a Cholesky factor of G + εI. What is added to the diagonal of G is in no cross-moment, so
+        the objective Σ_{p<q} ⟨P_p C_pq, P_q⟩ of the arrays is exact also where G is singular.
+        """
+        width = {path: len(gram) for path, gram in self.grams.items()}
+        axes = {
+            "/".join(path): (product(*(Factor(a, self.symmetry.atoms[a].size) for a in path)), product(Factor(None, n)))
+            for path, n in width.items()
+        }
+        layout = TermLayout.of(Symmetry(self.symmetry.atoms, axes))
+        rows = {"/".join(path): _cholesky(gram).chunk(self.count) for path, gram in self.grams.items()}
+        return layout, [layout.weights({name: own[p] for name, own in rows.items()}) for p in range(self.count)]
+
+
+def cross_moments(
+    models: Sequence[nn.Module], symmetry: Symmetry, batches: Iterable[Inputs], *, standardize: bool = False
+) -> CrossMoments:
+    """Run the models on batches and sum the moments of their units.
+
+    Args:
+        models: Modules of one architecture; they run in evaluation mode and are not changed.
+        symmetry: Their symmetry.
+        batches: Inputs; targets beside them are left out.
+        standardize: Take correlations, in a second pass over the batches.
+
+    Raises:
+        InputError: A model is no module, or there is no batch.
+    """
+    if not all(isinstance(model, nn.Module) for model in models):
+        raise InputError("matching by activations runs the models: give modules, not weights")
+    several(batches, "batches")
+    if any(atom.group != "permutation" for atom in symmetry.atoms.values()):
+        models = [_canonical(model, symmetry) for model in models]
+    layers = _watched(models[0], symmetry)
+    grams: dict[Path, Tensor] = {}
+    seen = False
+    with evaluating(*models), torch.no_grad():
+        scales = _scales(models, layers, batches, symmetry) if standardize else None
+        for batch in batches:
+            seen = True
+            found = [_outputs(model, layers, batch) for model in models]
+            if scales is not None:
+                found = [_standardized(outputs, own) for outputs, own in zip(found, scales, strict=True)]
+            for path, units in _by_path(found, layers, symmetry).items():
+                gram = (units @ units.T).double()
+                grams[path] = grams[path].add_(gram) if path in grams else gram
+    if not seen:
+        raise InputError("no batch was seen; an iterator is spent after one pass: give a list or a data loader")
+    return CrossMoments(symmetry, len(models), grams)
+
+
+def _canonical(model: nn.Module, symmetry: Symmetry) -> nn.Module:
+    copy = deepcopy(model)
+    copy.load_state_dict(symmetry.canonical.of(model.state_dict()))
+    return copy
+
+
+def _watched(model: nn.Module, symmetry: Symmetry) -> dict[str, Axis]:
+    """The layers whose output channels something moves, and those channels: the rows of their weight.
+
+    The weight of a normalisation is constant in the canonical form; its channels are those that its readers read.
+    """
+    normalised = {
+        str(norm.scale): symmetry.axes[norm.readers[0].weight][norm.readers[0].axis]
+        for norm in symmetry.canonical.normalisations
+        if norm.readers
+    }
+    found = {}
+    for name, module in model.named_modules():
+        weight = f"{name}.weight" if name else "weight"
+        if weight in normalised:
+            found[name] = normalised[weight]
+        elif isinstance(module, CHANNELS_SECOND + CHANNELS_LAST) and weight in symmetry.axes:
+            found[name] = symmetry.axes[weight][0]
+    return {name: axis for name, axis in found.items() if any(segment.atoms for segment in axis)}
+
+
+def _outputs(model: nn.Module, layers: Iterable[str], batch: Inputs) -> Activations:
+    modules = dict(model.named_modules())
+    found: Activations = {}
+
+    def keep(layer: str, output: Tensor) -> None:
+        rows = channel_rows(modules[layer], output)
+        found[layer] = torch.cat([found[layer], rows]) if layer in found else rows
+
+    with hooked(model, {layer: partial(keep, layer) for layer in layers}):
+        forward(model, batch)
+    return found
+
+
+def _scales(
+    models: Sequence[nn.Module], layers: Mapping[str, Axis], batches: Iterable[Inputs], symmetry: Symmetry
+) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """Mean and standard deviation of every channel of every layer, for each model.
+
+    Channels that may be rotated have one standard deviation together, since a rotation mixes them.
+    """
+    moments: list[dict[str, Moments]] = [{} for _ in models]
+    for batch in batches:
+        for model, own in zip(models, moments, strict=True):
+            for layer, rows in _outputs(model, layers, batch).items():
+                own.setdefault(layer, Moments()).add(rows)
+    found = [{layer: values.values for layer, values in own.items()} for own in moments]
+    for layer, axis in layers.items():
+        if any(symmetry.atoms[atom].group != "permutation" for segment in axis for atom in segment.atoms):
+            for values in found:
+                mean, std = values[layer]
+                values[layer] = (mean, std.square().mean().sqrt().expand_as(std))
+    return found
+
+
+def _standardized(outputs: Activations, scales: Mapping[str, tuple[Tensor, Tensor]]) -> Activations:
+    least = torch.finfo(torch.float32).tiny
+    return {layer: (rows - scales[layer][0]) / scales[layer][1].clamp_min(least) for layer, rows in outputs.items()}
+
+
+def _by_path(found: Sequence[Activations], layers: Mapping[str, Axis], symmetry: Symmetry) -> dict[Path, Tensor]:
+    """For every path the responses of the units of all models, (n·m, samples of all its layers)."""
+    axes = {layer: (layers[layer], product(Factor(None, len(rows)))) for layer, rows in found[0].items()}
+    layout = TermLayout.of(Symmetry(symmetry.atoms, axes))
+    layout = replace(layout, terms=tuple(term for term in layout.terms if len(term.paths) == 1))
+    arrays = [layout.weights({layer: rows.T for layer, rows in outputs.items()}) for outputs in found]
+    return {term.paths[0]: torch.cat(own) for term, own in zip(layout.terms, zip(*arrays, strict=True), strict=True)}
+
+
+def _cholesky(gram: Tensor) -> Tensor:
+    """The Cholesky factor of G + εI with the smallest ε of 1e-9, 1e-8, … tr(G)/m that has one."""
+    scale = max(float(gram.diagonal().mean()), torch.finfo(torch.float64).tiny)
+    for power in range(-9, 3):
+        shifted = gram + 10.0**power * scale * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        found = torch.linalg.cholesky_ex(shifted)
+        if not found.info:
+            factor: Tensor = found.L
+            return factor
+    raise InputError("the activations are not finite: the models cannot be matched by them")
