@@ -35,6 +35,7 @@ __getattr__, __dir__, __all__ = exports(
         "recipes",
         "report",
         "routing",
+        "surgery",
         "tuning",
     ),
 )
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from merganser import recipes as recipes
     from merganser import report as report
     from merganser import routing as routing
+    from merganser import surgery as surgery
     from merganser import tuning as tuning
     from merganser.checkpoints import open as open
     from merganser.engine.task_vector import TaskVector as TaskVector

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.memory import StateDict
-from merganser.checkpoints.vocabulary import Remapped, RowRun, VocabularyMap
+from merganser.checkpoints.row_runs import RowRun
+from merganser.checkpoints.vocabulary import Remapped, VocabularyMap
 
 NAMES = {"embed": ("embed", "embed")}
 

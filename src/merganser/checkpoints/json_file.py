@@ -9,9 +9,9 @@ from merganser.errors import CheckpointError
 from merganser.strict_json import read_json
 
 
-def read_config(directory: Path | None) -> dict[str, Any]:
-    """The config.json of a model; empty if there is none."""
-    file = directory / "config.json" if directory else None
+def read_config(directory: Path | None, name: str = "config.json") -> dict[str, Any]:
+    """The config.json of a model, or another of its configs; empty if there is none."""
+    file = directory / name if directory else None
     return read_object(file) if file is not None and file.is_file() else {}
 
 

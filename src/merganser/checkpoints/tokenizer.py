@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.json_file import read_config, read_object
 from merganser.errors import CheckpointError, reading
 
+ROLES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
 #: Ids beyond twice the vocabulary that are still taken for gaps.
 _SPARE_IDS = 1 << 16
 
@@ -22,6 +24,10 @@ class Tokens:
     added: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Whether tokens can be appended to it (a `tokenizer.json`).
     extensible: bool = False
+    #: How tokens are spelt: byte_level (`Ġthe`), metaspace (`▁the`), wordpiece (`the`, `##the`) or plain.
+    spelling: str = "plain"
+    #: The special token of each role: bos, eos, unk, pad, cls, sep, mask.
+    roles: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_tokens(directory: Path | None) -> Tokens | None:
@@ -37,15 +43,30 @@ def read_tokens(directory: Path | None) -> Tokens | None:
         tokens = _from_tokenizer_json(file)
     elif (directory / "vocab.json").is_file():
         file = directory / "vocab.json"
-        tokens = Tokens(read_object(file, finite=True) | _added(directory))
+        ids = read_object(file, finite=True) | _added(directory)
+        tokens = Tokens(ids, spelling="byte_level" if any("Ġ" in token for token in ids) else "metaspace")
     elif (directory / "vocab.txt").is_file():
         file = directory / "vocab.txt"
         with reading(file, CheckpointError), file.open(encoding="utf-8") as lines:  # splitlines would cut in tokens
-            tokens = Tokens({line.rstrip("\n"): i for i, line in enumerate(lines)} | _added(directory))
+            ids = {line.rstrip("\n"): i for i, line in enumerate(lines)} | _added(directory)
+        tokens = Tokens(ids, spelling="wordpiece")
     else:
         return None
     _check_ids(tokens.ids, file, read_config(directory))
-    return tokens
+    return replace(tokens, roles=_roles(directory))
+
+
+def _roles(directory: Path) -> dict[str, str]:
+    """The special tokens that the settings of a tokenizer name, each a text or a record with it."""
+    found = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        settings = read_object(directory / name) if (directory / name).is_file() else {}
+        for role in ROLES:
+            token = settings.get(f"{role}_token")
+            content = token.get("content") if isinstance(token, dict) else token
+            if isinstance(content, str):
+                found[role] = content
+    return found
 
 
 def _added(directory: Path) -> dict[str, Any]:
@@ -83,7 +104,17 @@ def _from_tokenizer_json(file: Path) -> Tokens:
         ids |= {content: record["id"] for content, record in added.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: not a tokenizer: {type(error).__name__} {error}") from None
-    return Tokens(ids, added, extensible=True)
+    return Tokens(ids, added, extensible=True, spelling=_spelling(data))
+
+
+def _spelling(tokenizer: Mapping[str, Any]) -> str:
+    """How the tokens of a tokenizer.json are spelt: its steps say it, however they are nested."""
+    if tokenizer["model"].get("type") == "WordPiece":
+        return "wordpiece"
+    steps = json.dumps([tokenizer.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False)
+    if '"ByteLevel"' in steps:
+        return "byte_level"
+    return "metaspace" if "▁" in steps or '"Metaspace"' in steps or tokenizer["model"].get("byte_fallback") else "plain"
 
 
 def added_token(content: str, token_id: int, like: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from bisect import bisect_right
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.row_runs import RowRun, Terms, gather
+from merganser.kernels.pursuit import BATCH, pursue
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -24,14 +27,25 @@ _MEAN_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class RowRun:
-    """`count` consecutive rows: row k is the mean of the rows `row + k` of its sources (model, row).
+class Fit:
+    """How rows are made that no row of the model stands for: as combinations of the rows it has, fitted elsewhere.
 
-    Without any source the rows are zero; None instead of sources takes the mean row of the model itself.
+    A token's row in the `donor` is fitted with the donor's rows of the tokens that both have, and the same combination
+    of the model's own rows is taken. `omp` takes `terms` rows by orthogonal matching pursuit (arXiv:2506.06607),
+    `nearest` the one with the most similar direction, as it is. Both look at rows less the mean m of the shared ones,
+    and `omp` makes m' + Σ_j c_j (a'_j − m') of the model's own a' and m': a token that nothing resembles gets the mean.
+
+    Attributes:
+        rule: "omp" or "nearest".
+        donor: The model of the plan whose vocabulary the output has, row by row.
+        terms: How many rows are combined.
+        tensors: The donor's tensor for each of the model's.
     """
 
-    count: int
-    sources: tuple[tuple[int, int], ...] | None
+    rule: str
+    donor: int
+    terms: int
+    tensors: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -41,10 +55,12 @@ class VocabularyMap:
     Attributes:
         tensors: The names of the same tensor in every model of the plan, by its name in this model.
         runs: The rows of the output, in order.
+        fit: How rows are fitted, if any are.
     """
 
     tensors: Mapping[str, tuple[str, ...]]
     runs: tuple[RowRun, ...]
+    fit: Fit | None = None
 
     @property
     def rows(self) -> int:
@@ -52,19 +68,30 @@ class VocabularyMap:
         return sum(run.count for run in self.runs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the map as JSON-serialisable values; a run is `[count, sources]`, or `[count, "mean"]`."""
-        runs = [[run.count, "mean" if run.sources is None else list(map(list, run.sources))] for run in self.runs]
+        """Return the map as JSON-serialisable values: a run is `[count, sources, *weights]`, where sources may be
+        "mean" or "fit"."""
         tensors = {name: list(names) for name, names in self.tensors.items()}
-        return {"tensors": tensors, "rows": self.rows, "segments": runs}
+        fit = {"fit": {**vars(self.fit), "tensors": dict(self.fit.tensors)}} if self.fit else {}
+        return {"tensors": tensors, "rows": self.rows, "segments": [_run_values(run) for run in self.runs]} | fit
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> VocabularyMap:
         """Return the map of which `to_dict` gave the values."""
         runs = (
-            RowRun(count, None if sources == "mean" else tuple((model, row) for model, row in sources))
-            for count, sources in data["segments"]
+            RowRun(count, sources, tuple(weights))
+            if sources == "fit"
+            else RowRun(
+                count, None if sources == "mean" else tuple((model, row) for model, row in sources), tuple(weights)
+            )
+            for count, sources, *weights in data["segments"]
         )
-        return cls({name: tuple(names) for name, names in data["tensors"].items()}, tuple(runs))
+        fit = Fit(**data["fit"]) if "fit" in data else None
+        return cls({name: tuple(names) for name, names in data["tensors"].items()}, tuple(runs), fit)
+
+
+def _run_values(run: RowRun) -> list[Any]:
+    sources = "mean" if run.sources is None else run.sources if run.sources == "fit" else list(map(list, run.sources))
+    return [run.count, sources, *run.weights]
 
 
 class Remapped(View):
@@ -74,11 +101,17 @@ class Remapped(View):
         super().__init__(source, source.label)
         self._models = models
         self._tensors = remap.tensors
-        self._runs = remap.runs
-        self._starts = [0, *accumulate(run.count for run in self._runs)]
-        self._rows = self._starts[-1]
+        self._fit = remap.fit
+        self._terms = Terms.of(remap.runs)
+        starts = np.cumsum([0, *(run.count for run in remap.runs)])
+        self._rows = int(starts[-1])
+        self._mean_rows, self._fit_rows = (
+            _ranges(starts, [i for i, run in enumerate(remap.runs) if run.sources == kind]) for kind in (None, "fit")
+        )
         self._identity = hashlib.sha256(json.dumps(remap.to_dict(), sort_keys=True).encode()).hexdigest()
         self._means: dict[str, Tensor] = {}
+        self._fitted: dict[str, Terms] = {}
+        self._lock = threading.Lock()
 
     def spec(self, name: str) -> TensorSpec:
         spec = self.source.spec(name)
@@ -91,22 +124,35 @@ class Remapped(View):
         if stored is None:
             return self.source.read(name, rows)
         first, last = rows or (0, self._rows)
-        last = min(last, self._rows)
-        spec = self.source.spec(name)
-        if first >= last:
-            return torch.empty((0, *spec.shape[1:]), dtype=self._width(stored), device="cpu")
-        parts = []
-        run = bisect_right(self._starts, first) - 1
-        while run < len(self._runs) and self._starts[run] < last:
-            start, stop = max(first, self._starts[run]), min(last, self._starts[run + 1])
-            if start < stop:
-                parts.append(self._part(stored, spec, self._runs[run], start - self._starts[run], stop - start))
-            run += 1
-        return torch.cat([part.to(self._width(stored)) for part in parts])
+        last = max(first, min(last, self._rows))
+        spec = self.source.spec(stored)
+        made = torch.zeros((last - first, *spec.shape[1:]), dtype=self._width(stored), device="cpu")
+        self._add(made, stored, self._terms.within(first, last), self._tensors[stored], self._models)
+        missing = self._mean_rows
+        if self._fit is not None and stored in self._fit.tensors and len(self._fit_rows):
+            fitted = self._fitted_terms(stored).within(first, last)
+            self._add(made, stored, fitted, (stored,), (self.source,))
+            rest = np.bincount(fitted.rows, fitted.weights, minlength=last - first)
+            at = torch.from_numpy(np.unique(fitted.rows))
+            made[at] += (1 - torch.from_numpy(rest).to(made.dtype)[at, None]) * self._shared_mean(stored).to(made.dtype)
+        else:
+            missing = np.union1d(missing, self._fit_rows)
+        alike = missing[(missing >= first) & (missing < last)] - first
+        if len(alike):
+            made[torch.from_numpy(alike)] = self._mean(stored, spec)
+        return made
 
     def fingerprint(self) -> str:
         parts = [self._identity, self.source.fingerprint(), *(model.fingerprint() for model in self._models)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def overhead(self, name: str, entries: int) -> int:
+        """Besides the source's: what fitting takes, which is the donor's rows twice and the fit of a batch to each."""
+        stored = self._stored(name)
+        if stored is None or self._fit is None or stored not in self._fit.tensors:
+            return super().overhead(name, entries)
+        rows, width = self._models[self._fit.donor].spec(self._fit.tensors[stored]).shape
+        return super().overhead(name, entries) + 4 * (3 * rows * width + BATCH * (rows + self._fit.terms * width))
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         if self._stored(name) is None:
@@ -118,21 +164,69 @@ class Remapped(View):
 
     def _width(self, name: str) -> torch.dtype:
         """One dtype for all rows of a tensor, means unrounded: float32, or float64 where a model has it."""
-        dtypes = (model.spec(own).dtype for model, own in zip(self._models, self._tensors[name], strict=True))
-        return functools.reduce(torch.promote_types, dtypes, torch.float32)
+        used = np.unique(self._terms.models)
+        dtypes = [self._models[i].spec(self._tensors[name][i]).dtype for i in used]
+        return functools.reduce(torch.promote_types, [self.source.spec(name).dtype, *dtypes], torch.float32)
 
-    def _part(self, name: str, spec: TensorSpec, run: RowRun, offset: int, count: int) -> Tensor:
-        if run.sources is None:
-            return self._mean(name, spec).expand(count, *spec.shape[1:])
-        if not run.sources:
-            return torch.zeros((count, *spec.shape[1:]), dtype=spec.dtype, device="cpu")
-        found = [
-            self._models[model].read(self._tensors[name][model], (row + offset, row + offset + count))
-            for model, row in run.sources
-        ]
-        if len(found) == 1:
-            return found[0]
-        return torch.stack([tensor.to(self._width(name)) for tensor in found]).mean(0)
+    def _add(self, made: Tensor, name: str, terms: Terms, names: Sequence[str], models: Sequence[Checkpoint]) -> None:
+        """Add the terms to rows of `made`; a row that is copied is copied exactly."""
+        for model in np.unique(terms.models):
+            mine = terms.models == model
+            for start in range(0, int(mine.sum()), _MEAN_ROWS):
+                part = slice(start, start + _MEAN_ROWS)
+                rows, taken, weights = (column[mine][part] for column in (terms.rows, terms.taken, terms.weights))
+                found = gather(models[model], names[model], taken).to(made.dtype)
+                at = torch.from_numpy(rows)
+                alone = torch.from_numpy(weights == 1)
+                made[at[alone]] = found[alone]
+                scale = torch.from_numpy(weights).to(made.dtype).view(-1, *[1] * (made.dim() - 1))
+                made.index_add_(0, at[~alone], found[~alone] * scale[~alone])
+
+    def _fitted_terms(self, name: str) -> Terms:
+        """The combinations of the model's rows for the rows that are fitted, found once."""
+        assert self._fit is not None
+        tensor = self._fit.tensors[name]
+        with self._lock:
+            if tensor not in self._fitted:
+                self._fitted[tensor] = self._find_fit(self._models[self._fit.donor], tensor)
+            return self._fitted[tensor]
+
+    def _find_fit(self, donor: Checkpoint, tensor: str) -> Terms:
+        assert self._fit is not None
+        shared = self._shared()
+        atoms = gather(donor, tensor, self._terms.rows[shared]).float()
+        centre = atoms.mean(0)
+        atoms -= centre
+        targets = gather(donor, tensor, self._fit_rows).float() - centre
+        if self._fit.rule == "nearest":
+            directions = torch.nn.functional.normalize(atoms, dim=1)
+            starts = range(0, len(targets), BATCH)
+            best = [(targets[i : i + BATCH] @ directions.T).argmax(1, keepdim=True) for i in starts]
+            indices = torch.cat(best)
+            weights = torch.ones(indices.shape)
+        else:
+            indices, weights = pursue(targets, atoms, self._fit.terms)
+        taken = self._terms.taken[shared][indices.numpy()]
+        rows = np.repeat(self._fit_rows, taken.shape[1])
+        return Terms(rows, np.zeros_like(rows), taken.reshape(-1), weights.double().numpy().reshape(-1))
+
+    def _shared(self) -> np.ndarray:
+        """Which terms are rows of the model that stand for a row of the donor."""
+        assert self._fit is not None
+        own = np.array([model is self.source for model in self._models])
+        rows = min(self._models[self._fit.donor].spec(tensor).shape[0] for tensor in self._fit.tensors.values())
+        shared: np.ndarray = (self._terms.weights == 1) & own[self._terms.models] & (self._terms.rows < rows)
+        return shared
+
+    def _shared_mean(self, name: str) -> Tensor:
+        """The mean of the model's rows for tokens that the donor has too."""
+        key = f"shared {name}"
+        if key not in self._means:
+            taken = self._terms.taken[self._shared()]
+            parts = [taken[i : i + _MEAN_ROWS] for i in range(0, len(taken), _MEAN_ROWS)]
+            sums = [gather(self.source, name, part).to(torch.float64).sum(0) for part in parts]
+            self._means[key] = torch.stack(sums).sum(0) / len(taken)
+        return self._means[key]
 
     def _mean(self, name: str, spec: TensorSpec) -> Tensor:
         if name not in self._means:
@@ -142,3 +236,9 @@ class Remapped(View):
                 total += self.source.read(name, (start, stop)).to(torch.float64).sum(0)
             self._means[name] = (total / max(1, spec.shape[0])).to(self._width(name))
         return self._means[name]
+
+
+def _ranges(starts: np.ndarray, runs: Sequence[int]) -> np.ndarray:
+    """The numbers of the rows of some runs."""
+    parts = [np.arange(starts[i], starts[i + 1]) for i in runs]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

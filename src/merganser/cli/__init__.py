@@ -22,6 +22,8 @@ COMMANDS = {
     "library": "merganser.cli.library",
     "extract-lora": "merganser.cli.lora",
     "merge-lora": "merganser.cli.lora:merge_command",
+    "transplant-tokenizer": "merganser.cli.transplant",
+    "moe": "merganser.cli.moe",
     "decode": "merganser.cli.decode",
     "serve": "merganser.cli.serve",
     "evaluate": "merganser.cli.evaluate",

@@ -11,6 +11,7 @@ from typing import Any
 from merganser.checkpoints.adapter import separates_head
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.chat_templates import TEMPLATES
+from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.sidecars import Edit, Sidecars, TokenizerFiles, code_files, freeze_edits
 from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem
 from merganser.checkpoints.ties import untied_edits
@@ -44,12 +45,14 @@ def describe(
     edits += kept
     notes += remarks
     tokens: list[Edit] = []
+    generation: list[Edit] = []
     speaker = vocabulary.model if vocabulary is not None else 0
     tokenizer = table.tokenizer(speaker)
     if vocabulary is not None:
         edits += vocabulary_edits(config, vocabulary.rows)
         if vocabulary.model != 0:
-            tokens = [([k], v) for k, v in table.config(vocabulary.model).items() if k.endswith("_token_id")]
+            tokens = token_edits(table, vocabulary.model)
+            generation = token_edits(table, vocabulary.model, "generation_config.json")
     elif (rows := resized(table)) is not None:
         edits += vocabulary_edits(config, rows[1], rows[0])
         notes.append(
@@ -61,7 +64,7 @@ def describe(
     added = [*tokenizer.added, *(vocabulary.added if vocabulary is not None else ())]
     sidecars = Sidecars(
         config=freeze_edits(edits + tokens),
-        generation=freeze_edits([*inherited.generation, *tokens]),
+        generation=freeze_edits([*inherited.generation, *generation]),
         tokenizer=TokenizerFiles(table.tokenizer_model(speaker), tuple(added)),
         chat_template=chat_template(recipe, table, tokenizer),
         lineage=Lineage(
@@ -95,6 +98,20 @@ def module_folders(
             "with trust_remote_code; read it before you share or load the output"
         )
     return written, notes
+
+
+def token_edits(table: SourceTable, model: int, file: str = "config.json") -> list[Edit]:
+    """The numbers of special tokens (`eos_token_id` …) in a config, as the vocabulary of another model has them.
+
+    They are those of its own config, or of the tokenizer's token of that role; a number that neither has is removed.
+    """
+    home, theirs = table.checkpoints[0].directory, table.tokenizer(model).directory
+    tokens = table.tokens(model)
+    roles = {f"{role}_token_id": tokens.ids.get(token) for role, token in tokens.roles.items()} if tokens else {}
+    given = {**roles, **table.config(model), **(read_config(theirs, file) if file != "config.json" else {})}
+    mine = table.config(0) if file == "config.json" else read_config(home, file)
+    keys = [key for key in {**mine, **table.config(model)} if key.endswith("_token_id")]
+    return [([key], given.get(key)) for key in keys]
 
 
 def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
@@ -136,6 +153,8 @@ def vocabulary_edits(config: Mapping[str, Any], rows: int, before: int | None = 
 def chat_template(recipe: Recipe, table: SourceTable, tokenizer: Tokenizer) -> str | None:
     """The text of the template asked for: by name, the most common one of the models, a file, or itself."""
     asked = recipe.output.chat_template
+    if asked is None and table.donor is not None and tokenizer.chat_template is None:
+        return table.tokenizer(0).chat_template  # the donor's text has no form of its own
     if asked is None:
         return tokenizer.template
     if asked == "auto":

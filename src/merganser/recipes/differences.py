@@ -38,6 +38,8 @@ def notes(table: SourceTable, stacked: bool) -> list[str]:
     found = []
     have, config = table.models[0].label, table.config(0)
     for i in range(1, len(table)):
+        if i == table.donor:
+            continue
         label = table.models[i].label
         if other := other_architecture(table, i):
             found.append(f"{other}; the output gets the config of {have}")

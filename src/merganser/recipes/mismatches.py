@@ -120,7 +120,7 @@ class Mismatches:
         dropped: dict[str, list[str]] = {}
         for i, checkpoint in enumerate(self.table.checkpoints):
             label = self.table.models[i].label
-            for name in stacking.unmatched(i, known):
+            for name in stacking.unmatched(i, known) if i != self.table.donor else ():
                 if any(matches(glob, name) for glob in self.recipe.output.exclude):
                     continue
                 if name in self.table.quantised(i):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from merganser.errors import RecipeError
+from merganser.errors import RecipeError, did_you_mean
 from merganser.recipes import fields
 from merganser.recipes.fields import expect, kind_of, known_keys
-from merganser.recipes.schema import Conventions, OutputOptions, Problems, TokenizerOptions, TokenRow
+from merganser.recipes.schema import ABSENT, DEFAULT_TERMS, Conventions, OutputOptions, Problems, TokenizerOptions, TokenRow
 
 _OUTPUT_KEYS = ("dtype", "shard_size", "tokenizer", "chat_template", "exclude")
 #: Rows are padded for the sake of tiles of hardware; nobody's tiles are larger.
@@ -52,13 +52,13 @@ def conventions(raw: Any, problems: Problems) -> Conventions:
 
 
 def tokenizer(value: Any, where: str, problems: Problems) -> TokenizerOptions | None:
-    """`base`, `union`, a model, or a mapping {source, tokens, pad_to_multiple_of}."""
+    """`base`, `union`, a model, or a mapping {source, tokens, pad_to_multiple_of, absent, terms}."""
     if isinstance(value, str):
         return TokenizerOptions(value)
     if not isinstance(value, dict):
         problems.add(where, f"expected base, union, a model or a mapping, got {kind_of(value)}")
         return None
-    known_keys(value, ("source", "tokens", "pad_to_multiple_of"), where, problems)
+    known_keys(value, ("source", "tokens", "pad_to_multiple_of", "absent", "terms"), where, problems)
     tokens: dict[str, TokenRow] = {}
     multiple = None
     source = "base"
@@ -73,7 +73,15 @@ def tokenizer(value: Any, where: str, problems: Problems) -> TokenizerOptions | 
             multiple = expect(value["pad_to_multiple_of"], int, f"{where}.pad_to_multiple_of")
             if not 1 <= multiple <= _LARGEST_MULTIPLE:
                 raise RecipeError(f"{where}.pad_to_multiple_of: expected 1 to {_LARGEST_MULTIPLE}, got {multiple}")
-    return TokenizerOptions(source, tokens, multiple)
+    absent, terms = value.get("absent"), DEFAULT_TERMS
+    if absent is not None and absent not in ABSENT:
+        problems.add(f"{where}.absent", f"unknown rule {absent!r}{did_you_mean(str(absent), ABSENT)}")
+    with problems.collect():
+        if value.get("terms") is not None:
+            terms = expect(value["terms"], int, f"{where}.terms")
+            if terms < 1 or absent != "omp":
+                raise RecipeError(f"{where}.terms: how many rows `absent: omp` combines, at least 1; got {terms}")
+    return TokenizerOptions(source, tokens, multiple, absent, terms)
 
 
 def _token_row(row: Any, where: str, problems: Problems) -> TokenRow:

@@ -7,17 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.dtypes import dtype_name
+from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.sidecars import edited, freeze_edits
 from merganser.engine.disk import Disk
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.export import write_merge
 from merganser.engine.merge import Merge
+from merganser.engine.nested import Merged
 from merganser.engine.plan import Model
 from merganser.engine.writer import CheckpointWriter
 from merganser.lazy import torch
+from merganser.recipes.configs import dtype_edits
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
 from merganser.recipes.running import check_workers
@@ -33,6 +38,7 @@ def save(
     workers: int | None = None,
     memory: int = DEFAULT_MEMORY,
     on_progress: Callable[[Progress], None] | None = None,
+    on_complete: Callable[[Path], None] = lambda out: None,
     disk: Disk | None = None,
 ) -> Path:
     """Write whatever `merganser.open` opens as a checkpoint directory, tensor by tensor.
@@ -50,6 +56,7 @@ def save(
         workers: The number of threads; by default one for each core.
         memory: How many bytes the work may hold at once.
         on_progress: Called whenever a tensor is finished.
+        on_complete: Called, and nothing done, if `resume` finds that `out` is finished already.
         disk: What touches the disk; tests make it fail.
 
     Returns:
@@ -63,17 +70,38 @@ def save(
     """
     check_workers(workers, "cpu")
     source = open_checkpoint(checkpoint)
+    prepared = _cast(source, dtype) if isinstance(source, Merged) else _prepare(source, dtype)
+
+    def compute(writer: CheckpointWriter) -> None:
+        execute(prepared, writer, workers=workers, memory=memory, on_progress=on_progress)
+
+    return write_merge(prepared, out, compute, resume=resume, overwrite=overwrite, on_complete=on_complete, disk=disk)
+
+
+def _prepare(source: Checkpoint, dtype: str | torch.dtype | None) -> Merge:
+    """Return the merge that copies a checkpoint."""
     output = {} if dtype is None else {"dtype": dtype_name(dtype)}
     lineage = source.lineage()
     is_view = lineage != Lineage()
     # No recipe makes a view again: its label is no reference, whatever it looks like.
     document = {"method": "passthrough", "models": ["view" if is_view else source.label], "output": output}
     prepared = prepare(load(document), lambda _: source)
-    if is_view:
-        told = replace(prepared.plan.sidecars, lineage=lineage, recipe="")
-        prepared = Merge(replace(prepared.plan, models=(Model(source.label),), sidecars=told), prepared.sources)
+    if not is_view:
+        return prepared
+    told = replace(prepared.plan.sidecars, lineage=lineage, recipe="")
+    return Merge(replace(prepared.plan, models=(Model(source.label),), sidecars=told), prepared.sources)
 
-    def compute(writer: CheckpointWriter) -> None:
-        execute(prepared, writer, workers=workers, memory=memory, on_progress=on_progress)
 
-    return write_merge(prepared, out, compute, resume=resume, overwrite=overwrite, disk=disk)
+def _cast(source: Merged, dtype: str | torch.dtype | None) -> Merge:
+    """Return the merge that a view computes, with its config and tokenizer, and another dtype if one is asked for."""
+    plan = source.plan
+    if dtype is not None:
+        chosen = dtype_of(dtype)
+        outputs = tuple(
+            replace(o, spec=replace(o.spec, dtype=chosen)) if o.spec.dtype.is_floating_point else o
+            for o in plan.outputs
+        )
+        config = edited(read_config(source.directory), plan.sidecars.config)
+        edits = freeze_edits([*plan.sidecars.config, *dtype_edits(config, name_of(chosen))])
+        plan = replace(plan, outputs=outputs, sidecars=replace(plan.sidecars, config=edits))
+    return Merge(plan, source.sources)

@@ -22,6 +22,10 @@ Parameters = Mapping[str, Setting]
 #: What a recipe was read from: a text, or the document that a program gave.
 Written = str | Mapping[str, Any]
 DEFAULT_SHARD_SIZE = 5_000_000_000
+#: How many rows `omp` combines into one.
+DEFAULT_TERMS = 8
+#: The rules for the rows of tokens that a model does not have.
+ABSENT = ("omp", "nearest", "subwords", "weighted_subwords", "mean", "zero")
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,17 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class TokenizerOptions:
-    """The vocabulary of the output: "base", "union", or a model's."""
+    """The vocabulary of the output: "base", "union", or that of a model, which need not be one of the merge.
+
+    `absent` is the rule for tokens that a model has no row for, None for the rows of the other models; `terms` is how
+    many rows `omp` combines.
+    """
 
     source: str = "base"
     tokens: Mapping[str, TokenRow] = field(default_factory=dict)
     pad_to_multiple_of: int | None = None
+    absent: str | None = None
+    terms: int = DEFAULT_TERMS
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ class SourceTable:
     def __init__(self, recipe: Recipe, opener: Open, nested: Callable[[Recipe], Merge]) -> None:
         self.models: list[Model] = []
         self.checkpoints: list[Checkpoint] = []
+        #: A model that only gives the vocabulary.
+        self.donor: int | None = None
         self._index: dict[Any, int] = {}
         self._layouts: dict[int, Layout] = {}
         self._configs: dict[int, dict[str, Any]] = {}
@@ -134,6 +136,14 @@ class SourceTable:
             return self._index[key]
         known = [model.label for model in self.models]
         raise CheckpointError(f"{where}: {label!r} is not a model of this merge{did_you_mean(label, known)}")
+
+    def add_donor(self, reference: str, where: str) -> int:
+        """Open a model that gives the output its vocabulary and no weights; returns its index, after the others."""
+        path = locate(reference, self._root)
+        self.checkpoints.append(self._open(Entry(reference, where), path, self._opener))
+        self.models.append(Model(reference, path))
+        self.donor = len(self.models) - 1
+        return self.donor
 
     def layout(self, index: int) -> Layout:
         if index not in self._layouts:

@@ -1,25 +1,29 @@
 """One vocabulary for the output, and each model's rows seen through it.
 
 Every model's embedding and head are brought to the output's vocabulary before they are merged. The row of a token is
-the model's own if it has the token; else what the recipe says for this token; else the base's; else the mean of the
-models that have it; zero if none has. Rows without a token (padding) are the model's own, else the base's, else
-the mean row of the model. The output never has fewer rows than the source of its vocabulary.
+the model's own if it has the token; else what the recipe says for this token; else what its rule for absent tokens
+makes; without such a rule the base's, else the mean of the models that have it, zero if none has. Rows without a token
+(padding) are the model's own, else the base's, else the mean row of the model. The output never has fewer rows than the
+source of its vocabulary. Tokenizers that spell tokens in different ways are compared by bytes.
 """
 
 from __future__ import annotations
 
 import filecmp
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.adapter import Adapted
 from merganser.checkpoints.base import View
+from merganser.checkpoints.row_runs import RowRun, join_rows
+from merganser.checkpoints.token_bytes import match_tokens
 from merganser.checkpoints.tokenizer import Tokens, added_token
-from merganser.checkpoints.vocabulary import RowRun, VocabularyMap
+from merganser.checkpoints.vocabulary import Fit, VocabularyMap
 from merganser.errors import CheckpointError, RecipeError
+from merganser.recipes.absent_tokens import FITTED, absent_rows, check_absent, check_shared, describe_shared, match_rows
 from merganser.recipes.mismatches import tied_source
 from merganser.recipes.schema import Recipe, TokenizerOptions, TokenRow
 from merganser.recipes.sources import SourceTable
@@ -51,6 +55,8 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
         return None
     where = recipe.keys.tokenizer
     notes: list[str] = []
+    check_absent(options, where)
+    model = _source(options, table, where)
     found = [_height(table, i) for i in range(len(table))]
     if options == TokenizerOptions("base") and len(set(found)) == 1 and table.tokens(0) is None:
         return None  # nothing to unify, and nothing that could tell otherwise
@@ -61,28 +67,66 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
     tokens = _tokens(table, heights, where, notes)
     for named, each, height in zip(table.models, tokens, heights, strict=True):
         _check_ids(each, height, f"{where}: {named.label}")
-    model = 0
-    if options.source not in ("base", "union"):
-        try:
-            model = table.named(options.source, where)
-        except CheckpointError as error:
-            raise RecipeError(f"{error}; expected base, union or a model of the merge") from None
     ids, added = _output_ids(options, tokens, heights, model, table, where, notes)
     rows = max(heights[model], max(ids.values(), default=-1) + 1)
     if options.pad_to_multiple_of:
         rows += -rows % options.pad_to_multiple_of
     rules = {token: _rule(row, token, tokens, heights, table, where) for token, row in options.tokens.items()}
-    builder = _Rows(ids, tokens, heights, rules, {t for t, row in options.tokens.items() if row.force})
+    matched = [match_rows(options, tokens[model], each, height) for each, height in zip(tokens, heights, strict=True)]
+    forced = {t for t, row in options.tokens.items() if row.force}
+    builder = _Rows(ids, tokens, matched, heights, rules, forced, bool(options.absent))
     by_row = {i: token for token, i in ids.items()}
     maps: list[VocabularyMap | None] = []
     for i in range(len(table)):
-        if heights[i] == rows and tokens[i].ids == ids and not builder.forced:
+        if i == table.donor or (heights[i] == rows and tokens[i].ids == ids and not builder.forced):
             maps.append(None)
             continue
-        runs = _runs(builder.sources(i, by_row.get(row), row) for row in range(rows))
+        fit = None
+        if options.absent is not None:
+            missing = [t for t, row in ids.items() if t not in matched[i] and rules.get(t) is None]
+            labels = table.models[i].label, table.models[model].label
+            check_shared(options, len(ids.keys() & matched[i].keys()), len(ids), labels, where)
+            builder.absent = absent_rows(options, table, i, tokens[model], tokens[i], missing)
+            builder.absent |= {
+                t: RowRun(1, None) for t in missing if options.absent in FITTED and ids[t] >= heights[model]
+            }
+            notes.append(describe_shared(matched[i], tokens[model], options, table.models[i].label))
+            fit = _fit(options, table, i, model)
+        runs = join_rows(builder.row(i, by_row.get(row), row) for row in range(rows))
         same = heights[i] == rows and runs == (RowRun(rows, ((i, 0),)),)
-        maps.append(None if same else VocabularyMap(_names(table, i), runs))
+        maps.append(None if same else VocabularyMap(_names(table, i), runs, fit))
     return Unified(rows, model, tuple(added), tuple(maps), tuple(notes))
+
+
+def _source(options: TokenizerOptions, table: SourceTable, where: str) -> int:
+    """The model that the output's vocabulary is taken from: one of the merge, or one that is opened for it."""
+    if options.source in ("base", "union"):
+        return 0
+    try:
+        return table.named(options.source, where)
+    except CheckpointError as error:
+        if options.absent is None:
+            raise RecipeError(
+                f"{error}; expected base, union or a model of the merge, or a rule for absent tokens with the "
+                "vocabulary of any other model"
+            ) from None
+    return table.add_donor(options.source, f"{where}.source")
+
+
+def _fit(options: TokenizerOptions, table: SourceTable, model: int, source: int) -> Fit | None:
+    """How absent rows are fitted, if they are: embeddings in the source's embedding, heads in its head if there is."""
+    if options.absent not in FITTED:
+        return None
+    donor = table.checkpoints[source]
+    embedding = _embedding(table, source)
+    assert embedding is not None, "its height was measured"
+    head = next((name for name in donor.names() if _SQUARE_HEAD.search(name) and name in _names(table, source)), None)
+    tensors = {
+        name: head if head is not None and name != _embedding(table, model) else embedding
+        for name in _names(table, model)
+        if len(table.checkpoints[model].spec(name).shape) == 2
+    }
+    return Fit(str(options.absent), source, options.terms if options.absent == "omp" else 1, tensors)
 
 
 def resized(table: SourceTable) -> tuple[int, int] | None:
@@ -226,8 +270,9 @@ def _output_ids(
     if options.source == "union":
         for i, each in enumerate(tokens):
             ordinary = 0
+            known = {} if each.spelling == tokens[model].spelling else match_tokens(each, tokens[model])
             for token, row in sorted(each.ids.items(), key=lambda item: item[1]):
-                if token not in ids and token not in wanted and row < heights[i]:
+                if token not in ids and token not in wanted and token not in known and row < heights[i]:
                     wanted[token] = each.added.get(token)
                     ordinary += token not in each.added
             if ordinary:
@@ -263,33 +308,37 @@ def _rule(
     return ((model, found),)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Rows:
     ids: Mapping[str, int]
     tokens: Sequence[Tokens]
+    #: Token -> row, for each model.
+    matched: Sequence[Mapping[str, int]]
     heights: Sequence[int]
     rules: Mapping[str, Sources | None]
     forced: set[str]
+    #: Whether a model's rows are made of its own alone.
+    alone: bool
+    #: The rows of the tokens that the model at hand lacks.
+    absent: dict[str, RowRun] = field(default_factory=dict)
 
-    def sources(self, model: int, token: str | None, row: int) -> Sources | None:
-        """Where a model's row of the output comes from; None for the mean of its rows."""
+    def row(self, model: int, token: str | None, row: int) -> RowRun:
+        """Where a model's row of the output comes from."""
         if token is None:
-            return self._padding(model, row)
-        own = self.tokens[model].ids.get(token)
-        if own is not None and own < self.heights[model] and token not in self.forced:
-            return ((model, own),)
+            return RowRun(1, self._padding(model, row))
+        own = self.matched[model].get(token)
+        if own is not None and token not in self.forced:
+            return RowRun(1, ((model, own),))
         rule = self.rules.get(token)
         if rule is not None:
-            return rule
-        holders = [
-            (i, found)
-            for i, each in enumerate(self.tokens)
-            if (found := each.ids.get(token)) is not None and found < self.heights[i]
-        ]
-        return tuple(holders[:1] if holders and holders[0][0] == 0 else holders)
+            return RowRun(1, rule)
+        if token in self.absent:
+            return self.absent[token]
+        holders = [(i, found) for i, each in enumerate(self.matched) if (found := each.get(token)) is not None]
+        return RowRun(1, tuple(holders[:1] if holders and holders[0][0] == 0 else holders))
 
     def _padding(self, model: int, row: int) -> Sources | None:
-        for i in (model, 0):
+        for i in (model,) if self.alone else (model, 0):
             if row < self.heights[i] and row not in self._named(i):
                 return ((i, row),)
         return None
@@ -299,27 +348,3 @@ class _Rows:
         if model not in cache:
             cache[model] = set(self.tokens[model].ids.values())
         return cache[model]
-
-
-def _runs(rows: Iterable[Sources | None]) -> tuple[RowRun, ...]:
-    """Runs of consecutive rows that come from consecutive rows."""
-    found: list[RowRun] = []
-    first: Sources | None = None
-    count = 0
-    for sources in rows:
-        if count and _continues(first, count, sources):
-            count += 1
-            continue
-        if count:
-            found.append(RowRun(count, first))
-        first, count = sources, 1
-    return (*found, RowRun(count, first)) if count else ()
-
-
-def _continues(first: Sources | None, count: int, sources: Sources | None) -> bool:
-    """Whether the row `count` rows after `first` comes from these sources."""
-    if first is None or sources is None:
-        return first is None and sources is None
-    return len(first) == len(sources) and all(
-        model == m and row + count == r for (model, row), (m, r) in zip(first, sources, strict=True)
-    )

@@ -1,0 +1,71 @@
+"""How a tokenizer cuts the bytes of another tokenizer's tokens into its own pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from merganser.checkpoints.json_file import read_object
+from merganser.checkpoints.token_bytes import spell
+from merganser.checkpoints.tokenizer import Tokens
+from merganser.errors import CheckpointError, require
+
+_STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")
+
+
+def cut_into_pieces(directory: Path, tokens: Tokens, texts: Sequence[bytes]) -> list[list[int]]:
+    """Cut texts with the model of a tokenizer alone: no normaliser, no splitting into words, no special tokens.
+
+    Args:
+        directory: Where its `tokenizer.json` is.
+        tokens: Its vocabulary.
+        texts: The bytes of each text, words preceded by a space.
+
+    Returns:
+        The ids of the pieces of every text; none for a text that its pieces cannot spell.
+
+    Raises:
+        CheckpointError: There is no `tokenizer.json`.
+
+    Example:
+        >>> cut_into_pieces(Path("model"), read_tokens(Path("model")), [b" merging"])
+        [[5366, 292]]
+    """
+    if not (directory / "tokenizer.json").is_file():
+        raise CheckpointError(
+            f"{directory}: no tokenizer.json to cut tokens into pieces with; save its tokenizer as a fast one with "
+            "transformers first"
+        )
+    spelt = [spell(text, tokens.spelling) for text in texts]
+    if tokens.spelling == "wordpiece":
+        found = [_longest_matches(text or "", tokens) for text in spelt]
+    else:
+        data = read_object(directory / "tokenizer.json")
+        bare = {**data, **dict.fromkeys(_STEPS), "added_tokens": []}
+        runner = require("tokenizers", "hf").Tokenizer.from_str(json.dumps(bare))
+        found = [encoding.ids for encoding in runner.encode_batch([text or "" for text in spelt])]
+    unknown = tokens.ids.get(tokens.roles.get("unk", ""))
+    return [
+        _bytes(text, tokens) if not pieces or unknown in pieces else pieces
+        for text, pieces in zip(texts, found, strict=True)
+    ]
+
+
+def _bytes(text: bytes, tokens: Tokens) -> list[int]:
+    """The tokens of the single bytes; none unless it has them all."""
+    found = [tokens.ids.get(f"<0x{byte:02X}>") for byte in text]
+    return [] if None in found else [piece for piece in found if piece is not None]
+
+
+def _longest_matches(word: str, tokens: Tokens) -> list[int]:
+    """WordPiece: the longest known beginning, then the longest continuation, and so on."""
+    found, prefix = [], "##" if word.startswith("##") else ""
+    rest = word.removeprefix("##")
+    while rest:
+        end = next((n for n in range(len(rest), 0, -1) if prefix + rest[:n] in tokens.ids), 0)
+        if not end:
+            return []
+        found.append(tokens.ids[prefix + rest[:end]])
+        prefix, rest = "##", rest[end:]
+    return found

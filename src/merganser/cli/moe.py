@@ -1,0 +1,27 @@
+"""`merganser moe`: dense models as the experts of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from merganser.cli.options import DryRun, Json, Memory, Out, Overwrite, Resume, Workers
+from merganser.cli.views import write_view
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML), as mergekit-moe takes it.")],
+    out: Out,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    memory: Memory = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Make a mixture of experts of dense models: Mixtral, Qwen2-MoE, Qwen3-MoE or DeepSeek."""
+    from merganser.surgery.mixtures import moe
+
+    write_view(moe(recipe), out, None, dry_run, resume, overwrite, memory, workers, as_json)

@@ -1,0 +1,34 @@
+"""`merganser transplant-tokenizer`: a model with the tokenizer of another one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from merganser.cli.options import DryRun, Json, Memory, Out, Overwrite, Resume, Workers
+from merganser.cli.views import write_view
+
+
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint to change.")],
+    out: Out,
+    donor: Annotated[str, typer.Option("--from", metavar="DONOR", help="Checkpoint whose tokenizer it gets.")],
+    absent: Annotated[
+        str,
+        typer.Option(help="Rows of tokens MODEL lacks: omp, nearest, subwords, weighted_subwords, mean or zero."),
+    ] = "omp",
+    terms: Annotated[int | None, typer.Option(min=1, help="Shared rows that omp combines; default 8.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Dtype of the output; default: that of MODEL.")] = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    memory: Memory = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Give a model the tokenizer of another: rows of shared tokens are kept, the others made by a rule."""
+    from merganser.surgery.transplants import transplant
+
+    view = transplant(model, donor, absent=absent, terms=terms)
+    write_view(view, out, dtype, dry_run, resume, overwrite, memory, workers, as_json)

@@ -1,0 +1,66 @@
+"""Writing a checkpoint that is computed as it is read, with the plan before and the progress meanwhile."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from merganser.cli.interrupts import explain_interrupt, left_in
+from merganser.cli.output import emit, say
+from merganser.cli.plan import show_summary, summarise
+from merganser.cli.progress import ProgressReporter
+from merganser.units import parse_size, show_time
+
+if TYPE_CHECKING:
+    from merganser.engine.nested import Merged
+
+
+def write_view(
+    view: Merged,
+    out: Path,
+    dtype: str | None,
+    dry_run: bool,
+    resume: bool,
+    overwrite: bool,
+    memory: str | None,
+    workers: int | None,
+    as_json: bool,
+) -> None:
+    """Show what a view will compute, and write it unless this is a dry run."""
+    from merganser.engine.execute import DEFAULT_MEMORY, Progress
+    from merganser.engine.merge import Merge
+    from merganser.recipes.saving import save
+
+    limit = parse_size(memory) if memory else DEFAULT_MEMORY
+    began = time.monotonic()
+    show_summary(summarise(Merge(view.plan, view.sources), limit, workers, strict=memory is not None), as_json)
+    if dry_run:
+        return
+    complete: list[Path] = []
+    with (
+        explain_interrupt(lambda: left_in(out.with_name(f"{out.name}.partial"))),
+        ProgressReporter(as_json) as reporter,
+    ):
+
+        def on_progress(progress: Progress) -> None:
+            reporter(progress.done, progress.total, progress.name)
+
+        save(
+            view,
+            out,
+            dtype=dtype,
+            resume=resume,
+            overwrite=overwrite,
+            workers=workers,
+            memory=limit,
+            on_progress=on_progress,
+            on_complete=complete.append,
+        )
+    seconds = time.monotonic() - began
+    if as_json:
+        emit({"event": "done", "path": str(out), "seconds": round(seconds, 3), "already_complete": bool(complete)})
+    elif complete:
+        say(f"{out} is complete already, made from these models in this way: nothing to do")
+    else:
+        say(f"wrote {out} in {show_time(seconds)}")

@@ -1,0 +1,84 @@
+"""The rows of tokens that a model does not have, by the rule that a recipe names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from merganser.checkpoints.row_runs import RowRun
+from merganser.checkpoints.token_bytes import match_tokens, spelt_bytes
+from merganser.checkpoints.token_pieces import cut_into_pieces
+from merganser.checkpoints.tokenizer import Tokens
+from merganser.errors import CheckpointError, RecipeError
+from merganser.recipes.schema import TokenizerOptions
+from merganser.recipes.sources import SourceTable
+
+#: Rules that look at the embedding of the vocabulary's source.
+FITTED = ("omp", "nearest")
+#: The share of the vocabulary that must be common before rows are fitted to the rest.
+_ENOUGH = 0.01
+
+
+def absent_rows(
+    options: TokenizerOptions, table: SourceTable, model: int, tokens: Tokens, own: Tokens, missing: Sequence[str]
+) -> dict[str, RowRun]:
+    """Return the row of each token that a model lacks, with the rows of the model that it is made of.
+
+    Args:
+        options: What the recipe says of the vocabulary; `absent` is the rule.
+        table: The models.
+        model: Which of them lacks the tokens.
+        tokens: The vocabulary of the output.
+        own: The vocabulary of the model.
+        missing: The tokens.
+    """
+    if options.absent in FITTED:
+        return dict.fromkeys(missing, RowRun(1, "fit"))
+    if options.absent == "zero":
+        return dict.fromkeys(missing, RowRun(1, ()))
+    if options.absent == "mean":
+        return dict.fromkeys(missing, RowRun(1, None))
+    directory = table.tokenizer(model).directory
+    assert directory is not None, "its tokens were read from there"
+    plain = [token.encode() if token in tokens.added else spelt_bytes(token, tokens.spelling) for token in missing]
+    spelling = {i: token for token, i in own.ids.items()}
+    found = {}
+    for token, pieces in zip(missing, cut_into_pieces(directory, own, plain), strict=True):
+        lengths = [len(spelt_bytes(spelling[piece], own.spelling)) for piece in pieces]
+        total = sum(lengths) if options.absent == "weighted_subwords" and len(pieces) > 1 else 0
+        weights = tuple(length / total for length in lengths) if total else ()
+        found[token] = RowRun(1, tuple((model, piece) for piece in pieces) or None, weights)
+    return found
+
+
+def match_rows(options: TokenizerOptions, tokens: Tokens, own: Tokens, height: int) -> dict[str, int]:
+    """Token of the output's source -> the row of a model that stands for it; others by the same spelling."""
+    found = {token: row for token, row in own.ids.items() if row < height}
+    if own is tokens or (options.absent is None and own.spelling == tokens.spelling):
+        return found
+    equal = {t: found[o] for t, o in match_tokens(tokens, own).items() if o in found}
+    return {t: row for t, row in found.items() if t not in tokens.ids} | equal
+
+
+def check_absent(options: TokenizerOptions, where: str) -> None:
+    """Refuse a rule that needs one source for all tokens where there is none."""
+    if options.absent in FITTED and options.source == "union":
+        raise RecipeError(
+            f"{where}.absent: {options.absent} fits tokens in the embedding of one model, and the union has none; "
+            "name a model as the source"
+        )
+
+
+def check_shared(options: TokenizerOptions, shared: int, total: int, labels: Sequence[str], where: str) -> None:
+    """Refuse vocabularies that share too little for fitting the rest."""
+    needed = max(options.terms if options.absent == "omp" else 1, round(_ENOUGH * total))
+    if options.absent in FITTED and shared < needed:
+        raise CheckpointError(
+            f"{where}: {labels[0]} has {shared} of the {total} tokens of {labels[1]}, too few to fit the others with "
+            f"(absent: {options.absent} needs {needed}); use absent: subwords, or a source of the same script"
+        )
+
+
+def describe_shared(rows: Mapping[str, int], tokens: Tokens, options: TokenizerOptions, label: str) -> str:
+    """Say how many tokens of the output a model has itself."""
+    count = sum(token in rows for token in tokens.ids)
+    return f"{label} has {count} of {len(tokens.ids)} tokens; the rows of the others are made by {options.absent}"

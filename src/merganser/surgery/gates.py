@@ -1,0 +1,151 @@
+"""The gates of a mixture of experts made of dense models: a matrix (experts, hidden) for every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.row_runs import gather
+from merganser.errors import InputError, require
+from merganser.surgery.moe_recipes import ExpertEntry, MoERecipe
+
+_EMBEDDING = "model.embed_tokens.weight"
+#: Rows of the embedding that stand for hidden states, at most, and the ridge of the regression on them.
+_SAMPLES, _RIDGE = 8192, 1e-2
+
+
+def build_gates(
+    recipe: MoERecipe, base: Checkpoint, entries: Sequence[ExpertEntry], experts: Sequence[Checkpoint], layers: int
+) -> Tensor:
+    """Return the gates of routed and shared experts, (layers, experts, hidden), float32.
+
+    | gate_mode | the gate of an expert |
+    |---|---|
+    | `hidden` | unit vector of the hidden state that enters the layer, at the prompts' last tokens |
+    | `hidden_avg` | the same, averaged over the tokens |
+    | `cheap_embed` | unit vector of the sum of the prompts' token embeddings, the same for every layer |
+    | `random`, `uniform_random` | drawn from N(0, 1), or as `nn.Linear` is initialised |
+    | `singular` | from the weights alone: see `singular_gates` |
+
+    Negative prompts are subtracted before the vector is made a unit vector.
+
+    Args:
+        recipe: The recipe.
+        base: The base model.
+        entries: The routed experts, then the shared ones.
+        experts: Their models.
+        layers: The number of layers.
+    """
+    hidden = base.spec(_EMBEDDING).shape[1]
+    if recipe.gate_mode in ("random", "uniform_random", "uniform"):
+        generator = torch.Generator().manual_seed(recipe.seed)
+        if recipe.gate_mode == "random":
+            return torch.randn((layers, len(entries), hidden), generator=generator)
+        return (2 * torch.rand((layers, len(entries), hidden), generator=generator) - 1) / hidden**0.5
+    if recipe.gate_mode == "singular":
+        return singular_gates(base, experts, layers)
+    embed = _embedder(recipe, base, layers)
+    return torch.stack([_unit(_contrast(entry, embed)) for entry in entries], dim=1)
+
+
+def _contrast(entry: ExpertEntry, embed: Callable[[Sequence[str]], Tensor]) -> Tensor:
+    return embed(entry.positive) - embed(entry.negative) if entry.negative else embed(entry.positive)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=1e-8)
+
+
+def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Sequence[str]], Tensor]:
+    """Prompts -> a vector for every layer, (layers, hidden)."""
+    transformers = require("transformers", "hf")
+    if base.directory is None or not (base.directory / "config.json").is_file():
+        raise InputError(f"gate_mode: {recipe.gate_mode} runs prompts through {base.label}, which has no config.json")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base.directory)
+
+    def ids(prompt: str) -> list[int]:
+        found: list[int] = tokenizer((tokenizer.bos_token or "") + prompt, add_special_tokens=False)["input_ids"]
+        if not found:
+            raise InputError(f"the prompt {prompt!r} has no tokens")
+        return found
+
+    if recipe.gate_mode == "cheap_embed":
+
+        def embed(prompts: Sequence[str]) -> Tensor:
+            rows = torch.tensor([i for prompt in prompts for i in ids(prompt)]).numpy()
+            return _unit(gather(base, _EMBEDDING, rows).float().sum(0)).expand(layers, -1)
+
+        return embed
+    model = _load_base(transformers, base)
+
+    def states(prompts: Sequence[str]) -> Tensor:
+        found = []
+        for prompt in prompts:  # one by one: padding would be averaged in, or taken for the last token
+            with torch.inference_mode():
+                output = model(input_ids=torch.tensor([ids(prompt)]), output_hidden_states=True)
+            inputs = torch.cat(output.hidden_states[:layers]).float()  # (layers, tokens, hidden)
+            found.append(inputs.mean(1) if recipe.gate_mode == "hidden_avg" else inputs[:, -1])
+        return torch.stack(found).mean(0)
+
+    return states
+
+
+def _load_base(transformers: Any, base: Checkpoint) -> Any:
+    """The base in float32, with the weights of the checkpoint: an adapter's, too."""
+    config = transformers.AutoConfig.from_pretrained(base.directory)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    model.load_state_dict({name: base.read(name).float() for name in base.names()}, strict=False)
+    model.tie_weights()
+    return model
+
+
+def singular_gates(base: Checkpoint, experts: Sequence[Checkpoint], layers: int) -> Tensor:
+    """Return data-free gates: an expert is chosen for hidden states that its task singular vectors see.
+
+    An expert's change of the gate and up projections, Δ_e = [ΔW_gate; ΔW_up] = U Σ Vᵀ, says which inputs it was tuned
+    for. The energy of a normed hidden state h in its leading right singular vectors (a 1/experts share of them, as in
+    TSV-Merge), E_e(h) = ‖Σ_k V_kᵀ h‖² / ‖Σ_k‖², is quadratic and a gate is linear, so the gate is the ridge regression
+    of log E_e(h), standardised over experts and inputs, on h. Embedding rows, normed as the layer norms its input,
+    stand for hidden states.
+
+    Args:
+        base: What the experts were fine-tuned from.
+        experts: The fine-tuned models.
+        layers: The number of layers.
+
+    Returns:
+        The gates, (layers, experts, hidden).
+    """
+    height = base.spec(_EMBEDDING).shape[0]
+    step = max(1, height // _SAMPLES)
+    inputs = gather(base, _EMBEDDING, torch.arange(0, height, step).numpy()).double()
+    inputs = inputs / inputs.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-12)
+    gates = []
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        states = inputs * base.read(f"{prefix}post_attention_layernorm.weight").double()
+        energies = torch.stack([_energy(base, expert, prefix, states, len(experts)) for expert in experts], dim=1)
+        scores = energies.clamp(min=1e-12).log()
+        scores = scores - scores.mean(1, keepdim=True)
+        scores = (scores - scores.mean(0)) / scores.std().clamp(min=1e-12)
+        gram = states.T @ states
+        ridge = _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+        gates.append(torch.linalg.solve(gram + ridge, states.T @ scores).T.float())
+    return torch.stack(gates)
+
+
+def _energy(base: Checkpoint, expert: Checkpoint, prefix: str, states: Tensor, share: int) -> Tensor:
+    """E_e(h) for each of the states; of an expert that equals the base, zero."""
+    gram = torch.zeros((states.shape[1], states.shape[1]), dtype=torch.float64)
+    for part in ("gate_proj", "up_proj"):
+        name = f"{prefix}mlp.{part}.weight"
+        change = expert.read(name).double() - base.read(name).double()
+        gram += change.T @ change
+    values, vectors = torch.linalg.eigh(gram)
+    kept = max(1, len(values) // share)
+    values, vectors = values[-kept:].clamp(min=0), vectors[:, -kept:]
+    return ((states @ vectors).pow(2) * values).sum(1) / values.sum().clamp(min=1e-300)

@@ -1,0 +1,144 @@
+"""The layouts of mixtures of experts: what their tensors are called and what their configs say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from merganser.errors import InputError, did_you_mean
+from merganser.surgery.moe_recipes import PROMPTED, MoERecipe
+
+_DEEPSEEK = "deepseek-ai/deepseek-moe-16b-base--"
+#: What configs of dense models leave out, where mixtures have another default.
+_DEFAULTS = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048, "attention_bias": False}
+
+
+@dataclass(frozen=True)
+class MoELayout:
+    """A kind of mixture: which dense models it is made of, and how it names and configures its parts.
+
+    Attributes:
+        name: What recipes call it.
+        dense: The `model_type` of the dense models.
+        kind: The `model_type` of the mixture.
+        architecture: Its class.
+        mlp: The module of a layer that has gate and experts.
+        parts: Names of an expert's three matrices: gate, up, down.
+        shared: The fewest and the most shared experts.
+        shared_module: What a shared expert is called.
+        shared_gate: Whether shared experts have a gate.
+        biases: Whether attention has biases, which are zero if the dense models have none.
+    """
+
+    name: str
+    dense: tuple[str, ...]
+    kind: str
+    architecture: str
+    mlp: str = "mlp"
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared: tuple[int, int] = (0, 0)
+    shared_module: str = ""
+    shared_gate: bool = False
+    biases: bool = False
+
+    def config(self, dense: Mapping[str, Any], recipe: MoERecipe) -> dict[str, Any]:
+        """Return what the config of the mixture says besides that of the dense base."""
+        count, wide = len(recipe.experts), dense.get("intermediate_size")
+        found: dict[str, Any] = {
+            **{key: value for key, value in _DEFAULTS.items() if key not in dense},
+            "num_key_value_heads": dense.get("num_key_value_heads") or dense.get("num_attention_heads"),
+            "architectures": [self.architecture],
+            "model_type": self.kind,
+            "num_experts_per_tok": recipe.per_token,
+            "sliding_window": None,
+            "tie_word_embeddings": bool(dense.get("tie_word_embeddings")),
+        }
+        if "rope_theta" not in dense and "rope_parameters" not in dense:
+            found["rope_theta"] = 10000.0
+        if self.kind == "mixtral":
+            return found | {"num_local_experts": count}
+        found |= {"moe_intermediate_size": wide, "norm_topk_prob": True}
+        if self.kind == "deepseek":
+            classes = {"AutoConfig": "configuration_deepseek.DeepseekConfig"}
+            classes |= {f"Auto{name}": f"modeling_deepseek.Deepseek{cls}" for name, cls in _DEEPSEEK_CLASSES.items()}
+            return found | {
+                "n_routed_experts": count,
+                "n_shared_experts": len(recipe.shared) or None,
+                "first_k_dense_replace": 0,
+                "moe_layer_freq": 1,
+                "scoring_func": "softmax",
+                "auto_map": {name: _DEEPSEEK + place for name, place in classes.items()},
+            }
+        found |= {"num_experts": count, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        found |= {"shared_expert_intermediate_size": wide} if self.kind == "qwen2_moe" else {}
+        return found | {"use_sliding_window": False, "max_window_layers": dense.get("num_hidden_layers")}
+
+
+_DEEPSEEK_CLASSES = {"Model": "Model", "ModelForCausalLM": "ForCausalLM"}
+LAYOUTS = (
+    MoELayout("mixtral", ("llama", "mistral"), "mixtral", "MixtralForCausalLM", "block_sparse_moe", ("w1", "w3", "w2")),
+    MoELayout("qwen3", ("qwen3",), "qwen3_moe", "Qwen3MoeForCausalLM"),
+    MoELayout(
+        "qwen2",
+        ("llama", "mistral", "qwen2"),
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        shared=(1, 1),
+        shared_module="shared_expert",
+        shared_gate=True,
+        biases=True,
+    ),
+    MoELayout(
+        "deepseek",
+        ("llama", "mistral"),
+        "deepseek",
+        "DeepseekForCausalLM",
+        shared=(0, 1),
+        shared_module="shared_experts",
+    ),
+)
+
+
+def choose_layout(recipe: MoERecipe, kinds: Sequence[str], labels: Sequence[str]) -> MoELayout:
+    """Return the layout a recipe asks for, or the first that its models allow.
+
+    Args:
+        recipe: The recipe.
+        kinds: The `model_type` of the base and of every expert.
+        labels: What they are called.
+
+    Raises:
+        InputError: If none fits, with the reason for each.
+    """
+    if unlike := next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None):
+        raise InputError(
+            f"{labels[unlike]} is a {kinds[unlike] or 'model without a config'}, {labels[0]} a {kinds[0]}: experts "
+            "must have the architecture of the base"
+        )
+    named = {"qwen": "qwen2", "qwen moe": "qwen2", "qwen3 moe": "qwen3", "deepseek moe": "deepseek"}
+    asked = (recipe.architecture or "").lower()
+    asked = named.get(asked, asked)
+    known = [layout.name for layout in LAYOUTS]
+    if asked and asked not in known:
+        raise InputError(f"architecture: unknown {recipe.architecture!r}{did_you_mean(asked, known)}")
+    why = []
+    for layout in LAYOUTS:
+        if asked in ("", layout.name):
+            if (reason := _refusal(layout, recipe, kinds[0])) is None:
+                return layout
+            why.append(f"{layout.name} {reason}")
+    raise InputError(f"no mixture can be made of these models: {'; '.join(why)}")
+
+
+def _refusal(layout: MoELayout, recipe: MoERecipe, kind: str) -> str | None:
+    low, high = layout.shared
+    if kind not in layout.dense:
+        return f"has a place for the experts of {' or '.join(layout.dense)} models, not of {kind or 'unknown'} ones"
+    if not low <= len(recipe.shared) <= high:
+        return f"takes {f'{low} to {high}' if low < high else low} shared experts, not {len(recipe.shared)}"
+    if layout.shared_gate and recipe.gate_mode in PROMPTED and not all(each.positive for each in recipe.shared):
+        return "needs positive_prompts for its shared expert"
+    if not layout.shared_gate and any(each.positive or each.negative for each in recipe.shared):
+        return "has no gate for its shared expert; leave its prompts out"
+    return None

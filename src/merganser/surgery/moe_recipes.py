@@ -1,0 +1,170 @@
+"""Recipes for mixtures of experts, in the words of mergekit-moe.
+
+base_model: ./base                # attention, norms, embeddings
+gate_mode: hidden                 # hidden, hidden_avg, cheap_embed, random, uniform_random or singular
+experts_per_token: 2
+dtype: bfloat16
+experts:
+  - source_model: ./math          # its MLPs become an expert
+    positive_prompts: ["Solve the equation"]
+    negative_prompts: ["Write a poem"]
+  - source_model: ./code
+    positive_prompts: ["def main():"]
+shared_experts: [...]             # Qwen2-MoE and DeepSeek
+architecture: mixtral             # mixtral, qwen2, qwen3 or deepseek; by default what the models allow
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from merganser.errors import RecipeError, did_you_mean, reading
+from merganser.recipes import documents, fields
+from merganser.recipes.fields import expect, known_keys
+from merganser.recipes.schema import Problems
+
+GATES = ("hidden", "hidden_last", "hidden_avg", "cheap_embed", "random", "uniform_random", "uniform", "singular")
+#: Gates that are made of prompts.
+PROMPTED = ("hidden", "hidden_last", "hidden_avg", "cheap_embed")
+_KEYS = ("base_model", "experts", "gate_mode", "dtype", "experts_per_token", "shared_experts", "architecture", "seed")
+_EXPERT_KEYS = ("source_model", "positive_prompts", "negative_prompts", "noise_scale", "residual_scale")
+
+
+@dataclass(frozen=True)
+class ExpertEntry:
+    """A model whose MLPs become an expert, and the prompts that its gate is made of."""
+
+    path: str
+    where: str
+    positive: tuple[str, ...] = ()
+    negative: tuple[str, ...] = ()
+    noise: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class MoERecipe:
+    """A mixture of experts as asked for; `root` is the directory of its file."""
+
+    base: str
+    experts: tuple[ExpertEntry, ...]
+    shared: tuple[ExpertEntry, ...] = ()
+    gate_mode: str = "hidden"
+    per_token: int = 2
+    dtype: str | None = None
+    architecture: str | None = None
+    seed: int = 0
+    written: str | Mapping[str, Any] = ""
+    root: Path | None = None
+
+
+def load_moe(source: str | os.PathLike[str] | Mapping[str, Any]) -> MoERecipe:
+    """Read a recipe for a mixture of experts: the path of a YAML file, or a mapping.
+
+    Raises:
+        RecipeError: With every problem of the recipe.
+    """
+    if isinstance(source, Mapping):
+        return _read(dict(source), source, None, "recipe")
+    path = Path(source)
+    if not path.is_file():
+        raise RecipeError(f"{path}: no such recipe file")
+    with reading(path, RecipeError):
+        text = path.read_text(encoding="utf-8")
+    found = [document for document in documents.parse(text, str(path)) if document is not None]
+    if len(found) != 1 or not isinstance(found[0], dict):
+        raise RecipeError(f"{path}: expected one document with base_model and experts")
+    return _read(found[0], text, path.parent, str(path))
+
+
+def _read(data: dict[str, Any], written: str | Mapping[str, Any], root: Path | None, source: str) -> MoERecipe:
+    problems = Problems()
+    known_keys(data, _KEYS, "", problems)
+    gate = str(data.get("gate_mode") or "hidden")
+    if gate not in GATES:
+        problems.add("gate_mode", f"unknown gate {gate!r}{did_you_mean(gate, GATES)}")
+    experts = _experts(data.get("experts"), "experts", problems)
+    shared = _experts(data.get("shared_experts") or [], "shared_experts", problems)
+    base, dtype, architecture, per_token, seed = "", None, None, 2, 0
+    with problems.collect():
+        base = _path(data.get("base_model"), "base_model")
+    with problems.collect():
+        dtype = fields.dtype(data["dtype"], "dtype") if data.get("dtype") else None
+    with problems.collect():
+        architecture = expect(data["architecture"], str, "architecture") if data.get("architecture") else None
+    with problems.collect():
+        per_token, seed = (
+            expect(data.get("experts_per_token", 2), int, "experts_per_token"),
+            expect(data.get("seed", 0), int, "seed"),
+        )
+        if experts and not 1 <= per_token <= len(experts):
+            raise RecipeError(
+                f"experts_per_token: expected 1 to {len(experts)}, the number of experts; got {per_token}"
+            )
+    if not experts and not problems:
+        problems.add("experts", "expected a list of experts, each with a source_model")
+    if gate in PROMPTED:
+        _check_prompts(experts, gate, problems)
+    problems.finish(source)
+    return MoERecipe(base, experts, shared, gate, per_token, dtype, architecture, seed, written, root)
+
+
+def _check_prompts(experts: tuple[ExpertEntry, ...], gate: str, problems: Problems) -> None:
+    for expert in experts:
+        if not expert.positive:
+            others = "gate_mode: singular, random or uniform_random needs none"
+            problems.add(f"{expert.where}.positive_prompts", f"gate_mode: {gate} needs prompts; {others}")
+    if (
+        len(experts) > 1
+        and len({(expert.positive, expert.negative) for expert in experts}) == 1
+        and experts[0].positive
+    ):
+        problems.add("experts", "all have the same prompts, so that every gate would be the same")
+
+
+def _experts(raw: Any, where: str, problems: Problems) -> tuple[ExpertEntry, ...]:
+    found = []
+    with problems.collect():
+        for i, each in enumerate(expect(raw if raw is not None else [], list, where)):
+            place = f"{where}[{i}]"
+            with problems.collect():
+                expect(each, dict, place)
+                known_keys(each, _EXPERT_KEYS, place, problems)
+                noise, scale = (_number(each.get(key), f"{place}.{key}") for key in ("noise_scale", "residual_scale"))
+                found.append(
+                    ExpertEntry(
+                        _path(each.get("source_model"), f"{place}.source_model"),
+                        place,
+                        _prompts(each.get("positive_prompts"), f"{place}.positive_prompts"),
+                        _prompts(each.get("negative_prompts"), f"{place}.negative_prompts"),
+                        noise or 0.0,
+                        1.0 if scale is None else scale,
+                    )
+                )
+    return tuple(found)
+
+
+def _path(raw: Any, where: str) -> str:
+    """A reference, which mergekit also writes as a mapping {model: {path: …}, lora: …}."""
+    if isinstance(raw, dict) and isinstance(raw.get("model"), dict):
+        raw = raw["model"].get("path")
+    if not isinstance(raw, str) or not raw.strip():
+        raise RecipeError(f"{where}: expected the path or hub id of a model")
+    return raw
+
+
+def _prompts(raw: Any, where: str) -> tuple[str, ...]:
+    texts = expect(raw or [], list, where)
+    return tuple(expect(text, str, f"{where}[{i}]") for i, text in enumerate(texts))
+
+
+def _number(raw: Any, where: str) -> float | None:
+    if raw is None:
+        return None
+    if isinstance(raw, bool) or not isinstance(raw, (int, float)):
+        raise RecipeError(f"{where}: expected a number")
+    return float(raw)

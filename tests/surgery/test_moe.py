@@ -1,0 +1,196 @@
+"""Mixtures of experts made of dense models: tensors, gates, configs, and what transformers makes of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import merganser as mg
+from merganser.errors import InputError, RecipeError
+from merganser.surgery.gates import singular_gates
+
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def recipe(base, experts, **settings):
+    return {
+        "base_model": str(base),
+        "experts": [
+            {"source_model": str(path), "positive_prompts": [text]}
+            for path, text in zip(experts, ["the quick fox", "a little girl", "weights are averaged"], strict=False)
+        ],
+        **settings,
+    }
+
+
+@pytest.fixture
+def dense(llama):
+    return [llama(name, seed=seed) for seed, name in enumerate(["base", "a", "b"])]
+
+
+@pytest.mark.parametrize("gate", ["hidden", "hidden_avg", "cheap_embed", "random", "uniform_random", "singular"])
+def test_mixtral_loads_and_routes(dense, tmp_path, gate):
+    """With experts_per_token = experts, the layer is the mean of the experts weighted by the softmax of the gate."""
+    transformers = pytest.importorskip("transformers")
+    base, *experts = dense
+    out = mg.save(mg.surgery.moe(recipe(base, experts, gate_mode=gate)), tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    assert type(model).__name__ == "MixtralForCausalLM"
+    assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=3).shape == (1, 6)
+    made = mg.open(out)
+    states = torch.randn(1, 5, 8)
+    layer = model.model.layers[1]
+    block = getattr(layer, "mlp", None) or layer.block_sparse_moe
+    with torch.no_grad():
+        got = block(states)
+    got = got[0] if isinstance(got, tuple) else got
+    weights = (states @ made["model.layers.1.block_sparse_moe.gate.weight"].T).softmax(-1)
+    expected = torch.zeros_like(states)
+    for i, path in enumerate(experts):
+        source = mg.open(path)
+        gate_proj, up, down = (source[f"model.layers.1.mlp.{part}.weight"] for part in MLP)
+        hidden = torch.nn.functional.silu(states @ gate_proj.T) * (states @ up.T)
+        expected += weights[..., i : i + 1] * (hidden @ down.T)
+    torch.testing.assert_close(got, expected)
+    assert torch.equal(
+        made["model.layers.0.self_attn.q_proj.weight"], mg.open(base)["model.layers.0.self_attn.q_proj.weight"]
+    )
+    assert (out / "tokenizer.json").is_file()
+
+
+def test_equal_experts_do_what_the_dense_model_does(dense, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    base = dense[0]
+    out = mg.save(mg.surgery.moe(recipe(base, [base, base], gate_mode="random", seed=3)), tmp_path / "out")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    tokens = torch.tensor([[5, 7, 11, 13]])
+    with torch.no_grad():
+        torch.testing.assert_close(load(out)(tokens).logits, load(base)(tokens).logits)
+
+
+def test_gates_of_prompts(dense):
+    transformers = pytest.importorskip("transformers")
+    base, *experts = dense
+    asked = recipe(base, experts)
+    asked["experts"][0]["negative_prompts"] = ["dogs and foxes meet"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+
+    def embed(text, mode):
+        ids = tokenizer(tokenizer.bos_token + text, add_special_tokens=False, return_tensors="pt").input_ids
+        if mode == "cheap_embed":
+            total = model.get_input_embeddings()(ids)[0].sum(0)
+            return (total / total.norm()).expand(2, -1)
+        states = torch.stack(model(ids, output_hidden_states=True).hidden_states[:2])[:, 0]
+        return states[:, -1] if mode == "hidden" else states.mean(1)
+
+    for mode in ("hidden", "hidden_avg", "cheap_embed"):
+        view = mg.surgery.moe(asked | {"gate_mode": mode})
+        with torch.no_grad():
+            first = embed("the quick fox", mode) - embed("dogs and foxes meet", mode)
+            second = embed("a little girl", mode)
+        for layer in range(2):
+            expected = torch.stack([v[layer] / v[layer].norm() for v in (first, second)])
+            torch.testing.assert_close(view[f"model.layers.{layer}.block_sparse_moe.gate.weight"], expected)
+
+
+def test_singular_gates_choose_the_expert_whose_subspace_holds_the_state(checkpoint):
+    """Experts that changed disjoint halves of the inputs: the energy tells them apart, and so does the linear gate."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, count = 16, 600
+    halves = torch.rand(count, generator=generator) < 0.5
+    rows = torch.rand(count, hidden, generator=generator)  # a mean, without which no linear gate can see an energy
+    rows[halves, 8:] *= 0.1
+    rows[~halves, :8] *= 0.1
+    name = "model.layers.0.mlp.{}_proj.weight".format
+    tensors = {"model.embed_tokens.weight": rows, "model.layers.0.post_attention_layernorm.weight": torch.ones(hidden)}
+    tensors |= {name(part): torch.randn(24, hidden, generator=generator) for part in ("gate", "up")}
+    experts = []
+    for chosen in (slice(0, 8), slice(8, 16)):
+        change = torch.zeros(24, hidden)
+        change[:, chosen] = torch.randn(24, 8, generator=generator)
+        experts.append(mg.open(tensors | {name(p): tensors[name(p)] + change for p in ("gate", "up")}))
+    gates = singular_gates(mg.open(tensors), experts, 1)[0]
+    normed = rows / rows.pow(2).mean(1, keepdim=True).sqrt()
+    right = (normed @ gates.T).argmax(1) == (~halves).long()
+    assert right.float().mean() > 0.99
+    scores = (normed @ gates.T).numpy()
+    assert 0.5 < np.std(scores - scores.mean(1, keepdims=True)) < 1.5
+
+
+def test_qwen_and_deepseek_layouts(llama, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    base, a, b = (llama(name, seed=seed) for seed, name in enumerate(["base", "a", "b"]))
+    asked = recipe(base, [a, b], gate_mode="cheap_embed", architecture="qwen")
+    shared = [{"source_model": str(base), "positive_prompts": ["what they know"], "residual_scale": 0.5}]
+    out = mg.save(mg.surgery.moe(asked | {"shared_experts": shared}), tmp_path / "qwen2")
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert type(model).__name__ == "Qwen2MoeForCausalLM"
+    assert torch.isfinite(model(torch.tensor([[1, 2]])).logits).all()
+    made, source = mg.open(out), mg.open(base)
+    assert made.spec("model.layers.0.mlp.shared_expert_gate.weight").shape == (1, 8)
+    name = "model.layers.1.mlp.{}down_proj.weight".format
+    torch.testing.assert_close(made[name("shared_expert.")], source[name("")] * 0.5)
+    assert torch.equal(made[name("experts.1.")], mg.open(b)[name("")])
+
+    asked |= {"architecture": "deepseek", "dtype": "bfloat16"}
+    out = mg.save(mg.surgery.moe(asked), tmp_path / "deepseek")
+    config = json.loads((out / "config.json").read_text())
+    assert config["model_type"] == "deepseek"
+    assert config["n_routed_experts"] == 2
+    assert mg.open(out).spec("model.layers.0.mlp.gate.weight").dtype == torch.bfloat16
+
+    qwen3 = [llama(f"q{i}", seed=i, model_type="qwen3", architectures=["Qwen3ForCausalLM"]) for i in range(3)]
+    view = mg.surgery.moe(recipe(qwen3[0], qwen3[1:], gate_mode="uniform"))
+    assert dict(view.plan.sidecars.config)[("model_type",)] == "qwen3_moe"
+    assert view["model.layers.0.mlp.gate.weight"].abs().max() <= 8**-0.5
+
+
+def test_noise_is_the_same_in_any_blocks(dense):
+    base, *experts = dense
+    asked = recipe(base, experts, gate_mode="random")
+    asked["experts"][1]["noise_scale"] = 0.1
+    view = mg.surgery.moe(asked)
+    name, plain = "model.layers.0.block_sparse_moe.experts.1.w1.weight", mg.open(experts[1])
+    noise = view[name] - plain["model.layers.0.mlp.gate_proj.weight"]
+    assert 0.05 < noise.std() < 0.2
+    assert torch.equal(view.read(name, (3, 7)), view[name][3:7])
+
+
+def test_resumes_and_says_when_complete(dense, tmp_path):
+    base, *experts = dense
+    asked = recipe(base, experts, gate_mode="cheap_embed")
+    out = mg.save(mg.surgery.moe(asked), tmp_path / "out")
+    complete = []
+    mg.save(mg.surgery.moe(asked), out, resume=True, on_complete=complete.append)
+    assert complete == [out]
+
+
+def test_refusals(llama, dense, tmp_path):
+    base, *experts = dense
+    with pytest.raises(RecipeError, match="unknown gate 'hiden'; did you mean 'hidden'"):
+        mg.surgery.moe(recipe(base, experts, gate_mode="hiden"))
+    with pytest.raises(RecipeError, match=r"experts_per_token: expected 1 to 2"):
+        mg.surgery.moe(recipe(base, experts, experts_per_token=3))
+    bare = recipe(base, experts)
+    del bare["experts"][1]["positive_prompts"]
+    with pytest.raises(RecipeError, match=r"experts\[1\]\.positive_prompts: gate_mode: hidden needs prompts"):
+        mg.surgery.moe(bare)
+    same = recipe(base, experts)
+    same["experts"][1]["positive_prompts"] = same["experts"][0]["positive_prompts"]
+    with pytest.raises(RecipeError, match="same prompts"):
+        mg.surgery.moe(same)
+    with pytest.raises(InputError, match=r"experts\[1\]: .*no such file or directory"):
+        mg.surgery.moe(recipe(base, [experts[0], tmp_path / "nowhere"]))
+    bert = llama("bert", model_type="bert")
+    with pytest.raises(InputError, match="no mixture can be made.*mixtral has a place for the experts of llama or"):
+        mg.surgery.moe(recipe(bert, [bert, bert], gate_mode="random"))
+    with pytest.raises(InputError, match="must have the architecture of the base"):
+        mg.surgery.moe(recipe(base, [experts[0], bert], gate_mode="random"))
+    with pytest.raises(InputError, match="qwen2 takes 1 shared experts, not 0"):
+        mg.surgery.moe(recipe(base, experts, gate_mode="random", architecture="qwen"))
+    with pytest.raises(InputError, match="must have the sizes of the base"):
+        mg.surgery.moe(recipe(base, [experts[0], llama("wide", hidden=12)], gate_mode="random"))
