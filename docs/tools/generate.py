@@ -27,6 +27,7 @@ PACKAGES = (
     "library",
     "report",
     "routing",
+    "surgery",
     "tuning",
 )
 COPIES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}

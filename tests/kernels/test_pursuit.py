@@ -16,7 +16,7 @@ def naive(target: np.ndarray, atoms: np.ndarray, terms: int) -> tuple[list[int],
     chosen: list[int] = []
     residual, coefficients = target, np.zeros(0)
     for _ in range(terms):
-        fit = np.abs(atoms @ residual) / np.linalg.norm(atoms, axis=1)
+        fit = np.abs(atoms @ residual)
         fit[chosen] = -1
         chosen.append(int(fit.argmax()))
         coefficients = np.linalg.lstsq(atoms[chosen].T, target, rcond=None)[0]

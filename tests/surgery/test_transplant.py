@@ -30,7 +30,7 @@ def pursue_naively(target, atoms, terms):
     chosen: list[int] = []
     residual = target
     for _ in range(terms):
-        fit = np.abs(atoms @ residual) / np.linalg.norm(atoms, axis=1)
+        fit = np.abs(atoms @ residual)
         fit[chosen] = -1
         chosen.append(int(fit.argmax()))
         weights = np.linalg.lstsq(atoms[chosen].T, target, rcond=None)[0]

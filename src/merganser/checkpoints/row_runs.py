@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from merganser.checkpoints.base import Checkpoint
-from merganser.lazy import torch
+from merganser.lazy import np, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

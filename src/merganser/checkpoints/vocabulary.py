@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
 from merganser.checkpoints.row_runs import RowRun, Terms, gather
 from merganser.kernels.pursuit import BATCH, pursue
-from merganser.lazy import torch
+from merganser.lazy import np, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,10 +17,11 @@ _DEPENDENT = 1e-6
 def pursue(targets: Tensor, atoms: Tensor, terms: int) -> tuple[Tensor, Tensor]:
     """Approximate each target as a combination of a few atoms: t ≈ Σ_j c_j · a_{i_j}.
 
-    Orthogonal matching pursuit. Each step picks the atom with the largest |⟨r, a⟩| / ‖a‖, where r is what the atoms
-    picked so far leave of the target (its least-squares residual). The atoms of a target are kept as an orthonormal
-    basis Q, so a step costs one matrix product for a whole batch of targets, and the coefficients follow at the end
-    from the triangular system (Q Aᵀ) c = Q t.
+    Orthogonal matching pursuit. Each step picks the atom with the largest |⟨r, a⟩|, where r is what the atoms picked so
+    far leave of the target (its least-squares residual); long atoms are preferred, since in an embedding the short ones
+    are those of tokens that were hardly trained. The atoms of a target are kept as an orthonormal basis Q, so a step
+    costs one matrix product for a whole batch of targets, and the coefficients follow at the end from the triangular
+    system (Q Aᵀ) c = Q t.
 
     Args:
         targets: The vectors to fit, (count, width), float32 or float64.
@@ -36,23 +37,21 @@ def pursue(targets: Tensor, atoms: Tensor, terms: int) -> tuple[Tensor, Tensor]:
         (tensor([[0]]), tensor([[2.]]))
     """
     terms = min(terms, len(atoms))
-    lengths = atoms.norm(dim=1, keepdim=True)
-    directions = (atoms / lengths.clamp(min=torch.finfo(atoms.dtype).tiny)).T.contiguous()
     starts = range(0, len(targets), BATCH)
-    fitted = [_pursue(targets[start : start + BATCH], atoms, directions, terms) for start in starts]
+    fitted = [_pursue(targets[start : start + BATCH], atoms, terms) for start in starts]
     if not fitted:
         return torch.zeros((0, terms), dtype=torch.long), targets.new_zeros((0, terms))
     return torch.cat([indices for indices, _ in fitted]), torch.cat([coefficients for _, coefficients in fitted])
 
 
-def _pursue(targets: Tensor, atoms: Tensor, directions: Tensor, terms: int) -> tuple[Tensor, Tensor]:
+def _pursue(targets: Tensor, atoms: Tensor, terms: int) -> tuple[Tensor, Tensor]:
     count, width = targets.shape
     basis = targets.new_zeros((count, terms, width))
     triangle = targets.new_zeros((count, terms, terms))
     chosen = torch.zeros((count, terms), dtype=torch.long)
     residual = targets.clone()
     for step in range(terms):
-        fit = (residual @ directions).abs_()
+        fit = (residual @ atoms.T).abs_()
         if step:
             fit.scatter_(1, chosen[:, :step], -1.0)
         chosen[:, step] = fit.argmax(1)

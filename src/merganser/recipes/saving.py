@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.base import Checkpoint, TensorSpec
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.dtypes import dtype_name
 from merganser.checkpoints.json_file import read_config
@@ -98,7 +98,7 @@ def _cast(source: Merged, dtype: str | torch.dtype | None) -> Merge:
     if dtype is not None:
         chosen = dtype_of(dtype)
         outputs = tuple(
-            replace(o, spec=replace(o.spec, dtype=chosen)) if o.spec.dtype.is_floating_point else o
+            replace(o, spec=TensorSpec(o.spec.shape, chosen)) if o.spec.dtype.is_floating_point else o
             for o in plan.outputs
         )
         config = edited(read_config(source.directory), plan.sidecars.config)

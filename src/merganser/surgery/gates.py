@@ -45,7 +45,8 @@ def build_gates(
         generator = torch.Generator().manual_seed(recipe.seed)
         if recipe.gate_mode == "random":
             return torch.randn((layers, len(entries), hidden), generator=generator)
-        return (2 * torch.rand((layers, len(entries), hidden), generator=generator) - 1) / hidden**0.5
+        drawn = torch.rand((layers, len(entries), hidden), generator=generator)
+        return (2 * drawn - 1).div(hidden**0.5)
     if recipe.gate_mode == "singular":
         return singular_gates(base, experts, layers)
     embed = _embedder(recipe, base, layers)
@@ -57,7 +58,7 @@ def _contrast(entry: ExpertEntry, embed: Callable[[Sequence[str]], Tensor]) -> T
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=1e-8)
+    return vectors.div(vectors.norm(dim=-1, keepdim=True).clamp(min=1e-8))
 
 
 def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Sequence[str]], Tensor]:
@@ -148,4 +149,4 @@ def _energy(base: Checkpoint, expert: Checkpoint, prefix: str, states: Tensor, s
     values, vectors = torch.linalg.eigh(gram)
     kept = max(1, len(values) // share)
     values, vectors = values[-kept:].clamp(min=0), vectors[:, -kept:]
-    return ((states @ vectors).pow(2) * values).sum(1) / values.sum().clamp(min=1e-300)
+    return (states @ vectors).pow(2).mul(values).sum(1).div(values.sum().clamp(min=1e-300))
