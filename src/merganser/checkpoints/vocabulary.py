@@ -30,8 +30,7 @@ class Fit:
 
     A token's row in the `donor` is fitted with the donor's rows of the tokens that both have, and the same combination
     of the model's own rows is taken. `omp` takes `terms` rows by orthogonal matching pursuit (arXiv:2506.06607),
-    `nearest` the one with the most similar direction, as it is. Both look at rows less the mean m of the shared ones,
-    and `omp` makes m' + Σ_j c_j (a'_j − m') of the model's own a' and m': a token that nothing resembles gets the mean.
+    `nearest` the one with the most similar direction, as it is.
 
     Attributes:
         rule: "omp" or "nearest".
@@ -128,11 +127,7 @@ class Remapped(View):
         self._add(made, stored, self._terms.within(first, last), self._tensors[stored], self._models)
         missing = self._mean_rows
         if self._fit is not None and stored in self._fit.tensors and len(self._fit_rows):
-            fitted = self._fitted_terms(stored).within(first, last)
-            self._add(made, stored, fitted, (stored,), (self.source,))
-            rest = np.bincount(fitted.rows, fitted.weights, minlength=last - first)
-            at = torch.from_numpy(np.unique(fitted.rows))
-            made[at] += (1 - torch.from_numpy(rest).to(made.dtype)[at, None]) * self._shared_mean(stored).to(made.dtype)
+            self._add(made, stored, self._fitted_terms(stored).within(first, last), (stored,), (self.source,))
         else:
             missing = np.union1d(missing, self._fit_rows)
         alike = missing[(missing >= first) & (missing < last)] - first
@@ -193,9 +188,7 @@ class Remapped(View):
         assert self._fit is not None
         shared = self._shared()
         atoms = gather(donor, tensor, self._terms.rows[shared]).float()
-        centre = atoms.mean(0)
-        atoms -= centre
-        targets = gather(donor, tensor, self._fit_rows).float() - centre
+        targets = gather(donor, tensor, self._fit_rows).float()
         if self._fit.rule == "nearest":
             directions = torch.nn.functional.normalize(atoms, dim=1)
             starts = range(0, len(targets), BATCH)
@@ -215,16 +208,6 @@ class Remapped(View):
         rows = min(self._models[self._fit.donor].spec(tensor).shape[0] for tensor in self._fit.tensors.values())
         shared: np.ndarray = (self._terms.weights == 1) & own[self._terms.models] & (self._terms.rows < rows)
         return shared
-
-    def _shared_mean(self, name: str) -> Tensor:
-        """The mean of the model's rows for tokens that the donor has too."""
-        key = f"shared {name}"
-        if key not in self._means:
-            taken = self._terms.taken[self._shared()]
-            parts = [taken[i : i + _MEAN_ROWS] for i in range(0, len(taken), _MEAN_ROWS)]
-            sums = [gather(self.source, name, part).to(torch.float64).sum(0) for part in parts]
-            self._means[key] = torch.stack(sums).sum(0) / len(taken)
-        return self._means[key]
 
     def _mean(self, name: str, spec: TensorSpec) -> Tensor:
         if name not in self._means:

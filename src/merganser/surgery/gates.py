@@ -149,4 +149,5 @@ def _energy(base: Checkpoint, expert: Checkpoint, prefix: str, states: Tensor, s
     values, vectors = torch.linalg.eigh(gram)
     kept = max(1, len(values) // share)
     values, vectors = values[-kept:].clamp(min=0), vectors[:, -kept:]
-    return (states @ vectors).pow(2).mul(values).sum(1).div(values.sum().clamp(min=1e-300))
+    energy: Tensor = (states @ vectors).pow(2).mul(values).sum(1)
+    return energy.div(values.sum().clamp(min=1e-300))
