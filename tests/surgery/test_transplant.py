@@ -59,6 +59,17 @@ def test_shared_tokens_stand_for_the_same_text(llama, own, other):
             assert matched[token] == model.roles[kin]
 
 
+def test_no_two_tokens_get_the_same_row(llama):
+    """A row that stood twice in a head would halve the probability of its token."""
+    model, donor = read_tokens(llama("model", "byte_level")), read_tokens(llama("donor", "metaspace", 420))
+    matched = match_tokens(donor, model)
+    assert matched["a"] == "a"
+    assert "<0x61>" not in matched
+    assert matched["<0x00>"] == "Ā"
+    ordinary = [match for token, match in matched.items() if token not in donor.roles.values()]
+    assert len(set(ordinary)) == len(ordinary)
+
+
 def test_bytes_of_spellings():
     assert spelt_bytes("Ġthe", "byte_level") == spelt_bytes("▁the", "metaspace") == spelt_bytes("the", "wordpiece")
     assert spelt_bytes("Ċ", "byte_level") == spelt_bytes("<0x0A>", "metaspace") == b"\n"

@@ -21,6 +21,8 @@ def match_tokens(target: Tokens, own: Tokens) -> dict[str, str]:
     An ordinary token matches one that stands for the same bytes: `Ġthe` (byte-level BPE), `▁the` (SentencePiece) and
     `the` (WordPiece, where a word's later pieces are `##the`) are all `" the"`, and `Ċ` is `<0x0A>`. A special token
     matches the same text, or else the special token with the same role (bos, eos, unk, pad, cls, sep, mask).
+    A byte token that only repeats an ordinary one (`<0x41>` beside `A`) matches nothing but its own spelling: with the
+    same row twice, a head would share the probability of `A` among both.
 
     Args:
         target: The vocabulary whose tokens are looked up.
@@ -39,8 +41,11 @@ def match_tokens(target: Tokens, own: Tokens) -> dict[str, str]:
             known[key] = token
     roles = {role: token for role, token in own.roles.items() if token in own.ids}
     found = {}
+    ordinary = {key for token, key in _keys(target) if not _BYTE.fullmatch(token)}
     for token, key in _keys(target):
         same = token if token in own.ids and _key(token, own) == key else known.get(key)
+        if same != token and _BYTE.fullmatch(token) and key in ordinary:
+            continue
         if same is None and isinstance(key, tuple):
             mine = [role for role, content in target.roles.items() if content == token]
             same = next((roles[r] for r in (*mine, *(_KIN.get(r, "") for r in mine)) if r in roles), None)
