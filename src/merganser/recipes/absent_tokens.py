@@ -46,7 +46,8 @@ def absent_rows(
         lengths = [len(spelt_bytes(spelling[piece], own.spelling)) for piece in pieces]
         total = sum(lengths) if options.absent == "weighted_subwords" and len(pieces) > 1 else 0
         weights = tuple(length / total for length in lengths) if total else ()
-        found[token] = RowRun(1, tuple((model, piece) for piece in pieces) or None, weights)
+        # A single piece is a token that repeats another one, whose row must not stand twice.
+        found[token] = RowRun(1, tuple((model, piece) for piece in pieces) if len(pieces) > 1 else None, weights)
     return found
 
 
