@@ -24,6 +24,7 @@ GUIDES = {
         "evolution",
         "reports",
         "howto",
+        "surgery",
     )
     for page in [ROOT / "docs" / f"{name}.md"]
 }
@@ -68,7 +69,11 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
     return command, words
 
 
-@pytest.mark.parametrize("guide", GUIDES)
+#: Pages whose Python needs models that a test does not have.
+LARGE = {"surgery"}
+
+
+@pytest.mark.parametrize("guide", GUIDES.keys() - LARGE)
 def test_python_runs(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if guide in NEEDS:
         pytest.importorskip(NEEDS[guide])
@@ -116,10 +121,13 @@ def test_mentioned_commands_have_their_options(guide: str) -> None:
 def test_recipes_and_run_files_load(guide: str) -> None:
     from merganser import recipes
     from merganser.evolve.runschema import RunFile
+    from merganser.surgery.moe_recipes import load_moe
 
     for _, block in blocks(guide, "yaml"):
         document = yaml.safe_load(block)
         if "space" in document:
             RunFile.model_validate(document)
+        elif "experts" in document:
+            load_moe(document)
         else:
             recipes.load(document)

@@ -7,7 +7,15 @@ from typing import Any
 from merganser.errors import RecipeError, did_you_mean
 from merganser.recipes import fields
 from merganser.recipes.fields import expect, kind_of, known_keys
-from merganser.recipes.schema import ABSENT, DEFAULT_TERMS, Conventions, OutputOptions, Problems, TokenizerOptions, TokenRow
+from merganser.recipes.schema import (
+    ABSENT,
+    DEFAULT_TERMS,
+    Conventions,
+    OutputOptions,
+    Problems,
+    TokenizerOptions,
+    TokenRow,
+)
 
 _OUTPUT_KEYS = ("dtype", "shard_size", "tokenizer", "chat_template", "exclude")
 #: Rows are padded for the sake of tiles of hardware; nobody's tiles are larger.

@@ -11,11 +11,11 @@ from merganser.errors import RecipeError
 _OTHER_TOOLS = {
     "experts": (
         "a mixture-of-experts configuration (mergekit-moe)",
-        "see merganser library for models of many experts",
+        "make it with merganser moe",
     ),
     "gate_mode": (
         "a mixture-of-experts configuration (mergekit-moe)",
-        "see merganser library for models of many experts",
+        "make it with merganser moe",
     ),
     "genome": ("a search configuration (mergekit-evolve)", "merganser searches with: merganser evolve run"),
     "donor": ("a tokenizer transplant (mergekit-tokensurgeon)", "output.tokenizer unites vocabularies within a merge"),

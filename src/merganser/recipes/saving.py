@@ -96,12 +96,12 @@ def _cast(source: Merged, dtype: str | torch.dtype | None) -> Merge:
     """Return the merge that a view computes, with its config and tokenizer, and another dtype if one is asked for."""
     plan = source.plan
     if dtype is not None:
-        chosen = dtype_of(dtype)
+        chosen = dtype_name(dtype)
         outputs = tuple(
-            replace(o, spec=TensorSpec(o.spec.shape, chosen)) if o.spec.dtype.is_floating_point else o
+            replace(o, spec=TensorSpec(o.spec.shape, chosen)) if o.spec.element.is_floating_point else o
             for o in plan.outputs
         )
         config = edited(read_config(source.directory), plan.sidecars.config)
-        edits = freeze_edits([*plan.sidecars.config, *dtype_edits(config, name_of(chosen))])
+        edits = freeze_edits([*plan.sidecars.config, *dtype_edits(config, chosen)])
         plan = replace(plan, outputs=outputs, sidecars=replace(plan.sidecars, config=edits))
     return Merge(plan, source.sources)

@@ -149,9 +149,15 @@ def _experts(raw: Any, where: str, problems: Problems) -> tuple[ExpertEntry, ...
 
 
 def _path(raw: Any, where: str) -> str:
-    """A reference, which mergekit also writes as a mapping {model: {path: …}, lora: …}."""
-    if isinstance(raw, dict) and isinstance(raw.get("model"), dict):
-        raw = raw["model"].get("path")
+    """Return a reference, which mergekit also writes as a mapping {model: {path, revision}, lora: …}."""
+    if isinstance(raw, dict) and "model" in raw:
+        if strange := [key for key in raw if key not in ("model", "lora")]:
+            raise RecipeError(f"{where}: unknown key {strange[0]!r}{did_you_mean(str(strange[0]), ('model', 'lora'))}")
+        parts = [_path(raw[key], f"{where}.{key}") for key in ("model", "lora") if raw.get(key) is not None]
+        return "+".join(parts)
+    if isinstance(raw, dict) and "path" in raw:
+        revision = raw.get("revision")
+        raw = raw["path"] if revision is None else f"{raw['path']}@{revision}"
     if not isinstance(raw, str) or not raw.strip():
         raise RecipeError(f"{where}: expected the path or hub id of a model")
     return raw
