@@ -6,7 +6,6 @@ the engine's own arithmetic, so a recipe of the same values reproduces the weigh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,16 +18,12 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.engine.compute import NARROW, Arithmetic
-from merganser.engine.execute import execute
-from merganser.engine.modules import ModuleNames, RenamingSink
-from merganser.engine.plan import Output, Plan
+from merganser.engine.live import LiveModule
 from merganser.errors import InputError
 from merganser.evaluate.questions import SCORE, Asked, Examiner
 from merganser.evolve.answercache import AnswerCache, answer_keys
 from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
-from merganser.methods.registry import lookup
 
 #: The label of the base, unless a model has it.
 BASE = "base"
@@ -79,35 +74,15 @@ class LiveMerge:
         self.labels = list(labels)
         self.space = space
         self._open: dict[str, Checkpoint] = {}
-        self._loaded: dict[str, Any] = {}
-        self._same: dict[tuple[Any, ...], bool] = {}
-        self._first: Checkpoint | None = None
         self._candidate: Candidate | None = None
-        state = module.state_dict(keep_vars=True)
-        self._names = ModuleNames(state, getattr(module, "base_model_prefix", ""))
-        self._sink = RenamingSink(module, self._names)
+        self._live = LiveModule(module, finite=True)  # `resident` has looked at every source
 
     def load(self, candidate: Candidate) -> nn.Module:
-        """The module with the candidate's weights (an endpoint's own, for a label)."""
+        """Load the weights of a candidate into the module (an endpoint's own, for a label) and return it."""
         if self._candidate is not None and candidate == self._candidate:
             return self.module
         self._candidate = None
-        merge = recipes.prepare(recipes.load(self.document(candidate)), open=self._resident)
-        plan, sources = merge.plan, merge.sources
-        self._names.check(plan)
-        if nested := [model.label for model in plan.models if model.plan is not None]:
-            raise InputError(f"{nested[0]}: a nested recipe cannot be evolved; merge it first and name the result")
-        if self._first is None:
-            self._first = sources[0]
-        marks = self._marks(plan, sources)
-        changed = tuple(o for o in plan.outputs if o.name in marks and self._loaded.get(o.name) != marks[o.name])
-        if changed:
-            self._loaded = {n: m for n, m in self._loaded.items() if n not in {o.name for o in changed}}
-            # The residents are known to be finite: only what may overflow is looked at again, trial by trial.
-            settings = Arithmetic(allow_nan=not any(o.spec.element.name in NARROW for o in changed))
-            with torch.no_grad():
-                execute(merge.only(changed), self._sink, settings=settings)
-            self._loaded = marks
+        self._live.load(recipes.prepare(recipes.load(self.document(candidate)), open=self._resident))
         self._candidate = candidate
         return self.module
 
@@ -122,43 +97,6 @@ class LiveMerge:
         if reference not in self._open:
             self._open[reference] = resident(open_checkpoint(reference))
         return self._open[reference]
-
-    def _marks(self, plan: Plan, sources: Sequence[Checkpoint]) -> dict[str, Any]:
-        """Equal marks, equal tensors: how an output is made, or only that it is the base's tensor of its name."""
-        on_deltas = {method: lookup(method).base == "required" for method in {o.method for o in plan.outputs}}
-        shared = {id(output.parameters): output.parameters for output in plan.outputs}
-        told = {key: json.dumps(dict(given), sort_keys=True, default=str) for key, given in shared.items()}
-        return {
-            output.name: self._mark(plan, output, sources, on_deltas[output.method], told[id(output.parameters)])
-            for output in plan.outputs
-            if output.name in self._names
-        }
-
-    def _mark(
-        self, plan: Plan, output: Output, sources: Sequence[Checkpoint], on_deltas: bool, parameters: str
-    ) -> tuple[Any, ...]:
-        if output.copies or on_deltas:
-            parts = [*output.inputs, *([output.base] if output.base else [])]
-            places = [(str(plan.models[s.model].path), s.name) for s in parts]
-            if self._untouched(output.name, places, [sources[s.model] for s in parts]):
-                return ("untouched", output.spec.dtype)
-        inputs = [(str(plan.models[s.model].path), s.name) for s in output.inputs]
-        base = output.base and (str(plan.models[output.base.model].path), output.base.name)
-        return (output.method, inputs, base, parameters, plan.seed, output.spec.dtype)
-
-    def _untouched(self, output: str, places: Sequence[tuple[str, str]], sources: Sequence[Checkpoint]) -> bool:
-        """Whether all these tensors equal the base's (the first model's, without a base) of the output's name: a model
-        without a head gives its embedding for it, which is another tensor."""
-        first = self._first
-        if first is None or output not in first:
-            return False
-        key = (output, *places)
-        if key not in self._same:
-            self._same[key] = all(
-                torch.equal(source.read(name), first.read(output))
-                for (_, name), source in zip(places, sources, strict=True)
-            )
-        return self._same[key]
 
 
 @dataclass

@@ -1,0 +1,138 @@
+"""A live module that becomes one merge after the other; only what differs from the last one is computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.engine.compute import NARROW, Arithmetic
+from merganser.engine.execute import execute
+from merganser.engine.merge import Merge
+from merganser.engine.modules import ModuleNames, RenamingSink
+from merganser.engine.plan import Output
+from merganser.errors import InputError
+from merganser.methods.registry import lookup
+
+Mark = tuple[Any, ...]
+
+
+class LiveModule:
+    """A module whose weights are those of the merge that was loaded last.
+
+    A load computes the tensors whose method, sources or parameters changed since the load before, by the engine's own
+    arithmetic: a recipe of the same values written to disk has the same weights, bit for bit.
+
+    Args:
+        module: The network to fill; its tensors may carry its base prefix or leave it out.
+        finite: Whether the sources are known to be finite, so that they are not looked at again in every load.
+
+    Example:
+        >>> live = LiveModule(AutoModelForCausalLM.from_pretrained("base"))
+        >>> changed = live.load(mg.recipes.prepare(mg.recipes.load("recipe.yml")))
+    """
+
+    def __init__(self, module: nn.Module, *, finite: bool = False) -> None:
+        self.module = module
+        self.finite = finite
+        self._loaded: dict[str, Mark] = {}
+        self._same: dict[tuple[Any, ...], bool] = {}
+        self._first: Checkpoint | None = None
+        self._names = ModuleNames(module.state_dict(keep_vars=True), getattr(module, "base_model_prefix", ""))
+
+    def load(self, merge: Merge, workers: int | None = None) -> list[Output]:
+        """Fill the module with a merge.
+
+        Args:
+            merge: The merge; its sources should be the same objects as in the loads before.
+            workers: Threads; by default one for each core.
+
+        Returns:
+            The outputs that were computed.
+
+        Raises:
+            InputError: If the merge does not fill the module, or contains a nested recipe.
+        """
+        plan = merge.plan
+        self._names.check(plan)
+        if nested := [model.label for model in plan.models if model.plan is not None]:
+            raise InputError(
+                f"{nested[0]}: a nested recipe cannot be merged in memory; merge it first and name the result"
+            )
+        if self._first is None:
+            self._first = merge.sources[0]
+        marks = self._marks(merge)
+        changed = [o for o in plan.outputs if o.name in marks and self._loaded.get(o.name) != marks[o.name]]
+        if changed:
+            names = {output.name for output in changed}
+            kept = {o.name for o in plan.outputs} - names
+            self._loaded = {name: mark for name, mark in self._loaded.items() if name not in names}
+            # Of sources known to be finite, only what may overflow is looked at.
+            settings = Arithmetic(allow_nan=self.finite and not any(o.spec.element.name in NARROW for o in changed))
+            with torch.no_grad():
+                execute(merge, _PartSink(self.module, self._names, kept), workers=workers, settings=settings)
+            self._loaded = marks
+        return changed
+
+    def _marks(self, merge: Merge) -> dict[str, Mark]:
+        """Equal marks, equal tensors: how an output is made, or only that it is the base's tensor of its name."""
+        plan = merge.plan
+        on_deltas = {method: lookup(method).base == "required" for method in {o.method for o in plan.outputs}}
+        shared = {id(output.parameters): output.parameters for output in plan.outputs}
+        told = {key: json.dumps(dict(given), sort_keys=True, default=str) for key, given in shared.items()}
+        looks = _looks(merge, told)
+        return {
+            output.name: self._mark(merge, output, on_deltas[output.method], told[id(output.parameters)])
+            + looks.get(output.method, ())
+            for output in plan.outputs
+            if output.name in self._names
+        }
+
+    def _mark(self, merge: Merge, output: Output, on_deltas: bool, parameters: str) -> Mark:
+        plan, sources = merge.plan, merge.sources
+        if output.copies or on_deltas:
+            parts = [*output.inputs, *([output.base] if output.base else [])]
+            places = [(str(plan.models[s.model].path), s.name) for s in parts]
+            if self._untouched(output.name, places, [sources[s.model] for s in parts]):
+                return ("untouched", output.spec.dtype)
+        inputs = [(str(plan.models[s.model].path), s.name) for s in output.inputs]
+        base = output.base and (str(plan.models[output.base.model].path), output.base.name)
+        return (output.method, inputs, base, parameters, plan.seed, output.spec.dtype)
+
+    def _untouched(self, output: str, places: Sequence[tuple[str, str]], sources: Sequence[Checkpoint]) -> bool:
+        """Whether all these tensors equal the base's (the first model's, without a base) of the output's name: a model
+        without a head gives its embedding for it, which is another tensor."""
+        first = self._first
+        if first is None or output not in first:
+            return False
+        key = (output, *places)
+        if key not in self._same:
+            self._same[key] = all(
+                torch.equal(source.read(name), first.read(output))
+                for (_, name), source in zip(places, sources, strict=True)
+            )
+        return self._same[key]
+
+
+class _PartSink(RenamingSink):
+    """A module that has some of the outputs already."""
+
+    def __init__(self, module: nn.Module, names: ModuleNames, kept: Collection[str]) -> None:
+        super().__init__(module, names)
+        self._kept = kept
+
+    def done(self) -> Collection[str]:
+        return self._kept
+
+
+def _looks(merge: Merge, told: dict[int, str]) -> dict[str, Mark]:
+    """For methods that look at every tensor first, everything that look depends on: it is part of each mark."""
+    found: dict[str, Mark] = {}
+    for output in merge.plan.outputs:
+        if not output.copies and merge.rule(output).method.needs_preparation():
+            found[output.method] = (*found.get(output.method, ()), output.name, told[id(output.parameters)])
+    return found

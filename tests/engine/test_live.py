@@ -1,0 +1,75 @@
+"""A live module after many loads holds what each recipe would write."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import merganser as mg
+from merganser.engine.live import LiveModule
+from merganser.errors import InputError
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    base = Net().state_dict()
+    save_file(base, tmp_path / "base.safetensors")
+    for name in ("a", "b"):
+        tuned = {n: t if "embed" in n else t + 0.1 * torch.randn_like(t) for n, t in base.items()}
+        save_file(tuned, tmp_path / f"{name}.safetensors")
+    return tmp_path
+
+
+def recipe(folder, a=0.5, b=0.5, **parameters):
+    models = [
+        {"path": str(folder / "a.safetensors"), "weight": a},
+        {"path": str(folder / "b.safetensors"), "weight": b},
+    ]
+    return {"method": "ties", "base": str(folder / "base.safetensors"), "models": models, "parameters": parameters}
+
+
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+def test_every_load_holds_what_the_recipe_merges(folder, scope):
+    opened = {}
+    live = LiveModule(Net())
+    loads = [(0.5, 0.5, 0.5), ([0.2, 0.5], 0.5, 0.5), ([0.2, 0.5], 0.5, {"layers.0*": 0.9, "*": 0.5}), (0.5, 0.5, 0.2)]
+    for a, b, density in loads:
+        document = recipe(folder, a, b, density=density, scope=scope)
+        merge = mg.recipes.prepare(mg.recipes.load(document), lambda r: opened.setdefault(r, mg.open(r)))
+        live.load(merge)
+        mg.run(document, folder / "out", overwrite=True)
+        for name, tensor in mg.open(folder / "out").state_dict().items():
+            assert torch.equal(live.module.state_dict()[name], tensor), (density, name)
+
+
+def test_only_what_changed_is_computed(folder):
+    opened = {}
+    live = LiveModule(Net())
+
+    def load(**values):
+        merge = mg.recipes.prepare(
+            mg.recipes.load(recipe(folder, **values)), lambda r: opened.setdefault(r, mg.open(r))
+        )
+        return {output.name for output in live.load(merge)}
+
+    assert len(load(density=0.5)) == 7
+    assert load(density=0.5) == set()
+    assert load(density={"layers.1*": 0.1, "*": 0.5}) == {"layers.1.weight", "layers.1.bias"}
+    assert "embed.weight" not in load(a=0.9, density=0.5), "no model touches it"
+
+
+def test_a_nested_recipe_is_refused(folder):
+    document = recipe(folder)
+    document["models"][0] = {"recipe": {"method": "linear", "models": [str(folder / "a.safetensors")]}}
+    with pytest.raises(InputError, match="nested recipe cannot be merged in memory"):
+        LiveModule(Net()).load(mg.recipes.prepare(mg.recipes.load(document)))
