@@ -110,3 +110,13 @@ def test_texts_of_another_encoding_are_refused_by_name(file, read, tmp_path):
     (tmp_path / file).write_bytes("naïve".encode("latin-1"))
     with pytest.raises(CheckpointError, match=f"{file}: not a text in UTF-8"):
         read(tmp_path)
+
+
+def test_a_vocabulary_that_changed_is_read_again(tmp_path):
+    file = tmp_path / "vocab.json"
+    file.write_text(json.dumps({"a": 0}))
+    assert read_tokens(tmp_path) is read_tokens(tmp_path)
+    file.write_text(json.dumps({"a": 0, "b": 1}))
+    assert dict(read_tokens(tmp_path).ids) == {"a": 0, "b": 1}
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"c": 2}))
+    assert len(read_tokens(tmp_path).ids) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from merganser.checkpoints.json_file import read_config, read_object
 from merganser.errors import CheckpointError, reading
 
 ROLES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
+_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "added_tokens.json", "config.json")
 #: Ids beyond twice the vocabulary that are still taken for gaps.
 _SPARE_IDS = 1 << 16
 
@@ -36,8 +38,17 @@ def read_tokens(directory: Path | None) -> Tokens | None:
     Raises:
         CheckpointError: A file is damaged, or an id is not one: negative, of two tokens, or far beyond the vocabulary.
     """
-    if directory is None:
-        return None
+    return None if directory is None else _read_tokens(directory, _stamp(directory))
+
+
+def _stamp(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """What changes when one of the files does."""
+    there = [directory / name for name in _FILES if (directory / name).is_file()]
+    return tuple((path.name, (s := path.stat()).st_ino, s.st_size, s.st_mtime_ns) for path in there)
+
+
+@lru_cache(maxsize=8)  # a search or a slider plans the same models again and again
+def _read_tokens(directory: Path, stamp: tuple[tuple[str, int, int, int], ...]) -> Tokens | None:
     if (directory / "tokenizer.json").is_file():
         file = directory / "tokenizer.json"
         tokens = _from_tokenizer_json(file)

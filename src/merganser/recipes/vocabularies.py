@@ -186,9 +186,13 @@ def renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
         for i in range(1, len(table))
         if height is not None and _height(table, i) == height and all(_files(table, i)) and not _same_file(table, i)
     ]
-    first = _by_row(table, 0) if differing else {}
+    first = _ids(table, 0) if differing else {}
     for i in differing:
-        other = sum(first.get(row, token) != token for row, token in _by_row(table, i).items())
+        own = _ids(table, i)
+        if own == first:
+            continue
+        tokens = {row: token for token, row in first.items()}
+        other = sum(tokens.get(row, token) != token for token, row in own.items())
         if other:
             notes.append(
                 f"{other} tokens have other numbers in {table.models[i].label} than in {table.models[0].label}, and "
@@ -197,13 +201,13 @@ def renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
     return notes
 
 
-def _by_row(table: SourceTable, model: int) -> dict[int, str]:
-    """Row -> token; empty for a tokenizer that cannot be read, which nothing else asks for."""
+def _ids(table: SourceTable, model: int) -> Mapping[str, int]:
+    """Token -> row; empty for a tokenizer that cannot be read, which nothing else asks for."""
     try:
         tokens = table.tokens(model)
     except CheckpointError:
         return {}
-    return {row: token for token, row in tokens.ids.items()} if tokens else {}
+    return tokens.ids if tokens else {}
 
 
 def _tokens(table: SourceTable, heights: Sequence[int], where: str, notes: list[str]) -> list[Tokens]:
