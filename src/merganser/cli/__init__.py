@@ -30,6 +30,7 @@ COMMANDS = {
     "sweep": "merganser.cli.sweep",
     "evolve": "merganser.cli.evolve",
     "report": "merganser.cli.report",
+    "studio": "merganser.cli.studio",
     "demo": "merganser.cli.demo",
 }
 INTERRUPTED = 130

@@ -1,0 +1,82 @@
+"""`merganser studio`: a folder of models in the browser."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from merganser.cli.options import Device, Json
+from merganser.cli.output import emit, say
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder to open.")] = Path(),
+    root: Annotated[
+        list[Path] | None,
+        typer.Option("--root", metavar="DIR", help="Another folder it may read and write; may be repeated."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; another if it is taken.")] = 8765,
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where jobs are kept; default: .merganser in DIR.")
+    ] = None,
+    device: Device = "cpu",
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Look at models, mix them and see what they say, in the browser.
+
+    Opens DIR: its checkpoints, recipes, libraries and studies. Listens on this machine only and needs no network. Jobs
+    that are started from the page go on when it, or this command, ends.
+    """
+    from merganser.errors import InputError, require
+    from merganser.studio.app import create_app
+    from merganser.studio.state import read_token, state_directory
+
+    uvicorn = require("uvicorn", "studio")
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such directory")
+    kept = state_directory(state or directory / ".merganser")
+    token = read_token(kept)
+    app = create_app([directory, *(root or [])], kept, token, device)
+    listening = _listen(port)
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}"
+    if as_json:
+        emit({"event": "serving", "url": address})
+    else:
+        say(f"studio on {directory.resolve()}\n{address}\nCtrl-C stops it; jobs go on.", sys.stderr)
+    threading.Thread(target=import_module, args=("torch",), daemon=True).start()  # most screens need it soon
+    if browser and not as_json:
+        threading.Timer(0.5, _show, [address]).start()
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(port: int) -> socket.socket:
+    """Return a socket at the port, or at a free one if it is taken."""
+    from merganser.errors import MerganserError
+
+    for wanted in (port, 0):
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", wanted))
+            listening.listen()  # whoever reads the address may use it at once
+        except OSError:
+            listening.close()
+            continue
+        return listening
+    raise MerganserError("no free port on 127.0.0.1")
+
+
+def _show(address: str) -> None:
+    import webbrowser
+
+    with contextlib.suppress(webbrowser.Error):
+        webbrowser.open(address)

@@ -1,0 +1,65 @@
+"""What requests to the API carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+
+class RecipeBody(BaseModel):
+    """A recipe as text or as a document, and the directory its relative paths are beside."""
+
+    text: str | None = None
+    document: dict[str, Any] | None = None
+    beside: str | None = None
+
+
+class SaveBody(BaseModel):
+    """A recipe to write to a file."""
+
+    path: str
+    text: str
+    overwrite: bool = False
+
+
+class JobBody(BaseModel):
+    """A job to start: its kind, and the values its command is made of."""
+
+    kind: str
+    values: dict[str, Any] = Field(default_factory=dict)
+
+
+class PromptBody(BaseModel):
+    """A prompt; see `player.Prompt`."""
+
+    text: str = Field(max_length=100_000)
+    tokens: int = Field(48, ge=1, le=1024)
+    temperature: float = Field(0.0, ge=0, le=5)
+    seed: int = 0
+    chat: bool = False
+
+
+class PlayBody(BaseModel):
+    """Recipes to play one after the other; see `Player.play`. `builtin` scores the built-in texts."""
+
+    documents: list[dict[str, Any]] = Field(min_length=1, max_length=400)
+    prompt: PromptBody | None = None
+    texts: list[str] = Field(default_factory=list)
+    builtin: bool = False
+    compare: bool = False
+
+
+class OverlapBody(BaseModel):
+    """A base, its experts by name, and the matrix to look at."""
+
+    base: str
+    experts: dict[str, str]
+    matrix: str
+
+
+class RouteBody(BaseModel):
+    """A library and a sentence."""
+
+    path: str
+    text: str = Field(min_length=1, max_length=10_000)

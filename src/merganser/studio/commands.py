@@ -1,0 +1,133 @@
+"""What the page may have run: a list of commands of ours, each made from a few values that are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from merganser.errors import InputError, did_you_mean
+from merganser.studio.jobs import Command, words
+from merganser.studio.roots import Roots
+
+
+def build_command(roots: Roots, kind: str, values: Mapping[str, Any]) -> Command:
+    """Return the command of a kind of job.
+
+    Args:
+        roots: The directories that every path must be in.
+        kind: One of `KINDS`.
+        values: What the page gives for it.
+
+    Raises:
+        InputError: If the kind is unknown, a value is missing, or a path leads outside.
+    """
+    if kind not in KINDS:
+        raise InputError(f"unknown kind of job {kind!r}{did_you_mean(kind, KINDS)}")
+    try:
+        return KINDS[kind](roots, values)
+    except KeyError as error:
+        raise InputError(f"{kind}: {error} is missing") from None
+
+
+def _merge(roots: Roots, values: Mapping[str, Any]) -> Command:
+    """A recipe's text is given on standard input, from the directory that its relative paths are in."""
+    text, out = str(values["text"]), _output(roots, values["out"])
+    roots.prepare(text, values.get("beside"))
+    cwd = roots.find(values["beside"]) if values.get("beside") else roots.home
+    return Command(
+        "merge",
+        f"Merge into {roots.show(out)}",
+        words("merge", "-", str(out), overwrite=bool(values.get("overwrite")), json=True),
+        str(cwd),
+        text,
+        resumable=True,
+        shown={"screen": "checkpoint", "path": roots.show(out)},
+    )
+
+
+def _check(roots: Roots, values: Mapping[str, Any]) -> Command:
+    path = roots.locate(values["path"])
+    return Command(
+        "check",
+        f"Check {values['path']}",
+        words("inspect", path, check=True, json=True),
+        str(roots.home),
+        shown=_shown(values),
+    )
+
+
+def _interference(roots: Roots, values: Mapping[str, Any]) -> Command:
+    experts = _named(roots, values["experts"])
+    title = f"Interference of {', '.join(name.partition('=')[0] for name in experts)}"
+    arguments = words("inspect", *experts, base=roots.locate(values["base"]), json=True)
+    return Command("interference", title, arguments, str(roots.home), shown={"screen": "interference", "path": ""})
+
+
+def _library(roots: Roots, values: Mapping[str, Any]) -> Command:
+    out = _output(roots, values["out"])
+    experts, base = _named(roots, values["experts"]), roots.locate(values["base"])
+    budget = int(values["budget"]) if values.get("budget") else None
+    arguments = words("library", "build", str(out), *experts, base=base, budget=budget, json=True)
+    shown = {"screen": "library", "path": roots.show(out)}
+    return Command("library", f"Build {roots.show(out)}", arguments, str(roots.home), shown=shown)
+
+
+def _evolve(roots: Roots, values: Mapping[str, Any]) -> Command:
+    run = roots.find(values["path"])
+    study = run.with_suffix(".sqlite")
+    return Command(
+        "evolve",
+        f"Evolve {values['path']}",
+        words("evolve", "run", str(run), json=True),
+        str(run.parent),
+        resumable=True,
+        shown={"screen": "evolve", "path": roots.show(study)},
+    )
+
+
+def _export(roots: Roots, values: Mapping[str, Any]) -> Command:
+    study, out = roots.find(values["path"]), _output(roots, values["out"])
+    arguments = words("evolve", "export", str(study), str(out), trial=values.get("trial"), json=True)
+    shown = {"screen": "recipe", "path": roots.show(out)}
+    return Command("export", f"Export {roots.show(out)}", arguments, str(roots.home), shown=shown)
+
+
+def _evaluate(roots: Roots, values: Mapping[str, Any]) -> Command:
+    path = roots.locate(values["path"])
+    parents = [word for parent in values.get("parents", ()) for word in words(parent=roots.locate(parent))]
+    arguments = words("evaluate", path, *parents, json=True)
+    return Command("evaluate", f"Evaluate {values['path']}", arguments, str(roots.home), shown=_shown(values))
+
+
+KINDS: Mapping[str, Callable[[Roots, Mapping[str, Any]], Command]] = {
+    "merge": _merge,
+    "check": _check,
+    "interference": _interference,
+    "library": _library,
+    "evolve": _evolve,
+    "export": _export,
+    "evaluate": _evaluate,
+}
+
+
+def _shown(values: Mapping[str, Any]) -> dict[str, str]:
+    return {"screen": "checkpoint", "path": str(values["path"])}
+
+
+def _output(roots: Roots, text: Any) -> Path:
+    """A place to write: inside, and neither hidden nor one of the directories themselves."""
+    if not isinstance(text, str) or not text.strip():
+        raise InputError("name the place to write to")
+    path = roots.find(text.strip())
+    if path in roots.directories or any(part.startswith(".") for part in Path(roots.show(path)).parts):
+        raise InputError(f"{text}: choose another name for the output")
+    return path
+
+
+def _named(roots: Roots, experts: Any) -> list[str]:
+    """`NAME=PATH` for every expert; of a path given alone, its last part is the name."""
+    if not isinstance(experts, (list, dict)) or not experts:
+        raise InputError("name the experts")
+    pairs = experts.items() if isinstance(experts, dict) else [(Path(e).stem or e, e) for e in map(str, experts)]
+    return [f"{name.replace('=', '-')}={roots.locate(path)}" for name, path in pairs]

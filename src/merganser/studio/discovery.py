@@ -1,0 +1,161 @@
+"""What lies in a folder: checkpoints, libraries, studies, recipes. Nothing heavy is imported, only headers are read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from merganser.studio.roots import Outside, Roots
+
+DEEPEST, MOST = 6, 2000
+_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+_MODEL = re.compile(r"(model|pytorch_model|adapter_model).*\.(safetensors|bin)$")
+_HEADER_LIMIT = 100 << 20
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something to open: its kind, path as the page sends it, bytes, time of its last change, and facts about it."""
+
+    kind: str
+    path: str
+    bytes: int
+    modified: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def discover(roots: Roots) -> list[Item]:
+    """Return everything under the directories that the studio can open, the latest first."""
+    found = [item for root in roots.directories for item in _walk(roots, root, DEEPEST)]
+    unique = {item.path: item for item in found[:MOST]}
+    return sorted(unique.values(), key=lambda item: -item.modified)
+
+
+def _walk(roots: Roots, directory: Path, depth: int) -> Iterator[Item]:
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except OSError:
+        return
+    inside = [entry for entry in entries if not entry.name.startswith(".") and _allowed(roots, entry)]
+    files = {entry.name: Path(entry.path) for entry in inside if entry.is_file()}
+    kind = _directory_kind(files)
+    if kind is not None:
+        weights = [path for name, path in files.items() if name.endswith(_WEIGHTS)]
+        yield _item(roots, kind, directory, weights or list(files.values()), files)
+    for name, path in files.items():
+        if (file_kind := _file_kind(path, kind)) is not None:
+            yield _item(roots, file_kind, path, [path], {name: path})
+    if kind in (None, "alignment") and depth:
+        for entry in inside:
+            if entry.is_dir() and not entry.name.endswith(".partial"):
+                yield from _walk(roots, Path(entry.path), depth - 1)
+
+
+def _allowed(roots: Roots, entry: os.DirEntry[str]) -> bool:
+    if not entry.is_symlink():
+        return True
+    try:
+        roots.find(entry.path)
+    except Outside:
+        return False
+    return entry.is_file()  # a linked directory may lead back here
+
+
+def _directory_kind(files: dict[str, Path]) -> str | None:
+    for name, kind in (
+        ("library.json", "library"),
+        ("masks.json", "library"),
+        ("permutations.safetensors", "alignment"),
+    ):
+        if name in files:
+            return kind
+    if any(name.startswith("adapter_model.") for name in files):
+        return "adapter"
+    weights = any(name.endswith(_WEIGHTS) for name in files)
+    return "checkpoint" if weights and ("config.json" in files or any(map(_MODEL.match, files))) else None
+
+
+def _file_kind(path: Path, inside: str | None) -> str | None:
+    if path.suffix == ".sqlite":
+        return "study"
+    if path.name.endswith(".sweep.jsonl"):
+        return "sweep"
+    if path.suffix in (".yml", ".yaml") and inside is None:
+        return _yaml_kind(path)
+    return "checkpoint" if path.suffix in _WEIGHTS and inside is None else None
+
+
+def _yaml_kind(path: Path) -> str | None:
+    """A recipe, or the run file of a search, by the keys at the start of its lines."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(1 << 16)
+    except (OSError, UnicodeDecodeError):
+        return None
+    keys = set(re.findall(r"^(\w+)\s*:", text, re.M))
+    if {"space", "tasks"} <= keys:
+        return "run"
+    return "recipe" if keys & {"method", "merge_method", "expression"} else None
+
+
+def _item(roots: Roots, kind: str, path: Path, counted: list[Path], files: dict[str, Path]) -> Item:
+    stats = [file.stat() for file in counted]
+    facts = _facts(kind, counted, files)
+    size, latest = sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0.0)
+    return Item(kind, roots.show(path), size, latest, facts)
+
+
+def _facts(kind: str, counted: list[Path], files: dict[str, Path]) -> dict[str, Any]:
+    if kind in ("checkpoint", "adapter"):
+        return _weights(counted) | _config(files.get("config.json"))
+    if kind == "library" and "library.json" in files:
+        return {"experts": list(_object(files["library.json"]).get("experts", {}))}
+    return {}
+
+
+def _config(path: Path | None) -> dict[str, Any]:
+    """What a config says about the network; `live` if it can write text in the mixer."""
+    if path is None:
+        return {}
+    config = _object(path)
+    names = config.get("architectures") or [""]
+    name = names[0] if isinstance(names, list) and isinstance(names[0], str) else ""
+    found = {"architecture": name, "layers": config.get("num_hidden_layers"), "live": name.endswith("ForCausalLM")}
+    return {key: value for key, value in found.items() if value not in ("", None)}
+
+
+def _weights(files: list[Path]) -> dict[str, Any]:
+    """Parameters and dtypes, from the headers of safetensors files."""
+    parameters, dtypes = 0, set()
+    for path in files:
+        if path.suffix != ".safetensors":
+            return {}
+        for name, entry in _header(path).items():
+            if name != "__metadata__" and isinstance(entry, dict):
+                parameters += math.prod(entry.get("shape", [0]))
+                dtypes.add(str(entry.get("dtype")))
+    return {"parameters": parameters, "dtypes": sorted(dtypes)} if dtypes else {}
+
+
+def _header(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            found = json.loads(file.read(length)) if length <= _HEADER_LIMIT else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,230 @@
+"""Jobs: commands of ours in processes of their own. All that is known of them is on disk, so nothing is lost with the
+server or the browser."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from merganser.errors import InputError
+from merganser.strict_json import parse_json
+
+Status = Literal["starting", "running", "done", "failed", "cancelled", "interrupted"]
+#: Seconds until a job whose process never came to life counts as interrupted.
+PATIENCE = 30.0
+_TAIL = 1 << 16
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a job runs: the arguments of `merganser`, and how people call it.
+
+    `text` is given on standard input. `resumable` says that the command can be resumed; `shown` is the screen and the
+    path that show the result.
+    """
+
+    kind: str
+    title: str
+    arguments: list[str]
+    cwd: str
+    text: str | None = None
+    resumable: bool = False
+    shown: dict[str, str] | None = None
+
+
+def words(*positional: str, **options: Any) -> list[str]:
+    """Return the words of a command line: `True` is a flag, and what is false or None is left out.
+
+    Example:
+        >>> words("plan", "recipe.yml", tensors=False, memory=None)
+        ['plan', 'recipe.yml']
+    """
+    given = [(f"--{name}", value) for name, value in options.items() if value is not None and value is not False]
+    return [*positional, *(word for name, value in given for word in ([name] if value is True else [name, str(value)]))]
+
+
+class Jobs:
+    """The jobs of one state directory.
+
+    Args:
+        directory: Where their directories are; made if it is not there.
+
+    Example:
+        >>> jobs = Jobs(Path("models/.merganser/jobs"))
+        >>> job = jobs.start(Command("check", "Check llama", words("inspect", "llama", json=True), "models"))
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def start(self, command: Command) -> dict[str, Any]:
+        """Start a job and return its description."""
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        directory = self.directory / name
+        directory.mkdir(mode=0o700)
+        record: dict[str, Any] = asdict(command) | {"created": time.time(), "attempts": 1}
+        text = record.pop("text")
+        if text is not None:
+            (directory / "input.yml").write_text(text, encoding="utf-8")
+            record["stdin"] = "input.yml"
+        (directory / "job.json").write_text(json.dumps(record), encoding="utf-8")
+        self._launch(directory)
+        return self.describe(name)
+
+    def _launch(self, directory: Path) -> None:
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+        with (directory / "log.txt").open("ab") as log:
+            runner = subprocess.Popen(
+                [sys.executable, "-m", "merganser.studio.runner", str(directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+        (directory / "process").write_text(str(runner.pid), encoding="ascii")
+
+    def list(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Return the jobs, the latest first."""
+        names = sorted((p.name for p in self.directory.iterdir() if (p / "job.json").is_file()), reverse=True)
+        return [self.describe(name) for name in names[:limit]]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return what is known of a job: its command, state, progress and how it ended.
+
+        Raises:
+            InputError: If there is no such job.
+        """
+        directory = self._directory(name)
+        record: dict[str, Any] = json.loads((directory / "job.json").read_text(encoding="utf-8"))
+        ended = _read(directory / "exit.json")
+        events = _events(directory / "events.jsonl")
+        progress = next((e for e in reversed(events) if "total" in e and "done" in e), None)
+        error = next((e["message"] for e in reversed(events) if e.get("event") == "error"), None)
+        status = self._status(directory, record, ended)
+        return {
+            "id": name,
+            **record,
+            "status": status,
+            "code": ended.get("code"),
+            "seconds": ended.get("seconds") or round(time.time() - record.get("resumed", record["created"]), 1),
+            "progress": progress if status in ("starting", "running") or ended.get("code") else None,
+            "error": error if status == "failed" else None,
+        }
+
+    def _status(self, directory: Path, record: dict[str, Any], ended: dict[str, Any]) -> Status:
+        if ended:
+            if ended["code"] == 0:
+                return "done"
+            return "cancelled" if (directory / "cancelled").exists() else "failed"
+        if _held(directory / "lock"):
+            return "running"
+        fresh = time.time() - record.get("resumed", record["created"]) < PATIENCE
+        return "starting" if fresh and not (directory / "lock").exists() else "interrupted"
+
+    def output(self, name: str, events: int = 200) -> dict[str, Any]:
+        """Return a job with its last events and the end of its log."""
+        directory = self._directory(name)
+        return self.describe(name) | {
+            "events": _events(directory / "events.jsonl")[-events:],
+            "log": _tail(directory / "log.txt"),
+        }
+
+    def result(self, name: str) -> Any:
+        """Return the last line of JSON that a job has printed."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            lines = (self._directory(name) / "events.jsonl").read_bytes().splitlines()
+            return parse_json(lines[-1].decode("utf-8"))
+        raise InputError(f"job {name} has no result")
+
+    def cancel(self, name: str) -> dict[str, Any]:
+        """Interrupt a job as Ctrl-C would; what it has finished is kept for a resume."""
+        directory = self._directory(name)
+        if _held(directory / "lock"):
+            (directory / "cancelled").touch()
+            with contextlib.suppress(ProcessLookupError, ValueError, FileNotFoundError):
+                os.killpg(int((directory / "process").read_text(encoding="ascii")), signal.SIGINT)
+        return self.describe(name)
+
+    def resume(self, name: str) -> dict[str, Any]:
+        """Run a job again that did not end well, from where it stopped if its command can.
+
+        Raises:
+            InputError: If it is running or done.
+        """
+        directory = self._directory(name)
+        job = self.describe(name)
+        if job["status"] not in ("failed", "cancelled", "interrupted"):
+            raise InputError(f"job {name} is {job['status']}: only one that was stopped can go on")
+        record = json.loads((directory / "job.json").read_text(encoding="utf-8"))
+        record["arguments"] += [word for word in words(resume=record["resumable"]) if word not in record["arguments"]]
+        record |= {"attempts": record["attempts"] + 1, "resumed": time.time()}
+        for file in ("exit.json", "cancelled", "lock"):
+            (directory / file).unlink(missing_ok=True)
+        (directory / "job.json").write_text(json.dumps(record), encoding="utf-8")
+        self._launch(directory)
+        return self.describe(name)
+
+    def remove(self, name: str) -> None:
+        """Forget a job that is not running; what it has made stays."""
+        if self.describe(name)["status"] in ("starting", "running"):
+            raise InputError(f"job {name} is running: cancel it first")
+        shutil.rmtree(self._directory(name))
+
+    def _directory(self, name: str) -> Path:
+        directory = self.directory / name
+        if not name.replace("-", "").isalnum() or not (directory / "job.json").is_file():
+            raise InputError(f"no such job: {name}")
+        return directory
+
+
+def _held(lock: Path) -> bool:
+    """Whether a living process holds a lock: the system lets go of it for those that are killed."""
+    try:
+        handle = os.open(lock, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        return file.read().decode("utf-8", "replace")
+    return ""
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """The last events; lines that are cut or no events are left out."""
+    found = []
+    for line in _tail(path).splitlines():
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and "event" in event:
+                found.append(event)
+    return found

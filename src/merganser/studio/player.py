@@ -1,0 +1,296 @@
+"""One model in memory that becomes whatever recipe it is asked for, and writes, answers and scores text.
+
+The mixer, the comparison, the grid and the landscape are all this: a list of recipes, each merged into the same live
+module, of which only the tensors that differ from the last one are computed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from merganser.errors import InputError, require
+from merganser.studio.machine import free_memory
+from merganser.studio.roots import Roots
+from merganser.units import show_size
+
+if TYPE_CHECKING:
+    from merganser.checkpoints.base import Checkpoint
+    from merganser.engine.live import LiveModule
+    from merganser.engine.merge import Merge
+
+Event = dict[str, Any]
+#: Share of the free memory that a model in float32 may take; above it, the model keeps its own dtype.
+_ROOM = 0.5
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What to say to a model, and how it may answer. A temperature of 0 takes the likeliest token every time."""
+
+    text: str
+    tokens: int = 48
+    temperature: float = 0.0
+    seed: int = 0
+    chat: bool = False
+
+
+@dataclass
+class _Live:
+    """The module in memory, what it is for, and the checkpoints it has been filled from."""
+
+    live: LiveModule
+    tokenizer: Any
+    kind: str
+    config: str
+    sources: dict[str, Checkpoint]
+
+
+class Superseded(Exception):
+    """A later request took the model."""
+
+
+class Player:
+    """Plays recipes on one live model; the latest request wins, and the one before it ends.
+
+    Args:
+        roots: The directories that models come from.
+        device: Where the model computes.
+    """
+
+    def __init__(self, roots: Roots, device: str = "cpu") -> None:
+        self._roots = roots
+        self._device = device
+        self._lock = threading.Lock()
+        self._turn = 0
+        self._now: _Live | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is in memory."""
+        now = self._now
+        if now is None:
+            return {"loaded": False}
+        tensors = list(now.live.module.parameters())
+        return {
+            "loaded": True,
+            "kind": now.kind,
+            "parameters": sum(t.numel() for t in tensors),
+            "bytes": sum(t.numel() * t.element_size() for t in tensors),
+        }
+
+    def free(self) -> None:
+        """Let the model go."""
+        with self._lock:
+            self._turn += 1
+            self._now = None
+
+    def play(
+        self,
+        documents: Sequence[Mapping[str, Any]],
+        prompt: Prompt | None = None,
+        texts: Sequence[str] = (),
+        compare: bool = False,
+    ) -> Iterator[Event]:
+        """Merge one recipe after the other and let each speak.
+
+        Args:
+            documents: Native recipes, as data.
+            prompt: What each is asked; nothing if there is none.
+            texts: Texts to score: the mean loss per token, in nats.
+            compare: Score what the first model writes, token by token, with every model.
+
+        Yields:
+            Events, each with the `index` of its recipe: `merged`, `token`, `classes`, `loss`, `likelihood`, `end`.
+
+        Raises:
+            InputError: If a recipe is wrong, or its model cannot be played.
+        """
+        with self._lock:
+            self._turn += 1
+            turn = self._turn
+        reference: str | None = None
+        for index, document in enumerate(documents):
+            try:
+                yield {"index": index, **self._in_turn(turn, lambda document=document: self._load(document))}
+                said = ""
+                if prompt is not None:
+                    for event in self._speak(turn, prompt):
+                        said += event.get("text", "")
+                        yield {"index": index, **event}
+                if compare and prompt is not None and (reference := said if reference is None else reference):
+                    found = self._in_turn(turn, lambda text=reference: self._likelihood(text, prompt))
+                    yield {"index": index, "event": "likelihood", "tokens": found}
+                if texts:
+                    loss = self._in_turn(turn, lambda: self._loss(texts))
+                    yield {"index": index, "event": "loss", "loss": loss}
+                yield {"index": index, "event": "end"}
+            except Superseded:
+                return
+
+    def _in_turn(self, turn: int, work: Any) -> Any:
+        """One step of a request, unless a later request has come. The lock is never held while the client reads."""
+        with self._lock:
+            if turn != self._turn:
+                raise Superseded
+            return work()
+
+    def _load(self, document: Mapping[str, Any]) -> Event:
+        from merganser.recipes.planning import prepare
+
+        began, worked = time.perf_counter(), time.process_time()
+        opened: dict[str, Checkpoint] = {}
+
+        def remember(reference: str) -> Checkpoint:
+            opened[reference] = self._roots.open(reference)
+            return opened[reference]
+
+        merge = prepare(self._roots.load(document), remember)
+        now = self._now = self._module(merge, opened)
+        changed = now.live.load(merge)
+        now.live.finite = True
+        return {
+            "event": "merged",
+            "tensors": len(changed),
+            "of": len(merge.plan.outputs),
+            "seconds": round(time.perf_counter() - began, 4),
+            "processor": round(time.process_time() - worked, 4),
+        }
+
+    def _module(self, merge: Merge, opened: Mapping[str, Checkpoint]) -> _Live:
+        """The module in memory if it fits the merge, else a new one, in float32 where that fits into memory."""
+        from merganser.engine.live import LiveModule
+        from merganser.evaluate.language import kind_of_model
+        from merganser.evaluate.loaders import Loader
+
+        directory = merge.sources[0].directory
+        kind = kind_of_model(directory)
+        if directory is None or kind not in ("causal-lm", "sequence-classification"):
+            raise InputError(
+                f"{merge.sources[0].label}: the mixer needs a language model or a text classifier with its config.json "
+                "and tokenizer; this one can be merged, but not played"
+            )
+        config = (directory / "config.json").read_text(encoding="utf-8")
+        now = self._now
+        if now is not None and now.config == config:
+            stale = any(now.sources.get(name, checkpoint) is not checkpoint for name, checkpoint in opened.items())
+            live = LiveModule(now.live.module) if stale else now.live
+            live.finite = live.finite and opened.keys() <= now.sources.keys()
+            return _Live(live, now.tokenizer, kind, config, {**now.sources, **opened})
+        self._now = None  # two models need not be in memory at once
+        size = sum(output.spec.numel for output in merge.plan.outputs)
+        available, _ = free_memory()
+        if merge.plan.bytes_out > available:
+            raise InputError(f"the model needs {show_size(merge.plan.bytes_out)}, and {show_size(available)} are free")
+        module = Loader(kind, str(directory), self._device)().eval().requires_grad_(False)
+        if 4 * size <= _ROOM * available:
+            module = module.float()
+        return _Live(LiveModule(module), load_tokenizer(directory), kind, config, dict(opened))
+
+    def _speak(self, turn: int, prompt: Prompt) -> Iterator[Event]:
+        assert self._now is not None
+        if self._now.kind != "causal-lm":
+            yield self._in_turn(turn, lambda: self._classify(prompt.text))
+            return
+        state = self._in_turn(turn, lambda: _Decoding(self._now, prompt))
+        for _ in range(prompt.tokens):
+            piece = self._in_turn(turn, state.step)
+            if piece is None:
+                return
+            if piece:
+                yield {"event": "token", "text": piece}
+
+    def _classify(self, text: str) -> Event:
+        import torch
+
+        assert self._now is not None
+        module: Any = self._now.live.module
+        with torch.inference_mode():
+            logits = module(**self._now.tokenizer(text, return_tensors="pt").to(self._device)).logits[0]
+        names = module.config.id2label
+        rows = [[str(names[i]), float(p)] for i, p in enumerate(logits.float().softmax(-1))]
+        return {"event": "classes", "classes": sorted(rows, key=lambda row: -row[1])}
+
+    def _loss(self, texts: Sequence[str]) -> float:
+        """Mean negative log-likelihood per token over all texts."""
+        rows = [self._likelihood(text) for text in texts]
+        values: list[float] = [-row[1] for found in rows for row in found if row[1] is not None]
+        if not values:
+            raise InputError("the texts to score have less than two tokens")
+        return sum(values) / len(values)
+
+    def _likelihood(self, text: str, after: Prompt | None = None) -> list[list[Any]]:
+        """Every token of a text with its log-probability; the first has none unless it comes after a prompt."""
+        import torch
+
+        assert self._now is not None
+        if self._now.kind != "causal-lm":
+            raise InputError("only language models give texts a likelihood")
+        tokenizer = self._now.tokenizer
+        before = _encode(tokenizer, after) if after else []
+        own = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([[*before, *own]], device=self._device)
+        with torch.inference_mode():
+            logits = self._now.live.module(ids).logits[0, :-1].float().log_softmax(-1)
+        chosen = [None, *logits.gather(1, ids[0, 1:, None])[:, 0].tolist()][len(before) :]
+        return [[tokenizer.decode([token]), value] for token, value in zip(own, chosen, strict=True)]
+
+
+class _Decoding:
+    """A reply in the making, a token at a time."""
+
+    def __init__(self, now: _Live | None, prompt: Prompt) -> None:
+        import torch
+
+        assert now is not None
+        self._module, self._tokenizer = now.live.module, now.tokenizer
+        self._random = torch.Generator().manual_seed(prompt.seed)
+        self._temperature = prompt.temperature
+        ids = _encode(now.tokenizer, prompt)
+        self._next = torch.tensor([ids], device=next(now.live.module.parameters()).device)
+        self._cache: Any = None
+        self._written: list[int] = []
+        self._shown = ""
+        ends = getattr(getattr(now.live.module, "generation_config", None), "eos_token_id", None)
+        self._ends = {now.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
+
+    def step(self) -> str | None:
+        """The text that the next token adds, which may be none yet; None at the end."""
+        import torch
+
+        with torch.inference_mode():
+            out = self._module(self._next, past_key_values=self._cache, use_cache=True)
+            self._cache, logits = out.past_key_values, out.logits[0, -1].float()
+            if self._temperature > 0:
+                shares = (logits / self._temperature).softmax(-1).cpu()
+                token = int(torch.multinomial(shares, 1, generator=self._random))
+            else:
+                token = int(logits.argmax())
+        if token in self._ends:
+            return None
+        self._written.append(token)
+        self._next = torch.tensor([[token]], device=self._next.device)
+        text = str(self._tokenizer.decode(self._written, skip_special_tokens=True))
+        if text.endswith("\ufffd"):  # half of a character
+            return ""
+        new, self._shown = text[len(self._shown) :], text
+        return new
+
+
+def _encode(tokenizer: Any, prompt: Prompt) -> list[int]:
+    if prompt.chat and tokenizer.chat_template:
+        talk = [{"role": "user", "content": prompt.text}]
+        text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = list(tokenizer(prompt.text)["input_ids"])
+    if not ids:
+        raise InputError("the prompt is empty")
+    return ids
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """Return the tokenizer beside a model, never from the network."""
+    return require("transformers", "hf").AutoTokenizer.from_pretrained(str(directory), local_files_only=True)

@@ -1,0 +1,217 @@
+"""What the screens show of studies, libraries and interference, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from merganser.errors import InputError
+from merganser.studio.roots import Roots
+
+if TYPE_CHECKING:
+    from merganser.library.library import Library
+    from merganser.library.storage import ExpertFile
+    from merganser.routing.adaptive import AdaptiveModel
+
+#: Budgets at which the loss of a library is predicted.
+STEPS = 25
+#: Singular vectors in a picture of overlaps, all experts together.
+VECTORS = 64
+
+
+def show_study(roots: Roots, path: str) -> dict[str, Any]:
+    """Return a study as it stands: trials, the front, winners with intervals, and what is left."""
+    from merganser.evolve.study import Study
+    from merganser.evolve.summary import compared, convergence, unseen_intervals
+
+    study = Study.open(roots.find(path), readonly=True)
+    try:
+        design, trials = study.design, study.trials()
+        valid = [trial for trial in trials if trial.valid]
+        winners = (study.pareto() if len(design.objectives) > 1 else [study.best()]) if valid else []
+        forecast = study.forecast()
+        return {
+            "path": path,
+            "algorithm": design.algorithm,
+            "objectives": [{"name": o.name, "maximize": o.maximize} for o in design.objectives],
+            "variables": [variable.name for variable in design.space.variables],
+            "total": design.trials,
+            "ended": study.ended,
+            "failure": study.failure,
+            "seconds_left": forecast.seconds,
+            "trials": [_trial(trial) for trial in trials],
+            "front": [trial.label for trial in winners],
+            "winners": [
+                _trial(trial)
+                | {
+                    "unseen": {
+                        name: {"value": i.value, "low": i.low, "high": i.high}
+                        for name, i in unseen_intervals(study, trial.label).items()
+                    }
+                }
+                for trial in winners
+            ],
+            "verdicts": [said for o in design.objectives if valid and (said := compared(study, o, study.best(o.name)))],
+            "convergence": convergence(study),
+        }
+    finally:
+        study.close()
+
+
+def _trial(trial: Any) -> dict[str, Any]:
+    return {
+        "label": trial.label,
+        "place": f"{trial.generation}:{trial.position}",
+        "generation": trial.generation,
+        "state": trial.state,
+        "valid": trial.valid,
+        "values": dict(trial.values or {}),
+        "objectives": dict(trial.objectives),
+        "seconds": trial.seconds,
+        "error": trial.reason,
+    }
+
+
+def open_library(roots: Roots, path: str) -> Library:
+    """Open a library whose base is inside the directories too."""
+    from merganser.library.library import Library
+
+    library = Library(roots.find(path))
+    for file in library.base.files():
+        roots.find(str(file))
+    return library
+
+
+def show_library(roots: Roots, path: str) -> dict[str, Any]:
+    """Return the experts of a library, and what they would keep at smaller budgets."""
+    library = open_library(roots, path)
+    size, records = library.size(), library.manifest.experts
+    return {
+        "path": path,
+        "base": library.base.label,
+        "base_bytes": size.base,
+        "ratio": size.ratio,
+        "dtype": library.manifest.dtype,
+        "policy": library.manifest.policy,
+        "experts": [
+            {"name": name, "bytes": record.nbytes, "energy": record.energy, "source": record.source}
+            for name, record in records.items()
+        ],
+        "budgets": predict_budgets(library),
+    }
+
+
+def predict_budgets(library: Library) -> list[dict[str, Any]]:
+    """Return, for budgets up to the library's own size, the energy that each expert would keep.
+
+    The energy is the share of ‖Δ‖² of a task vector Δ that is kept, with ranks chosen as a build with that budget
+    chooses them among the components the library holds: a build from the experts themselves keeps at least that.
+    """
+    from merganser.checkpoints.dtypes import dtype_of
+    from merganser.library.ranks import Changed, RankPolicy, allot
+    from merganser.library.storage import FACTOR_DTYPES, ExpertFile, header_room
+
+    changed: dict[str, list[Changed]] = {}
+    whole: dict[str, float] = {}
+    for name in library.experts:
+        file = ExpertFile(library.path / "experts" / f"{name}.safetensors")
+        changed[name] = [
+            Changed(tensor, library.base.spec(tensor), kind == "factors", _squares(file, tensor, kind))
+            for tensor, kind in file.kinds.items()
+            if tensor in library.base
+        ]
+        kept_whole = [tensor for tensor, kind in file.kinds.items() if kind == "full" and tensor in library.base]
+        differences = (file.full(tensor).double() - library.base.read(tensor).double() for tensor in kept_whole)
+        whole[name] = sum(float(each.square().sum()) for each in differences)
+    known = library.manifest.base_fingerprint
+    rooms = {
+        name: header_room([(c.name, c.spec) for c in each], {"expert": name, "base": known})
+        for name, each in changed.items()
+    }
+    fixed = sum(rooms.values()) + sum(c.spec.nbytes for each in changed.values() for c in each if not c.matrix)
+    largest = max(sum(library.size().experts.values()), fixed)
+    found = []
+    for step in range(STEPS):
+        budget = int(fixed + (largest - fixed) * (step / (STEPS - 1)) ** 2)
+        slots = allot(RankPolicy("budget", budget), changed, dtype_of(library.manifest.dtype, FACTOR_DTYPES), rooms)
+        energy = {}
+        for name, each in changed.items():
+            ranks = {slot.name: slot.rank for slot in slots[name]}
+            pairs = [(c.squares, ranks[c.name]) for c in each if c.squares is not None]
+            total = whole[name] + sum(float(squares.sum()) for squares, _ in pairs)
+            kept = whole[name] + sum(float(squares[:rank].sum()) for squares, rank in pairs)
+            share = kept / total if total else 1.0
+            energy[name] = share * library.manifest.experts[name].energy
+        found.append({"bytes": budget, "energy": energy})
+    return found
+
+
+def _squares(file: ExpertFile, tensor: str, kind: str) -> Any:
+    """σ² of a task matrix as far as it is stored, and zeros for the components that are not."""
+    if kind != "factors":
+        return None
+    values = file.factors(tensor).s.square().numpy()
+    return np.pad(values, (0, min(file.spec(tensor).shape) - len(values)))
+
+
+def show_overlap(roots: Roots, base: str, experts: Mapping[str, str], matrix: str) -> dict[str, Any]:
+    """Return |UᵀU| of the leading singular vectors of one task matrix, a block for every two experts."""
+    from merganser.interference.surveys import similarity
+
+    opened = {name: roots.open(path) for name, path in experts.items()}
+    rank = max(1, VECTORS // max(1, len(experts)))
+    source = roots.open(base)
+    if matrix not in source:
+        raise source.missing(matrix)
+    left, _ = similarity(source, opened, matrix, min(rank, *source.spec(matrix).shape[:2]))
+    return {
+        "matrix": matrix,
+        "experts": list(experts),
+        "overlap": [[round(v, 4) for v in row] for row in left.tolist()],
+    }
+
+
+class Routes:
+    """Routers of libraries of text models, the last one kept in memory."""
+
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
+        self._known: tuple[str, AdaptiveModel, Any] | None = None
+
+    def route(self, path: str, text: str) -> dict[str, Any]:
+        """Return the weight that a sentence gives each expert, and why: its residuals layer by layer.
+
+        Raises:
+            InputError: If the library's base is not a text model with a tokenizer.
+        """
+        _, model, tokenizer = self._open(path)
+        encoded = dict(tokenizer(text, return_tensors="pt"))
+        encoded.pop("token_type_ids", None)
+        routing = model.route(encoded)
+        weights = dict(zip(routing.tasks, routing.weights[0].tolist(), strict=True))
+        return {
+            "weights": weights,
+            "chosen": sorted(routing.sets[0], key=lambda name: -weights[name]),
+            "fallback": bool(routing.fallback[0]),
+            "threshold": model.settings.threshold,
+            "top": model.settings.top,
+            "layers": list(model.router.layers),
+        }
+
+    def _open(self, path: str) -> tuple[str, AdaptiveModel, Any]:
+        if self._known is None or self._known[0] != path:
+            from merganser.evaluate.language import kind_of_model
+            from merganser.evaluate.loaders import Loader
+            from merganser.routing.adaptive import AdaptiveModel
+            from merganser.studio.player import load_tokenizer
+
+            library = open_library(self._roots, path)
+            directory = library.base.directory
+            kind = kind_of_model(directory)
+            if directory is None or kind is None:
+                raise InputError(f"{path}: routing a sentence needs a base that transformers loads, with its tokenizer")
+            module = Loader(kind, str(directory))().float().eval()
+            self._known = (path, AdaptiveModel(module, library, load_base=True), load_tokenizer(directory))
+        return self._known

@@ -1,0 +1,123 @@
+"""The directories the studio may look at; everything else is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from merganser.checkpoints.references import parts
+from merganser.confine import confine
+from merganser.errors import CheckpointError, InputError
+
+if TYPE_CHECKING:
+    from merganser.checkpoints.base import Checkpoint
+    from merganser.engine.merge import Merge
+    from merganser.recipes.schema import Recipe
+
+
+class Outside(InputError):
+    """A path that is not in a directory the studio was given."""
+
+
+class Roots:
+    """An allow-list of directories.
+
+    Args:
+        directories: The directories; relative paths are inside the first.
+
+    Raises:
+        InputError: If one of them is no directory.
+
+    Example:
+        >>> Roots(["models"]).find("llama/config.json")
+    """
+
+    def __init__(self, directories: Sequence[str | os.PathLike[str]]) -> None:
+        for directory in directories:
+            if not Path(directory).is_dir():
+                raise InputError(f"{directory}: no such directory")
+        self.directories = tuple(Path(directory).resolve() for directory in directories)
+        self._opened: dict[str, tuple[str, Checkpoint]] = {}
+
+    @property
+    def home(self) -> Path:
+        """The directory that relative paths are in."""
+        return self.directories[0]
+
+    def find(self, text: str) -> Path:
+        """Return the path that a text means, links followed; nothing needs to exist there.
+
+        Raises:
+            Outside: If it leads out of every directory.
+        """
+        given = Path(text).expanduser()
+        for root in self.directories if given.is_absolute() else [self.home]:
+            name = str(given.relative_to(root)) if given.is_relative_to(root) else str(given)
+            if name == ".":
+                return root
+            try:
+                return confine(root, name, "path").resolve()
+            except CheckpointError:
+                continue
+        raise Outside(f"{text}: outside of {', '.join(map(str, self.directories))}, which the studio was opened on")
+
+    def show(self, path: Path) -> str:
+        """Return a path as the page shows and sends it: relative to the first directory if it is in there."""
+        return str(path.relative_to(self.home)) if path.is_relative_to(self.home) else str(path)
+
+    def locate(self, reference: str) -> str:
+        """Return a checkpoint reference (`model`, `model+adapter`) with absolute paths inside the directories."""
+        found = parts(reference, lambda part: self._exists(part))
+        return "+".join(str(self.find(part)) for part in found)
+
+    def _exists(self, part: str) -> bool:
+        try:
+            return self.find(part).exists()
+        except Outside:
+            return False
+
+    def open(self, reference: str) -> Checkpoint:
+        """Open a checkpoint inside the directories; one that has not changed is opened once."""
+        from merganser.checkpoints.opening import open as open_checkpoint
+
+        place = self.locate(reference)
+        known = self._opened.get(place)
+        fresh = open_checkpoint(place)
+        for file in fresh.files():
+            self.find(str(file))
+        mark = fresh.fingerprint()
+        if known is None or known[0] != mark:
+            self._opened[place] = (mark, fresh)
+        return self._opened[place][1]
+
+    def load(self, written: str | Mapping[str, Any], beside: str | None = None) -> Recipe:
+        """Read a recipe.
+
+        Args:
+            written: The text of the recipe, or its document.
+            beside: The directory that relative paths are looked for in first.
+        """
+        from merganser.recipes.loading import load
+
+        root = self.find(beside) if beside else self.home
+        if isinstance(written, str):
+            written = written if "\n" in written else f"{written}\n"
+        recipe = load(written, root)
+        self._check(recipe)
+        return recipe
+
+    def prepare(self, written: str | Mapping[str, Any], beside: str | None = None) -> Merge:
+        """Return the merge that a recipe asks for; whatever it names is opened here, and refused if it is outside."""
+        from merganser.recipes.planning import prepare
+
+        return prepare(self.load(written, beside), self.open)
+
+    def _check(self, recipe: Recipe) -> None:
+        """Refuse recipes inside a recipe that were read from elsewhere."""
+        for entry in recipe.entries():
+            if entry.recipe is not None:
+                if entry.recipe.root is not None:
+                    self.find(str(entry.recipe.root))
+                self._check(entry.recipe)

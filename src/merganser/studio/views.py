@@ -1,0 +1,203 @@
+"""What the screens show of checkpoints, recipes and methods, as plain data."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from merganser.errors import InputError, MerganserError
+from merganser.plain import to_yaml
+from merganser.studio.roots import Roots
+
+
+def show_checkpoint(roots: Roots, path: str) -> dict[str, Any]:
+    """Return the contents of a checkpoint from its headers, its config, and the card of the merge it came from."""
+    from merganser.checkpoints.json_file import read_config
+    from merganser.report.checkpoints import checks_table
+    from merganser.report.contents import contents
+    from merganser.report.sidecars import read_card
+
+    opened = roots.open(path)
+    found = contents(opened)
+    directory = opened.directory if roots.find(path.partition("+")[0]).is_dir() else None
+    card = read_card(directory) if directory else None
+    checks = checks_table(directory, found).rows if directory else []
+    config = {k: v for k, v in read_config(directory).items() if isinstance(v, (str, int, float, bool))}
+    return {
+        "path": path,
+        **found.to_dict(),
+        "label": path,
+        "config": config,
+        "recipe": card.recipe if card else None,
+        "made": card.facts() if card else [],
+        "checks": [{"check": row[0], "holds": row[1] == "yes"} for row in checks],
+    }
+
+
+def compare_checkpoints(roots: Roots, first: str, second: str) -> Iterator[dict[str, Any]]:
+    """Yield for every tensor how far the second checkpoint is from the first, relative to the first's norm.
+
+    Yields:
+        A `start` with the number of tensors; then for each `name`, `block`, `distance` ‖b − a‖ / ‖a‖, `cosine` and
+        `changed`, the share of entries that differ; last an `end` with what only one of them has.
+    """
+    from merganser.checkpoints.base import is_integer
+    from merganser.checkpoints.differences import row_blocks
+    from merganser.checkpoints.tensor_names import block_of, natural_order
+
+    a, b = roots.open(first), roots.open(second)
+    shared = [n for n in sorted(a.names(), key=natural_order) if n in b and not is_integer(a.spec(n).dtype)]
+    equal = [name for name in shared if a.spec(name).shape == b.spec(name).shape]
+    yield {"event": "start", "total": len(equal)}
+    for name in equal:
+        spec = a.spec(name)
+        sums = [0.0] * 5
+        for rows in row_blocks(spec) if spec.shape else [None]:
+            x, y = a.read(name, rows).float(), b.read(name, rows).float()
+            parts = ((x * x).sum(), (y * y).sum(), (x * y).sum(), (y - x).square().sum(), (x != y).sum())
+            sums = [total + float(part) for total, part in zip(sums, parts, strict=True)]
+        xx, yy, xy, dd, differing = sums
+        yield (
+            {
+                "event": "tensor",
+                "name": name,
+                "block": block_of(name),
+                "parameters": spec.numel,
+                "distance": math.sqrt(dd / xx) if xx else math.nan,
+                "square": dd,
+                "norm": xx,
+                "cosine": xy / math.sqrt(xx * yy) if xx and yy else math.nan,
+                "changed": differing / max(1, spec.numel),
+            }
+        )
+    yield {
+        "event": "end",
+        "only_first": [name for name in a.names() if name not in b][:20],
+        "only_second": [name for name in b.names() if name not in a][:20],
+        "reshaped": [name for name in shared if name not in set(equal)][:20],
+    }
+
+
+def show_methods() -> list[dict[str, Any]]:
+    """Return every method with its formula, when to use it, and its parameters with bounds and defaults."""
+    from merganser.methods.catalogue import describe
+    from merganser.methods.registry import parameters, registry
+
+    found = []
+    for name, method in registry().items():
+        row = describe(method)
+        given = [
+            {
+                "name": p.name,
+                "help": p.help,
+                "kind": p.kind.__name__,
+                "default": p.default,
+                "required": p.required,
+                "per_model": p.per_model,
+                "low": p.low,
+                "high": p.high,
+                "choices": p.choices,
+            }
+            for p in parameters(method).values()
+        ]
+        low, high = method.models
+        found.append(
+            {
+                "name": name,
+                "summary": row.summary,
+                "description": row.description,
+                "base": row.base,
+                "models": [low, None if math.isinf(high) else high],
+                "reach": row.reach,
+                "statistics": row.statistics,
+                "parameters": given,
+            }
+        )
+    return found
+
+
+def read_recipe(roots: Roots, written: str | Mapping[str, Any], beside: str | None = None) -> dict[str, Any]:
+    """Return a recipe as text and as a document, with its plan or what is wrong with it.
+
+    Args:
+        roots: The directories that models may be in.
+        written: The text of a recipe, in either dialect, or a native document.
+        beside: The directory that relative paths are looked for in first.
+    """
+    from merganser.recipes.documents import parse
+    from merganser.recipes.loading import native_document
+
+    text = written if isinstance(written, str) else to_yaml(written)
+    found: dict[str, Any] = {
+        "text": text,
+        "document": None,
+        "dialect": "native",
+        "native": None,
+        "plan": None,
+        "problems": [],
+    }
+    try:
+        documents = parse(text)
+        document = documents[0] if len(documents) == 1 else None
+        found["document"] = document if isinstance(document, dict) else None
+        found["dialect"] = "mergekit" if "merge_method:" in text else "native"
+        if found["dialect"] == "mergekit":
+            with contextlib.suppress(MerganserError):  # the plan says better what is wrong
+                found["native"] = to_yaml(native_document(text if "\n" in text else f"{text}\n"))
+        found["plan"] = _plan(roots, text, beside)
+    except MerganserError as error:
+        found["problems"] = _problems(str(error), text)
+    return found
+
+
+def _plan(roots: Roots, text: str, beside: str | None) -> dict[str, Any]:
+    from merganser.checkpoints.sidecars import prepare_sidecars
+    from merganser.cli.plan import summarise
+    from merganser.engine.execute import DEFAULT_MEMORY
+
+    merge = roots.prepare(text, beside)
+    prepare_sidecars(merge.plan.sidecars, merge.sources)
+    summary = summarise(merge, DEFAULT_MEMORY, None, strict=False)
+    return summary | {"copied": sum(output.copies for output in merge.plan.outputs)}
+
+
+def _problems(message: str, text: str) -> list[dict[str, Any]]:
+    """One entry a problem, with the line of the text it is about where that can be told."""
+    heading, *lines = message.split("\n")
+    told = [line.strip() for line in lines if line.strip()] if re.search(r"\d+ problems$", heading) else [message]
+    return [{"message": each.removeprefix("recipe: "), "line": _line(each, text)} for each in told]
+
+
+def _line(message: str, text: str) -> int | None:
+    if known := re.search(r"\bline (\d+)", message):
+        return int(known[1])
+    lines = text.split("\n")
+    quoted = re.findall(r"'([^']+)'", message)
+    if place := re.search(r"models\[(\d+)\]", message):
+        entries = [i for i, line in enumerate(lines, 1) if re.match(r"\s*- ", line)]
+        if int(place[1]) < len(entries):
+            return entries[int(place[1])]
+    words = [*quoted, *re.findall(r"[\w./-]+", message.removeprefix("recipe: "))[:2]]
+    return next((i for word in words for i, line in enumerate(lines, 1) if len(word) > 2 and word in line), None)
+
+
+def save_recipe(roots: Roots, path: str, text: str, overwrite: bool = False) -> str:
+    """Write a recipe to a file and return its path as the page shows it.
+
+    Raises:
+        InputError: If the place is outside, is no YAML file, or is taken.
+    """
+    place = roots.find(path)
+    if place.suffix not in (".yml", ".yaml"):
+        raise InputError(f"{path}: a recipe is a file that ends in .yml")
+    if place.exists() and not overwrite:
+        raise InputError(f"{path}: there is a file of that name already")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    new = place.with_name(f".{place.name}.new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, place)
+    return roots.show(place)

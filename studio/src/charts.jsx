@@ -1,0 +1,149 @@
+// Pictures: SVG lines and points, canvas heat maps. Each has a text that says what it shows.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { number } from "./format.js";
+
+export const SERIES = ["var(--s0)", "var(--s1)", "var(--s2)", "var(--s3)", "var(--s4)", "var(--s5)"];
+const W = 640, H = 240, L = 64, R = 12, T = 10, B = 34;
+
+const ticks = (low, high, want = 5) => {
+  if (!(high > low)) return [low];
+  const raw = (high - low) / want, power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
+  const found = [];
+  for (let x = Math.ceil(low / step) * step; x <= high + step * 1e-9; x += step) found.push(Math.abs(x) < step * 1e-9 ? 0 : x);
+  return found;
+};
+const extent = (values, pad = 0.04) => {
+  const sound = values.filter((v) => v != null && Number.isFinite(v));
+  if (!sound.length) return [0, 1];
+  let low = Math.min(...sound), high = Math.max(...sound);
+  if (low === high) { low -= Math.abs(low) * 0.1 || 0.5; high += Math.abs(high) * 0.1 || 0.5; }
+  const room = (high - low) * pad;
+  return [low - room, high + room];
+};
+
+/** Lines and points: `series` of `{name, x, y, dots, line, dashed}`; `mark` draws an upright line. */
+export function Chart({ series, x = "", y = "", title, mark, format = (v) => number(v, 4) }) {
+  const [near, set] = useState(null);
+  const shown = series.filter((s) => s.y.length);
+  const [x0, x1] = extent(shown.flatMap((s) => s.x), 0), [y0, y1] = extent(shown.flatMap((s) => s.y));
+  const px = (v) => L + ((v - x0) / (x1 - x0)) * (W - L - R), py = (v) => H - B - ((v - y0) / (y1 - y0)) * (H - T - B);
+  const points = shown.flatMap((s, i) => s.x.map((v, j) => ({ s, i, x: v, y: s.y[j], label: s.labels?.[j] })).filter((p) => p.y != null));
+  const move = (event) => {
+    const box = event.currentTarget.getBoundingClientRect();
+    const [mx, my] = [((event.clientX - box.left) / box.width) * W, ((event.clientY - box.top) / box.height) * H];
+    let best = null, least = 900;
+    for (const p of points) { const d = (px(p.x) - mx) ** 2 + (py(p.y) - my) ** 2; if (d < least) [best, least] = [p, d]; }
+    set(best);
+  };
+  const color = (s, i) => s.color ?? SERIES[i % SERIES.length];
+  return (
+    <figure class="chart">
+      <svg viewBox={`0 0 ${W} ${H}`} role="img" aria-label={`${title}. ${shown.map((s) => `${s.name}: ${s.y.length} points`).join("; ")}`} onMouseMove={move} onMouseLeave={() => set(null)}>
+        {ticks(y0, y1, 4).map((v) => <g key={v}><line class="grid" x1={L} x2={W - R} y1={py(v)} y2={py(v)} /><text x={L - 8} y={py(v) + 4} text-anchor="end">{format(v)}</text></g>)}
+        {ticks(x0, x1, 7).map((v) => <text key={v} x={px(v)} y={H - B + 16} text-anchor="middle">{number(v, 4)}</text>)}
+        <text x={(L + W - R) / 2} y={H - 3} text-anchor="middle" class="axis">{x}</text>
+        {mark != null && <line class="mark" x1={px(mark)} x2={px(mark)} y1={T} y2={H - B} />}
+        {shown.map((s, i) => (
+          <g key={s.name} style={{ color: color(s, i) }}>
+            {s.line !== false && <polyline points={s.x.map((v, j) => (s.y[j] == null ? "" : `${px(v)},${py(s.y[j])}`)).join(" ")} class={s.dashed ? "line dashed" : "line"} />}
+            {s.dots !== false && s.x.map((v, j) => s.y[j] != null && <circle key={j} cx={px(v)} cy={py(s.y[j])} r={s.size ?? 3} class={s.faint ? "faint" : ""} />)}
+          </g>))}
+        {near && <circle cx={px(near.x)} cy={py(near.y)} r="6" class="near" />}
+      </svg>
+      <figcaption>
+        {shown.length > 1 || y ? shown.map((s, i) => <span key={s.name} class="legend"><i class="swatch" style={{ background: color(s, i) }} />{s.name}</span>) : null}
+        <span class="muted">{near ? `${near.label ?? near.s.name}: ${number(near.x, 4)} → ${format(near.y)}` : y}</span>
+      </figcaption>
+    </figure>
+  );
+}
+
+const ramp = (t, dark) => {
+  const stops = dark ? [[23, 31, 29], [20, 80, 72], [66, 176, 152], [244, 225, 140]] : [[246, 248, 247], [176, 219, 208], [38, 135, 118], [8, 52, 60]];
+  const at = Math.max(0, Math.min(0.9999, t)) * (stops.length - 1), i = Math.floor(at), f = at - i;
+  return `rgb(${stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * f)).join(",")})`;
+};
+const isDark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
+
+/** A matrix in colour. Arrow keys walk over it, Enter or a click picks a cell. `values[row][column]` may be null. */
+export function HeatMap({ values, rows, columns, title, low, high, onPick, format = (v) => number(v, 3), cell = 14, labels = true, square = false }) {
+  const canvas = useRef();
+  const [at, set] = useState(null);
+  const flat = values.flat().filter((v) => v != null && Number.isFinite(v));
+  const least = low ?? Math.min(...flat, 0), most = high ?? Math.max(...flat, 1e-12);
+  const wide = columns.length, tall = rows.length;
+  const [w, h] = useMemo(() => square ? Array(2).fill(Math.max(2, Math.min(cell, Math.floor(560 / wide)))) : [Math.max(4, Math.min(wide <= 4 ? 120 : 60, Math.floor(620 / wide))), Math.max(3, Math.min(cell, Math.floor(460 / tall)))], [wide, tall, cell, square]);
+  const [theme, setTheme] = useState(isDark());
+  useEffect(() => {
+    const change = () => setTheme(isDark());
+    addEventListener("theme", change);
+    return () => removeEventListener("theme", change);
+  }, []);
+  useEffect(() => {
+    const scale = devicePixelRatio || 1, c = canvas.current;
+    [c.width, c.height] = [wide * w * scale, tall * h * scale];
+    const pen = c.getContext("2d");
+    pen.scale(scale, scale);
+    values.forEach((row, i) => row.forEach((v, j) => {
+      if (v == null) return;
+      pen.fillStyle = ramp((v - least) / (most - least || 1), theme);
+      pen.fillRect(j * w, i * h, w - (w > 6 ? 1 : 0), h - (h > 6 ? 1 : 0));
+    }));
+  }, [values, w, h, least, most, theme]);
+  const find = (event) => {
+    const box = canvas.current.getBoundingClientRect();
+    const j = Math.floor(((event.clientX - box.left) / box.width) * wide), i = Math.floor(((event.clientY - box.top) / box.height) * tall);
+    return values[i]?.[j] !== undefined ? [i, j] : null;
+  };
+  const walk = (event) => {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (step) {
+      event.preventDefault();
+      const [i, j] = at ?? [0, 0];
+      set([Math.max(0, Math.min(tall - 1, i + step[0])), Math.max(0, Math.min(wide - 1, j + step[1]))]);
+    } else if (event.key === "Enter" && at) onPick?.(...at);
+  };
+  const told = at && `${rows[at[0]]} · ${columns[at[1]]}: ${values[at[0]]?.[at[1]] == null ? "none" : format(values[at[0]][at[1]])}`;
+  return (
+    <figure class="chart heat">
+      <div class="scroll">
+        <div class="heat-grid" style={{ gridTemplateColumns: `max-content ${wide * w}px` }}>
+          {labels && <div class="heat-rows" style={{ lineHeight: `${h}px` }}>{rows.map((r, i) => <span key={r} style={{ height: `${h}px` }}>{h >= 10 || i % Math.ceil(10 / h) === 0 ? r : ""}</span>)}</div>}
+          <div class="heat-frame">
+            <canvas ref={canvas} tabindex="0" role="img" aria-label={`${title}. ${tall} rows, ${wide} columns${told ? `. ${told}` : ""}`} style={{ width: `${wide * w}px`, height: `${tall * h}px`, cursor: onPick ? "pointer" : "default" }}
+              onMouseMove={(e) => set(find(e))} onMouseLeave={() => set(null)} onClick={(e) => { const f = find(e); if (f) onPick?.(...f); }} onKeyDown={walk} />
+            {at && <i class="heat-cell" style={{ left: `${at[1] * w}px`, top: `${at[0] * h}px`, width: `${w}px`, height: `${h}px` }} />}
+          </div>
+          {labels && <><span /><div class={`heat-columns ${w >= 90 ? "flat" : ""}`} style={{ gridTemplateColumns: `repeat(${wide}, ${w}px)` }}>{columns.map((c) => <span key={c} title={c}>{c}</span>)}</div></>}
+        </div>
+      </div>
+      <figcaption>
+        {flat.length > 0 && <span class="legend"><i class="ramp" aria-hidden="true" />{format(least)} – {format(most)}</span>}
+        <span class="muted" aria-live="polite">{told ?? title}</span>
+      </figcaption>
+    </figure>
+  );
+}
+
+/** Parallel coordinates, one line a trial, coloured by its score. */
+export function Parallel({ names, rows, scores, title }) {
+  const order = scores.map((s, i) => [s, i]).sort((a, b) => a[0] - b[0]);
+  const axes = names.map((n, k) => {
+    const values = rows.map((r) => r[k]);
+    const words = values.some((v) => typeof v !== "number") ? [...new Set(values.map(String))] : null;
+    const [low, high] = words ? [0, Math.max(1, words.length - 1)] : extent(values, 0);
+    return { at: (v) => 1 - ((words ? words.indexOf(String(v)) : v) - low) / (high - low), low: words ? words[0] : number(low), high: words ? words.at(-1) : number(high) };
+  });
+  const px = (k) => 60 + (names.length === 1 ? 260 : (k / (names.length - 1)) * 520), py = (t) => 26 + t * 170;
+  const least = Math.min(...scores), span = Math.max(...scores) - least || 1;
+  return (
+    <figure class="chart">
+      <svg viewBox={`0 0 ${W} 232`} role="img" aria-label={title}>
+        {order.map(([s, i]) => <polyline key={i} class="thin" style={{ stroke: `color-mix(in oklab, var(--s0) ${Math.round(100 * (s - least) / span)}%, var(--line))`, strokeWidth: s === least + span ? 3 : 1.2 }} points={names.map((_, k) => `${px(k)},${py(axes[k].at(rows[i][k]))}`).join(" ")} />)}
+        {names.map((n, k) => <g key={n}><line class="grid" x1={px(k)} x2={px(k)} y1={26} y2={196} /><text x={px(k)} y={16} text-anchor="middle">{axes[k].high}</text><text x={px(k)} y={212} text-anchor="middle">{axes[k].low}</text><text x={px(k)} y={228} text-anchor="middle" class="axis">{n.length > 16 ? `${n.slice(0, 15)}…` : n}</text></g>)}
+      </svg>
+      <figcaption><span class="muted">{title}</span></figcaption>
+    </figure>
+  );
+}

@@ -1,0 +1,124 @@
+import { useMemo, useState } from "preact/hooks";
+import { kept, useKept, useStream } from "../api.js";
+import { HeatMap } from "../charts.jsx";
+import { name, number } from "../format.js";
+import { Button, Card, Check, Failure, Note, Picker, Select, TextField, useItems } from "../ui.jsx";
+import { describe, PROMPT, Prompting } from "./mixer.jsx";
+
+const alone = (path) => ({ method: "passthrough", models: [{ path }] });
+const collect = (before, e) => {
+  const found = [...before], o = found[e.index] ?? { text: "" };
+  found[e.index] = e.event === "token" ? { ...o, text: o.text + e.text } : e.event === "likelihood" ? { ...o, tokens: e.tokens } : e.event === "loss" ? { ...o, loss: e.loss } : e.event === "classes" ? { ...o, classes: e.classes } : e.event === "end" ? { ...o, done: true } : o;
+  return found;
+};
+const shuffled = (list) => list.map((v) => [Math.random(), v]).sort((a, b) => a[0] - b[0]).map(([, v]) => v);
+
+export function Compare() {
+  const items = useItems("checkpoint", "adapter").filter((i) => i.facts.live || i.kind === "adapter");
+  const [chosen, choose] = useKept("compared", []);
+  const [pins] = useState(() => kept("compare", []));
+  const [prompt, setPrompt] = useKept("prompt", PROMPT);
+  const [view, setView] = useState("side");
+  return (
+    <>
+      <div class="head"><div><h1>Compare</h1><p class="muted">One prompt, several models, one after the other in the same memory.</p></div>
+        <div class="row" role="group" aria-label="View"><Button kind={view === "side" ? "primary" : ""} aria-pressed={view === "side"} onClick={() => setView("side")}>Side by side</Button><Button kind={view === "grid" ? "primary" : ""} aria-pressed={view === "grid"} onClick={() => setView("grid")}>X/Y grid</Button></div></div>
+      <Card title="Prompt"><Prompting prompt={prompt} set={setPrompt} /></Card>
+      {view === "side" ? <Side items={items} chosen={chosen} choose={choose} pins={pins} prompt={prompt} /> : <Grid items={items} prompt={prompt} />}
+    </>
+  );
+}
+
+function Side({ items, chosen, choose, pins, prompt }) {
+  const [blind, setBlind] = useState(false);
+  const [order, setOrder] = useState([]);
+  const [found, set] = useState([]);
+  const [votes, setVotes] = useKept("votes", {});
+  const [voted, setVoted] = useState(false);
+  const play = useStream("/api/play", (e) => set((before) => collect(before, e)));
+  const models = [...pins.map((p) => ({ label: p.label, document: p.document })), ...chosen.map((p) => ({ label: p, document: alone(p) }))];
+  const run = () => {
+    const now = blind ? shuffled(models) : models;
+    setOrder(now); set([]); setVoted(false);
+    play.start({ documents: now.map((m) => m.document), prompt, compare: true });
+  };
+  const vote = (label) => { setVoted(true); if (label) setVotes({ ...votes, [label]: (votes[label] ?? 0) + 1 }); };
+  const reference = found[0]?.tokens;
+  const done = order.length > 0 && found.filter((f) => f?.done).length === order.length;
+  return (
+    <>
+      <Card title="Models">
+        {pins.length > 0 && <Note>From the mixer: {pins.map((p) => `${p.label} (${describe(p.document)})`).join("; ")}</Note>}
+        <Picker label="Checkpoints" items={items} chosen={chosen} onInput={choose} most={6} />
+        <div class="row"><Check label="Blind: hide which is which until you have voted" checked={blind} onInput={setBlind} />
+          <Button kind="primary" disabled={models.length < 1} onClick={run}>{play.running ? "Start again" : "Ask all"}</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
+        <Failure error={play.error} />
+      </Card>
+      {order.length > 0 && <div class="sides">{order.map((m, i) => (
+        <Card key={`${m.label}${i}`} title={blind && !voted ? `Model ${i + 1}` : m.label}>
+          <p class="said">{found[i]?.text}{play.running && !found[i]?.done && <span class="caret" aria-hidden="true" />}</p>
+          {found[i]?.tokens && <details open={!blind}><summary>{i === 0 ? "How sure it is of its own words" : `The words of ${blind && !voted ? "model 1" : order[0].label}, by this model`}</summary>
+            <p class="tokens">{found[i].tokens.map(([t, p], k) => <Token key={k} text={t} own={p} first={i ? reference?.[k]?.[1] : undefined} />)}</p>
+            <p class="muted">mean log-probability {number(mean(found[i].tokens))}{i > 0 && reference ? `, ${signed(mean(found[i].tokens) - mean(reference))} against the first` : ""}</p></details>}
+          {blind && done && !voted && <Button kind="primary" onClick={() => vote(m.label)}>This is the best</Button>}
+        </Card>))}</div>}
+      {blind && done && !voted && <Button onClick={() => vote(null)}>Cannot tell</Button>}
+      {Object.keys(votes).length > 0 && <Card title="Votes" actions={<Button kind="small" onClick={() => setVotes({})}>Start over</Button>}>
+        <Tally votes={votes} /></Card>}
+    </>
+  );
+}
+const mean = (tokens) => { const v = tokens.map((t) => t[1]).filter((x) => x != null); return v.reduce((a, b) => a + b, 0) / Math.max(1, v.length); };
+const signed = (x) => `${x >= 0 ? "+" : ""}${number(x)}`;
+
+/** Underlined the more, the less a model expects a token (or the less than the first model does). */
+const Token = ({ text, own, first }) => {
+  const change = first == null ? own : own - first;
+  const level = change == null ? 0 : Math.min(4, Math.floor(Math.abs(change)));
+  return <span class={`token l${level} ${change > 0 ? "up" : "down"}`} title={own == null ? "" : `log p ${number(own)}${first == null ? "" : `, first model ${number(first)}`}`}>{text}</span>;
+};
+
+function Tally({ votes }) {
+  const rows = Object.entries(votes).sort((a, b) => b[1] - a[1]), n = rows.reduce((a, [, v]) => a + v, 0);
+  // Two-sided sign test of the first against the second.
+  const [a, b] = [rows[0][1], rows[1]?.[1] ?? 0], m = a + b;
+  let tail = 0, c = 1;
+  for (let k = 0; k <= m; k++) { if (k >= a) tail += c; c = (c * (m - k)) / (k + 1); }
+  const p = Math.min(1, (2 * tail) / 2 ** m);
+  return (
+    <>
+      <ul class="plain">{rows.map(([label, v]) => <li key={label} class="bar-row"><span>{label}</span><span class="bar"><i style={{ width: `${(100 * v) / n}%` }} /></span><span class="num">{v}</span></li>)}</ul>
+      <Note kind={p < 0.05 ? "good" : ""}>{p < 0.05 ? `${rows[0][0]} is preferred (sign test, p = ${number(p, 2)}).` : `Cannot tell with ${n} vote${n > 1 ? "s" : ""}.`}</Note>
+    </>
+  );
+}
+
+function Grid({ items, prompt }) {
+  const paths = items.map((i) => i.path);
+  const [base, setBase] = useState(""), [a, setA] = useState(""), [b, setB] = useState("");
+  const [values, setValues] = useState("0, 0.5, 1");
+  const [found, set] = useState([]);
+  const [shown, setShown] = useState(null);
+  const play = useStream("/api/play", (e) => set((before) => collect(before, e)));
+  const steps = useMemo(() => values.split(/[\s,]+/).map(Number).filter((x) => Number.isFinite(x)).slice(0, 7), [values]);
+  const cells = steps.flatMap((y) => steps.map((x) => ({ x, y })));
+  const run = () => {
+    set([]); setShown({ steps, a, b });
+    play.start({ documents: cells.map(({ x, y }) => ({ method: "task_arithmetic", base, models: [{ path: a, weight: x }, { path: b, weight: y }] })), prompt, builtin: true });
+  };
+  return (
+    <>
+      <Card title="Grid">
+        <div class="row"><Select label="Base" value={base} empty="Choose…" options={paths} onInput={setBase} /><Select label="Across: weight of" value={a} empty="Choose…" options={paths} onInput={setA} /><Select label="Down: weight of" value={b} empty="Choose…" options={paths} onInput={setB} /><TextField label="Weights" value={values} onInput={setValues} /></div>
+        <div class="row"><Button kind="primary" disabled={!base || !a || !b || !steps.length} onClick={run}>Fill the grid</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
+        <Failure error={play.error} />
+      </Card>
+      {shown && <Card title="What each says">
+        <HeatMap title={`Perplexity over the weights of ${name(shown.a)} (across) and ${name(shown.b)} (down)`} rows={shown.steps.map(String)} columns={shown.steps.map(String)} cell={32} low={Math.min(...found.map((f) => Math.exp(f?.loss ?? 99)))}
+          values={shown.steps.map((_, i) => shown.steps.map((_, j) => { const l = found[i * shown.steps.length + j]?.loss; return l == null ? null : Math.exp(l); }))} format={(v) => number(v, 4)} />
+        <div class="scroll" tabindex="0" role="region" aria-label="Texts over the grid"><table class="grid-table"><thead><tr><th scope="col">{name(shown.b)} \ {name(shown.a)}</th>{shown.steps.map((x) => <th key={x} scope="col">{x}</th>)}</tr></thead>
+          <tbody>{shown.steps.map((y, i) => <tr key={y}><th scope="row">{y}</th>{shown.steps.map((x, j) => { const f = found[i * shown.steps.length + j]; return <td key={x}>{f?.text}{f?.loss != null && <small class="muted"> ({number(Math.exp(f.loss), 4)})</small>}</td>; })}</tr>)}</tbody></table></div>
+      </Card>}
+    </>
+  );
+}

@@ -1,0 +1,67 @@
+import { useState } from "preact/hooks";
+import { go, post, query, useWatch } from "../api.js";
+import { Chart, Parallel } from "../charts.jsx";
+import { duration, number } from "../format.js";
+import { Badge, Busy, Button, Card, cell, Failure, Note, Select, Table, TextField, useItems } from "../ui.jsx";
+
+export function Evolve({ path }) {
+  const studies = useItems("study"), runs = useItems("run");
+  const [error, fail] = useState();
+  const study = path?.endsWith(".sqlite") ? path : undefined;
+  const [run, setRun] = useState(path && !study ? path : "");
+  return (
+    <>
+      <div class="head"><div><h1>Evolve</h1><p class="muted">Searches for the weights of a merge, as they run.</p></div>
+        <Select label="Study" value={study} empty="Choose…" options={studies.map((s) => s.path)} onInput={(p) => go("evolve", { path: p })} /></div>
+      {runs.length > 0 && <Card title="Start a search"><div class="row end"><Select label="Search plan" value={run} empty="Choose…" options={runs.map((r) => r.path)} onInput={setRun} />
+        <Button kind="primary" disabled={!run} onClick={() => { fail(); post("/api/jobs", { kind: "evolve", values: { path: run } }).then((j) => go("jobs", { id: j.id }), fail); }}>Run</Button></div><Failure error={error} /></Card>}
+      {study ? <Study path={study} /> : !studies.length && <Note>No studies in this folder. A search plan is a YAML file for <code>merganser evolve run</code>; put one here and start it.</Note>}
+    </>
+  );
+}
+
+function Study({ path }) {
+  const { data: s, error } = useWatch(query("/api/study/watch", { path }));
+  const [out, setOut] = useState("winner.yml");
+  const [problem, fail] = useState();
+  if (!s) return error ? <Failure error={error} /> : <Busy />;
+  const valid = s.trials.filter((t) => t.valid), names = s.objectives.map((o) => o.name), first = names[0];
+  const index = new Map(s.trials.map((t, i) => [t.label, i + 1]));
+  const best = [];
+  for (const t of valid) { const v = t.objectives[first], last = best.at(-1)?.[1]; best.push([index.get(t.label), last == null ? v : s.objectives[0].maximize ? Math.max(last, v) : Math.min(last, v)]); }
+  const onFront = new Set(s.front);
+  return (
+    <>
+      <div class="tiles">
+        <div class="tile"><span class="muted">Trials</span><strong>{s.trials.length} of {s.total}</strong><div class="meter" aria-hidden="true"><i style={{ width: `${(100 * s.trials.length) / s.total}%` }} /></div></div>
+        <div class="tile"><span class="muted">State</span><strong>{s.failure ? "failed" : s.ended ? "ended" : "running"}</strong></div>
+        {!s.ended && s.seconds_left != null && <div class="tile"><span class="muted">Left, about</span><strong>{duration(s.seconds_left)}</strong></div>}
+        <div class="tile"><span class="muted">Failed</span><strong>{s.trials.filter((t) => t.state === "failed").length}</strong></div>
+      </div>
+      {s.failure && <Note kind="bad">{s.failure}</Note>}
+      {valid.length > 0 && <>
+        <Card title={s.winners.length > 1 ? "Front" : "Winner"}>
+          {s.winners.map((w) => (
+            <div key={w.label} class="winner">
+              <p><Badge kind="good">trial {w.place}</Badge> estimated {names.map((n) => `${n} ${number(w.objectives[n], 4)}`).join(", ")}</p>
+              {Object.entries(w.unseen).map(([m, i]) => <Interval key={m} label={`${m}, unseen items`} {...i} />)}
+              <p class="muted">{Object.entries(w.values).map(([k, v]) => `${k} = ${typeof v === "number" ? number(v, 4) : v}`).join(", ")}</p>
+            </div>))}
+          {s.verdicts.map((v) => <Note key={v}>{v}</Note>)}
+          <div class="row end"><TextField label="Write the winner's recipe to" value={out} onInput={setOut} /><Button kind="primary" onClick={() => { fail(); post("/api/jobs", { kind: "export", values: { path, out, trial: s.winners[0].place } }).then((j) => go("jobs", { id: j.id }), fail); }}>Export</Button></div>
+          <Failure error={problem} />
+        </Card>
+        <Card title="Trials over time"><Chart title="Estimated score of every trial" x="trial" y={first} series={[{ name: "best so far", x: best.map((b) => b[0]), y: best.map((b) => b[1]), dots: false }, { name: "trials", x: valid.map((t) => index.get(t.label)), y: valid.map((t) => t.objectives[first]), labels: valid.map((t) => t.place), line: false, faint: true }]} /></Card>
+        {names.length > 1 && <Card title="Pareto front"><Chart title="Two objectives" x={names[0]} y={names[1]} series={[{ name: "front", x: front(valid, onFront).map((t) => t.objectives[names[0]]), y: front(valid, onFront).map((t) => t.objectives[names[1]]) }, { name: "tried", line: false, faint: true, x: valid.map((t) => t.objectives[names[0]]), y: valid.map((t) => t.objectives[names[1]]) }]} /></Card>}
+        {s.variables.length > 1 && <Card title="What was searched"><Parallel title={`Each line a trial, the stronger the better its ${first}`} names={s.variables} rows={valid.map((t) => s.variables.map((v) => t.values[v]))} scores={valid.map((t) => (s.objectives[0].maximize ? 1 : -1) * t.objectives[first])} /></Card>}
+      </>}
+      <Card title="Every trial"><Table caption="Trials" columns={["trial", "state", ...names, ...s.variables, "seconds"]} rows={s.trials.map((t) => [t.place, t.error ? `${t.state}: ${t.error}` : t.state, ...names.map((n) => cell(t.objectives[n] ?? -Infinity, number(t.objectives[n], 4))), ...s.variables.map((v) => (typeof t.values[v] === "number" ? cell(t.values[v], number(t.values[v], 3)) : t.values[v])), cell(t.seconds, number(t.seconds, 3))])} /></Card>
+    </>
+  );
+}
+const front = (valid, on) => valid.filter((t) => on.has(t.label)).sort((a, b) => Object.values(a.objectives)[0] - Object.values(b.objectives)[0]);
+
+/** A score with its 95 % interval. */
+const Interval = ({ label, value, low, high }) => (
+  <div class="interval"><span>{label}</span><span class="track" aria-hidden="true"><i style={{ left: `${100 * Math.max(0, low)}%`, width: `${100 * (Math.min(1, high) - Math.max(0, low))}%` }} /><b style={{ left: `${100 * Math.min(1, Math.max(0, value))}%` }} /></span><span class="num">{number(value)} ({number(low)} to {number(high)})</span></div>
+);

@@ -1,0 +1,65 @@
+import { link, useGet } from "../api.js";
+import { ago, bytes, count } from "../format.js";
+import { Badge, Busy, Card, Failure, Progress, refreshHome, STATUS } from "../ui.jsx";
+
+const KINDS = [
+  ["checkpoint", "Checkpoints", "checkpoint"],
+  ["adapter", "Adapters", "checkpoint"],
+  ["recipe", "Recipes", "recipe"],
+  ["library", "Libraries", "library"],
+  ["study", "Studies", "evolve"],
+  ["run", "Search plans", "evolve"],
+  ["alignment", "Alignments", "landscape"],
+  ["sweep", "Sweeps", null],
+];
+const facts = ({ kind, facts: f, bytes: size }) => [
+  f.parameters && `${count(f.parameters)} parameters`, f.dtypes?.join(", "), f.layers && `${f.layers} layers`,
+  f.experts && `${f.experts.length} experts`, kind !== "recipe" && kind !== "run" && bytes(size),
+].filter(Boolean).join(" · ");
+
+export function Home() {
+  const { data, error, reload } = useGet("/api/home");
+  if (error) return <><h1>Studio</h1><Failure error={error} /></>;
+  if (!data) return <Busy>Looking into the folder…</Busy>;
+  const { items, jobs, machine, live, root } = data;
+  const models = items.filter((i) => i.kind === "checkpoint");
+  return (
+    <>
+      <div class="head"><div><h1>{root.split("/").pop()}</h1><p class="muted path">{root}</p></div>
+        <button type="button" class="button" onClick={() => { refreshHome(); reload(); }}>Look again</button></div>
+      <div class="tiles">
+        <Tile label="Models" value={models.length} />
+        <Tile label="Free disk" value={bytes(machine.disk_free)} share={1 - machine.disk_free / machine.disk_total} />
+        <Tile label="Free memory" value={bytes(machine.memory_free)} share={1 - machine.memory_free / machine.memory_total} />
+        <Tile label="Model in memory" value={live.loaded ? bytes(live.bytes) : "none"} />
+      </div>
+      {models.length > 1 && <div class="row actions"><a class="button primary" href={link("mixer")}>Mix models</a><a class="button" href={link("recipe")}>Write a recipe</a><a class="button" href={link("compare")}>Compare what they say</a></div>}
+      {!items.length && <Card title="Nothing here yet"><p>This folder has no checkpoints, recipes, libraries or studies. Put models into it, or start the studio on another folder: <code>merganser studio DIR</code>.</p></Card>}
+      <div class="columns">
+        <div>
+          {KINDS.filter(([kind]) => items.some((i) => i.kind === kind)).map(([kind, title, screen]) => (
+            <Card key={kind} title={title}>
+              <ul class="items">{items.filter((i) => i.kind === kind).map((item) => (
+                <li key={item.path}>
+                  {screen ? <a href={link(screen, { path: item.path })}>{item.path}</a> : <span>{item.path}</span>}
+                  {item.facts.live && <Badge kind="good">speaks</Badge>}
+                  <span class="muted">{facts(item)}</span>
+                  <time class="muted">{ago(item.modified)}</time>
+                </li>))}</ul>
+            </Card>))}
+        </div>
+        <Card title="Recent jobs" actions={<a href={link("jobs")}>All jobs</a>}>
+          {jobs.length ? <ul class="items">{jobs.map((job) => (
+            <li key={job.id}><a href={link("jobs", { id: job.id })}>{job.title}</a><Badge kind={STATUS[job.status]}>{job.status}</Badge>
+              <time class="muted">{ago(job.created)}</time>{job.status === "running" && <Progress job={job} />}</li>))}</ul>
+            : <p class="muted">Merges, checks and searches that you start appear here. They go on when you close this page.</p>}
+        </Card>
+      </div>
+    </>
+  );
+}
+
+const Tile = ({ label, value, share }) => (
+  <div class="tile"><span class="muted">{label}</span><strong>{value}</strong>
+    {share != null && <div class="meter" aria-hidden="true"><i style={{ width: `${100 * share}%` }} /></div>}</div>
+);

@@ -1,0 +1,53 @@
+import { useState } from "preact/hooks";
+import { useStream } from "../api.js";
+import { Chart, HeatMap } from "../charts.jsx";
+import { name, number } from "../format.js";
+import { Button, Card, Failure, Field, Note, Select, Slider, useItems } from "../ui.jsx";
+
+const linear = (weights) => ({ method: "linear", models: Object.entries(weights).map(([path, weight]) => ({ path, weight })) });
+const steps = (n, low = 0, high = 1) => Array.from({ length: n }, (_, i) => low + ((high - low) * i) / (n - 1));
+
+export function Landscape() {
+  const paths = useItems("checkpoint").filter((i) => i.facts.live).map((i) => i.path);
+  const [a, setA] = useState(""), [b, setB] = useState(""), [aligned, setAligned] = useState(""), [c, setC] = useState("");
+  const [points, setPoints] = useState(9), [text, write] = useState("");
+  const [shown, show] = useState(null), [losses, set] = useState([]);
+  const play = useStream("/api/play", (e) => e.event === "loss" && set((before) => { const found = [...before]; found[e.index] = e.loss; return found; }));
+  const run = (plane) => {
+    const ends = [b, ...(aligned ? [aligned] : [])], xs = steps(points), grid = steps(Math.min(points, 9), -0.25, 1.25);
+    const documents = plane
+      ? grid.flatMap((y) => grid.map((x) => linear({ [a]: 1 - x - y, [b]: x, [c]: y })))
+      : ends.flatMap((end) => xs.map((x) => linear({ [a]: 1 - x, [end]: x })));
+    set([]); show({ plane, a, b, c, ends, xs, grid });
+    play.start({ documents, texts: text.trim() ? [text] : [], builtin: !text.trim() });
+  };
+  const lines = shown && !shown.plane ? shown.ends.map((end, k) => ({ end, y: shown.xs.map((_, i) => losses[k * shown.xs.length + i] ?? null) })) : [];
+  return (
+    <>
+      <div class="head"><div><h1>Landscape</h1><p class="muted">The loss on the way from one model to another, and over the plane of three.</p></div></div>
+      {paths.length < 2 && <Note>This needs two language models of one architecture in the folder.</Note>}
+      <Card title="Models">
+        <div class="row"><Select label="From" value={a} empty="Choose…" options={paths} onInput={setA} /><Select label="To" value={b} empty="Choose…" options={paths} onInput={setB} />
+          <Select label="The same, aligned" help="A copy of the second whose units were matched to the first" value={aligned} empty="None" options={paths} onInput={setAligned} /><Select label="Third, for a plane" value={c} empty="None" options={paths} onInput={setC} /></div>
+        <Slider label="Points" min={3} max={21} step={1} value={points} onInput={(v) => setPoints(Math.max(3, Math.min(21, Math.round(v))))} />
+        <Field label="Text to score" help="Empty: a few built-in texts">{(id) => <textarea id={id} rows="2" value={text} onInput={(e) => write(e.currentTarget.value)} />}</Field>
+        <div class="row"><Button kind="primary" disabled={!a || !b || a === b} onClick={() => run(false)}>Draw the line</Button><Button disabled={new Set([a, b, c].filter(Boolean)).size < 3} onClick={() => run(true)}>Draw the plane</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
+        <Failure error={play.error} />
+      </Card>
+      {lines.length > 0 && <Card title={`From ${name(shown.a)} to ${name(shown.b)}`}>
+        <Chart title="Loss along the line" x="share of the second model" y="loss per token, nats" series={lines.map((l) => ({ name: `to ${name(l.end)}`, x: shown.xs, y: l.y }))} />
+        {lines.map((l) => <Barrier key={l.end} {...l} />)}
+      </Card>}
+      {shown?.plane && <Card title="Plane">
+        <HeatMap title={`Loss per token. ${name(shown.a)} at (0, 0), ${name(shown.b)} at (1, 0) to the right, ${name(shown.c)} at (0, 1) below`} rows={shown.grid.map((v) => number(v, 2))} columns={shown.grid.map((v) => number(v, 2))} cell={32}
+          low={Math.min(...losses.filter((v) => v != null))} values={shown.grid.map((_, i) => shown.grid.map((_, j) => losses[i * shown.grid.length + j] ?? null))} format={(v) => number(v, 4)} />
+      </Card>}
+    </>
+  );
+}
+
+const Barrier = ({ end, y }) => {
+  if (y.some((v) => v == null)) return null;
+  const height = Math.max(...y) - (y[0] + y.at(-1)) / 2;
+  return <Note kind={height > 0.1 ? "warn" : "good"}>Barrier to {name(end)}: {number(height)} nats above the mean of both ends{height > 0.1 ? "; aligning the units first may lower it (merganser align)." : ": the two can be averaged."}</Note>;
+};

@@ -1,0 +1,140 @@
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { go, keep, kept, link, remove, useGet, useKept, useStream } from "../api.js";
+import { SERIES } from "../charts.jsx";
+import { count, name, number } from "../format.js";
+import { Busy, Button, Card, Check, Failure, Note, Select, Slider, useItems } from "../ui.jsx";
+import { MethodCard, MethodChoice, Value } from "./recipe.jsx";
+
+const SPAN = { weight: [0, 1.5], density: [0, 1], scale: [0, 2] };
+const PROMPT = { text: "Once upon a time", tokens: 40, temperature: 0, seed: 0, chat: false };
+
+/** The recipe that the controls mean. A parameter with an end value is a gradient over depth. */
+export const documentOf = (mix) => {
+  const value = (v) => (Array.isArray(v) && v[0] === v[1] ? v[0] : v);
+  const clean = (values) => Object.fromEntries(Object.entries(values).filter(([, v]) => v != null).map(([k, v]) => [k, value(v)]));
+  return clean({ method: mix.method, base: mix.base || undefined, models: mix.models.map(clean), parameters: clean(mix.parameters ?? {}) });
+};
+
+export function Mixer() {
+  const items = useItems("checkpoint", "adapter").filter((i) => i.facts.live || i.kind === "adapter" || i.facts.architecture);
+  const { data: all, error } = useGet("/api/methods");
+  const methods = useMemo(() => all?.filter((m) => !m.statistics.length && m.reach !== "whole"), [all]);
+  const [mix, set] = useKept("mix", null);
+  useEffect(() => {
+    if (mix?.models?.length || items.length < 1) return;
+    const oldest = [...items].filter((i) => i.facts.live).sort((a, b) => a.path.length - b.path.length);
+    const tuned = oldest.slice(1, 3);
+    if (tuned.length) set({ method: "task_arithmetic", base: oldest[0].path, models: tuned.map((i) => ({ path: i.path, weight: 0.5 })), parameters: {} });
+  }, [items.length]);
+  if (error) return <Failure error={error} />;
+  if (!methods) return <Busy />;
+  return (
+    <>
+      <div class="head"><div><h1>Mixer</h1><p class="muted">Move a weight and read what the merged model says. Nothing is written to disk.</p></div></div>
+      {!mix?.models?.length
+        ? <Note>The mixer needs two language models of one architecture in this folder, with their configs and tokenizers. Others can be merged with a <a href={link("recipe")}>recipe</a>.</Note>
+        : <Desk mix={{ ...mix, models: mix.models.map((m) => (typeof m === "string" ? { path: m } : m)) }} set={set} methods={methods} items={items} />}
+    </>
+  );
+}
+
+function Desk({ mix, set, methods, items }) {
+  const [prompt, setPrompt] = useKept("prompt", PROMPT);
+  const [measure, setMeasure] = useKept("measure", false);
+  const [out, setOut] = useState({ text: "" });
+  const [pins, setPins] = useKept("pins", {});
+  const document = useMemo(() => documentOf(mix), [mix]);
+  const timer = useRef();
+  const play = useStream("/api/play", (e) => setOut((o) => {
+    if (e.event === "merged") return { ...o, merged: e, text: "", fresh: true, loss: null };
+    if (e.event === "token") return { ...o, text: o.text + e.text };
+    if (e.event === "classes") return { ...o, classes: e.classes };
+    if (e.event === "loss") return { ...o, loss: e.loss };
+    return o;
+  }));
+  const listen = () => play.start({ documents: [document], prompt, builtin: measure });
+  useEffect(() => {
+    clearTimeout(timer.current);
+    timer.current = setTimeout(listen, 120);
+    return () => clearTimeout(timer.current);
+  }, [document, prompt, measure]);
+  const method = methods.find((m) => m.name === mix.method) ?? methods[0];
+  const per = method.parameters.filter((p) => p.per_model && p.kind === "float");
+  const shared = method.parameters.filter((p) => !p.per_model && p.kind !== "tuple");
+  const change = (values) => set({ ...mix, ...values });
+  const setModel = (i, values) => change({ models: mix.models.map((m, k) => (k === i ? { ...m, ...values } : m)) });
+  const now = { document, text: out.text, loss: out.loss, mix };
+  return (
+    <div class="columns mixer">
+      <div>
+        <Card title="Mix">
+          <MethodChoice methods={methods} value={method.name} onInput={(m) => change({ method: m, parameters: {} })} />
+          <details><summary>About {method.name}</summary><MethodCard method={method} /></details>
+          {method.base !== "none" && <Select label="Base" value={mix.base} empty="None" options={items.map((i) => i.path)} onInput={(base) => change({ base })} />}
+          {mix.models.map((m, i) => (
+            <div class="model" key={i} style={{ borderColor: SERIES[i % SERIES.length] }}>
+              <div class="row between"><strong>{name(m.path)}</strong>
+                <span class="row"><Check label="by depth" checked={Array.isArray(m.weight)} onInput={(on) => setModel(i, { weight: on ? [m.weight ?? 1, m.weight ?? 1] : m.weight?.[0] })} />
+                  <Button kind="small" aria-label={`Remove ${m.path}`} disabled={mix.models.length < 2} onClick={() => change({ models: mix.models.filter((_, k) => k !== i) })}>Remove</Button></span></div>
+              {per.map((p) => <Depth key={p.name} parameter={p} label={p.name} value={m[p.name]} onInput={(v) => setModel(i, { [p.name]: v })} />)}
+            </div>))}
+          <Select label="Add a model" value="" empty="Choose…" options={items.map((i) => i.path).filter((p) => !mix.models.some((m) => m.path === p))} onInput={(path) => path && change({ models: [...mix.models, { path, weight: 0.5 }] })} />
+          {shared.length > 0 && <><h3>For all models</h3>{shared.map((p) => SPAN[p.name] ? <Depth key={p.name} parameter={p} label={p.name} value={mix.parameters?.[p.name]} onInput={(v) => change({ parameters: { ...mix.parameters, [p.name]: v } })} /> : <Value key={p.name} parameter={p} value={mix.parameters?.[p.name]} onInput={(v) => change({ parameters: { ...mix.parameters, [p.name]: v } })} />)}</>}
+          <div class="row"><Button kind="primary" onClick={() => { keep("draft", { document }); go("recipe"); }}>To a recipe</Button>
+            <Button onClick={() => remove("/api/play").then(() => setOut({ text: "" }))}>Free the memory</Button></div>
+        </Card>
+      </div>
+      <div>
+        <Card title="What it says">
+          <Prompting prompt={prompt} set={setPrompt} />
+          <div class="said" aria-live="polite" aria-busy={play.running}>
+            <span class="muted">{prompt.text}</span><span>{out.text}</span>{play.running && <span class="caret" aria-hidden="true" />}
+            {out.classes && <ul class="plain">{out.classes.slice(0, 8).map(([c, p]) => <li key={c} class="bar-row"><span>{c}</span><span class="bar"><i style={{ width: `${100 * p}%` }} /></span><span class="num">{number(p)}</span></li>)}</ul>}
+          </div>
+          <p class="muted" role="status">{out.merged ? `${out.merged.tensors} of ${out.merged.of} tensors merged again in ${number(out.merged.seconds, 2)} s (${number(out.merged.processor, 2)} s of processor)` : play.running ? "Loading the models: the first time takes a while…" : ""}{out.loss != null && ` · perplexity ${number(Math.exp(out.loss), 4)} on built-in texts`}</p>
+          <Failure error={play.error} />
+          <div class="row"><Check label="Measure perplexity" checked={measure} onInput={setMeasure} />
+            <Button disabled={!out.text} onClick={() => setPins({ ...pins, A: now })}>Pin as A</Button><Button disabled={!out.text} onClick={() => setPins({ ...pins, B: now })}>Pin as B</Button>
+            {pins.A && pins.B && <Button onClick={() => { keep("compare", [pins.A, pins.B].map((p, i) => ({ label: `Pin ${"AB"[i]}`, document: p.document }))); go("compare"); }}>Compare A and B</Button>}</div>
+        </Card>
+        <div class="pins">{["A", "B"].filter((k) => pins[k]).map((k) => (
+          <Card key={k} title={`Pin ${k}`} actions={<><Button kind="small" onClick={() => set(pins[k].mix)}>Back to it</Button><Button kind="small" aria-label={`Remove pin ${k}`} onClick={() => setPins({ ...pins, [k]: undefined })}>Remove</Button></>}>
+            <p class="said">{pins[k].text}</p>
+            <p class="muted">{describe(pins[k].document)}{pins[k].loss != null && ` · perplexity ${number(Math.exp(pins[k].loss), 4)}`}</p>
+          </Card>))}</div>
+      </div>
+    </div>
+  );
+}
+
+export const describe = (d) => `${d.method}: ${d.models.map((m) => `${name(m.path)} ${Array.isArray(m.weight) ? m.weight.join("→") : m.weight ?? ""}`).join(", ")}${Object.entries(d.parameters ?? {}).map(([k, v]) => `, ${k} ${v}`).join("")}`;
+
+/** A slider, or two where the value changes over depth. */
+function Depth({ parameter: p, label, value, onInput }) {
+  const [low, high] = SPAN[p.name] ?? [p.low ?? 0, p.high ?? 2];
+  const one = value ?? p.default ?? 1;
+  if (!Array.isArray(one)) return <Slider label={label} help={p.help} min={low} max={high} value={one} onInput={onInput} />;
+  return (
+    <>
+      <Slider label={`${label}, first layer`} help={p.help} min={low} max={high} value={one[0]} onInput={(v) => onInput([v, one.at(-1)])} />
+      <Slider label={`${label}, last layer`} help={p.help} min={low} max={high} value={one.at(-1)} onInput={(v) => onInput([one[0], v])} />
+    </>
+  );
+}
+
+export function Prompting({ prompt, set }) {
+  const [text, write] = useState(prompt.text);
+  const timer = useRef();
+  const type = (t) => { write(t); clearTimeout(timer.current); timer.current = setTimeout(() => set({ ...prompt, text: t }), 500); };
+  return (
+    <>
+      <textarea aria-label="Prompt" rows="2" value={text} onInput={(e) => type(e.currentTarget.value)} />
+      <div class="row prompt">
+        <Slider label="Tokens" min={1} max={200} step={1} value={prompt.tokens} onInput={(tokens) => set({ ...prompt, tokens })} />
+        <Slider label="Temperature" min={0} max={1.5} step={0.05} value={prompt.temperature} onInput={(temperature) => set({ ...prompt, temperature })} />
+        <Check label="Chat template" checked={prompt.chat} onInput={(chat) => set({ ...prompt, chat })} />
+      </div>
+    </>
+  );
+}
+export { PROMPT };

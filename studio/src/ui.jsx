@@ -1,0 +1,118 @@
+// Small parts that every screen is made of.
+import { useEffect, useId, useState } from "preact/hooks";
+import { get } from "./api.js";
+
+export const Card = ({ title, actions, children, class: given = "", ...rest }) => (
+  <section class={`card ${given}`} {...rest}>
+    {title && <header class="card-head"><h2>{title}</h2>{actions && <div class="row">{actions}</div>}</header>}
+    {children}
+  </section>
+);
+export const Failure = ({ error }) => error ? <p class="notice bad" role="alert">{error.message ?? String(error)}</p> : null;
+export const Note = ({ kind = "", children }) => <p class={`notice ${kind}`}>{children}</p>;
+export const Busy = ({ children = "Loading…" }) => <p class="busy" role="status"><span class="dot" aria-hidden="true" />{children}</p>;
+export const Badge = ({ kind = "", children }) => <span class={`badge ${kind}`}>{children}</span>;
+export const Button = ({ kind = "", ...rest }) => <button type="button" class={`button ${kind}`} {...rest} />;
+
+export function Field({ label, help, children }) {
+  const id = useId();
+  return (
+    <div class="field">
+      <label for={id}>{label}</label>
+      {typeof children === "function" ? children(id) : children}
+      {help && <small class="muted">{help}</small>}
+    </div>
+  );
+}
+export const TextField = ({ label, help, value, onInput, ...rest }) => (
+  <Field label={label} help={help}>
+    {(id) => <input id={id} type="text" value={value} onInput={(e) => onInput(e.currentTarget.value)} spellcheck={false} {...rest} />}
+  </Field>
+);
+export const Select = ({ label, help, value, options, onInput, empty }) => (
+  <Field label={label} help={help}>
+    {(id) => (
+      <select id={id} value={value ?? ""} onChange={(e) => onInput(e.currentTarget.value)}>
+        {empty !== undefined && <option value="">{empty}</option>}
+        {options.map((o) => {
+          const [key, text] = Array.isArray(o) ? o : [o, o];
+          return <option key={key} value={key}>{text}</option>;
+        })}
+      </select>
+    )}
+  </Field>
+);
+export const Check = ({ label, checked, onInput, ...rest }) => (
+  <label class="check"><input type="checkbox" checked={checked} onChange={(e) => onInput(e.currentTarget.checked)} {...rest} />{label}</label>
+);
+
+/** A range with its number beside it; the number may go beyond the range. */
+export function Slider({ label, value, onInput, min = 0, max = 1, step = 0.01, help, color, bare }) {
+  const id = useId();
+  const set = (text) => { const x = Number(text); if (text !== "" && Number.isFinite(x)) onInput(x); };
+  return (
+    <div class="slider" title={help}>
+      <label for={id}>{color && <i class="swatch" style={{ background: color }} aria-hidden="true" />}{label}</label>
+      <input id={id} type="range" min={min} max={max} step={step} value={value} onInput={(e) => set(e.currentTarget.value)} />
+      {!bare && <input type="number" aria-label={`${label}, number`} step={step} value={value} onInput={(e) => set(e.currentTarget.value)} />}
+    </div>
+  );
+}
+
+let asked;
+/** What is in the folder, asked for once, and again by `refreshHome`. */
+export const refreshHome = () => (asked = get("/api/home"));
+export const home = () => (asked ?? refreshHome()).catch((error) => { asked = undefined; throw error; });
+export function useItems(...kinds) {
+  const [items, set] = useState([]);
+  useEffect(() => {
+    let alive = true;
+    home().then((found) => alive && set(found.items), () => {});
+    return () => { alive = false; };
+  }, []);
+  return kinds.length ? items.filter((item) => kinds.includes(item.kind)) : items;
+}
+
+export function Table({ columns, rows, caption }) {
+  const [order, set] = useState(null);
+  const sorted = order
+    ? [...rows].sort((a, b) => {
+        const [x, y] = [a[order.by], b[order.by]].map((c) => (c?.sort !== undefined ? c.sort : c?.props ? c.props.children : c));
+        return (x > y ? 1 : x < y ? -1 : 0) * order.sign;
+      })
+    : rows;
+  return (
+    <div class="scroll" tabindex="0" role="region" aria-label={caption}>
+      <table>
+        <caption class="hidden">{caption}</caption>
+        <thead><tr>{columns.map((c, i) => (
+          <th key={c} class={typeof (rows[0]?.[i]?.sort ?? rows[0]?.[i]) === "number" ? "num" : ""} aria-sort={order?.by === i ? (order.sign > 0 ? "ascending" : "descending") : undefined}>
+            <button type="button" onClick={() => set({ by: i, sign: order?.by === i ? -order.sign : 1 })}>{c}</button>
+          </th>))}</tr></thead>
+        <tbody>{sorted.map((row, i) => <tr key={i}>{row.map((cell, j) => <td key={j} class={typeof (cell?.sort ?? cell) === "number" ? "num" : ""}>{cell?.sort !== undefined ? cell.show : cell}</td>)}</tr>)}</tbody>
+      </table>
+    </div>
+  );
+}
+/** A cell that sorts by a number and shows a text. */
+export const cell = (sort, show) => ({ sort, show });
+
+export const Progress = ({ job }) => {
+  const p = job.progress;
+  const share = p?.total ? p.done / p.total : null;
+  return (
+    <div class="progress" role="progressbar" aria-label={job.title} aria-valuemin={0} aria-valuemax={100} aria-valuenow={share == null ? undefined : Math.round(100 * share)}>
+      <i class={share == null ? "unknown" : ""} style={{ width: share == null ? "30%" : `${100 * share}%` }} />
+    </div>
+  );
+};
+export const STATUS = { done: "good", running: "info", starting: "info", failed: "bad", cancelled: "warn", interrupted: "warn" };
+export const Picker = ({ label, chosen, onInput, items, most = 8 }) => (
+  <fieldset class="picker">
+    <legend>{label}</legend>
+    {items.map((item) => (
+      <Check key={item.path} label={item.path} checked={chosen.includes(item.path)} disabled={!chosen.includes(item.path) && chosen.length >= most}
+        onInput={(on) => onInput(on ? [...chosen, item.path] : chosen.filter((p) => p !== item.path))} />))}
+    {!items.length && <p class="muted">None in this folder.</p>}
+  </fieldset>
+);
