@@ -1,0 +1,167 @@
+"""What the screens are given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import merganser as mg
+from merganser.report.directories import DIRECTORIES, FILES
+from merganser.studio.discovery import discover
+from merganser.studio.roots import Roots
+from studio.conftest import MIX, events
+
+
+def test_home_shows_what_is_in_the_folder(client, folder):
+    found = client.get("/api/home").json()
+    kinds = {item["path"]: item["kind"] for item in found["items"]}
+    expected = dict.fromkeys(("base", "math", "code"), "checkpoint") | dict.fromkeys(
+        ("recipe.yml", "kit.yml"), "recipe"
+    )
+    assert kinds == expected | {"library": "library", "study.sqlite": "study"}
+    base = next(item for item in found["items"] if item["path"] == "base")
+    opened = mg.open(folder / "base")
+    assert base["facts"]["parameters"] == sum(opened.spec(name).numel for name in opened.names())
+    assert base["facts"]["live"]
+    assert 0 < found["machine"]["memory_free"] <= found["machine"]["memory_total"]
+
+
+def test_home_agrees_with_the_report_on_what_things_are(folder):
+    names = {"library": "Expert library", "checkpoint": "Checkpoint", "study": "Study"}
+    for item in discover(Roots([folder])):
+        path = folder / item.path
+        known = [kind.name for kind in (*DIRECTORIES, *FILES) if kind.recognise(path)]
+        assert known[:1] == ([names[item.kind]] if item.kind in names else []), item
+
+
+def test_single_files_half_written_and_hidden_ones(folder):
+    (folder / "loose").mkdir()
+    (folder / "math" / "model.safetensors").rename(folder / "loose" / "a.safetensors")
+    (folder / "loose" / "broken.safetensors").write_bytes(b"\xff" * 20)
+    (folder / "out.partial").mkdir()
+    (folder / "out.partial" / "model.safetensors").write_bytes(b"")
+    (folder / ".hidden.yml").write_text("method: linear\n")
+    found = {item.path: item for item in discover(Roots([folder]))}
+    assert found["loose/a.safetensors"].kind == "checkpoint"
+    assert found["loose/broken.safetensors"].facts == {}
+    assert not any("partial" in path or "hidden" in path for path in found)
+
+
+def test_a_checkpoint_and_its_difference_from_another(client, folder):
+    found = client.get("/api/checkpoint", params={"path": "math"}).json()
+    assert found["config"]["num_hidden_layers"] == 2
+    assert all(check["holds"] for check in found["checks"])
+    start, *rows, end = events(client.get("/api/difference", params={"first": "base", "second": "math"}))
+    a, b = (mg.open(folder / name).state_dict() for name in ("base", "math"))
+    assert start["total"] == len(rows) == len(mg.open(folder / "base").names())
+    for row in rows:
+        x, y = a[row["name"]].double(), b[row["name"]].double()
+        assert row["distance"] == pytest.approx(float((y - x).norm() / x.norm()), rel=1e-4)
+        assert row["changed"] == pytest.approx(float((x != y).double().mean()))
+    assert end["only_first"] == end["only_second"] == end["reshaped"] == []
+
+
+def test_methods_have_what_a_form_needs(client):
+    ties = next(method for method in client.get("/api/methods").json() if method["name"] == "ties")
+    density = next(p for p in ties["parameters"] if p["name"] == "density")
+    assert (density["low"], density["high"]) == (0, 1)
+    assert ties["base"] == "required"
+    assert "arXiv" in ties["description"]
+
+
+def test_a_recipe_as_text_and_as_a_form(client):
+    found = client.post("/api/recipe", json={"document": MIX}).json()
+    assert found["problems"] == []
+    assert found["plan"]["methods"] == {"task_arithmetic": found["plan"]["tensors"]}
+    again = client.post("/api/recipe", json={"text": found["text"]}).json()
+    assert again["document"] == MIX
+    assert again["plan"] == found["plan"]
+    kit = client.get("/api/recipe", params={"path": "kit.yml"}).json()
+    assert kit["dialect"] == "mergekit"
+    assert kit["plan"]["methods"] == {"linear": kit["plan"]["tensors"]}
+    native = client.post("/api/recipe", json={"text": kit["native"]}).json()
+    assert native["dialect"] == "native"
+    assert native["plan"]["methods"] == kit["plan"]["methods"]
+
+
+def test_problems_name_their_lines(client):
+    text = "method: tiez\nmodels:\n  - math\n  - {path: code, weigth: 1}\n"
+    lines = {p["line"] for p in client.post("/api/recipe", json={"text": text}).json()["problems"]}
+    assert 1 in lines
+    text = "method: ties\nbase: base\nmodels:\n  - math\n  - {path: code, weigth: 1}\n"
+    [problem] = client.post("/api/recipe", json={"text": text}).json()["problems"]
+    assert problem["line"] == 5
+    assert "did you mean 'weight'" in problem["message"]
+    broken = client.post("/api/recipe", json={"text": "method: [\n"}).json()["problems"]
+    assert broken[0]["line"] in (1, 2)
+
+
+def test_saving_a_recipe(client, folder):
+    body = {"path": "new/mine.yml", "text": "method: linear\n"}
+    assert client.post("/api/recipe/save", json=body).json() == {"path": "new/mine.yml"}
+    assert (folder / "new" / "mine.yml").read_text() == "method: linear\n"
+    assert "already" in client.post("/api/recipe/save", json=body).json()["error"]
+    assert client.post("/api/recipe/save", json=body | {"overwrite": True}).status_code == 200
+    assert "ends in .yml" in client.post("/api/recipe/save", json=body | {"path": "mine.txt"}).json()["error"]
+
+
+def test_a_study_with_its_winner(client):
+    found = client.get("/api/study", params={"path": "study.sqlite"}).json()
+    assert found["ended"]
+    assert len(found["trials"]) == found["total"] == 10
+    [winner] = found["winners"]
+    assert winner["objectives"]["quiz"] == max(t["objectives"]["quiz"] for t in found["trials"])
+    interval = winner["unseen"]["quiz"]
+    assert interval["low"] <= interval["value"] <= interval["high"]
+
+
+def test_a_library_and_its_budgets(client, folder):
+    found = client.get("/api/library", params={"path": "library"}).json()
+    assert [expert["name"] for expert in found["experts"]] == ["math", "code"]
+    energies = [point["energy"]["math"] for point in found["budgets"]]
+    assert energies == sorted(energies)
+    assert energies[-1] == pytest.approx(found["experts"][0]["energy"], rel=1e-6)
+    assert all(a["bytes"] <= b["bytes"] for a, b in zip(found["budgets"], found["budgets"][1:], strict=False))
+
+
+def test_the_predicted_loss_is_what_a_build_with_that_budget_loses(tmp_path):
+    """Of experts that their library holds whole: here low-rank ones."""
+    from merganser.library import Library
+    from merganser.studio.results import predict_budgets
+
+    base = {**{f"layers.{i}.weight": torch.randn(24, 16) for i in range(4)}, "norm": torch.randn(16)}
+    experts = {
+        name: {key: t if t.dim() < 2 else t + torch.randn(24, 3) @ torch.randn(3, 16) for key, t in base.items()}
+        for name in ("one", "two")
+    }
+    mg.save(base, tmp_path / "base")
+    points = predict_budgets(Library.build(tmp_path / "base", experts, tmp_path / "whole"))
+    for number in (0, 6, 9, 12, 24):
+        small = Library.build(tmp_path / "base", experts, tmp_path / f"small{number}", budget=points[number]["bytes"])
+        for name, record in small.manifest.experts.items():
+            assert record.energy == pytest.approx(points[number]["energy"][name], abs=1e-4)
+
+
+def test_overlaps_of_a_matrix(client):
+    name = "model.layers.0.mlp.up_proj.weight"
+    body = {"base": "base", "experts": {"math": "math", "code": "code"}, "matrix": name}
+    overlap = torch.tensor(client.post("/api/overlap", json=body).json()["overlap"])
+    half = len(overlap) // 2
+    assert torch.allclose(overlap[:half, :half], torch.eye(half), atol=1e-3)
+    assert "did you mean" in client.post("/api/overlap", json=body | {"matrix": name[:-1]}).json()["error"]
+
+
+def test_a_sentence_finds_its_experts(client):
+    found = client.post("/api/route", json={"path": "library", "text": "w1 w2 w3"}).json()
+    assert sum(found["weights"].values()) == pytest.approx(1, abs=1e-4)
+    assert set(found["chosen"]) <= {"math", "code"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/checkpoint?path=nothing", "/api/study?path=base", "/api/jobs/none", "/api/library?path=math"]
+)
+def test_errors_are_sentences(client, path):
+    found = client.get(path)
+    assert found.status_code == 422
+    assert "Traceback" not in found.json()["error"]
+    assert found.json()["error"]

@@ -1,0 +1,178 @@
+"""The page itself, in Chromium: every screen, narrow and wide, light and dark; nothing leaves this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("needs Chromium: apt install chromium", allow_module_level=True)
+
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+ARGS += ["--disable-component-update", "--disable-sync"]
+PATIENCE = 120_000
+#: Screen -> what is on it once it is there.
+SCREENS = {
+    "home": "Checkpoints",
+    "checkpoint?path=math": "Layer map",
+    "checkpoint?path=base&other=math": "Where they differ",
+    "recipe?path=recipe.yml": "at most",
+    "recipe?path=kit.yml": "mergekit's dialect",
+    "mixer": "tensors merged again",
+    "compare": "Ask all",
+    "interference": "Measure",
+    "library?path=library": "A smaller budget",
+    "evolve?path=study.sqlite": "Winner",
+    "landscape": "Draw the line",
+    "jobs": "No jobs yet",
+}
+
+
+class Server:
+    """`merganser studio` on a folder, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "merganser", "studio", str(self.folder), "--port", str(self.port), "--json"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.url = json.loads(self.process.stdout.readline())["url"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, built):
+    started = Server(shutil.copytree(built, tmp_path_factory.mktemp("page") / "models"))
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a page that fails the test on errors of scripts and on requests to anywhere else."""
+    wrong, contexts = [], []
+
+    def open_page(server, width=1280, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda r: urlparse(r.url).hostname == "127.0.0.1" or wrong.append(r.url))
+        page.goto(server.url)
+        page.wait_for_selector("h1")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def show(page, screen):
+    page.evaluate("hash => { location.hash = hash }", f"#/{screen}")
+    page.get_by_text(SCREENS[screen]).first.wait_for()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")])
+def test_every_screen_fits_and_is_accessible(server, visit, width, scheme):
+    page = visit(server, width, scheme)
+    page.add_init_script(path=AXE)
+    page.evaluate(AXE.read_text())
+    for screen in SCREENS:
+        show(page, screen)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, screen
+        if (width, scheme) in ((390, "light"), (1280, "dark")):
+            found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+            assert found["passes"], "nothing was looked at"
+            told = [(v["id"], [node["html"][:120] for node in v["nodes"]][:3]) for v in found["violations"]]
+            assert not told, (screen, told)
+
+
+def test_without_the_token_the_page_says_what_to_do(server, browser):
+    page = browser.new_context().new_page()
+    page.goto(server.url.partition("#")[0])
+    page.get_by_text("open the address that `merganser studio` printed").wait_for(timeout=PATIENCE)
+
+
+def test_from_a_folder_to_a_merged_model(server, visit):
+    page = visit(server)
+    page.get_by_role("link", name="Write a recipe").click()
+    yaml = page.get_by_label("Recipe as YAML")
+    page.get_by_text("at most").wait_for()
+    page.get_by_label("Method", exact=True).select_option("task_arithmetic")
+    page.get_by_label("Base", exact=False).first.select_option("base")
+    page.get_by_text("task_arithmetic × ").wait_for()
+    yaml.fill("method: tiez\nmodels: [math]\n")
+    page.get_by_text("did you mean 'ties'").wait_for()
+    yaml.fill("method: ties\nbase: base\nmodels:\n  - {path: math, weight: 0.7}\n  - code\n")
+    page.get_by_text("ties × ").wait_for()
+    page.get_by_label("Merge into").fill("merged")
+    page.get_by_role("button", name="Merge", exact=True).click()
+    page.get_by_role("button", name="Open the result").wait_for()
+    assert (server.folder / "merged" / "config.json").is_file()
+    page.get_by_role("button", name="Open the result").click()
+    page.get_by_role("heading", name="merged").wait_for()
+    page.get_by_text("Made by").wait_for()
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    page.get_by_role("button", name="Forget Merge into merged").click()
+    page.get_by_text("No jobs yet").wait_for()
+    shutil.rmtree(server.folder / "merged")
+
+
+def test_the_mixer_follows_a_slider_and_pins(server, visit):
+    page = visit(server)
+    show(page, "mixer")
+    page.get_by_label("Prompt").fill("w1 w2")
+    page.get_by_role("button", name="Pin as A").click()
+    slider = page.get_by_role("slider", name="weight").first
+    with page.expect_request(lambda r: r.url.endswith("/api/play") and '"weight":1.5' in (r.post_data or "")):
+        slider.press("End")
+    page.get_by_role("heading", name="Pin A").wait_for()
+    page.get_by_role("button", name="To a recipe").click()
+    page.get_by_text("task_arithmetic × ").wait_for()
+    assert "weight: 1.5" in page.get_by_label("Recipe as YAML").input_value()
+
+
+def test_a_job_goes_on_when_the_server_is_killed(tmp_path, built, visit):
+    started = Server(shutil.copytree(built, tmp_path / "models"))
+    try:
+        page = visit(started)
+        show(page, "recipe?path=recipe.yml")
+        page.get_by_label("Merge into").fill("survivor")
+        page.get_by_role("button", name="Merge", exact=True).click()
+        page.get_by_role("heading", name="Merge into survivor").wait_for()
+        started.kill()
+        page.get_by_text("The studio does not answer").wait_for()
+        started.start()
+        page.get_by_role("button", name="Open the result").wait_for()
+        assert (started.folder / "survivor").is_dir()
+    finally:
+        started.kill()

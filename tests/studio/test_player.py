@@ -1,0 +1,114 @@
+"""The model in memory says what the merged checkpoint would say."""
+
+from __future__ import annotations
+
+import pytest
+
+import merganser as mg
+from merganser.studio.player import Player, Prompt
+from merganser.studio.roots import Roots
+from studio.conftest import MIX, events
+
+PROMPT = {"text": "w1 w2 w3", "tokens": 6}
+
+
+def said(found, index=0):
+    return "".join(e["text"] for e in found if e["event"] == "token" and e["index"] == index)
+
+
+def test_it_says_what_transformers_says_of_the_merged_checkpoint(client, folder, transformers):
+    mg.run(
+        {
+            **MIX,
+            "base": str(folder / "base"),
+            "models": [{"path": str(folder / "math"), "weight": 0.5}, str(folder / "code")],
+        },
+        folder / "out",
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "out").float()
+    ids = tokenizer(PROMPT["text"], return_tensors="pt")["input_ids"]
+    expected = tokenizer.decode(
+        model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :], skip_special_tokens=True
+    )
+    found = events(client.post("/api/play", json={"documents": [MIX], "prompt": PROMPT}))
+    assert said(found) == expected
+
+
+def test_only_what_changed_is_merged_again(client):
+    deeper = {**MIX, "models": [{"path": "math", "weight": {"*.layers.1.*": 0.9, "*": 0.5}}, {"path": "code"}]}
+    found = events(client.post("/api/play", json={"documents": [MIX, MIX, deeper]}))
+    merged = [e["tensors"] for e in found if e["event"] == "merged"]
+    assert merged[0] > merged[2] > merged[1] == 0
+
+
+def test_several_models_and_what_each_thinks_of_the_words_of_the_first(client, folder, transformers):
+    documents = [{"method": "passthrough", "models": [{"path": name}]} for name in ("math", "code")]
+    found = events(client.post("/api/play", json={"documents": documents, "prompt": PROMPT, "compare": True}))
+    first, second = ([p for _, p in e["tokens"]] for e in found if e["event"] == "likelihood")
+    assert len(first) == len(second)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "code")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "code").float()
+    before = tokenizer(PROMPT["text"], return_tensors="pt")["input_ids"]
+    own = tokenizer(said(found), add_special_tokens=False, return_tensors="pt")["input_ids"]
+    import torch
+
+    ids = torch.cat([before, own], 1)
+    logits = model(ids).logits.log_softmax(-1)[0, before.shape[1] - 1 : -1]
+    assert second == pytest.approx(logits.gather(1, own.T)[:, 0].tolist(), abs=1e-4)
+
+
+def test_losses_for_a_landscape(client):
+    documents = [
+        {"method": "linear", "models": [{"path": "math", "weight": 1 - x}, {"path": "code", "weight": x}]}
+        for x in (0.0, 0.5, 1.0)
+    ]
+    found = events(client.post("/api/play", json={"documents": documents, "texts": ["w1 w2 w3 w4"]}))
+    assert len([e["loss"] for e in found if e["event"] == "loss"]) == 3
+
+
+def test_sampling_is_repeated_by_its_seed(client):
+    prompt = {**PROMPT, "temperature": 1.5, "tokens": 12}
+    texts = [
+        said(events(client.post("/api/play", json={"documents": [MIX], "prompt": {**prompt, "seed": s}})))
+        for s in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_the_latest_request_wins(folder):
+    player = Player(Roots([folder]))
+    first = player.play([MIX], Prompt("w1", tokens=50))
+    next(first)
+    second = player.play([MIX], Prompt("w1", tokens=2))
+    assert next(second)["event"] == "merged"
+    assert list(first) == []
+
+
+def test_a_changed_file_is_read_again(client, folder):
+    events(client.post("/api/play", json={"documents": [MIX]}))
+    (folder / "math" / "model.safetensors").write_bytes((folder / "code" / "model.safetensors").read_bytes())
+    [merged, _] = events(client.post("/api/play", json={"documents": [MIX]}))
+    assert merged["tensors"] > 0
+
+
+def test_memory_is_given_back(client):
+    events(client.post("/api/play", json={"documents": [MIX]}))
+    assert client.get("/api/home").json()["live"]["loaded"]
+    assert client.delete("/api/play").json() == {"loaded": False}
+
+
+def test_what_cannot_be_played_says_why(client, folder):
+    (folder / "plain").mkdir()
+    (folder / "plain" / "a.safetensors").write_bytes((folder / "math" / "model.safetensors").read_bytes())
+    for document, message in (
+        ({"method": "passthrough", "models": [{"path": "plain/a.safetensors"}]}, "needs a language model"),
+        ({"method": "tiez", "models": [{"path": "math"}]}, "did you mean 'ties'"),
+        ({"method": "linear", "models": [{"path": "../x"}]}, "outside of"),
+    ):
+        [error] = events(client.post("/api/play", json={"documents": [document]}))
+        assert error["event"] == "error"
+        assert message in error["message"]
+    [error] = events(client.post("/api/play", json={"documents": [MIX], "prompt": {"text": ""}}))[-1:]
+    assert "empty" in error["message"]
