@@ -13,7 +13,15 @@ from merganser.checkpoints.json_file import read_config, read_object
 from merganser.errors import CheckpointError, reading
 
 ROLES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
-_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "added_tokens.json", "config.json")
+_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "added_tokens.json",
+    "config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)
 #: Ids beyond twice the vocabulary that are still taken for gaps.
 _SPARE_IDS = 1 << 16
 

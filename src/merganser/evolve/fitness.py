@@ -6,6 +6,7 @@ the engine's own arithmetic, so a recipe of the same values reproduces the weigh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
