@@ -1,12 +1,14 @@
-"""How fast a merge is: ours, mergekit's (in its own environment) and the limit, in one run.
+"""How fast a merge is: ours, the limit of the machine, and mergekit (in its own environment), in one run.
 
     python -m benchmarks.merge_speed [--params 1.1B] [--mergekit BIN] [--json FILE]
 
-Makes Llama-shaped bfloat16 checkpoints (a base and three models) and merges them. The limit is that of a program with
-one thread and a buffer: read every input, then copy one of them. All sides find the inputs in the page cache, and all
-are charged for syncing what they wrote. Memory is the peak of anonymous pages, sampled, of a program and its workers
-together (pages they share count once). `ratio` columns compare with the same run's limit (ours without start-up) and
-mergekit. Takes about 30 minutes with mergekit at the default size, 5 without; needs 12 GB of disk for `--params 1.1B`.
+Makes Llama-shaped bfloat16 checkpoints (a base and three models) and merges them. The limit is a compiled program with
+two threads that does the reading, arithmetic and writing of each method and nothing else (`benchmarks/limits`); without
+a compiler it is left out. All sides find the inputs in the page cache, and all are charged for syncing what they wrote.
+Start-up is what the same command takes for models of one small tensor: it is printed apart, and ratios to the limit
+leave it out. Ratios are given for seconds and for processor seconds; on a busy machine only the latter mean much.
+Memory is the peak of anonymous pages, sampled, of a program and its workers together (pages they share count once).
+Takes about 30 minutes with mergekit at the default size, 5 without; needs 12 GB of disk for `--params 1.1B`.
 """
 
 from __future__ import annotations
@@ -15,39 +17,41 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.limits import compile_limit, limit_command
 from benchmarks.machine import describe
+from benchmarks.measuring import Run, measure, median
 from benchmarks.records import record
+from merganser.kernels import tiles
 
 HIDDEN, INTERMEDIATE, VOCABULARY, KV = 2048, 5632, 32000, 256
 METHODS: dict[str, dict[str, object]] = {
     "linear": {"weight": 1.0},
     "task_arithmetic": {"weight": 0.4},
     "slerp": {"t": 0.4},
-    "ties": {"weight": 0.4, "density": 0.2},
-    "dare_ties": {"weight": 0.4, "density": 0.5},
-    "della": {"weight": 0.4, "density": 0.5, "epsilon": 0.2},
+    "nuslerp": {"weight": 0.5},
     "model_stock": {},
+    "dare_linear": {"weight": 0.4, "density": 0.5},
+    "dare_ties": {"weight": 0.4, "density": 0.5},
+    "breadcrumbs": {"weight": 0.4, "density": 0.2, "gamma": 0.01},
+    "ties": {"weight": 0.4, "density": 0.2},
+    "sce": {"select_topk": 0.1},
+    "consensus_ta": {"weight": 0.4},
+    "della": {"weight": 0.4, "density": 0.5, "epsilon": 0.2},
+    "arcee_fusion": {},
+    "ram": {},
 }
-
-
-@dataclass(frozen=True)
-class Run:
-    seconds: float
-    cpu_seconds: float
-    peak_anonymous: int
+#: How many models each takes besides the base, if not three, and what mergekit does not have.
+MODELS = {"slerp": 1, "nuslerp": 2, "arcee_fusion": 1}
+OURS_ALONE = {"consensus_ta", "ram"}
 
 
 def shapes(parameters: float) -> dict[str, tuple[int, ...]]:
@@ -100,13 +104,20 @@ def make_checkpoints(directory: Path, parameters: float) -> list[Path]:
     return paths
 
 
+def inputs(method: str, paths: list[Path]) -> list[Path]:
+    """The checkpoints that a method reads, the base first."""
+    return paths[1:] if method == "linear" else paths[: 1 + MODELS.get(method, 3)]
+
+
 def recipe(method: str, paths: list[Path]) -> dict[str, object]:
-    """The same mergekit recipe for both programs."""
-    base, *models = (str(path.absolute()) for path in paths)
+    """The same mergekit recipe for both programs; one of ours for what mergekit does not have."""
+    base, *models = (str(path.absolute()) for path in paths[: 1 + MODELS.get(method, 3)])
+    if method in OURS_ALONE:
+        return {"method": method, "base": base, "models": models, "parameters": METHODS[method]}
     if method == "slerp":
-        models = [base, models[0]]
+        models = [base, *models]
     values = METHODS[method]
-    per_model = {k: v for k, v in values.items() if k in ("weight", "density", "epsilon")}
+    per_model = {k: v for k, v in values.items() if k in ("weight", "density", "gamma", "epsilon")}
     document: dict[str, object] = {
         "merge_method": method,
         "models": [{"model": model, "parameters": per_model} for model in models],
@@ -125,92 +136,28 @@ def warm(paths: list[Path]) -> None:
                 pass
 
 
-def measure(command: list[str], out: Path, environment: dict[str, str] | None = None) -> Run:
-    """Run a program that writes `out`, sync what it wrote, and watch its anonymous memory."""
+def limit(program: Path, method: str, paths: list[Path], out: Path) -> Run:
+    """The work of a method on these checkpoints, compiled."""
     shutil.rmtree(out, ignore_errors=True)
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        command, env=os.environ | (environment or {}), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    peak = 0
-    over = threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        pause = 0.02
-        while not over.wait(pause):
-            workers = children(process.pid)
-            peak = max(peak, shared(process.pid, *workers) if workers else anonymous(process.pid))
-            pause = 2.0 if workers else 0.02  # sorting out shared pages costs the programs time
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    assert process.stderr is not None
-    errors = process.stderr.read().decode()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    over.set()
-    watcher.join()
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{errors[-2000:]}")
-    for file in out.rglob("*"):
-        if file.is_file():
-            handle = os.open(file, os.O_RDONLY)
-            os.fsync(handle)
-            os.close(handle)
-    return Run(time.perf_counter() - began, usage.ru_utime + usage.ru_stime, peak)
+    out.mkdir()
+    return measure(limit_command(program, method, paths, out), out, keep=True)
 
 
-def children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+def startup(directory: Path) -> Run:
+    """A merge of one small tensor: what Python, torch, planning and writing cost apart from weights."""
+    from safetensors.torch import save_file
+
+    path = directory / "one-tensor"
+    path.mkdir(exist_ok=True)
+    save_file({"w": torch.ones(8, 8)}, path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text("{}")
+    config = directory / "start.json"
+    config.write_text(json.dumps({"method": "linear", "models": [str(path)]}))
+    return median([merge(config, directory / "out") for _ in range(3)])
 
 
-def anonymous(pid: int) -> int:
-    """Bytes of anonymous pages of one process."""
-    return field(Path(f"/proc/{pid}/status"), "RssAnon:")
-
-
-def shared(*pids: int) -> int:
-    """Bytes of anonymous pages of processes that share some of them."""
-    return sum(field(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:") for pid in pids)
-
-
-def field(path: Path, name: str) -> int:
-    """A size in one of the kernel's tables, in bytes; 0 for a process that is gone."""
-    try:
-        return next(int(line.split()[1]) * 1024 for line in path.read_text().splitlines() if line.startswith(name))
-    except (OSError, StopIteration):
-        return 0
-
-
-COPY = """
-import os, sys
-out, *inputs = sys.argv[1:]
-os.makedirs(out)
-buffer = bytearray(1 << 23)
-for path in inputs:
-    with open(path, "rb", buffering=0) as file:
-        while file.readinto(buffer):
-            pass
-with open(inputs[0], "rb", buffering=0) as source, open(out + "/model.safetensors", "wb", buffering=0) as target:
-    while n := source.readinto(buffer):
-        target.write(memoryview(buffer)[:n])
-"""
-
-
-def limit(paths: list[Path], out: Path) -> Run:
-    """Read every input, then copy one, in one thread."""
-    files = [str(path / "model.safetensors") for path in paths]
-    return measure([sys.executable, "-c", COPY, str(out), *files], out)
-
-
-def startup() -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import torch, merganser.recipes.running"], check=True)
-    return time.perf_counter() - began
+def merge(config: Path, out: Path) -> Run:
+    return measure([sys.executable, "-m", "merganser", "merge", str(config), str(out)], out)
 
 
 def small_tensors(directory: Path, count: int = 10_000) -> Run:
@@ -226,8 +173,7 @@ def small_tensors(directory: Path, count: int = 10_000) -> Run:
         (paths[-1] / "config.json").write_text("{}")
     config = directory / "small.json"
     config.write_text(json.dumps({"method": "ties", "base": str(paths[0]), "models": [str(p) for p in paths[1:]]}))
-    out = directory / "out"
-    return measure([sys.executable, "-m", "merganser", "merge", str(config), str(out)], out)
+    return merge(config, directory / "out")
 
 
 def help_cpu() -> float:
@@ -236,14 +182,6 @@ def help_cpu() -> float:
     subprocess.run([sys.executable, "-m", "merganser", "--help"], check=True, stdout=subprocess.DEVNULL)
     after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system
-
-
-def median(runs: list[Run]) -> Run:
-    return Run(
-        statistics.median(r.seconds for r in runs),
-        statistics.median(r.cpu_seconds for r in runs),
-        max(r.peak_anonymous for r in runs),
-    )
 
 
 def store(path: Path | None, params: str, found: dict[str, Any], added: bool) -> None:
@@ -257,7 +195,7 @@ def store(path: Path | None, params: str, found: dict[str, Any], added: bool) ->
 
 
 def begin(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[Path]]:
-    """The options, with those of every comparison with a plain copy, and the models they ask for."""
+    """The options, with those of every comparison with the limit, and the models they ask for."""
     parser.add_argument("--params", default="1.1B", help="size of the models, e.g. 1.1B or 200M")
     parser.add_argument("--workdir", type=Path, default=Path(tempfile.gettempdir()) / "merganser-speed")
     parser.add_argument("--repeat", type=int, default=3)
@@ -271,6 +209,30 @@ def begin(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[Pat
     return options, make_checkpoints(options.workdir, float(options.params[:-1]) * factor)
 
 
+def compare(sides: dict[str, Run], start: Run) -> dict[str, Any]:
+    """The sides, how many limits ours takes without start-up, and how many times faster it is than mergekit."""
+    row: dict[str, Any] = {name: asdict(run) for name, run in sides.items()}
+    ours = sides["ours"]
+    if low := sides.get("limit"):
+        row["ratio_to_limit"] = (ours.seconds - start.seconds) / low.seconds
+        row["cpu_ratio_to_limit"] = (ours.cpu_seconds - start.cpu_seconds) / low.cpu_seconds
+    if peer := sides.get("mergekit"):
+        row["times_faster"] = peer.seconds / ours.seconds
+    return row
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    found = []
+    for side in ("ours", "limit", "mergekit"):
+        run = row.get(side)
+        found += [f"{run['seconds']:.2f}", f"{run['cpu_seconds']:.2f}"] if run else ["–", "–"]
+        if side != "limit":
+            found.append(f"{run['peak_anonymous'] / 2**20:.0f}" if run else "–")
+        else:
+            found += [f"{row[ratio]:.2f}" if run else "–" for ratio in ("ratio_to_limit", "cpu_ratio_to_limit")]
+    return [*found, f"{row['times_faster']:.1f}" if "times_faster" in row else "–"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
@@ -279,36 +241,49 @@ def main() -> None:
     options, paths = begin(parser)
     out = options.workdir / "out"
     added = set(options.methods) != set(METHODS)
-    start = statistics.median(startup() for _ in range(3))
-    print(f"{describe()}\nstart-up of Python, torch and merganser: {start:.2f} s")
-    print(f"{'method':<16}{'ours s':>8}{'CPU s':>8}{'anon MiB':>10}{'limit s':>9}{'ratio':>7}", end="")
-    print(f"{'mergekit s':>12}{'ratio':>7}{'anon MiB':>10}")
+    program = compile_limit(options.workdir)
+    start = startup(options.workdir)
+    compiled = tiles.library() is not None
+    print(f"{describe()}{'' if compiled else '; without the compiled runner'}")
+    print(f"start-up: {start.seconds:.2f} s, {start.cpu_seconds:.2f} s of processor")
+    heads = (
+        "method",
+        "ours s",
+        "CPU s",
+        "MiB",
+        "limit s",
+        "CPU s",
+        "ratio",
+        "CPU ratio",
+        "mergekit s",
+        "CPU s",
+        "MiB",
+        "×",
+    )
+    print(f"{heads[0]:<16}" + "".join(f"{head:>11}" for head in heads[1:]))
     for method in options.methods:
-        document = recipe(method, paths)
         config = options.workdir / f"{method}.json"
-        config.write_text(json.dumps(document))
-        used = paths[:2] if method == "slerp" else paths[1:] if method == "linear" else paths
+        config.write_text(json.dumps(recipe(method, paths)))
+        used = inputs(method, paths)
         warm(used)
-        ours, floor, theirs = [], [], []
-        for _ in range(options.repeat):
-            floor.append(limit(used, out))
-            ours.append(measure([sys.executable, "-m", "merganser", "merge", str(config), str(out)], out))
-        if options.mergekit and method in (options.mergekit_methods or options.methods):
-            command = [str(options.mergekit / "mergekit-yaml"), str(config), str(out), "--no-copy-tokenizer"]
-            theirs.append(measure(command, out, {"HF_HUB_OFFLINE": "1"}))
+        sides: dict[str, list[Run]] = {}
+        for turn in range(options.repeat):
+            if program is not None:
+                sides.setdefault("limit", []).append(limit(program, method, used, out))
+            sides.setdefault("ours", []).append(merge(config, out))
+            peer = options.mergekit if method not in OURS_ALONE and turn == 0 else None
+            if peer and method in (options.mergekit_methods or options.methods):
+                command = [str(peer / "mergekit-yaml"), str(config), str(out), "--no-copy-tokenizer"]
+                sides["mergekit"] = [measure(command, out, {"HF_HUB_OFFLINE": "1"})]
         shutil.rmtree(out, ignore_errors=True)
-        our, low = median(ours), median(floor)
-        row = {"ours": asdict(our), "limit": asdict(low), "ratio_to_limit": (our.seconds - start) / low.seconds}
-        line = f"{method:<16}{our.seconds:>8.2f}{our.cpu_seconds:>8.1f}{our.peak_anonymous / 2**20:>10.0f}"
-        line += f"{low.seconds:>9.2f}{row['ratio_to_limit']:>7.2f}"
-        if theirs:
-            peer = median(theirs)
-            row |= {"mergekit": asdict(peer), "times_faster": peer.seconds / our.seconds}
-            line += f"{peer.seconds:>12.1f}{row['times_faster']:>7.1f}{peer.peak_anonymous / 2**20:>10.0f}"
-        else:
-            line += f"{'–':>12}"
-        print(line, flush=True)
-        found = {"start_up": start, "numba": find_spec("numba") is not None, "methods": {method: row}}
+        row = compare({name: median(runs) for name, runs in sides.items()}, start)
+        print(f"{method:<16}" + "".join(f"{cell:>11}" for cell in cells(row)), flush=True)
+        found = {
+            "start_up": start.seconds,
+            "start_up_cpu": start.cpu_seconds,
+            "compiled": compiled,
+            "methods": {method: row},
+        }
         store(options.json, options.params, found, added)
     small = median([small_tensors(options.workdir) for _ in range(options.repeat)])
     usage = min(help_cpu() for _ in range(3))

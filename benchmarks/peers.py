@@ -47,7 +47,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.merge_speed import Run, measure, median, warm
+from benchmarks.measuring import Run, measure, median
+from benchmarks.merge_speed import warm
 from benchmarks.multi_task import mean_of
 from benchmarks.records import record
 from benchmarks.text_experts import State, TextExperts, floats, load_experts, summary

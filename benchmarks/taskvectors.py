@@ -2,23 +2,26 @@
 
     python -m benchmarks.taskvectors [--params 1.1B] [--json FILE]
 
-`base + 0.4*(a + b) - c` on Llama-shaped bfloat16 checkpoints. The limit reads all four and writes one of the same size
-with plain copies; inputs are in the page cache, and all sides are charged for syncing what they wrote. `geometry` is
-the norm of that expression and its cosine with a, against reading the four inputs. Ratios are without the start-up of
-Python and torch; memory is the peak of anonymous pages, sampled. Needs 12 GB of disk at the default size.
+`base + 0.4*(a + b) - c` on Llama-shaped bfloat16 checkpoints. The limit is a compiled program that does the same
+reading, arithmetic and writing (`benchmarks/limits`); inputs are in the page cache, and all sides are charged for
+syncing what they wrote. `geometry` is the norm of that expression and its cosine with a, against reading the four
+inputs. Ratios are without the start-up of Python and torch; memory is the peak of anonymous pages, sampled. Needs 12 GB
+of disk at the default size.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
-import statistics
 import sys
 from dataclasses import asdict
 
+from benchmarks.limits import compile_limit
 from benchmarks.machine import describe
-from benchmarks.merge_speed import Run, begin, limit, measure, median, startup, warm
+from benchmarks.measuring import Run, measure, median
+from benchmarks.merge_speed import begin, limit, startup, warm
 from benchmarks.records import record
 
 PYTHON = """
@@ -53,7 +56,8 @@ def main() -> None:
     recipe = options.workdir / "expression.json"
     models = dict(zip(("base", "a", "b", "c"), map(str, paths), strict=True))
     recipe.write_text(json.dumps({"expression": "base + 0.4*(a + b) - c", "models": models}))
-    start = statistics.median(startup() for _ in range(options.repeat))
+    start = startup(options.workdir).seconds
+    program = compile_limit(options.workdir)
     listed = [str(out), *map(str, paths)]
     sides = {
         "recipe": [sys.executable, "-m", "merganser", "merge", str(recipe), str(out)],
@@ -61,9 +65,10 @@ def main() -> None:
         "geometry": [sys.executable, "-c", GEOMETRY, *listed],
     }
     warm(paths)
-    runs: dict[str, list[Run]] = {name: [] for name in (*sides, "limit", "read")}
+    runs: dict[str, list[Run]] = {name: [] for name in (*sides, *(["limit"] if program else []), "read")}
     for _ in range(options.repeat):
-        runs["limit"].append(limit(paths, out))
+        if program is not None:
+            runs["limit"].append(limit(program, "task_arithmetic", paths, out))
         runs["read"].append(measure([sys.executable, "-c", READ, *listed], out))
         for name, command in sides.items():
             runs[name].append(measure(command, out))
@@ -73,8 +78,8 @@ def main() -> None:
     print(f"{'':<10}{'s':>8}{'CPU s':>8}{'anon MiB':>10}{'ratio to limit':>16}")
     results = {}
     for name, run in found.items():
-        against = found["read" if name in ("geometry", "read") else "limit"]
-        ratio = (run.seconds - (start if name in sides else 0)) / against.seconds
+        against = found.get("read" if name in ("geometry", "read") else "limit")
+        ratio = (run.seconds - (start if name in sides else 0)) / against.seconds if against else math.nan
         results[name] = {**asdict(run), "ratio_to_limit": ratio}
         memory = run.peak_anonymous / 2**20
         print(f"{name:<10}{run.seconds:>8.2f}{run.cpu_seconds:>8.1f}{memory:>10.0f}{ratio:>16.2f}")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import merganser as mg
-from benchmarks.merge_speed import Run
+from benchmarks.measuring import Run
 from benchmarks.peers import BASE, CASES, CLASSIFIER, FUSIONBENCH, MERGANSER, MERGEKIT, Bench, Judge, as_classifier
 from merganser import recipes
 

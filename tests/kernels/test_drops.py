@@ -1,26 +1,12 @@
-import sys
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merganser.kernels import drops
 from merganser.kernels.drops import drop_, drop_by_rank, order
 
 CELLS = st.sampled_from([0.0, -0.0, 0.5, -0.5, 1e-42, 3e38, float("inf"), float("nan")]) | st.floats(-10, 10, width=16)
-
-
-@pytest.fixture
-def sorted_only(monkeypatch):
-    monkeypatch.setattr(drops, "_compiled", lambda: None)
-
-
-@pytest.fixture
-def compiled_always(monkeypatch):
-    pytest.importorskip("numba")
-    monkeypatch.setattr(drops, "_MANY", 0)
 
 
 def draws(shape, seed=0):
@@ -45,11 +31,6 @@ def naive(rows, bits, bounds, gains):
         for rank, column in enumerate(np.argsort(magnitudes, kind="stable")):
             result[r, column] = row[column] * (gains[rank] if bits[r, rank] < bounds[rank] else 0)
     return result
-
-
-def same_bits(one, two):
-    """Equal, NaN and the sign of zero included."""
-    np.testing.assert_array_equal(one.numpy().view(np.int32), two.numpy().view(np.int32))
 
 
 def matrices(data, rows, columns):
@@ -92,87 +73,8 @@ def test_drops_by_rank_are_those_of_a_naive_loop(rows, columns, data, seed):
     np.testing.assert_array_equal(drop_by_rank(numbers, bits, bounds, gains), expected)
 
 
-@pytest.mark.usefixtures("sorted_only")
-@pytest.mark.parametrize("shape", [(33, 2048), (1, 70_001), (70_000, 1), (8, 2**16)])
-@pytest.mark.parametrize("spread", ["normal", "differences of bfloat16", "many octaves", "zero"])
-def test_compiled_and_sorted_drops_have_the_same_bits(shape, spread, monkeypatch):
-    rows = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    if spread == "differences of bfloat16":
-        rows = (0.02 * rows).bfloat16().float() - (0.0202 * rows).bfloat16().float()
-    elif spread == "many octaves":
-        rows = torch.sinh(60 * rows)
-    elif spread == "zero":
-        rows = rows.zero_()
-    bits, (bounds, gains) = draws(shape), tables(shape[1])
-    by_sorting = drop_by_rank(rows, bits, bounds, gains)
-    compiled = pytest.importorskip("merganser.kernels.compiled")
-    monkeypatch.setattr(drops, "_compiled", lambda: compiled)
-    monkeypatch.setattr(drops, "_MANY", 0)
-    same_bits(drop_by_rank(rows, bits, bounds, gains), by_sorting)
-
-
-@settings(max_examples=50)
-@given(st.integers(0, 5), st.integers(1, 30), st.data(), st.integers(0, 99))
-def test_small_compiled_drops_have_the_same_bits_too(rows, columns, data, seed):
-    compiled = pytest.importorskip("merganser.kernels.compiled")
-    numbers = matrices(data, rows, columns)
-    bits, (bounds, gains) = draws((rows, columns), seed), tables(columns, seed)
-    found = torch.empty_like(numbers)
-    compiled.drop_by_rank(*(t.numpy() for t in (numbers, bits, bounds, gains.view(torch.int32), found)))
-    expected = drop_by_rank(numbers, bits, bounds, gains)
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(found.signbit()[~found.isnan()], expected.signbit()[~expected.isnan()])
-
-
-def test_many_entries_are_dropped_compiled_where_numba_is(monkeypatch):
-    pytest.importorskip("numba")
-    compiled, calls = drops._compiled(), []
-    assert compiled is not None
-
-    class Counted:
-        @staticmethod
-        def drop_by_rank(rows, *others):
-            calls.append(rows.size)
-            compiled.drop_by_rank(rows, *others)
-
-    monkeypatch.setattr(drops, "_compiled", lambda: Counted)
-    monkeypatch.setattr(drops, "_MANY", 100)
-    monkeypatch.setattr(drops, "_seen", 0)
-    for count in (10, 10, 1, 2):
-        drop_by_rank(torch.randn(count, 5), draws((count, 5)), *tables(5))
-    assert calls == [5, 10]
-
-
-@pytest.mark.usefixtures("compiled_always")
 def test_float64_is_ranked_too():
     rows, bits, (bounds, gains) = torch.randn(3, 40, dtype=torch.float64), draws((3, 40)), tables(40)
     found = drop_by_rank(rows, bits, bounds, gains.double())
     assert found.dtype == torch.float64
     np.testing.assert_array_equal(found, naive(rows, bits, bounds, gains.double()))
-
-
-class Broken:
-    """A module whose import fails."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def find_spec(self, name, path=None, target=None):
-        if name == "numba":
-            raise self.error
-
-
-@pytest.mark.parametrize("error", [ModuleNotFoundError, OSError, EOFError, AttributeError, SystemError, RuntimeError])
-def test_drops_work_without_numba_or_with_a_broken_one(error, monkeypatch):
-    monkeypatch.delitem(sys.modules, "merganser.kernels.compiled", raising=False)
-    monkeypatch.delattr("merganser.kernels.compiled", raising=False)
-    monkeypatch.delitem(sys.modules, "numba", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Broken(error()), *sys.meta_path])
-    monkeypatch.setattr(drops, "_MANY", 0)
-    drops._compiled.cache_clear()
-    rows, bits, (bounds, gains) = torch.randn(3, 40), draws((3, 40)), tables(40)
-    try:
-        assert drops._compiled() is None
-        np.testing.assert_array_equal(drop_by_rank(rows, bits, bounds, gains), naive(rows, bits, bounds, gains))
-    finally:
-        drops._compiled.cache_clear()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merganser.kernels import selection
-from merganser.kernels.selection import Cutoff, largest
+from merganser.kernels.selection import Cutoff, chosen, largest
 
 
 class Pieces:
@@ -18,15 +18,9 @@ class Pieces:
         self.pieces = [values[i : i + size] for i in range(0, len(values), size)] or [values]
         self.passes = 0
 
-    def __len__(self):
-        return len(self.pieces)
-
-    def __getitem__(self, index):
-        return self.pieces[index]
-
-    def map(self, function):
-        self.passes += 1
-        return [function(piece) for piece in self.pieces]
+    def map(self, function, only=None, stride=1):
+        self.passes += only is None and stride == 1
+        return [function(self.pieces[index]) for index in chosen(len(self.pieces), only, stride)]
 
 
 def kept(values, cutoff, size):
@@ -90,15 +84,15 @@ KINDS = ("normal", "rounded", "equal", "zero", "sorted", "spike", "wild")
 @pytest.mark.parametrize("kind", KINDS)
 def test_streamed_selection_equals_a_stable_sort(monkeypatch, kind, dtype, radix):
     monkeypatch.setattr(selection, "SMALL", 1000)
-    monkeypatch.setattr(selection, "_SAMPLED_SCORES", 200)
+    monkeypatch.setattr(selection, "_TAKEN", 800)
     monkeypatch.setattr(selection, "_RADIX", radix)
     values = torch.from_numpy(streams(kind, 40_000, dtype, np.random.default_rng(0)))
     ranked = np.lexsort((np.arange(values.numel()), -values.abs().numpy()))
     for k in (1, 17, 400, 8000, 20_000, 39_999):
         (cutoff,) = select(values, [k], 777)
         magnitude = values.abs().numpy()
-        chosen = (magnitude > cutoff.value) | ((magnitude == cutoff.value) & (np.arange(values.numel()) < cutoff.index))
-        np.testing.assert_array_equal(np.flatnonzero(chosen), np.sort(ranked[:k]))
+        above = (magnitude > cutoff.value) | ((magnitude == cutoff.value) & (np.arange(values.numel()) < cutoff.index))
+        np.testing.assert_array_equal(np.flatnonzero(above), np.sort(ranked[:k]))
         assert cutoff.value == magnitude[ranked[k - 1]]
 
 

@@ -41,7 +41,9 @@ class RowBlocks:
     def __iter__(self):
         return (self[i] for i in range(len(self)))
 
-    def map(self, function):
+    def map(self, function, only=None, stride=1):
+        if only is not None:
+            return [function(self[only])]
         order = list(range(len(self)))
         random.Random(self.shuffle).shuffle(order)
         results = {i: function(self[i]) for i in order}

@@ -24,7 +24,7 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, is_integer
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.quantised import refuse_quantised
 from merganser.errors import CheckpointError, InputError, did_you_mean
-from merganser.kernels.selection import Cutoff, largest
+from merganser.kernels.selection import Cutoff, chosen, largest
 from merganser.kernels.spectra import Factors, top_svd
 
 T = TypeVar("T")
@@ -289,14 +289,9 @@ class _Scores:
         self._vector, self._name = vector, name
         self._rows: list[Rows | None] = list(row_blocks(spec)) if spec.shape else [None]
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int, /) -> Tensor:
-        return self._vector.compute(self._name, self._rows[index]).abs_()
-
-    def map(self, function: Callable[[Tensor], T]) -> list[T]:
-        return [function(self[index]) for index in range(len(self))]
+    def map(self, function: Callable[[Tensor], T], only: int | None = None, stride: int = 1) -> list[T]:
+        rows = [self._rows[index] for index in chosen(len(self._rows), only, stride)]
+        return [function(self._vector.compute(self._name, each).abs_()) for each in rows]
 
 
 def wide(spec: TensorSpec) -> TensorSpec:

@@ -10,10 +10,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from merganser.checkpoints.dtypes import Element, name_of
+from merganser.engine import fused
 from merganser.engine.blocks import Piece, bounds, spans, take
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
 from merganser.errors import InputError
+from merganser.kernels.selection import chosen
 from merganser.lazy import torch
 from merganser.methods.base import Group
 
@@ -112,7 +114,8 @@ class Computation:
         """What the rule must know of the whole tensor before any part of it can be merged."""
         if self.copies or self.method.reach != "reduce_map":
             return None
-        if len(self.spans) == len(self.spans[0]) == 1:  # a single block: read once for the reduction and the merge
+        single = len(self.spans) == len(self.spans[0]) == 1
+        if single and not self._recordable:  # read and widened once for the reduction and the merge
             self._held = list(self.groups(self.spans[0]))
         return self.method.reduce(TensorBlocks(self, mapper))
 
@@ -128,6 +131,53 @@ class Computation:
         for block, group in self.groups(span):
             yield block, self.method.merge(group, state)
         self._held = None
+
+    def results(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
+        """The blocks of a span in the output's dtype. One has to be used before the next is asked for."""
+        recorded = self.record(lambda group: self.method.merge(group, state), stores=True)
+        addresses = self.addresses(span) if recorded else None
+        if recorded is None or addresses is None:
+            for block, tensor in self.merge(span, state):
+                yield block, self.finish(tensor)
+            return
+        room = torch.empty(max(block.numel for block in span), dtype=self.output.spec.dtype, device="cpu")
+        for block in span:
+            out = room[: block.numel]
+            if fused.store(recorded, addresses, block, out):
+                yield block, out
+            else:
+                for _, tensor in self.merge([block], state):
+                    yield block, self.finish(tensor)
+        self._held = None
+
+    @cached_property
+    def _recordable(self) -> bool:
+        plain = not (self.copies or self.whole or self.output.statistics) and self.dtype == torch.float32
+        return plain and self.settings.device == "cpu" and fused.is_possible(self.output.spec.dtype, self.shape)
+
+    def record(self, function: Callable[[Group], Any], stores: bool = False) -> fused.Recorded | None:
+        """What a function does to the blocks of this output, ready to be run compiled; None if torch must do it."""
+        if not self._recordable:
+            return None
+        about = self._about | {"models": len(self.output.inputs), "base": self.output.base is not None}
+        return fused.record(function, about, stores)
+
+    def addresses(self, span: list[Piece]) -> fused.Addresses | None:
+        """Read the rows of a span, as they are stored."""
+        first, last = bounds(span)
+        tensors = [self.sources[s.model].read(s.name, (first, last)) for s in self._reads()]
+        return fused.Addresses.of(tensors, first * math.prod(self.shape[1:]))
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """The fields of a group that all blocks share."""
+        return {
+            "name": self.output.name,
+            "labels": self.labels,
+            "shape": self.shape,
+            "seed": self.plan.seed,
+            "prepared": self.prepared,
+        }
 
     def finish(self, tensor: Tensor) -> Tensor:
         """Cast once, at the end, to what is written."""
@@ -166,13 +216,10 @@ class Computation:
             yield (
                 block,
                 Group(
-                    name=self.output.name,
+                    **self._about,
                     models=tuple(parts),
                     base=base,
-                    labels=self.labels,
-                    shape=self.shape,
                     offset=block.offset,
-                    seed=self.plan.seed,
                     statistics={
                         kind: tuple(
                             self._widen(take(side, block, first) if cut else side, source)
@@ -180,7 +227,6 @@ class Computation:
                         )
                         for kind, each in sides.items()
                     },
-                    prepared=self.prepared,
                     finite=not self.settings.allow_nan,
                 ),
             )
@@ -239,8 +285,22 @@ class TensorBlocks:
             for _, group in self._computation.groups(span):
                 yield group
 
-    def map(self, function: Callable[[Group], T]) -> list[T]:
-        def over(span: list[Piece]) -> list[T]:
-            return [function(group) for _, group in self._computation.groups(span)]
+    def map(self, function: Callable[[Group], T], only: int | None = None, stride: int = 1) -> list[T]:
+        recorded = self._computation.record(function)
+        wanted = set(chosen(len(self), only, 1 if recorded else stride))
+        numbers = itertools.count()
+        spans = [[block for block in span if next(numbers) in wanted] for span in self._computation.spans]
 
-        return [result for part in self._mapper(over, self._computation.spans) for result in part]
+        def over(span: list[Piece]) -> list[T]:
+            addresses = self._computation.addresses(span) if recorded else None
+            if recorded is None or addresses is None:
+                return [function(group) for _, group in self._computation.groups(span)]
+            found: list[T] = []
+            for block in span:
+                result = fused.find(recorded, addresses, block, stride)
+                if result is None:
+                    result = [function(group) for _, group in self._computation.groups([block])]
+                found += result
+            return found
+
+        return [result for part in self._mapper(over, [span for span in spans if span]) for result in part]

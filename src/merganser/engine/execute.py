@@ -92,8 +92,8 @@ def run_batch(
 
 
 def _run_span(computation: Computation, span: list[Piece], state: Any, sink: Sink) -> None:
-    for block, tensor in computation.merge(span, state):
-        sink.write(computation.output, block, computation.finish(tensor))
+    for block, tensor in computation.results(span, state):
+        sink.write(computation.output, block, tensor)
 
 
 def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: Counter) -> None:

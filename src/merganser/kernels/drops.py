@@ -1,30 +1,25 @@
-"""Random drops: an entry survives where 16 random bits, a signed integer, lie below a bound.
-
-Drops by rank begin by sorting; where numba is installed (extra `fast`) and there is enough to do, they go on compiled,
-with the same bits.
-"""
+"""Random drops: an entry survives where 16 random bits, a signed integer, lie below a bound."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from merganser.kernels.recording import Draws, Lane
 from merganser.lazy import np, torch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-
-#: So many entries dropped by one process, a quarter of a second, announce enough more to import numba, which takes one.
-_MANY = 1 << 25
-_seen = 0
 #: The bits of a float32 that tell magnitudes apart.
 _MAGNITUDE = 0x7FFF0000
 
 
 def drop_(values: Tensor, bits: Tensor, bound: int) -> Tensor:
     """Zero, in place, what does not survive."""
+    if isinstance(values, Lane):
+        assert isinstance(bits, Draws)
+        return values.become(values.note("DROP", place=bits.model, low=bound))
     _bits(values).bitwise_and_(_survivors(bits, bound))
     return values
 
@@ -34,13 +29,11 @@ def drop_by_rank(rows: Tensor, bits: Tensor, bounds: Tensor, gains: Tensor) -> T
 
     Ranks are by magnitude, from 0 for the smallest; see `order`.
     """
-    if rows.dtype == torch.float32 and rows.device.type == "cpu":
-        compiled = _compiled() if _are_many(rows.numel()) else None
-        if compiled is not None:
-            dropped = torch.empty_like(rows)
-            tensors = (rows, bits, bounds, _bits(gains), dropped)
-            compiled.drop_by_rank(*(tensor.numpy() for tensor in tensors))
-            return dropped
+    if isinstance(rows, Lane):
+        assert isinstance(bits, Draws)
+        rows.recording.tile = len(bounds)
+        tables = (bounds.numpy(), gains.numpy())
+        return rows.note("DROP_BY_RANK", place=bits.model, tables=tables)
     factors = (_survivors(bits, bounds) & _bits(gains)).view(rows.dtype)
     return torch.empty_like(rows).scatter_(1, order(rows), factors).mul_(rows)
 
@@ -73,22 +66,3 @@ def _survivors(bits: Tensor, bound: int | Tensor) -> Tensor:
 
 def _bits(values: Tensor) -> Tensor:
     return values.view(torch.int64 if values.dtype == torch.float64 else torch.int32)
-
-
-def _are_many(entries: int) -> bool:
-    global _seen
-    _seen += entries
-    return _seen > _MANY
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> Any:
-    """The module that needs numba; None where that is missing or, for whatever reason, does not compile.
-
-    It may not fit numpy, miss a library, find no place for its cache or a damaged one: sorting always works.
-    """
-    try:
-        from merganser.kernels import compiled
-    except Exception:
-        return None
-    return compiled

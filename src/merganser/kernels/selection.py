@@ -1,6 +1,6 @@
 """Exactly the k largest of n streamed scores, without sorting them.
 
-A sample of the blocks brackets the k-th largest score; one pass counts what lies above the bracket and collects the
+A sample brackets the k-th largest score; one pass counts what lies above the bracket and collects the
 little that lies inside, where the score is then selected exactly. Should the bracket miss, histograms of the scores'
 bits narrow it down. Ties are broken by position: the first ones are kept.
 
@@ -13,24 +13,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from merganser.kernels.recording import Lane, NotRecordable
+from merganser.kernels.tiles import Results
 from merganser.lazy import np, torch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-B = TypeVar("B")
 T = TypeVar("T")
-B_co = TypeVar("B_co", covariant=True)
 Bits: TypeAlias = "npt.NDArray[Any]"
 
 #: Fewer scores than this are collected whole.
 SMALL = 1 << 20
-#: A sample draws so many scores from a block, and from one block in sixteen, within these bounds.
-_SAMPLED_SCORES = 1 << 14
-_SAMPLED_BLOCKS = (4, 32)
+#: A sample looks at about one score in so many, and takes about so many of them.
+_SAMPLED = 32
+_TAKEN = 1 << 15
 #: A block may add this share of its scores to what is collected.
 _SHARE = 1 / 16
 #: Bits settled by a pass of histograms, and how many scores may then be left to be collected.
@@ -38,14 +39,21 @@ _RADIX = 11
 _LEFT = 1 << 24
 
 
-class Stream(Protocol[B_co]):
-    """Blocks of scores in a fixed order, readable one by one or all in parallel."""
+class Stream(Protocol):
+    """Blocks of scores in a fixed order, readable any number of times, possibly in parallel."""
 
-    def __len__(self) -> int: ...
+    def map(self, function: Callable[[Any], T], only: int | None = None, stride: int = 1) -> list[T]:
+        """`function` of every block, or of one alone. With a stride, of a sample: about one entry in so many, some of
+        every block or whole blocks."""
+        ...
 
-    def __getitem__(self, index: int, /) -> B_co: ...
 
-    def map(self, function: Callable[[Any], T]) -> list[T]: ...
+def chosen(count: int, only: int | None = None, stride: int = 1) -> Sequence[int]:
+    """The blocks that `Stream.map` looks at, of so many, where a sample is one of whole blocks."""
+    if only is not None:
+        return [only]
+    some = count if stride == 1 else min(count, max(4, count // stride))
+    return [(2 * j + 1) * count // (2 * some) for j in range(some)]
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,9 @@ class Cutoff:
 
     def shrink_(self, values: Tensor, offset: int) -> Tensor:
         """Zero, in place, the entries whose magnitude is not kept; `offset` is the flat index of the first one."""
+        if isinstance(values, Lane):
+            below = _below(self.value, values.dtype)
+            return values.become(values.note("SHRINK", x=below, y=self.value, place=self.index))
         flat = values.view(-1)
         size = flat.numel()
         ties = min(max(self.index - offset, 0), size)
@@ -82,7 +93,7 @@ def _below(value: float, dtype: torch.dtype) -> float:
 
 
 def largest(
-    blocks: Stream[B], scores: Callable[[B], Sequence[Tensor]], keep: Sequence[Sequence[int]], numel: int
+    blocks: Stream, scores: Callable[[Any], Sequence[Tensor]], keep: Sequence[Sequence[int]], numel: int
 ) -> list[list[Cutoff]]:
     """Cutoffs of the k largest, for every k in `keep[i]`, of the i-th of the `scores` of each block.
 
@@ -103,7 +114,7 @@ def largest(
 
 
 def _directly(
-    blocks: Stream[B], scores: Callable[[B], Sequence[Tensor]], wanted: Sequence[tuple[int, int]]
+    blocks: Stream, scores: Callable[[Any], Sequence[Tensor]], wanted: Sequence[tuple[int, int]]
 ) -> list[Cutoff]:
     """Cutoffs among few scores, all of them in memory."""
     parts = blocks.map(lambda block: [_bits(score) for score in scores(block)])
@@ -144,13 +155,10 @@ class _Part:
 
 
 class _Search:
-    def __init__(self, blocks: Stream[B], scores: Callable[[B], Sequence[Tensor]], numel: int) -> None:
+    def __init__(self, blocks: Stream, scores: Callable[[Any], Sequence[Tensor]], numel: int) -> None:
         self.blocks = blocks
+        self.scores = scores
         self.numel = numel
-        self.bits: Callable[[Any], list[Bits]] = lambda block: [_bits(score) for score in scores(block)]
-        sampled = self.bits(blocks[0])[0].dtype
-        self.kind = sampled.type
-        self.top = int(np.iinfo(sampled).max)
 
     def run(self, wanted: Sequence[tuple[int, int]]) -> list[Cutoff]:
         brackets = self.sample(wanted)
@@ -165,11 +173,11 @@ class _Search:
 
     def sample(self, wanted: Sequence[tuple[int, int]]) -> list[_Bracket]:
         """Brackets from a few scores of a few blocks, as wide as their scatter within and between blocks asks."""
-        fewest, most = _SAMPLED_BLOCKS
-        count = min(len(self.blocks), max(fewest, len(self.blocks) // 16), most)
-        places = [(2 * j + 1) * len(self.blocks) // (2 * count) for j in range(count)]
-        # Odd strides, lest the same columns be drawn from every row.
-        drawn = [[b[:: b.size // _SAMPLED_SCORES | 1] for b in self.bits(self.blocks[place])] for place in places]
+        drawn = self.blocks.map(lambda block: [_bits(score) for score in self.scores(block)], stride=_SAMPLED)
+        step = sum(block[0].size for block in drawn) // _TAKEN | 1  # odd, lest the same columns be drawn from every row
+        drawn = [[bits[::step] for bits in block] for block in drawn]
+        self.kind = drawn[0][0].dtype.type
+        self.top = int(np.iinfo(self.kind).max)
         brackets = []
         for i, k in wanted:
             parts = [blocks[i] for blocks in drawn]
@@ -177,7 +185,7 @@ class _Search:
             share = k / self.numel
             middle = pool[-max(1, round(share * pool.size))]
             shares = [np.count_nonzero(part >= middle) / max(1, part.size) for part in parts]
-            scatter = math.sqrt(share * (1 - share) / pool.size) + float(np.std(shares)) / math.sqrt(count)
+            scatter = math.sqrt(share * (1 - share) / pool.size) + float(np.std(shares)) / math.sqrt(len(drawn))
             width = math.ceil((4 * scatter) * pool.size) + 2
             place = pool.size - round(share * pool.size)
             low = int(pool[place - width]) if place >= width else 0
@@ -189,12 +197,20 @@ class _Search:
         """One pass: a part for each block and bracket."""
 
         def over(block: Any) -> list[_Part]:
-            bits = self.bits(block)
-            return [self.part(bits[i], bracket) for i, bracket in zip(columns, brackets, strict=True)]
+            scores = self.scores(block)
+            return [self.part(scores[i], bracket) for i, bracket in zip(columns, brackets, strict=True)]
 
         return self.blocks.map(over)
 
-    def part(self, bits: Bits, bracket: _Bracket) -> _Part:
+    def part(self, score: Tensor, bracket: _Bracket) -> _Part:
+        if isinstance(score, Lane):
+            if bracket.final:
+                raise NotRecordable("a scan without a bound on what it collects")
+            found: _Part = score.recording.end(
+                "SCAN", score, partial(_read_part, bracket), low=bracket.low, high=bracket.high
+            )
+            return found
+        bits = _bits(score)
         low, high = self.kind(bracket.low), self.kind(bracket.high)
         nothing = np.empty(0, bits.dtype)  # an empty view would keep the whole block alive
         above = int(np.count_nonzero(bits > high))
@@ -238,7 +254,8 @@ class _Search:
             ties -= equal[block]
             offset += sizes[block]
             block += 1
-        places = np.flatnonzero(self.bits(self.blocks[block])[column] == value)
+        (bits,) = self.blocks.map(lambda group: _bits(self.scores(group)[column]), only=block)
+        places = np.flatnonzero(bits == value)
         return offset + int(places[ties - 1]) + 1
 
     def histograms(self, wanted: Sequence[tuple[int, int]]) -> list[_Bracket]:
@@ -255,10 +272,10 @@ class _Search:
             before, shift = shift, max(0, shift - _RADIX)
 
             def over(block: Any, before: int = before, shift: int = shift) -> list[Bits]:
-                bits = self.bits(block)
+                scores = self.scores(block)
                 counts = []
                 for (i, _), prefix in zip(wanted, prefixes, strict=True):
-                    heads = bits[i] >> self.kind(shift)
+                    heads = _bits(scores[i]) >> self.kind(shift)
                     radix = 1 << (before - shift)
                     own = heads - self.kind(prefix << (before - shift))
                     counts.append(np.bincount(own[(own >= 0) & (own < radix)], minlength=radix).astype(np.int32))
@@ -281,7 +298,18 @@ def _float(integer: Any) -> Any:
     return np.float64 if integer is np.int64 else np.float32
 
 
+def _read_part(bracket: _Bracket, number: int, results: Results) -> _Part:
+    """What the compiled scan found; it has room for more than may be collected."""
+    above, highs, lows, inside = map(int, results.counts[number])
+    overflow = inside > _SHARE * results.size
+    kept = results.kept[number, : 0 if overflow else inside].view(np.int32).copy()
+    return _Part(results.size, above, highs if bracket.high > bracket.low else 0, kept, lows, overflow)
+
+
 def _bits(score: Tensor) -> Bits:
+    if isinstance(score, Lane):
+        taken: Bits = score.recording.end("TAKE", score, lambda number, found: found.scores(number))
+        return taken
     wide = torch.int64 if score.dtype == torch.float64 else torch.int32
     bits: Bits = score.reshape(-1).view(wide).cpu().numpy()
     return bits

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from merganser.kernels.recording import Lane
 from merganser.lazy import np, torch
 
 if TYPE_CHECKING:
@@ -26,10 +27,19 @@ _RUN = 1024
 
 def total(values: Tensor) -> float:
     """The sum in float64. Runs of fixed length first: the number of threads changes no bit."""
+    if isinstance(values, Lane):
+        return values.recording.end("SUM", values, lambda number, results: results.total(number))
     flat = values.reshape(-1)
     whole = flat.numel() // _RUN * _RUN
     runs = sums(flat[:whole].view(-1, _RUN), 1)
     return math.fsum(runs.tolist()) + float(sums(flat[whole:], 0))
+
+
+def nonzero(values: Tensor) -> int:
+    """How many entries are not zero."""
+    if isinstance(values, Lane):
+        return values.recording.end("NONZERO", values, lambda number, found: int(found.counts[number, 0]))
+    return int(torch.count_nonzero(values))
 
 
 def sums(values: Tensor, axis: int, keepdim: bool = False) -> Tensor:
@@ -41,20 +51,30 @@ def sums(values: Tensor, axis: int, keepdim: bool = False) -> Tensor:
     return torch.from_numpy(np.asarray(wide.numpy().sum(axis, keepdims=keepdim)))
 
 
-def gram(vectors: Sequence[Tensor]) -> Array:
-    """⟨x_i, x_j⟩ of tensors taken as vectors; of pieces of vectors, to be summed with `combine`."""
-    matrix = np.empty((len(vectors), len(vectors)))
-    for i, x in enumerate(vectors):
-        for j, y in enumerate(vectors[: i + 1]):
-            matrix[i, j] = matrix[j, i] = total(x * y)
+def scale_rows_(values: Tensor, factors: Tensor, offset: int, length: int) -> Tensor:
+    """Multiply, in place, each row by its factor. `offset` is the flat index of the first entry, which starts a row
+    unless all are of one."""
+    if isinstance(values, Lane):
+        values.recording.row = length
+        return values.become(values.note("BY_ROW", tables=(factors.numpy(),)))
+    if values.numel():
+        first, last = offset // length, (offset + values.numel() - 1) // length
+        values.view(last + 1 - first, -1).mul_(factors[first : last + 1, None])
+    return values
+
+
+def gram(vectors: Sequence[Tensor]) -> list[list[float]]:
+    """⟨x_i, x_j⟩ for j ≤ i of tensors taken as vectors; of pieces of vectors, to be summed with `combine`."""
+    return [[total(x * y) for y in vectors[: i + 1]] for i, x in enumerate(vectors)]
+
+
+def combine(parts: Sequence[Sequence[Sequence[float]]]) -> Array:
+    """The Gram matrix from those of the pieces, correctly rounded: the order of the pieces does not matter."""
+    matrix = np.empty((len(parts[0]), len(parts[0])))
+    for i in range(len(matrix)):
+        for j in range(i + 1):
+            matrix[i, j] = matrix[j, i] = math.fsum(part[i][j] for part in parts)
     return matrix
-
-
-def combine(parts: Sequence[Array]) -> Array:
-    """The sum of partial Gram matrices, correctly rounded: the order of the parts does not matter."""
-    return np.array([math.fsum(column) for column in zip(*(part.ravel() for part in parts), strict=True)]).reshape(
-        parts[0].shape
-    )
 
 
 def slerp(matrix: Array, t: float, parallel: float = PARALLEL) -> Array:

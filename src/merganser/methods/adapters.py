@@ -160,5 +160,5 @@ class _OneBlock:
     def __iter__(self) -> Iterator[Group]:
         yield self.group
 
-    def map(self, function: Callable[[Group], T]) -> list[T]:
+    def map(self, function: Callable[[Group], T], only: int | None = None, stride: int = 1) -> list[T]:
         return [function(self.group)]

@@ -57,13 +57,17 @@ class Group:
         The stream is keyed by (seed, tensor name, model label) and addressed by element: it depends neither
         on blocks and threads nor on the order of the models.
         """
-        key = f"{self.seed}\0{self.name}\0{self.labels[model]}".encode()
-        stream = np.random.PCG64DXSM(int.from_bytes(hashlib.blake2b(key, digest_size=16).digest(), "little"))
+        stream = self.generator(model)
         stream.advance(self.offset // 4)
         skip, count = self.offset % 4, self.models[model].numel()
         words = stream.random_raw((skip + count + 3) // 4)
         bits = torch.from_numpy(words.view(np.int16)[skip : skip + count]).view(self.models[model].shape)
         return bits.to(self.models[model].device)
+
+    def generator(self, model: int) -> np.random.PCG64DXSM:
+        """The generator of a model's random bits, four of them a word, at the tensor's first element."""
+        key = f"{self.seed}\0{self.name}\0{self.labels[model]}".encode()
+        return np.random.PCG64DXSM(int.from_bytes(hashlib.blake2b(key, digest_size=16).digest(), "little"))
 
 
 def threshold(probability: float) -> int:
@@ -89,8 +93,11 @@ class Blocks(Protocol):
 
     def __iter__(self) -> Iterator[Group]: ...
 
-    def map(self, function: Callable[[Group], T]) -> list[T]:
-        """`function` of every block, in block order, possibly computed in parallel."""
+    def map(self, function: Callable[[Group], T], only: int | None = None, stride: int = 1) -> list[T]:
+        """`function` of every block, or of one alone, in block order, possibly computed in parallel.
+
+        With a stride, of a sample: about one entry in so many, some of every block or whole blocks.
+        """
         ...
 
 

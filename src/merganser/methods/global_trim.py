@@ -22,15 +22,11 @@ class Chain:
         self.tensors = tensors
         self.starts = [0, *accumulate(len(tensor) for tensor in tensors)]
 
-    def __len__(self) -> int:
-        return self.starts[-1]
-
-    def __getitem__(self, index: int, /) -> Group:
-        tensor = bisect_right(self.starts, index) - 1
-        return self.tensors[tensor][index - self.starts[tensor]]
-
-    def map(self, function: Callable[[Group], T]) -> list[T]:
-        return [result for tensor in self.tensors for result in tensor.map(function)]
+    def map(self, function: Callable[[Group], T], only: int | None = None, stride: int = 1) -> list[T]:
+        if only is not None:
+            tensor = bisect_right(self.starts, only) - 1
+            return self.tensors[tensor].map(function, only=only - self.starts[tensor])
+        return [result for tensor in self.tensors for result in tensor.map(function, stride=stride)]
 
 
 def global_cutoffs(tensors: Iterable[tuple[Mapping[str, Any], Blocks]], density: Sequence[float]) -> State:

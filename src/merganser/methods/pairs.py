@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from merganser.kernels.selection import largest
+from merganser.kernels.spheres import scale_rows_
 from merganser.lazy import torch
 from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.parameters import param
@@ -51,33 +52,34 @@ class ArceeFusion(Method):
     models = (1, 1)
 
     def reduce(self, blocks: Blocks) -> State:
-        """The threshold, and of a vector its one divergence."""
+        """The threshold, and the divergence of every vector."""
         numel = math.prod(blocks.shape)
         if numel == 0:
             return math.inf, None
-        divergence = self._of_vector(blocks) if len(blocks.shape) < 2 else None
+        divergence = self._divergences(blocks)
         ranks = [numel - int(share * (numel - 1)) for share in (0.25, 0.5, 0.75)]
         (cutoffs,) = largest(blocks, lambda group: [_importance(group, divergence)], [ranks], numel)
-        dtype = blocks[0].anchor.dtype
-        first, median, third = (torch.tensor(cutoff.value, dtype=dtype, device="cpu") for cutoff in cutoffs)
+        first, median, third = (divergence.new_tensor(cutoff.value) for cutoff in cutoffs)
         return float(median + 1.5 * (third - first)), divergence
 
     def merge(self, group: Group, state: State = None) -> Tensor:
         bound, divergence = state
         (delta,) = group.deltas()
+        if divergence is None:
+            return group.anchor
         return delta.mul_(_importance(group, divergence) >= bound).add_(group.anchor)
 
-    def _of_vector(self, blocks: Blocks) -> Tensor:
+    def _divergences(self, blocks: Blocks) -> Tensor:
+        if len(blocks.shape) > 1:
+            return torch.cat(blocks.map(lambda group: _divergence(group.models[0], group.anchor).view(-1)))
         parts = blocks.map(lambda group: (group.models[0].reshape(-1), group.anchor.reshape(-1)))
         model, base = (torch.cat(side) for side in zip(*parts, strict=True))
-        return _divergence(model, base).squeeze()
+        return _divergence(model, base)
 
 
-def _importance(group: Group, divergence: Tensor | None) -> Tensor:
+def _importance(group: Group, divergence: Tensor) -> Tensor:
     (delta,) = group.deltas()
-    if divergence is None:
-        divergence = _divergence(group.models[0], group.anchor)
-    return delta.abs_().mul_(divergence)
+    return scale_rows_(delta.abs_(), divergence, group.offset, group.shape[-1] if group.shape else 1)
 
 
 def _divergence(model: Tensor, base: Tensor) -> Tensor:

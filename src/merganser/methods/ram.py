@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from merganser.kernels.spheres import nonzero
 from merganser.lazy import torch
 from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.parameters import param
@@ -80,8 +81,8 @@ class RamPlus(Ram):
             unique = unique_(counts)
             found = []
             for change in changes:
-                found.append(int(torch.count_nonzero(change)))
-                found.append(int(torch.count_nonzero(change.mul_(unique))))
+                found.append(nonzero(change))
+                found.append(nonzero(change.mul_(unique)))
             return found
 
         sums = [sum(column) for column in zip(*blocks.map(count), strict=True)]

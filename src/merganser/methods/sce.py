@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from merganser.kernels.selection import Cutoff, largest
-from merganser.kernels.spheres import total
+from merganser.kernels.spheres import nonzero, total
 from merganser.lazy import torch
 from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.consensus import elected_mean_
@@ -55,7 +55,7 @@ class Sce(Method):
         return torch.add(group.anchor, merged, alpha=self.scale, out=merged)
 
     def _cutoff(self, blocks: Blocks) -> Cutoff:
-        varying = sum(blocks.map(lambda group: int(torch.count_nonzero(_variance(group.deltas())))))
+        varying = sum(blocks.map(lambda group: nonzero(_variance(group.deltas()))))
         keep = int(varying * self.select_topk)
         return largest(blocks, lambda group: [_variance(group.deltas())], [[keep]], math.prod(blocks.shape))[0][0]
 

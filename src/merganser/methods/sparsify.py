@@ -131,24 +131,22 @@ class RankedDrop:
         models = range(len(self.density))
         parts = blocks.map(lambda group: [(d, group.random_bits(t)) for t, d in enumerate(group.deltas())])
         rows = [[torch.cat([part[t][side].view(1, -1) for part in parts], dim=1) for side in (0, 1)] for t in models]
-        return [self.drop(delta, bits, t).view(-1) for t, (delta, bits) in enumerate(rows)]
+        return [self.drop(delta, bits, t, delta.shape[1]).view(-1) for t, (delta, bits) in enumerate(rows)]
 
     def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
-        if delta.numel() == 0:
+        if 0 in group.shape:
             return delta
         if state is not None:
             return delta.copy_(state[model][group.offset : group.offset + delta.numel()].view(delta.shape))
         length = row_length(group.shape)
         bits = group.random_bits(model).view(-1, length)
-        return self.drop(delta.view(-1, length), bits, model).view(delta.shape)
+        return self.drop(delta.view(-1, length), bits, model, length).view_as(delta)
 
-    def drop(self, rows: Tensor, bits: Tensor, model: int) -> Tensor:
+    def drop(self, rows: Tensor, bits: Tensor, model: int, length: int) -> Tensor:
         """Some rows thinned. The random bits belong to ranks, not to columns."""
         density = self.density[model]
         window = min(self.epsilon[model], density, 1 - density)
-        return drop_by_rank(
-            rows, bits, *_by_rank(rows.shape[1], density, window, self.rescale, rows.dtype, rows.device)
-        )
+        return drop_by_rank(rows, bits, *_by_rank(length, density, window, self.rescale, rows.dtype, rows.device))
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,132 @@
+"""Rules run over the stored bytes of their sources, by the compiled runner (`kernels.tiles`).
+
+What a rule asks of a block is recorded once (`kernels.recording`) and run over every block, in one pass from the files'
+dtype to the result's. A rule that cannot be recorded, or a block in which something is not finite, is left to torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from merganser.engine.blocks import Piece
+from merganser.kernels import tiles
+from merganser.kernels.recording import Draws, Recording, check_filled, fill_in
+from merganser.lazy import np
+from merganser.methods.base import Group
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+    from torch import Tensor
+
+#: Smaller tensors are not worth a recording.
+WORTH = 1 << 15
+
+
+class _Unknown(int):
+    """Stands for the offset of a block, which differs from block to block: nothing can be made of it."""
+
+    def _refuse(self, *others: object) -> NoReturn:
+        raise TypeError("the offset of a block is not known while a rule is recorded")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __mod__ = __index__ = _refuse
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __float__ = __int__ = _refuse
+    __hash__ = int.__hash__
+
+
+class _StandIn(Group):
+    """A group of lanes."""
+
+    def random_bits(self, model: int) -> Tensor:
+        return Draws(model)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a function does to the blocks of an output, ready to run, and what it returns."""
+
+    program: tiles.Program
+    seeds: npt.NDArray[np.uint64]
+    found: Any
+
+
+def record(function: Callable[[Group], Any], group: Mapping[str, Any], stores: bool = False) -> Recorded | None:
+    """Record what `function` does to a block.
+
+    Args:
+        function: Takes a group and returns numbers, in lists or tuples if they are several; or a tensor, to be stored.
+        group: The fields of the group but for its tensors; `models` and `base` say how many and whether.
+        stores: Whether the function returns a tensor.
+
+    Returns:
+        The recording; None if the function does what cannot be recorded.
+    """
+    recording = Recording()
+    count = group["models"]
+    stand_in = _StandIn(
+        **{
+            **group,
+            "models": tuple(recording.load(number) for number in range(count)),
+            "base": recording.load(count) if group["base"] else None,
+            "offset": _Unknown(),
+            "finite": True,
+        }
+    )
+    try:
+        found = function(stand_in)
+        if stores:
+            recording.note("STORE", found.value)
+        else:
+            check_filled(found)
+        program = recording.program()
+    except Exception:
+        return None  # whatever it stumbled over, torch has the last word
+    halves = [word for model in program.draws for word in _seed(stand_in, model)]
+    return Recorded(program, np.array(halves, np.uint64), found)
+
+
+def _seed(group: Group, model: int) -> tuple[int, ...]:
+    state: Any = group.generator(model).state["state"]
+    low = (1 << 64) - 1
+    return state["state"] >> 64, state["state"] & low, state["inc"] >> 64, state["inc"] & low
+
+
+class Addresses:
+    """Where the rows of some tensors lie that were read together; None if they cannot be read as they lie there."""
+
+    def __init__(self, tensors: Sequence[Tensor], origin: int) -> None:
+        self._tensors = tensors  # kept alive
+        self._origin = origin
+        self._sizes = np.array([tensor.itemsize for tensor in tensors], np.int64)
+        self._table = np.array([[tensor.data_ptr(), tiles.DTYPES[str(tensor.dtype)]] for tensor in tensors], np.int64)
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], origin: int) -> Addresses | None:
+        """`origin` is the flat index of the first entry read."""
+        fit = all(str(t.dtype) in tiles.DTYPES and t.is_contiguous() and t.device.type == "cpu" for t in tensors)
+        return cls(tensors, origin) if fit else None
+
+    def at(self, block: Piece) -> npt.NDArray[np.int64]:
+        """The addresses of a block, with the numbers of the dtypes."""
+        table: npt.NDArray[np.int64] = self._table.copy()
+        table[:, 0] += (block.offset - self._origin) * self._sizes
+        return table
+
+
+def find(recorded: Recorded, addresses: Addresses, block: Piece, stride: int = 1) -> list[Any] | None:
+    """What the recorded function returns for a block (or a sample of it), in a list; None for torch to deal with."""
+    results = tiles.run(recorded.program, addresses.at(block), recorded.seeds, block.offset, block.numel, stride=stride)
+    return None if results is None else [fill_in(recorded.found, results)]
+
+
+def store(recorded: Recorded, addresses: Addresses, block: Piece, out: Tensor) -> bool:
+    """Compute a block into `out`; False for torch to deal with."""
+    return tiles.run(recorded.program, addresses.at(block), recorded.seeds, block.offset, block.numel, out) is not None
+
+
+def is_possible(output_dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Whether there is a runner, and a tensor of this shape is worth it."""
+    return str(output_dtype) in tiles.DTYPES and math.prod(shape) >= WORTH and tiles.library() is not None

@@ -1,0 +1,345 @@
+"""What a rule does to a block, recorded once with stand-ins for its tensors, to be run over tiles (`tiles`).
+
+A rule is written in torch, and that is its definition. Where the compiled runner is there, the rule is called once with
+`Lane`s instead of tensors; they note what is asked of them. Whatever a lane cannot note (a sum over columns, a sort, a
+shape) ends the recording with an exception, and torch computes the rule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+from merganser.kernels.tiles import STEP, TILE, Program, Results
+from merganser.lazy import np, torch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+#: The steps of `tiles.c`, in the order of its enumeration.
+Op = IntEnum(
+    "Op",
+    "LOAD LOAD_MINUS STORE FILL ADD SUB MUL DIV MAX MIN COPYSIGN AXPY ADDCMUL LERP ADDS MULS MAXS MINS ABS NEG SIGN "
+    "SHRINK GES SELECT BY_ROW DROP DROP_BY_RANK SUM NONZERO SCAN TAKE",
+    start=0,
+)
+#: Steps that leave no value in a register.
+_ENDS = {"STORE", "SUM", "NONZERO", "SCAN", "TAKE"}
+_Array: TypeAlias = "npt.NDArray[Any]"
+
+
+class NotRecordable(Exception):
+    """A rule asks for something that cannot be done tile by tile."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    op: str
+    inputs: tuple[int, ...]
+    fields: tuple[tuple[str, Any], ...]
+    tables: tuple[_Array, ...]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Stands for the random bits of a model."""
+
+    model: int
+
+    def view(self, *shape: int) -> Draws:
+        return self
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Stands for a number, or whatever `read` makes of the results, until the block has been run."""
+
+    read: Callable[[Results], Any]
+
+
+class Recording:
+    """The steps noted so far; a step that was noted before is not repeated."""
+
+    def __init__(self) -> None:
+        self.steps: list[_Step] = []
+        self.sums = self.scans = 0
+        self.takes = False
+        self.tile = TILE
+        self.row = 1
+        self._known: dict[Any, int] = {}
+
+    def note(self, op: str, *inputs: int, tables: tuple[_Array, ...] = (), **fields: Any) -> int:
+        step = _Step(op, inputs, tuple(fields.items()), tables)
+        key = (op, inputs, repr(step.fields), tuple(map(id, tables)))
+        if key not in self._known:
+            self._known[key] = len(self.steps)
+            self.steps.append(step)
+        return self._known[key]
+
+    def load(self, source: int) -> Lane:
+        """Return the lane of a source."""
+        return Lane(self, self.note("LOAD", place=source))
+
+    def end(self, op: str, lane: Lane, read: Callable[[int, Results], Any], **fields: Any) -> Any:
+        """Note a step that leaves results instead of a value."""
+        if op == "SUM":
+            number, self.sums = self.sums, self.sums + 1
+        else:
+            number, self.scans = self.scans, self.scans + 1
+        self.takes |= op == "TAKE"
+        self.note(op, lane.value, place=number, **fields)
+        return Pending(lambda results: read(number, results))
+
+    def program(self) -> Program:
+        """Return what was noted as a program: without what leads to no result, in as few registers as it takes."""
+        wanted: set[int] = set()
+        for index in reversed(range(len(self.steps))):
+            if self.steps[index].op in _ENDS or index in wanted:
+                wanted |= {index, *self.steps[index].inputs}
+        self._load_differences(wanted)
+        order = sorted(wanted)
+        last = {value: index for index in order for value in self.steps[index].inputs}
+        register: dict[int, int] = {}
+        free: list[int] = []
+        draws: list[int] = []
+        packed = np.zeros(len(order), STEP)
+        for row, index in zip(packed, order, strict=True):
+            step = self.steps[index]
+            row["op"] = Op[step.op]
+            for name, value in zip("abc", step.inputs, strict=False):
+                row[name] = register[value]
+            for name, value in step.fields:
+                row[name] = value
+            for name, table in zip(("table", "more"), step.tables, strict=False):
+                row[name] = table.ctypes.data
+            if step.op.startswith("DROP"):
+                draws += [] if row["place"] in draws else [int(row["place"])]
+                row["place"] = draws.index(row["place"])
+            free += [register[value] for value in dict.fromkeys(step.inputs) if last[value] == index]
+            if step.op not in _ENDS:
+                register[index] = free.pop() if free else len({*register.values()})
+                row["to"] = register[index]
+        return Program(
+            packed,
+            registers=len({*register.values()}),
+            draws=tuple(draws),
+            sums=self.sums,
+            scans=self.scans,
+            takes=self.takes,
+            ranked=any(step.op == "DROP_BY_RANK" for step in self.steps),
+            tile=self.tile,
+            row=self.row,
+            tables=tuple(table for step in self.steps for table in step.tables),
+        )
+
+    def _load_differences(self, wanted: set[int]) -> None:
+        """Subtract from a source as it is loaded, where it is not used otherwise."""
+        uses = Counter(value for index in wanted for value in self.steps[index].inputs)
+        for index in sorted(wanted):
+            step = self.steps[index]
+            if step.op == "SUB" and self.steps[step.inputs[0]].op == "LOAD" and uses[step.inputs[0]] == 1:
+                wanted.remove(step.inputs[0])
+                self.steps[index] = _Step("LOAD_MINUS", step.inputs[1:], self.steps[step.inputs[0]].fields, ())
+
+
+class Lane:
+    """Stands for the block of a tensor: operations on it are noted instead of done.
+
+    Operations whose name ends in an underscore change the lane, as they would a tensor.
+    """
+
+    def __init__(self, recording: Recording, value: int) -> None:
+        self.recording = recording
+        self.value = value
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def note(self, op: str, *others: Lane, **fields: Any) -> Lane:
+        """Note a step that takes this lane first, and return the lane of its value."""
+        if any(other.recording is not self.recording for other in others):
+            raise NotRecordable("lanes of two recordings")
+        return Lane(self.recording, self.recording.note(op, self.value, *(o.value for o in others), **fields))
+
+    def become(self, other: Lane) -> Lane:
+        """Take the value of another lane, as an operation in place does."""
+        self.value = other.value
+        return self
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation = _OPERATIONS.get(name.removesuffix("_"))
+        if operation is None or name.startswith("_"):
+            raise NotRecordable(name)
+        if name.endswith("_"):
+            return lambda *args, **options: self.become(operation(self, *args, **options))
+        return lambda *args, **options: operation(self, *args, **options)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        into = options.pop("out", None)
+        operation = _OPERATIONS.get(function.__name__)
+        if operation is None or not isinstance(args[0], Lane):
+            raise NotRecordable(function.__name__)
+        found = operation(*args, **options)
+        return found if into is None else into.become(found)
+
+    def __add__(self, other: Any) -> Lane:
+        return _add(self, other)
+
+    def __sub__(self, other: Any) -> Lane:
+        return _sub(self, other)
+
+    def __mul__(self, other: Any) -> Lane:
+        return _mul(self, other)
+
+    def __truediv__(self, other: Any) -> Lane:
+        return _lanes("DIV")(self, other)
+
+    def __neg__(self) -> Lane:
+        return self.note("NEG")
+
+    def __ge__(self, other: Any) -> Lane:
+        return self.note("GES", x=_number(other))
+
+    def __eq__(self, other: object) -> _Mask:  # type: ignore[override]
+        return _Mask(self, _number(other))
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> NoReturn:
+        raise NotRecordable("a decision by the values of a tensor")
+
+
+@dataclass(frozen=True, eq=False)
+class _Mask:
+    """Stands for `lane == number`."""
+
+    lane: Lane
+    number: float
+
+
+def _number(value: Any) -> float:
+    """A scalar as torch takes it: rounded to float32."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)):
+        raise NotRecordable(f"an operand of type {type(value).__name__}")
+    return float(np.float32(value))
+
+
+def _add(one: Lane, other: Any, *, alpha: float = 1) -> Lane:
+    if not isinstance(other, Lane):
+        return one.note("ADDS", x=_number(_number(other) * alpha))
+    return one.note("ADD", other) if alpha == 1 else one.note("AXPY", other, x=_number(alpha))
+
+
+def _sub(one: Lane, other: Any, *, alpha: float = 1) -> Lane:
+    if isinstance(other, Lane) and alpha == 1:
+        return one.note("SUB", other)
+    return _add(one, other, alpha=-alpha)
+
+
+def _mul(one: Lane, other: Any) -> Lane:
+    return one.note("MUL", other) if isinstance(other, Lane) else one.note("MULS", x=_number(other))
+
+
+def _clamp(one: Lane, min: float | None = None, max: float | None = None) -> Lane:
+    lane = one if min is None else one.note("MAXS", x=_number(min))
+    return lane if max is None else lane.note("MINS", x=_number(max))
+
+
+def _lerp(one: Lane, end: Any, weight: Any) -> Lane:
+    _check_lane(end)
+    share = np.float32(_number(weight))
+    near = abs(share) < 0.5
+    return one.note("LERP", end, x=float(share if near else share - np.float32(1)), place=int(not near))
+
+
+def _addcmul(one: Lane, first: Any, second: Any, *, value: float = 1) -> Lane:
+    _check_lane(first)
+    _check_lane(second)
+    return one.note("ADDCMUL", first, second, x=_number(value))
+
+
+def _masked_fill(one: Lane, mask: Any, value: float) -> Lane:
+    if not isinstance(mask, _Mask):
+        raise NotRecordable("a mask of another kind")
+    return mask.lane.note("SELECT", one, x=_number(value), y=mask.number)
+
+
+def _fill(value: float) -> Callable[..., Lane]:
+    return lambda one: Lane(one.recording, one.recording.note("FILL", x=value))
+
+
+def _shrink(one: Lane, bound: float = 0.5) -> Lane:
+    return one.note("SHRINK", x=_number(bound), y=_number(bound))
+
+
+def _lanes(op: str) -> Callable[[Lane, Any], Lane]:
+    def operation(one: Lane, other: Any) -> Lane:
+        _check_lane(other)
+        return one.note(op, other)
+
+    return operation
+
+
+def _check_lane(value: Any) -> None:
+    if not isinstance(value, Lane):
+        raise NotRecordable(f"an operand of type {type(value).__name__}")
+
+
+def _itself(one: Lane, *shape: Any) -> Lane:
+    return one
+
+
+#: What lanes can do, by the names that torch's functions and methods (without the underscore) have.
+_OPERATIONS: dict[str, Callable[..., Lane]] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _lanes("DIV"),
+    "maximum": _lanes("MAX"),
+    "minimum": _lanes("MIN"),
+    "copysign": _lanes("COPYSIGN"),
+    "abs": lambda one: one.note("ABS"),
+    "neg": lambda one: one.note("NEG"),
+    "sign": lambda one: one.note("SIGN"),
+    "clamp": _clamp,
+    "lerp": _lerp,
+    "addcmul": _addcmul,
+    "hardshrink": _shrink,
+    "masked_fill": _masked_fill,
+    "zeros_like": _fill(0.0),
+    "zero": _fill(0.0),
+    "clone": lambda one: Lane(one.recording, one.value),
+    "contiguous": _itself,
+    "view": _itself,
+    "view_as": _itself,
+}
+
+
+def check_filled(found: Any) -> None:
+    """Refuse what a rule returned if it has anything but numbers in it, known or pending."""
+    if isinstance(found, (list, tuple)):
+        for each in found:
+            check_filled(each)
+    elif not isinstance(found, (Pending, int, float)):
+        raise NotRecordable(f"a result of type {type(found).__name__}")
+
+
+def fill_in(found: Any, results: Results) -> Any:
+    """Return what a rule returned while it was recorded, with the numbers of a block in place of what was pending."""
+    if isinstance(found, Pending):
+        return found.read(results)
+    if isinstance(found, (list, tuple)):
+        return type(found)(fill_in(each, results) for each in found)
+    return found

@@ -1,0 +1,362 @@
+/* Runs a recorded rule (`kernels/recording.py`) over the stored bytes of one block, tile by tile.
+ *
+ * A tile is short enough to stay in the first cache: every step of the rule reads and writes registers of one tile, so
+ * that nothing but the inputs and the result ever goes through memory. Each step has the arithmetic of the torch
+ * operation it was recorded from, bit by bit; contraction of expressions is switched off, `fma` is written where torch
+ * fuses. Loaded with ctypes: no Python API, and the interpreter's lock is free while this runs.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define EACH _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
+#else
+#define EACH _Pragma("clang loop vectorize(assume_safety)") for (int64_t i = 0; i < n; i++)
+#endif
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+enum {
+    LOAD, LOAD_MINUS, STORE, FILL, ADD, SUB, MUL, DIV, MAX, MIN, COPYSIGN, AXPY, ADDCMUL, LERP, ADDS, MULS, MAXS, MINS,
+    ABS, NEG, SIGN, SHRINK, GES, SELECT, BY_ROW, DROP, DROP_BY_RANK, SUM, NONZERO, SCAN, TAKE
+};
+enum { CODES = 1 << 15, RUN = 1024 };
+
+/* One step: registers, numbers, a place, tables. Their meaning is beside each case of `step`. */
+typedef struct {
+    int32_t op, to, a, b, c;
+    float x, y;
+    int32_t low, high, unused;
+    int64_t place;
+    const void *table, *more;
+} Step;
+typedef struct { const void *data; int64_t dtype; } Source;
+typedef struct { uint64_t high, low, step_high, step_low; } Seed;
+typedef struct {
+    const Source *sources;
+    const Seed *seeds;
+    int64_t offset, size; /* the flat place of the block, and its entries */
+    int64_t tile, stride, row; /* entries of a tile; one tile of so many is computed; entries of a row */
+    void *out;
+    int64_t dtype;
+    double *sums;    /* for each sum a value a tile */
+    int64_t *counts; /* for each scan: above, on the upper end, on the lower end, kept */
+    uint32_t *kept;  /* for each scan `room` scores, as bits */
+    int64_t room;
+} Job;
+typedef unsigned __int128 Wide;
+typedef struct { Wide state, step; int64_t word; } Stream;
+typedef struct {
+    float *registers, *factors;
+    Stream *streams;
+    int16_t *draws;
+    uint16_t *codes;
+    uint32_t *ranks;
+    int64_t pitch; /* from one register to the next: not a multiple of a page, lest they share cache lines */
+    int64_t at, number, taken; /* of the tile: its first entry, its number, and the entries computed before it */
+} Scratch;
+
+INLINE uint32_t bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
+INLINE float number(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+INLINE float sign(float x) { return (float)((0 < x) - (x < 0)); }
+
+/* Widening (of a difference at once) and rounding; both say whether something is not finite: torch sees to that. */
+
+INLINE int load(float *to, const Source *source, const float *minus, int64_t at, int64_t n) {
+    const void *from = source->data;
+    const int64_t dtype = source->dtype;
+    int32_t largest = 0;
+    if (dtype == BFLOAT16) {
+        const uint16_t *x = (const uint16_t *)from + at;
+        EACH {
+            uint32_t u = (uint32_t)x[i] << 16;
+            int32_t m = u & 0x7FFFFFFF;
+            largest = m > largest ? m : largest;
+            to[i] = minus ? number(u) - minus[i] : number(u);
+        }
+    } else if (dtype == FLOAT16) {
+        const uint16_t *x = (const uint16_t *)from + at;
+        EACH { /* exact: the exponent is moved by a product, which widens subnormal numbers too */
+            int32_t m = x[i] & 0x7FFF;
+            float wide = number((uint32_t)m << 13) * 0x1p112f;
+            largest = m > largest ? m : largest;
+            wide = number(bits(wide) | (uint32_t)(x[i] & 0x8000) << 16);
+            to[i] = minus ? wide - minus[i] : wide;
+        }
+        return largest >= 0x7C00;
+    } else {
+        const float *x = (const float *)from + at;
+        EACH {
+            int32_t m = bits(x[i]) & 0x7FFFFFFF;
+            largest = m > largest ? m : largest;
+            to[i] = minus ? x[i] - minus[i] : x[i];
+        }
+    }
+    return largest >= 0x7F800000;
+}
+
+INLINE int store(void *to, const float *x, int64_t dtype, int64_t at, int64_t n) {
+    int32_t largest = 0;
+    if (dtype == BFLOAT16) {
+        uint16_t *y = (uint16_t *)to + at;
+        EACH {
+            uint32_t u = bits(x[i]), v = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
+            int32_t m = v & 0x7FFF;
+            largest = m > largest ? m : largest;
+            y[i] = (uint16_t)v;
+        }
+        return largest >= 0x7F80;
+    }
+    if (dtype == FLOAT16) {
+        uint16_t *y = (uint16_t *)to + at;
+        EACH { /* subnormal numbers are rounded by an addition, others by a carry */
+            uint32_t u = bits(x[i]), m = u & 0x7FFFFFFF;
+            uint32_t tiny = bits(number(m) + 0.5f) - 0x3F000000u;
+            uint32_t large = (m - 0x38000000u + 0xFFF + ((m >> 13) & 1)) >> 13;
+            int32_t v = m < 0x38800000u ? (int32_t)tiny : m >= 0x47800000u ? 0x7C00 : (int32_t)large;
+            largest = v > largest ? v : largest;
+            y[i] = (uint16_t)(v | (u >> 16 & 0x8000));
+        }
+        return largest >= 0x7C00;
+    }
+    float *y = (float *)to + at;
+    EACH { int32_t m = bits(x[i]) & 0x7FFFFFFF; largest = m > largest ? m : largest; y[i] = x[i]; }
+    return largest >= 0x7F800000;
+}
+
+/* The sum in float64, in numpy's order: eight interleaved sums over runs of up to 128, halves of what is longer. */
+
+typedef double Four __attribute__((vector_size(32)));
+typedef float FourFloats __attribute__((vector_size(16)));
+
+INLINE Four widen(const float *x) { FourFloats v; memcpy(&v, x, 16); return __builtin_convertvector(v, Four); }
+
+INLINE double leaf(const float *x, int64_t n) {
+    if (n < 8) {
+        double sum = -0.0;
+        for (int64_t i = 0; i < n; i++) sum += x[i];
+        return sum;
+    }
+    Four a = widen(x), b = widen(x + 4);
+    int64_t i = 8;
+    for (; i + 8 <= n; i += 8) a += widen(x + i), b += widen(x + i + 4);
+    double sum = ((a[0] + a[1]) + (a[2] + a[3])) + ((b[0] + b[1]) + (b[2] + b[3]));
+    for (; i < n; i++) sum += x[i];
+    return sum;
+}
+
+static double pairwise(const float *x, int64_t n) {
+    if (n <= 128) return leaf(x, n);
+    int64_t half = n / 2 - n / 2 % 8;
+    return pairwise(x, half) + pairwise(x + half, n - half);
+}
+
+/* A whole run: its eight leaves side by side, since one addition waits for the one before. */
+INLINE double sum_run(const float *x) {
+    double sums[8];
+    for (int part = 0; part < 8; part += 4) {
+        const float *p = x + part * 128;
+        Four a[4], b[4];
+        for (int k = 0; k < 4; k++) a[k] = widen(p + k * 128), b[k] = widen(p + k * 128 + 4);
+        for (int i = 8; i < 128; i += 8)
+            for (int k = 0; k < 4; k++) a[k] += widen(p + k * 128 + i), b[k] += widen(p + k * 128 + i + 4);
+        for (int k = 0; k < 4; k++)
+            sums[part + k] = ((a[k][0] + a[k][1]) + (a[k][2] + a[k][3])) + ((b[k][0] + b[k][1]) + (b[k][2] + b[k][3]));
+    }
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+/* The draws of `Group.random_bits`: PCG64 DXSM, addressed by element, four 16-bit numbers a word. */
+
+#define MULTIPLIER 0xda942042e4dd58b5u
+
+INLINE uint64_t output(Wide state) {
+    uint64_t high = (uint64_t)(state >> 64), low = (uint64_t)state | 1;
+    high ^= high >> 32;
+    high *= MULTIPLIER;
+    high ^= high >> 48;
+    return high * low;
+}
+
+static void jump(Stream *stream, uint64_t words) {
+    Wide factor = MULTIPLIER, sum = stream->step, all_factor = 1, all_sum = 0;
+    for (; words; words >>= 1) {
+        if (words & 1) all_factor *= factor, all_sum = all_sum * factor + sum;
+        sum = (factor + 1) * sum, factor *= factor;
+    }
+    stream->state = all_factor * stream->state + all_sum;
+}
+
+/* `n` draws from the element `at` on; those of the next tile begin where these end. */
+INLINE const int16_t *draw(Stream *stream, int16_t *to, int64_t at, int64_t n) {
+    int64_t first = at / 4, skip = at % 4, words = (skip + n + 3) / 4, next = (at + n) / 4 - first;
+    if (first != stream->word) jump(stream, (uint64_t)(first - stream->word));
+    Wide state = stream->state, after = state;
+    for (int64_t k = 0; k < words; k++) {
+        if (k == next) after = state;
+        uint64_t word = output(state);
+        memcpy(to + 4 * k, &word, 8);
+        state = state * MULTIPLIER + stream->step;
+    }
+    stream->state = next == words ? state : after;
+    stream->word = first + next;
+    return to + skip;
+}
+
+/* Entries of rank k in their row times gains[k] where draw k lies below bounds[k]. A rank is the number of smaller
+ * magnitudes, told apart by the bits that bfloat16 keeps, plus that of equal ones to the left. */
+INLINE void drop_by_rank(float *to, const float *x, const int16_t *draws, const Step *s, Scratch *scratch, int64_t n) {
+    const int32_t *bounds = s->table;
+    const float *gains = s->more;
+    uint16_t *codes = scratch->codes;
+    uint32_t *ranks = scratch->ranks;
+    float *factors = scratch->factors;
+    uint32_t top = 0, low = CODES, total = 0;
+    EACH {
+        uint32_t code = (bits(x[i]) >> 16) & (CODES - 1), above = code - 1; /* a zero wraps around */
+        top = code > top ? code : top;
+        low = above < low ? above : low;
+    }
+    low = low < top ? low : top;
+    EACH { uint32_t code = (bits(x[i]) >> 16) & (CODES - 1); codes[i] = (uint16_t)((code > low ? code : low) - low); }
+    EACH factors[i] = draws[i] < bounds[i] ? gains[i] : 0;
+    memset(ranks, 0, (top - low + 1) * sizeof *ranks);
+    for (int64_t i = 0; i < n; i++) ranks[codes[i]]++;
+    for (uint32_t k = 0; k <= top - low; k++) { uint32_t held = ranks[k]; ranks[k] = total; total += held; }
+    for (int64_t i = 0; i < n; i++) to[i] = x[i] * factors[ranks[codes[i]]++];
+}
+
+/* What lies above a bracket of scores, on its ends, and inside, where scores are kept as long as there is room. */
+INLINE void scan(const float *x, const Step *s, int64_t *counts, uint32_t *kept, int64_t room, int64_t n) {
+    int32_t low = s->low, high = s->high, above = 0, highs = 0, lows = 0;
+    uint32_t width = (uint32_t)(high - low) - 1;
+    uint8_t hits[RUN + 8];
+    memset(hits + n, 0, 8);
+    EACH {
+        int32_t u = (int32_t)bits(x[i]);
+        above += u > high;
+        highs += u == high;
+        lows += u == low;
+        hits[i] = (uint32_t)u - (uint32_t)low - 1 < width;
+    }
+    counts[0] += above;
+    counts[1] += highs;
+    counts[2] += lows;
+    if (high - low < 2) return;
+    for (int64_t i = 0; i < n; i += 8) {
+        uint64_t word;
+        memcpy(&word, hits + i, 8);
+        for (; word; word &= word - 1, counts[3]++)
+            if (counts[3] < room) kept[counts[3]] = bits(x[i + __builtin_ctzll(word) / 8]);
+    }
+}
+
+INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
+    float *base = scratch->registers;
+    const int64_t pitch = scratch->pitch;
+    float *y = base + s->to * pitch;
+    const float *a = base + s->a * pitch, *b = base + s->b * pitch, *c = base + s->c * pitch;
+    const float x = s->x;
+    const int64_t at = scratch->at, flat = job->offset + at;
+    switch (s->op) {
+    case LOAD: return load(y, &job->sources[s->place], NULL, at, n);
+    case LOAD_MINUS: return load(y, &job->sources[s->place], a, at, n);
+    case STORE: return store(job->out, a, job->dtype, scratch->taken, n);
+    case FILL: EACH y[i] = x; break;
+    case ADD: EACH y[i] = a[i] + b[i]; break;
+    case SUB: EACH y[i] = a[i] - b[i]; break;
+    case MUL: EACH y[i] = a[i] * b[i]; break;
+    case DIV: EACH y[i] = a[i] / b[i]; break;
+    case MAX: EACH y[i] = a[i] > b[i] ? a[i] : b[i]; break;
+    case MIN: EACH y[i] = a[i] < b[i] ? a[i] : b[i]; break;
+    case COPYSIGN: EACH y[i] = number((bits(a[i]) & 0x7FFFFFFF) | (bits(b[i]) & 0x80000000u)); break;
+    case AXPY: EACH y[i] = fmaf(b[i], x, a[i]); break; /* a + x b */
+    case ADDCMUL: EACH y[i] = fmaf(x * b[i], c[i], a[i]); break; /* a + x b c */
+    case LERP: EACH y[i] = fmaf(x, b[i] - a[i], s->place ? b[i] : a[i]); break; /* place: from the end, x is w − 1 */
+    case ADDS: EACH y[i] = a[i] + x; break;
+    case MULS: EACH y[i] = a[i] * x; break;
+    case MAXS: EACH y[i] = a[i] < x ? x : a[i]; break;
+    case MINS: EACH y[i] = a[i] > x ? x : a[i]; break;
+    case ABS: EACH y[i] = fabsf(a[i]); break;
+    case NEG: EACH y[i] = -a[i]; break;
+    case SIGN: EACH y[i] = sign(a[i]); break;
+    case SHRINK: { /* what lies above x; from the flat place on above y, a little more */
+        int64_t ties = s->place - flat, all = n;
+        ties = ties < 0 ? 0 : ties > n ? n : ties;
+        n = ties;
+        EACH y[i] = a[i] >= -x && a[i] <= x ? 0 : a[i];
+        const float bound = s->y;
+        y += ties, a += ties, n = all - ties;
+        EACH y[i] = a[i] >= -bound && a[i] <= bound ? 0 : a[i];
+        break;
+    }
+    case GES: EACH y[i] = a[i] >= x ? 1 : 0; break;
+    case SELECT: EACH y[i] = a[i] == s->y ? x : b[i]; break; /* x where a equals y, b elsewhere */
+    case BY_ROW: { /* times the factor of the row */
+        const float *factors = s->table;
+        for (int64_t done = 0; done < n;) {
+            int64_t row = (flat + done) / job->row, end = (row + 1) * job->row - flat, stop = end < n ? end : n;
+            const float factor = factors[row];
+            for (int64_t i = done; i < stop; i++) y[i] = a[i] * factor;
+            done = stop;
+        }
+        break;
+    }
+    case DROP: { /* zero where a draw is not below `low` */
+        const int16_t *draws = draw(&scratch->streams[s->place], scratch->draws, flat, n);
+        const int32_t bound = s->low;
+        EACH y[i] = number(bits(a[i]) & (draws[i] < bound ? 0xFFFFFFFFu : 0));
+        break;
+    }
+    case DROP_BY_RANK:
+        drop_by_rank(y, a, draw(&scratch->streams[s->place], scratch->draws, flat, n), s, scratch, n);
+        break;
+    case SUM: {
+        double *sums = job->sums + s->place * ((job->size + RUN - 1) / RUN);
+        sums[scratch->number] = n == RUN ? sum_run(a) : pairwise(a, n);
+        break;
+    }
+    case NONZERO: { int64_t found = 0; EACH found += a[i] != 0; job->counts[4 * s->place] += found; break; }
+    case SCAN: scan(a, s, job->counts + 4 * s->place, job->kept + s->place * job->room, job->room, n); break;
+    case TAKE: memcpy(job->kept + s->place * job->room + scratch->taken, a, (size_t)n * 4); break;
+    }
+    return 0;
+}
+
+/* Run the steps over a block. Returns 0; 1 if an input or a result is not finite; -1 if memory is short. */
+FOR_EACH_PROCESSOR
+int run_tiles(const Step *steps, int64_t count, int64_t registers, int64_t streams, int ranked, const Job *job) {
+    Scratch s = {0};
+    s.pitch = job->tile + 48 - job->tile % 16;
+    size_t tile = (size_t)job->tile + 8, held = (size_t)registers * (size_t)s.pitch * 4;
+    char *arena = malloc(64 + held + (size_t)streams * sizeof(Stream) + tile * 2 + (ranked ? CODES * 4 + tile * 6 : 0));
+    if (!arena) return -1;
+    char *p = arena + (64 - (uintptr_t)arena % 64) % 64;
+    s.streams = (Stream *)p, p += (size_t)streams * sizeof(Stream);
+    s.registers = (float *)p, p += held;
+    if (ranked) {
+        s.ranks = (uint32_t *)p, p += CODES * 4;
+        s.factors = (float *)p, p += tile * 4;
+        s.codes = (uint16_t *)p, p += tile * 2;
+    }
+    s.draws = (int16_t *)p;
+    for (int64_t k = 0; k < streams; k++) {
+        const Seed *seed = &job->seeds[k];
+        s.streams[k] = (Stream){(Wide)seed->high << 64 | seed->low, (Wide)seed->step_high << 64 | seed->step_low, 0};
+    }
+    int bad = 0;
+    for (; s.at < job->size && !bad; s.at += job->tile * job->stride, s.number++) {
+        int64_t n = job->size - s.at < job->tile ? job->size - s.at : job->tile;
+        for (int64_t k = 0; k < count; k++) bad |= step(&steps[k], job, &s, n);
+        s.taken += n;
+    }
+    free(arena);
+    return bad;
+}

@@ -1,0 +1,150 @@
+"""The compiled runner of recorded rules (`tiles.c`), built where there was a C compiler when Merganser was installed.
+
+Without it everything is computed by torch, with the same bits. `recording` makes the programs that are run here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from merganser.lazy import np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+#: Entries of a tile, and of a run of `spheres.total`.
+TILE = 1024
+#: The dtypes that can be read and written, by their numbers in the library.
+DTYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2}
+#: The fields of a step, as numpy has them.
+STEP = [
+    *((name, "<i4") for name in ("op", "to", "a", "b", "c")),
+    *((name, "<f4") for name in ("x", "y")),
+    *((name, "<i4") for name in ("low", "high", "unused")),
+    *((name, "<i8") for name in ("place", "table", "more")),
+]
+
+
+class _Job(ctypes.Structure):
+    _fields_ = [
+        ("sources", ctypes.c_void_p),
+        ("seeds", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("offset", "size", "tile", "stride", "row")),
+        ("out", ctypes.c_void_p),
+        ("dtype", ctypes.c_int64),
+        ("sums", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("kept", ctypes.c_void_p),
+        ("room", ctypes.c_int64),
+    ]
+
+
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """Return the function that runs tiles, or None where it was not built or cannot be loaded."""
+    for path in sorted(Path(__file__).parent.glob("_tiles*")):
+        try:
+            run = ctypes.CDLL(str(path)).run_tiles
+        except (OSError, AttributeError):
+            continue
+        run.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_int, ctypes.c_void_p]
+        run.restype = ctypes.c_int
+        return run
+    return None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A recorded rule, ready to run.
+
+    `steps` is an array of `STEP`; `draws` are the models whose random bits it uses, `sums` and `scans` the number of
+    results of each kind. `tables` keeps alive what steps point to.
+    """
+
+    steps: Array
+    registers: int
+    draws: tuple[int, ...]
+    sums: int
+    scans: int
+    takes: bool
+    ranked: bool
+    tile: int
+    row: int
+    tables: tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a program found in the entries of a block that it looked at, `size` of them: for each sum a value a tile,
+    for each scan four counts and what it kept."""
+
+    size: int
+    sums: Array
+    counts: Array
+    kept: Array
+
+    def total(self, number: int) -> float:
+        """Return a sum, as `spheres.total` gives it."""
+        runs = self.sums[number].tolist()
+        return math.fsum(runs[:-1]) + runs[-1] if self.size % TILE else math.fsum(runs)
+
+    def scores(self, number: int) -> Array:
+        """Return the scores that were taken, as the bits of floats."""
+        return self.kept[number, : self.size].view(np.int32)
+
+
+def run(
+    program: Program,
+    sources: Array,
+    seeds: Array,
+    offset: int,
+    size: int,
+    out: Tensor | None = None,
+    stride: int = 1,
+) -> Results | None:
+    """Run a program over a block.
+
+    Args:
+        program: What to compute.
+        sources: For each source its address at the first entry of the block, and the number of its dtype.
+        seeds: For each of the program's draws the state and the increment of its generator, in halves.
+        offset: The flat index of the block's first entry.
+        size: The number of its entries.
+        out: Where a program that stores puts the block.
+        stride: Compute one tile of so many.
+
+    Returns:
+        What was found; None if an input or a result is not finite, for torch to deal with.
+    """
+    tiles = -(-size // TILE)
+    taken = -(-tiles // stride)
+    last = (taken - 1) * stride * TILE
+    seen = (taken - 1) * TILE + min(TILE, size - last)
+    sums = np.empty((program.sums, tiles))
+    counts = np.zeros((program.scans, 4), np.int64)
+    room = 0 if not program.scans else taken * TILE if program.takes else size // 8
+    kept = np.empty((program.scans, room), np.uint32)
+    job = _Job(
+        sources.ctypes.data, seeds.ctypes.data, offset, size, program.tile, stride, program.row,
+        out.data_ptr() if out is not None else None, DTYPES[str(out.dtype)] if out is not None else 0,
+        sums.ctypes.data, counts.ctypes.data, kept.ctypes.data, room,
+    )  # fmt: skip
+    state = library()(
+        program.steps.ctypes.data,
+        len(program.steps),
+        program.registers,
+        len(program.draws),
+        program.ranked,
+        ctypes.addressof(job),
+    )
+    if state < 0:
+        raise MemoryError("no memory for a few tiles")
+    return None if state else Results(seen, sums[:, :taken], counts, kept)
