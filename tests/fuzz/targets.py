@@ -26,6 +26,7 @@ from fuzz.studies import irt_file, prepared_study, read_design, read_study, stud
 from merganser import recipes
 from merganser.align.records import Record
 from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.engine.changes import Change, Changes, read_changes
 from merganser.engine.disk import Disk
 from merganser.errors import CheckpointError, MerganserError
 from merganser.evaluate.records import read_records
@@ -53,6 +54,11 @@ def weights(value: float = 1.0) -> dict[str, torch.Tensor]:
         "model.layers.0.mlp.weight": torch.full((4, 4), value),
         "model.norm.weight": torch.full((4,), value),
     }
+
+
+def noted_changes() -> bytes:
+    merged = Change("ties", 100, (0, 1), 50, 1.0, 1.1, 0.2, (0.3, 0.4), (0.5, 0.5), 0.25)
+    return Changes(("a", "b"), {"w": merged, "steps": Change("copied", 1, (0,))}).to_bytes()
 
 
 def saved(value: float = 1.0, **metadata: str) -> bytes:
@@ -296,6 +302,7 @@ def all_targets() -> list[Target]:
                read_scores),
         Target("alignment", {"p.safetensors": permutations}, ("p.safetensors",),
                lambda d: Record.load(d / "p.safetensors")),
+        Target("changes", {"merganser-changes.json": noted_changes()}, ("merganser-changes.json",), read_changes),
         Target("irt", {"irt.safetensors": irt}, ("irt.safetensors",), lambda d: IRT.load(d / "irt.safetensors")),
     ]  # fmt: skip
     return [Target(t.name, t.files, t.damaged, t.run, seeds.STORED.get(t.name, {}), t.may_leave) for t in found]

@@ -51,6 +51,9 @@ def command(
     prove: Annotated[
         bool, typer.Option("--prove", help="First compare every layer that an adapter changes with PEFT's own merge.")
     ] = False,
+    changes: Annotated[
+        bool, typer.Option("--changes/--no-changes", help="Note what the merge changes, for `merganser report`.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Merge checkpoints as a recipe says.
@@ -95,6 +98,7 @@ def command(
             allow_nan=allow_nan,
             ray=ray,
             processes=True,
+            changes=changes,
             on_merge=on_merge,
             on_progress=on_progress,
             on_complete=complete.append,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from merganser.checkpoints.dtypes import Element, name_of
 from merganser.engine import fused
 from merganser.engine.blocks import Piece, bounds, spans, take
+from merganser.engine.changes import Change, compare_sample, conclude, is_looked_at
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
 from merganser.errors import InputError
@@ -43,6 +44,8 @@ class Arithmetic:
 
     device: str = "cpu"
     allow_nan: bool = False
+    #: Whether to note what the merge changes, for sinks that keep it.
+    changes: bool = False
 
 
 class Computations:
@@ -91,6 +94,10 @@ class Computation:
         self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
         self.whole = not self.copies and self.method.reach == "whole"
         self._held: list[tuple[Piece, Group]] | None = None
+        #: A state, and what was recorded of merging with it: the spans of a tensor share both.
+        self._merging: tuple[Any, fused.Recorded | None] | None = None
+        #: What was found in blocks by their offsets, for `change`.
+        self._seen: dict[int, list[float]] = {}
 
     @cached_property
     def spans(self) -> list[list[Piece]]:
@@ -134,21 +141,48 @@ class Computation:
 
     def results(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
         """The blocks of a span in the output's dtype. One has to be used before the next is asked for."""
-        recorded = self.record(lambda group: self.method.merge(group, state), stores=True)
+        if self._merging is None or self._merging[0] is not state:
+            self._merging = state, self.record(lambda group: self.method.merge(group, state), stores=True)
+        recorded = self._merging[1]
         addresses = self.addresses(span) if recorded else None
         if recorded is None or addresses is None:
-            for block, tensor in self.merge(span, state):
-                yield block, self.finish(tensor)
+            yield from self._finished(span, state)
             return
         room = torch.empty(max(block.numel for block in span), dtype=self.output.spec.dtype, device="cpu")
         for block in span:
             out = room[: block.numel]
-            if fused.store(recorded, addresses, block, out):
-                yield block, out
-            else:
-                for _, tensor in self.merge([block], state):
-                    yield block, self.finish(tensor)
+            if not fused.store(recorded, addresses, block, out):
+                yield from self._finished([block], state)
+                continue
+            if self.settings.changes and is_looked_at(self.spans, block):
+                comparison = fused.record_comparison(len(self.output.inputs), self.output.base is not None)
+                self._seen[block.offset] = fused.find_change(comparison, addresses, block, out)
+            yield block, out
         self._held = None
+
+    def _finished(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
+        """The blocks of a span by torch, in the output's dtype."""
+        if self.copies or not self.settings.changes:
+            for block, tensor in self.merge(span, state):
+                yield block, self.finish(tensor)
+            return
+        for block, group in self.groups(span):
+            made = self.finish(self.method.merge(group, state))
+            if is_looked_at(self.spans, block):
+                self._seen[block.offset] = compare_sample(group.models, group.base, made)
+            yield block, made
+        self._held = None
+
+    def change(self) -> Change | None:
+        """What became of the tensor, once every block has been computed; None if it was not to be noted."""
+        if not self.settings.changes:
+            return None
+        output, parents = self.output, tuple(source.model for source in self.output.inputs)
+        if self.copies:
+            same = self.sources[parents[0]].spec(output.inputs[0].name).dtype == output.spec.dtype
+            return Change("copied" if same else "cast", output.spec.numel, parents)
+        seen = [self._seen[offset] for offset in sorted(self._seen)]
+        return conclude(output.method, output.spec.numel, parents, output.base is not None, seen)
 
     @cached_property
     def _recordable(self) -> bool:

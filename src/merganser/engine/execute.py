@@ -87,7 +87,7 @@ def run_batch(
         state = computation.state()
         for span in computation.spans:
             _run_span(computation, span, state, sink)
-        sink.finished(computation.output)
+        sink.finished(computation.output, computation.change())
         on_finished(computation.output)
 
 
@@ -105,7 +105,7 @@ def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: Co
     def run(span: list[Piece]) -> None:
         _run_span(computation, span, state, sink)
         if next(left) == 0:
-            sink.finished(computation.output)
+            sink.finished(computation.output, computation.change())
             counter.add(computation.output)
 
     for span in computation.spans:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from merganser.engine.blocks import Piece
+from merganser.engine.changes import RUNS, compare
 from merganser.kernels import tiles
 from merganser.kernels.recording import Draws, Recording, check_filled, fill_in
 from merganser.lazy import np
@@ -88,6 +90,16 @@ def record(function: Callable[[Group], Any], group: Mapping[str, Any], stores: b
     return Recorded(program, np.array(halves, np.uint64), found)
 
 
+@lru_cache(maxsize=64)
+def record_comparison(models: int, with_base: bool) -> Recorded:
+    """Record `changes.compare` of so many models, a base if there is one, and the result."""
+    recording = Recording()
+    *parents, made = (recording.load(number) for number in range(models + with_base + 1))
+    base = parents.pop() if with_base else None
+    found = compare(parents, base, made)  # type: ignore[arg-type]
+    return Recorded(recording.program(), np.empty(0, np.uint64), found)
+
+
 def _seed(group: Group, model: int) -> tuple[int, ...]:
     state: Any = group.generator(model).state["state"]
     low = (1 << 64) - 1
@@ -109,17 +121,25 @@ class Addresses:
         fit = all(str(t.dtype) in tiles.DTYPES and t.is_contiguous() and t.device.type == "cpu" for t in tensors)
         return cls(tensors, origin) if fit else None
 
-    def at(self, block: Piece) -> npt.NDArray[np.int64]:
-        """The addresses of a block, with the numbers of the dtypes."""
+    def at(self, block: Piece, *more: Tensor) -> npt.NDArray[np.int64]:
+        """The addresses of a block, and of tensors that hold no more than that, with the numbers of the dtypes."""
         table: npt.NDArray[np.int64] = self._table.copy()
         table[:, 0] += (block.offset - self._origin) * self._sizes
-        return table
+        return np.vstack([table, *([tensor.data_ptr(), tiles.DTYPES[str(tensor.dtype)]] for tensor in more)])
 
 
 def find(recorded: Recorded, addresses: Addresses, block: Piece, stride: int = 1) -> list[Any] | None:
     """What the recorded function returns for a block (or a sample of it), in a list; None for torch to deal with."""
     results = tiles.run(recorded.program, addresses.at(block), recorded.seeds, block.offset, block.numel, stride=stride)
     return None if results is None else [fill_in(recorded.found, results)]
+
+
+def find_change(recorded: Recorded, addresses: Addresses, block: Piece, made: Tensor) -> list[float]:
+    """The entries looked at, and `changes.compare` of a block that was just computed."""
+    table = addresses.at(block, made)
+    results = tiles.run(recorded.program, table, recorded.seeds, block.offset, block.numel, stride=RUNS)
+    assert results is not None, "what was computed compiled is finite"
+    return [results.size, *fill_in(recorded.found, results)]
 
 
 def store(recorded: Recorded, addresses: Addresses, block: Piece, out: Tensor) -> bool:

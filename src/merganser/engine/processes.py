@@ -31,7 +31,7 @@ from merganser.engine.execute import (
 from merganser.engine.footprint import footprint
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output
-from merganser.engine.sinks import ReportingSink, SharedSink
+from merganser.engine.sinks import Finished, ReportingSink, SharedSink
 from merganser.errors import MerganserError
 
 Batch = Sequence[Computation]
@@ -140,14 +140,14 @@ class _Child:
         with self._alive():
             self.pipe.send(number)
 
-    def receive(self) -> Mapping[str, str]:
-        """Wait for the batch to be done, and return its checksums; what went wrong there is raised here."""
+    def receive(self) -> Mapping[str, Finished]:
+        """Wait for the batch to be done, and return what is known of it; what went wrong there is raised here."""
         with self._alive():
             report, failure, where = self.pipe.recv()
         if failure is not None:
             raise failure from _InWorker(where)
-        checksums: Mapping[str, str] = report
-        return checksums
+        finished: Mapping[str, Finished] = report
+        return finished
 
     @contextlib.contextmanager
     def _alive(self) -> Iterator[None]:
@@ -211,7 +211,7 @@ def _serve(order: Sequence[Batch], sink: SharedSink, pipe: Connection, others: S
     os._exit(0)
 
 
-def _attempt(batch: Batch, sink: ReportingSink) -> tuple[Mapping[str, str], Exception | None, str]:
+def _attempt(batch: Batch, sink: ReportingSink) -> tuple[Mapping[str, Finished], Exception | None, str]:
     """Do the work; report it, or what went wrong and where, in a form that reaches the parent."""
     try:
         run_batch(batch, sink)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from merganser.engine.changes import Change
 from merganser.engine.compute import Arithmetic, Computations
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Counter, Progress, batches, pending, run_batch
@@ -17,6 +18,7 @@ from merganser.engine.nested import reopen
 from merganser.engine.plan import Output, Plan
 from merganser.engine.ray_cluster import start_ray
 from merganser.engine.shard_files import ShardFiles, WorkerSink
+from merganser.engine.sinks import Finished
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import MerganserError, require
 from merganser.strict_json import parse_json
@@ -53,7 +55,7 @@ def execute_on_ray(
         while running:
             (ready,), running = ray.wait(running, num_returns=1)
             try:
-                checksums = ray.get(ready)
+                report = ray.get(ready)
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause
                 raise cause if isinstance(cause, MerganserError) else MerganserError(str(cause)) from None
@@ -61,8 +63,8 @@ def execute_on_ray(
                 raise MerganserError(
                     f"the Ray cluster failed: {error}; resume=True goes on from what is done"
                 ) from error
-            for name, checksum in checksums.items():
-                writer.finished_elsewhere(outputs[name], checksum)
+            for name, finished in report.items():
+                writer.finished_elsewhere(outputs[name], finished)
                 counter.add(outputs[name])
     finally:
         if started:
@@ -76,8 +78,8 @@ class _RemoteSink(WorkerSink):
         super().__init__(files)
         self._touched: set[int] = set()
 
-    def finished(self, output: Output) -> None:
-        super().finished(output)
+    def finished(self, output: Output, change: Change | None = None) -> None:
+        super().finished(output, change)
         self._touched.add(self._files.shard_of(output.name))
 
     def sync(self) -> None:
@@ -91,8 +93,8 @@ def _open(text: str) -> Merge:
 
 def _compute(
     text: str, names: list[str], directory: str, settings: Arithmetic, prepared: Mapping[str, Any]
-) -> dict[str, str]:
-    """Write the named outputs and return their checksums."""
+) -> dict[str, Finished]:
+    """Write the named outputs and return what is known of them."""
     merge = _open(text)
     computations = Computations(merge, settings, prepared)
     wanted = set(names)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from merganser.engine.blocks import Piece
+from merganser.engine.changes import Change
 from merganser.engine.checksums import Tally, checksum
 from merganser.engine.disk import Disk, explain
 from merganser.engine.layout import Shard
 from merganser.engine.plan import Output
+from merganser.engine.sinks import Finished
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -86,15 +88,15 @@ class WorkerSink:
     def __init__(self, files: ShardFiles) -> None:
         self.write = files.write
         self._files = files
-        self._finished: dict[str, str] = {}
+        self._finished: dict[str, Finished] = {}
 
     def done(self) -> Collection[str]:
         return ()
 
-    def finished(self, output: Output) -> None:
-        self._finished[output.name] = self._files.close_output(output)
+    def finished(self, output: Output, change: Change | None = None) -> None:
+        self._finished[output.name] = Finished(self._files.close_output(output), change)
 
-    def report(self) -> dict[str, str]:
-        """The checksums of the outputs finished since the last report, by name."""
+    def report(self) -> dict[str, Finished]:
+        """The outputs finished since the last report, by name."""
         finished, self._finished = self._finished, {}
         return finished

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from merganser.engine.blocks import Piece
+from merganser.engine.changes import Change
 from merganser.engine.plan import Output, Plan
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+class Finished(NamedTuple):
+    """What is known of an output that was written: the checksum of its bytes, and what became of it."""
+
+    checksum: str
+    change: Change | None = None
 
 
 class Sink(Protocol):
@@ -22,16 +30,16 @@ class Sink(Protocol):
 
     def write(self, output: Output, piece: Piece, tensor: Tensor) -> None: ...
 
-    def finished(self, output: Output) -> None:
-        """Called once, after the last piece of an output."""
+    def finished(self, output: Output, change: Change | None) -> None:
+        """Called once, after the last piece of an output, with what became of it if that was to be noted."""
         ...
 
 
 class ReportingSink(Sink, Protocol):
     """What a worker in another process writes to."""
 
-    def report(self) -> Mapping[str, str]:
-        """Checksums of the outputs finished since the last report, by name."""
+    def report(self) -> Mapping[str, Finished]:
+        """The outputs finished since the last report, by name."""
         ...
 
 
@@ -43,7 +51,7 @@ class SharedSink(Sink, Protocol):
         """What a forked worker writes to; called there. Only the parent's sink is told what is finished."""
         ...
 
-    def finished_elsewhere(self, output: Output, checksum: str) -> None:
+    def finished_elsewhere(self, output: Output, finished: Finished) -> None:
         """Called once, after a worker has reported an output."""
         ...
 
@@ -65,7 +73,7 @@ class DictSink:
         target = self.tensors[output.name].view(-1)
         target[piece.offset : piece.offset + piece.numel].copy_(tensor.reshape(-1))
 
-    def finished(self, output: Output) -> None:
+    def finished(self, output: Output, change: Change | None = None) -> None:
         pass
 
     def result(self) -> dict[str, Tensor]:
@@ -85,5 +93,5 @@ class ModuleSink:
         target = self._targets[output.name].view(-1)
         target[piece.offset : piece.offset + piece.numel].copy_(tensor.reshape(-1))
 
-    def finished(self, output: Output) -> None:
+    def finished(self, output: Output, change: Change | None = None) -> None:
         pass

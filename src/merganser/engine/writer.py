@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.engine.blocks import Piece
+from merganser.engine.changes import FILE, Change, Changes
 from merganser.engine.directories import check_writable
 from merganser.engine.disk import Disk, explain
 from merganser.engine.layout import lay_out, make_index
 from merganser.engine.plan import Output, Plan
 from merganser.engine.shard_files import ShardFiles, WorkerSink
+from merganser.engine.sinks import Finished
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
 from merganser.errors import InputError, MerganserError
@@ -61,7 +63,8 @@ class CheckpointWriter:
         self._done: set[str] = set()
         self._lock = threading.Lock()
         self._committing = threading.Lock()
-        self._unsynced: dict[str, str] = {}
+        self._unsynced: dict[str, Finished] = {}
+        self._changes: dict[str, Change] = {}
         self._failure: Exception | None = None
         self._sync_seconds = sync_seconds
         self._closing = threading.Event()
@@ -128,10 +131,16 @@ class CheckpointWriter:
     def _find_done(self, records: Iterable[dict[str, Any]], files: ShardFiles) -> set[str]:
         """The outputs the journal calls done whose bytes are what was written."""
         known: dict[str, str] = {}
+        changes: dict[str, Any] = {}
         for record in records:
             if isinstance(record.get("done"), dict):
                 known |= record["done"]
-        return {o.name for o in self._plan.outputs if o.name in known and files.holds(o, known[o.name])}
+                changes |= record["changes"] if isinstance(record.get("changes"), dict) else {}
+        done = {o.name for o in self._plan.outputs if o.name in known and files.holds(o, known[o.name])}
+        for name in done & changes.keys():
+            with contextlib.suppress(ValueError):  # then it is just not noted
+                self._changes[name] = Change.from_list(changes[name])
+        return done
 
     def done(self) -> Collection[str]:
         return frozenset(self._done)
@@ -144,13 +153,13 @@ class CheckpointWriter:
         self._staging.leave()  # lock and journal belong to the parent alone
         return WorkerSink(self._open_files)
 
-    def finished(self, output: Output) -> None:
-        self.finished_elsewhere(output, self._open_files.close_output(output))
+    def finished(self, output: Output, change: Change | None = None) -> None:
+        self.finished_elsewhere(output, Finished(self._open_files.close_output(output), change))
 
-    def finished_elsewhere(self, output: Output, checksum: str) -> None:
+    def finished_elsewhere(self, output: Output, finished: Finished) -> None:
         self._raise_failure()
         with self._lock:
-            self._unsynced[output.name] = checksum
+            self._unsynced[output.name] = finished
         if not self._sync_seconds:
             self.commit()
 
@@ -163,10 +172,15 @@ class CheckpointWriter:
                 return
             try:
                 self._open_files.sync({self._open_files.shard_of(name) for name in finished})
-                self._journal.append({"done": finished})
+                changes = {name: each.change for name, each in finished.items() if each.change is not None}
+                record: dict[str, Any] = {"done": {name: each.checksum for name, each in finished.items()}}
+                if changes:
+                    record["changes"] = {name: change.to_list() for name, change in changes.items()}
+                self._journal.append(record)
             except OSError as error:
                 raise explain(error, self._staging.path) from error
             self._done |= finished.keys()
+            self._changes |= changes
 
     def publish(self, add_sidecars: Callable[[Path], None]) -> Path:
         """Sidecars and index beside the weights, everything synced, then the name."""
@@ -180,6 +194,8 @@ class CheckpointWriter:
                 add_sidecars(self.directory)
                 if (index := make_index(self._shards, self._plan)) is not None:
                     self._disk.write_file(self.directory / index[0], index[1])
+                if any(change.looked_at for change in self._changes.values()):
+                    self._disk.write_file(self.directory / FILE, self._noted().to_bytes())
                 self._disk.sync_tree(self.directory)
                 self._sources.check()
                 self._journal.append({"publishing": True})
@@ -194,6 +210,11 @@ class CheckpointWriter:
         except OSError as error:
             raise explain(error, self._staging.path) from error
         return self.out
+
+    def _noted(self) -> Changes:
+        labels = tuple(model.label for model in self._plan.models)
+        names = [output.name for output in self._plan.outputs if output.name in self._changes]
+        return Changes(labels, {name: self._changes[name] for name in names})
 
     def abandon(self) -> None:
         """Keep what is finished to be resumed, as far as possible; called when the work has failed already."""

@@ -120,6 +120,7 @@ def run(
     allow_nan: bool = False,
     ray: str | None = None,
     processes: bool = False,
+    changes: bool = True,
     on_merge: Callable[[Merge], None] = lambda merge: None,
     on_progress: Callable[[Progress], None] | None = None,
     on_complete: Callable[[Path], None] = lambda out: None,
@@ -142,6 +143,8 @@ def run(
             be on a file system that all its nodes share.
         processes: Make workers of forked processes, which are faster than threads: for programs that have no threads
             of their own to fear for.
+        changes: Note what the merge changes, tensor by tensor, in `merganser-changes.json` beside the weights: norms,
+            distances, shares of the parents, conflicts of sign. `merganser report` shows it.
         on_merge: Called with the merge before any work.
         on_progress: Called whenever a tensor is finished.
         on_complete: Called, and nothing done, if `resume` finds that `out` is finished already, made by this recipe
@@ -161,7 +164,7 @@ def run(
     loaded = loaded.with_options(seed=seed, dtype=dtype, shard_size=shard_size)
     prepared = prepare(loaded)
     on_merge(prepared)
-    settings = Arithmetic(device, allow_nan)
+    settings = Arithmetic(device, allow_nan, changes)
 
     def compute(writer: CheckpointWriter) -> None:
         if ray is not None:

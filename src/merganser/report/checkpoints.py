@@ -9,6 +9,9 @@ from typing import Any
 from merganser.checkpoints import open as open_checkpoint
 from merganser.checkpoints.adapter_file import is_adapter
 from merganser.checkpoints.tensor_names import block_of
+from merganser.engine.changes import read_changes
+from merganser.report import changes
+from merganser.report.changes import verdict
 from merganser.report.contents import UNFOLDED, Contents, blocks_table, contents, facts, tensors_table
 from merganser.report.page import Page
 from merganser.report.sidecars import config_table, files_table, read_card, read_json
@@ -23,10 +26,15 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     # An adapter is looked at as it is: its base may be elsewhere.
     found = contents(open_checkpoint(next(directory.glob("adapter_model.*")) if adapter else directory), check=check)
     card = read_card(directory)
+    noted = read_changes(directory)
+    if noted is not None:
+        page.text(verdict(noted))
     page.items([*(card.facts() if card else ()), *facts(found)])
     checks = checks_table(directory, found)
     if checks.rows:
         page.add(checks)
+    if noted is not None:
+        changes.fill(page, noted)
     if card is not None and card.recipe:
         page.heading("Recipe")
         page.code(card.recipe)
@@ -44,6 +52,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         "parameters": found.parameters,
         "bytes": found.nbytes,
         "methods": card.methods if card else None,
+        "changed": verdict(noted) if noted else None,
         "checks": {str(row[0]): row[1] == "yes" for row in checks.rows},
     }
 
