@@ -33,7 +33,7 @@ STEP = [
 ]
 
 
-class _Job(ctypes.Structure):
+class _TileJob(ctypes.Structure):
     _fields_ = [
         ("sources", ctypes.c_void_p),
         ("seeds", ctypes.c_void_p),
@@ -132,7 +132,7 @@ def run(
     counts = np.zeros((program.scans, 4), np.int64)
     room = 0 if not program.scans else taken * TILE if program.takes else size // 8
     kept = np.empty((program.scans, room), np.uint32)
-    job = _Job(
+    job = _TileJob(
         sources.ctypes.data, seeds.ctypes.data, offset, size, program.tile, stride, program.row,
         out.data_ptr() if out is not None else None, DTYPES[str(out.dtype)] if out is not None else 0,
         sums.ctypes.data, counts.ctypes.data, kept.ctypes.data, room,
