@@ -33,6 +33,7 @@ def models(tmp_path, monkeypatch):
         (tmp_path / label).mkdir()
         save_file(found[label], tmp_path / label / "model.safetensors")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("merganser.engine.compute.LEAST", 0)
     return found
 
 
@@ -113,6 +114,14 @@ def test_nothing_is_written_unless_something_was_merged_and_it_was_asked_for(mod
     mg.save("a", "copy")
     assert read_changes(tmp_path / "quiet") is None
     assert read_changes(tmp_path / "copy") is None
+
+
+def test_small_tensors_are_only_listed(models, tmp_path, monkeypatch):
+    monkeypatch.setattr("merganser.engine.compute.LEAST", changes.LEAST)
+    mg.run(recipe("ties"), "out")
+    noted = read_changes(tmp_path / "out").tensors
+    assert {name for name, change in noted.items() if change.looked_at} == {"layers.0.big"}
+    assert noted["layers.0.small"].method == "ties"
 
 
 def test_what_is_not_finite_is_left_out(models, tmp_path):

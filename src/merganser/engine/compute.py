@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from merganser.checkpoints.dtypes import Element, name_of
 from merganser.engine import fused
 from merganser.engine.blocks import Piece, bounds, spans, take
-from merganser.engine.changes import Change, compare_sample, conclude, is_looked_at
+from merganser.engine.changes import LEAST, Change, compare_sample, conclude, is_looked_at
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
 from merganser.errors import InputError
@@ -162,7 +162,7 @@ class Computation:
 
     def _finished(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
         """The blocks of a span by torch, in the output's dtype."""
-        if self.copies or not self.settings.changes:
+        if self.copies or not self.settings.changes or self.output.spec.numel < LEAST:
             for block, tensor in self.merge(span, state):
                 yield block, self.finish(tensor)
             return
