@@ -1,8 +1,8 @@
 """What a merge changed: norms, distances, the share of every parent and conflicts of sign, of every tensor.
 
 Found while a tensor is merged, from the blocks in hand. Of tensors of 32,768 entries and more a sample is looked at:
-one run of 1,024 entries in 32 of every fourth block, the same ones in every run of the merge. Tensors of fewer than 1,024
-entries are only listed.
+one run of 1,024 entries in 32 of every fourth block, the same ones in every run of the merge. Tensors of fewer than
+1,024 entries are only listed.
 """
 
 from __future__ import annotations
