@@ -118,9 +118,21 @@ def test_wemoe_starts_as_task_arithmetic_and_lowers_entropy(built, x):
     before = entropy()
     wemoe.fit({"c": [x]}, steps=10, learning_rate=1e-2)
     assert entropy() < before
-    assert wemoe.predict(x).sets == (frozenset(TASKS),) * 6
     with pytest.raises(InputError, match="no layer for WeMoE"):
         WeMoE(*built, layers=[])
+
+
+def test_wemoe_answers_with_the_head_that_most_gates_vote_for(built, x):
+    wemoe = WeMoE(*built)
+    for gate, task in zip(wemoe.gates.values(), (1, 1, 2), strict=True):
+        torch.nn.init.zeros_(gate[2].weight)
+        gate[2].bias.data = 0.3 * torch.nn.functional.one_hot(torch.tensor(task), 3).float()
+    wemoe.gates["blocks.2"][2].bias.data *= 100
+    votes = wemoe.run(Inputs((x,)))[1]
+    torch.testing.assert_close(votes.sum(1), torch.ones(6))
+    assert wemoe.predict(x).sets == (frozenset(["b"]),) * 6
+    wemoe.gates["blocks.1"][2].bias.data = torch.tensor([0.1, 0.0, 0.0])
+    assert wemoe.predict(x).sets == (frozenset(["c"]),) * 6
 
 
 def test_twin_merging_with_a_sure_router_is_the_truncated_expert(built, x):

@@ -26,8 +26,8 @@ class WeMoE(GatedBaseline):
 
     In the MLPs, W = W₀ + Σ_t g_t(z) Δ_t with one gate per block: g is a two-layer perceptron of the block's pooled
     input whose last bias starts at λ, so that it starts as task arithmetic. `fit` adapts the gates to unlabelled
-    batches of the tasks by lowering the entropy of the heads' answers. The coefficients mix and do not choose, so that
-    every head takes part.
+    batches of the tasks by lowering the entropy of the heads' answers. Without a task, the head that most blocks' gates
+    vote for answers: each votes for the task with its largest coefficient, and the mean coefficient decides a draw.
 
     Args:
         module: The network. It must hold the base's weights.
@@ -126,6 +126,12 @@ class _BlockGates(Gates):
         if block not in self._coefficients:
             self._coefficients[block] = self._gates[block](pool(x, self._pooling, self._mask))
         return self._coefficients[block]
+
+    def votes(self) -> Tensor:
+        gates = torch.stack(list(self._coefficients.values())).detach().cpu()
+        chosen = torch.nn.functional.one_hot(gates.argmax(2), gates.shape[2]).sum(0)
+        # Less than one vote, whatever the coefficients are.
+        return (chosen + 0.5 * gates.mean(0).softmax(1)) / (len(gates) + 0.5)
 
 
 def _block(layer: str) -> str:
