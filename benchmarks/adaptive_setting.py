@@ -1,4 +1,4 @@
-"""What `benchmarks.adaptive` works on: a library of text experts, their heads, sentences, and the experts' scores."""
+"""What `benchmarks.adaptive` works on: a library of text experts, their heads, sentences, and the experts' answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.zoo.text import Schedule, expert_directory, load_head, save_base, train
-from benchmarks.zoo.text_tasks import TASKS, Sentences, load_encoder, load_task
+from benchmarks.zoo.text_layers import layers_from, load_top_layers, with_states
+from benchmarks.zoo.text_tasks import Sentences, load_task, right
 from merganser.library import Library
 from merganser.modules.activations import pool
 from merganser.modules.inputs import Inputs
@@ -21,37 +22,38 @@ from merganser.routing.baselines import Baseline
 #: Enough for every set that comes up: what is measured is the method, not how a small cache thrashes.
 CACHE = 2 << 30
 B = TypeVar("B", bound=Baseline)
+Labelled = list[tuple[Inputs, Tensor]]
 
 
 @dataclass(frozen=True)
 class Data:
     """By task: batches of test sentences, of validation sentences to choose settings on, and of others to fit routers
-    on. Nothing is chosen or fitted on test sentences."""
+    and gates on. Nothing is chosen or fitted on test sentences."""
 
-    test: Mapping[str, list[tuple[Inputs, Tensor]]]
-    tuning: Mapping[str, list[tuple[Inputs, Tensor]]]
+    test: Mapping[str, Labelled]
+    tuning: Mapping[str, Labelled]
     support: Mapping[str, list[Inputs]]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sentences of each task. The first `skipped` test sentences were looked at while defaults were chosen."""
+    """Sentences of each task."""
 
-    test: int = 96
-    tuning: int = 48
+    test: int
+    tuning: int = 40
     support: int = 100
-    skipped: int = 64
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The library with its heads, the sentences, and the accuracies of the fine-tuned experts."""
+    """The library with its heads, the trained layers of the base, the sentences, and which of the test sentences the
+    fine-tuned experts answer right."""
 
     library: Library
     heads: Mapping[str, Mapping[str, Tensor]]
     encoder: nn.Module
     data: Data
-    reference: Mapping[str, float]
+    experts: Mapping[str, Tensor]
 
     def model(self, **options: Any) -> AdaptiveModel:
         options = {"cache_bytes": CACHE} | options
@@ -65,55 +67,42 @@ def features(output: Any, inputs: Inputs) -> Tensor:
     return pool(output.last_hidden_state, "mean", inputs.mask)
 
 
-def batches(sentences: Sentences, size: int = 32) -> list[tuple[Inputs, Tensor]]:
+def batches(sentences: Sentences, size: int = 32) -> Labelled:
     return [(Inputs((), sentences.padded(chosen)), sentences.labels[chosen]) for chosen in sentences.batches(size)]
 
 
-def prepare(cache: Path, data: Path, names: Sequence[str], sizes: Sizes) -> Setting:
-    library = build(cache, data, names)
-    heads = {task: load_head(task, 0, cache) for task in names}
-    sentences = load(cache, data, names, sizes)
-    encoder = load_encoder(cache / "text" / "base")
-    return Setting(library, heads, encoder, sentences, fine_tuned(sentences, cache, heads))
-
-
-def load(cache: Path, data: Path, names: Sequence[str], sizes: Sizes) -> Data:
-    tasks = {name: load_task(name, data, cache) for name in names}
-    stop = sizes.support + sizes.tuning
-    return Data(
-        {name: batches(task.test.slice(sizes.skipped, sizes.skipped + sizes.test)) for name, task in tasks.items()},
-        {name: batches(task.validation.slice(sizes.support, stop)) for name, task in tasks.items()},
-        {name: [x for x, _ in batches(task.validation.slice(0, sizes.support))] for name, task in tasks.items()},
-    )
-
-
-def training_sentences(cache: Path, data: Path, names: Sequence[str], count: int) -> dict[str, list[Inputs]]:
-    """The first training sentences of each task."""
-    tasks = {name: load_task(name, data, cache) for name in names}
-    return {name: [x for x, _ in batches(task.train.slice(0, count))] for name, task in tasks.items()}
-
-
-def fine_tuned(data: Data, cache: Path, heads: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
-    """The experts as they were trained, each with its own head: what accuracies are normalised by."""
-    found = {}
-    for task, parts in data.test.items():
-        encoder = load_encoder(expert_directory(cache, task))
-        right = total = 0
-        for x, labels in parts:
-            with torch.no_grad():
-                z = features(x.run(encoder), x)
-            right += int(((z @ heads[task]["weight"].T + heads[task]["bias"]).argmax(1) == labels).sum())
-            total += len(labels)
-        found[task] = right / total
-    return found
-
-
-def build(cache: Path, data: Path, names: Sequence[str]) -> Library:
-    """The experts' library, kept in the cache."""
-    path = cache / "libraries" / ("text" if tuple(names) == TASKS else f"text-{'-'.join(names)}")
+def prepare(cache: Path, data: Path, names: Sequence[str], sizes: Sizes, seed: int = 0) -> Setting:
+    """Load the experts of a seed, trained if they are missing, and a library of them that is kept in the cache."""
     save_base(cache)
-    for name in names:
-        train(load_task(name, data, cache), 0, Schedule(), cache)
+    tasks = {name: load_task(name, data, cache) for name in names}
+    for task in tasks.values():
+        train(task, seed, Schedule(), cache)
+    heads = {name: load_head(name, seed, cache) for name in names}
+    test, tuning, support = {}, {}, {}
+    experts = {}
+    for name, task in tasks.items():
+        answered = with_states(task.test.slice(0, sizes.test))
+        held_out = with_states(task.validation.slice(0, sizes.support + sizes.tuning))
+        test[name] = batches(answered)
+        support[name] = [x for x, _ in batches(held_out.slice(0, sizes.support), 10)]
+        tuning[name] = batches(held_out.slice(sizes.support, len(held_out)))
+        layers = layers_from(_weights(expert_directory(cache, name, seed)))
+        order = torch.cat([torch.from_numpy(chosen) for chosen in answered.batches(32)])
+        experts[name] = right(layers, heads[name], answered)[order]
+    library = build(cache, names, seed)
+    return Setting(library, heads, load_top_layers(), Data(test, tuning, support), experts)
+
+
+def _weights(directory: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(directory / "model.safetensors")
+
+
+def build(cache: Path, names: Sequence[str], seed: int) -> Library:
+    """The experts' library, kept in the cache."""
+    path = cache / "libraries" / f"text-{'-'.join(names)}"[:120] / f"{len(names)}-seed{seed}"
     if path.exists():
         return Library(path)
-    return Library.build(cache / "text" / "base", {t: expert_directory(cache, t) for t in names}, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Library.build(cache / "text" / "base", {t: expert_directory(cache, t, seed) for t in names}, path)

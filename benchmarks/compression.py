@@ -1,12 +1,11 @@
-"""Eight text experts in few bytes: TSV-Compress by rank and by budget, against masks and plain low precision.
+"""Text experts in few bytes: TSV-Compress by rank and by budget, against masks and plain low precision.
 
-    python -m benchmarks.compression [--cache ZOO] [--test N] [--quick] [--resume] [--json FILE]
+    python -m benchmarks.compression [--cache ZOO] [--tasks 8] [--test N] [--quick] [--resume] [--json FILE]
 
-Eight minutes of one core (`--quick`: four experts, few sentences, four lines; `--resume` keeps the lines that FILE has
-already and measures the others). Every expert is rebuilt and scored on test sentences of its own task. Only the tensors
-that training changed count: the frozen embeddings (half of the base) would flatter every ratio. Budgets are in units of
-the trained tensors' bytes in float32: `2.0× with eight` leaves all experts together as many bytes as one has, `1/20
-each` is what every expert may take when twenty share that.
+(`--quick`: four experts, few sentences, four lines; `--resume` keeps the lines that FILE has already and measures the
+others). Every expert is rebuilt and scored on test sentences of its own task. Only the tensors that training changed
+count: the frozen ones (three quarters of the base) would flatter every ratio. Budgets are in units of the trained
+tensors' bytes in float32: `2.0× in all` leaves all experts together as many bytes as one has.
 
 Stored in `results`:
 
@@ -31,8 +30,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.records import record
-from benchmarks.text_experts import SUBSETS, State, TextExperts, load_experts, summary
+from benchmarks.text_experts import State, TextExperts, load_experts, summary
 from benchmarks.zoo.cards import add_locations
+from benchmarks.zoo.text_tasks import TASK_SETS, TASKS
 from merganser.library import Library, MaskLibrary
 
 Rebuilt = tuple[dict[str, State], int]
@@ -118,24 +118,19 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-LINES = (
-    low_precision(torch.bfloat16),
-    low_precision(torch.int8),
-    *(masks("tall", torch.float32, threshold) for threshold in (0.2, 0.4, 0.6)),
-    masks("emr", torch.float32),
-    masks("emr", torch.bfloat16),
-    by_rank(1 / 8, "float32"),
-    by_rank(1 / 8, "bfloat16"),
-    by_rank(1 / 8, "int8"),
-    *(by_rank(1 / parts, "int8") for parts in (16, 32, 64)),
-    by_budget(1 / 8, "float32", "2.0× with eight"),
-    by_budget(1 / 8, "bfloat16", "2.0× with eight"),
-    by_budget(1 / 8, "int8", "2.0× with eight"),
-    by_budget(1 / 20, "float32", "1/20 each"),
-    by_budget(1 / 20, "bfloat16", "1/20 each"),
-    by_budget(1 / 20, "int8", "1/20 each"),
-)
-QUICK = (low_precision(torch.int8), masks("emr", torch.float32), by_rank(1 / 8, "int8"), LINES[-1])
+def lines_for(count: int) -> tuple[Line, ...]:
+    """Every way to store so many experts."""
+    return (
+        low_precision(torch.bfloat16),
+        low_precision(torch.int8),
+        *(masks("tall", torch.float32, threshold) for threshold in (0.2, 0.4, 0.6)),
+        masks("emr", torch.float32),
+        masks("emr", torch.bfloat16),
+        *(by_rank(1 / count, dtype) for dtype in ("float32", "bfloat16", "int8")),
+        *(by_rank(1 / parts, "int8") for parts in (2 * count, 4 * count)),
+        *(by_budget(1 / count, dtype, "2.0× in all") for dtype in ("float32", "bfloat16", "int8")),
+        by_budget(0.5 / count, "int8", "1.5× in all"),
+    )
 
 
 def measure(line: Line, experts: TextExperts, reference: Mapping[str, float]) -> dict[str, Any]:
@@ -173,13 +168,16 @@ def kept_rows(path: Path | None, reference: Mapping[str, float]) -> dict[tuple[s
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--test", type=int, default=250, help="test sentences of each task")
+    parser.add_argument("--tasks", type=int, choices=TASK_SETS, default=8, help="number of experts")
+    parser.add_argument("--test", type=int, default=500, help="test sentences of each task")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--resume", action="store_true", help="measure only the lines that the stored file lacks")
     parser.add_argument("--json", type=Path)
     add_locations(parser)
     options = parser.parse_args(arguments)
-    names, test, lines = (SUBSETS[4], 50, QUICK) if options.quick else (SUBSETS[8], options.test, LINES)
+    count = 4 if options.quick else options.tasks
+    names, test = (TASKS[:4], 50) if options.quick else (TASK_SETS[count], options.test)
+    lines = lines_for(count)[-1:] if options.quick else lines_for(count)
     experts = load_experts(options.cache, options.data, names, test=test, validation=0)
     reference = experts.own_scores(experts.experts)
     results: dict[str, Any] = {

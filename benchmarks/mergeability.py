@@ -25,8 +25,9 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from benchmarks.records import record
-from benchmarks.text_experts import SUBSETS, TextExperts, load_experts, summary
+from benchmarks.text_experts import TextExperts, load_experts, summary
 from benchmarks.zoo.cards import add_locations
+from benchmarks.zoo.text_tasks import TASKS
 from merganser.analysis.mergeability import Pair, mergeability, rank_correlation
 
 SIGNALS = ("difficulty", "conflict", "overlap", "cosine", "sign_agreement", "distance", "imbalance", "bend")
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     add_locations(parser)
     options = parser.parse_args(arguments)
-    names, test = (SUBSETS[4], 50) if options.quick else (SUBSETS[8], options.test)
+    names, test = (TASKS[:4], 50) if options.quick else (TASKS, options.test)
     experts, early = (
         load_experts(options.cache, options.data, names, test=test, validation=0, early=early)
         for early in (False, True)

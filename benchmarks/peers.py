@@ -49,7 +49,6 @@ from safetensors.torch import save_file
 
 from benchmarks.measuring import Run, measure, median
 from benchmarks.merge_speed import warm
-from benchmarks.multi_task import mean_of
 from benchmarks.records import record
 from benchmarks.text_experts import State, TextExperts, floats, load_experts, summary
 from benchmarks.zoo.cards import add_locations
@@ -176,6 +175,15 @@ class Bench:
         version = subprocess.run([python, "-c", VERSION, package], check=True, capture_output=True, text=True).stdout
         run = measure([python, "-c", code], self.workdir / "nothing", OFFLINE)
         return {"version": version.strip(), **asdict(run)}
+
+
+def mean_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over runs of every score."""
+    tasks = runs[0]["per_task"]
+    return {
+        **{key: statistics.fmean(run[key] for run in runs) for key in ("accuracy", "normalised")},
+        "per_task": {task: statistics.fmean(run["per_task"][task] for run in runs) for task in tasks},
+    }
 
 
 @dataclass(frozen=True)

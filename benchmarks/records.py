@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ def command() -> str:
             kept += [argument, PEERS[argument]] if argument in PEERS else []
         else:
             kept.append(argument)
-    return " ".join(["python -m", module.name if module else Path(sys.argv[0]).stem, *kept])
+    return f"python -m {shlex.join([module.name if module else Path(sys.argv[0]).stem, *kept])}"
 
 
 def record(path: Path | None, results: Any, seeds: Iterable[int], added: bool = False) -> None:

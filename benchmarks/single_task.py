@@ -7,6 +7,10 @@ the first, of MergeMany (mean and spread over seeds: it visits models in random 
 without REPAIR against the mapped endpoints, for growing numbers of models. Networks with BatchNorm get recomputed
 statistics for REPAIR. A count that the JSON file holds already is kept, so that a run can be extended by more
 models. About two minutes for five MLPs, half an hour for three ResNet20 on one thread.
+
+`guards` in the results say whether the networks have learned anything that matching could find: the median cosine of
+initial and trained weights of every network, from its card, and the cosine of two networks before and after C²M³, of
+the first two as they are and as they were before training.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from benchmarks.records import record
 from benchmarks.zoo.architectures import ARCHITECTURES
 from benchmarks.zoo.cards import add_locations, read_card
 from benchmarks.zoo.images import DATASETS, Split, load_images
-from benchmarks.zoo.vision import evaluate, load_model, model_directory
+from benchmarks.zoo.vision import evaluate, initial_model, load_model, model_directory
 from merganser import align
 from merganser.align.permutations import identity
 from merganser.align.solver import objective_of
@@ -124,6 +128,28 @@ def trained(directories: Sequence[Path]) -> dict[str, list[int]]:
     }
 
 
+def pair_cosines(models: Sequence[nn.Module], symmetry: align.Symmetry) -> dict[str, float]:
+    """Cosine of the weights of two networks, as they are and matched in their universe."""
+    first, second = states_of(models, symmetry)
+    still = [identity(symmetry)] * 2
+    norms = [objective_of([each, each], still, symmetry) for each in (first, second)]
+    scale = (norms[0] * norms[1]) ** 0.5
+    before = objective_of([first, second], still, symmetry)
+    return {"before": before / scale, "after": align.universe(models, symmetry).objective / scale}
+
+
+def guards(
+    models: Sequence[nn.Module], symmetry: align.Symmetry, directories: Sequence[Path], initial: Sequence[nn.Module]
+) -> dict[str, Any]:
+    """How far training moved the networks, and what matching finds in trained and untrained ones."""
+    cards = [card for card in map(read_card, directories) if card]
+    return {
+        "median_cosine": [card.guards["median_cosine"] for card in cards],
+        "trained": pair_cosines(models[:2], symmetry),
+        "untrained": pair_cosines(initial, symmetry),
+    }
+
+
 def line(count: int, way: str, row: Mapping[str, float]) -> str:
     spread = f" ± {row['spread']:.4f}" if "spread" in row else ""
     return (
@@ -160,7 +186,9 @@ def main() -> None:
         "repair_images": sum(len(batch) for batch in batches),
         "repair": "one pass" if options.one_pass else "layer by layer",
     }
-    training = trained([model_directory(options.cache, options.arch, options.dataset, seed) for seed in seeds])
+    directories = [model_directory(options.cache, options.arch, options.dataset, seed) for seed in seeds]
+    training = trained(directories)
+    guarded = guards(models, symmetry, directories, [initial_model(options.arch, seed) for seed in seeds[:2]])
     print(describe())
     print(f"{options.arch} on {options.dataset}: single models {', '.join(f'{a:.4f}' for a in single)}")
     tables = earlier(options.json, settings, single)
@@ -170,7 +198,7 @@ def main() -> None:
             tables[str(count)] = table(models[:count], symmetry, batches, test, options.tries, options.one_pass)
         for way, row in tables[str(count)].items():
             print(line(count, way, row), flush=True)
-        results = {"single": single, "training": training, "settings": settings, **tables}
+        results = {"single": single, "training": training, "guards": guarded, "settings": settings, **tables}
         record(options.json, results, seeds, added=kept)
 
 

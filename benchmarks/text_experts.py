@@ -1,14 +1,15 @@
-"""The eight MiniLM text experts in memory, merged through the public API and scored on sentences of their tasks.
+"""MiniLM text experts in memory, merged through the public API and scored on sentences of their tasks.
 
-Only tensors that some expert changed are merged (embeddings were frozen in training, so nothing else can move); every
-task answers through its own head. Test sentences are the first `test` of the shuffled test file, validation sentences
-the first `validation` of those held out of the training file; the two are disjoint.
+Only tensors that some expert changed are merged (embeddings and lower layers were frozen in training, so nothing else
+can move); every task answers through its own head. Test sentences are the first `test` of the shuffled test file,
+validation sentences the first `validation` of those held out of the training file; the two are disjoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache as memoise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,18 +19,13 @@ from torch import Tensor
 
 import merganser as mg
 from benchmarks.zoo.text import Schedule, expert_directory, load_head, save_base, train
-from benchmarks.zoo.text_tasks import TASKS, Task, accuracy, encoder_from, load_task
+from benchmarks.zoo.text_layers import layers_from, with_states
+from benchmarks.zoo.text_tasks import TASKS, Task, load_task, right
 from merganser.evaluate.accuracy import normalized_accuracy
 from merganser.tuning.search import scaled
 
 State = dict[str, Tensor]
-#: Fixed subsets: different label spaces first (question types, subjectivity, polarity of phrases, intents), then a
-#: second task of intents and a second one of polarity, then the two made of film reviews.
-SUBSETS: Mapping[int, tuple[str, ...]] = {
-    4: ("trec", "subj", "mpqa", "clinc150"),
-    6: ("trec", "subj", "mpqa", "clinc150", "banking77", "cr"),
-    8: ("trec", "subj", "mpqa", "clinc150", "banking77", "cr", "mr", "sst2"),
-}
+Part = Literal["test", "validation"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,6 @@ class TextExperts:
     experts: Mapping[str, State]
     heads: Mapping[str, Mapping[str, Tensor]]
     tasks: Mapping[str, Task]
-    test: int
-    validation: int
 
     @property
     def trained(self) -> State:
@@ -67,36 +61,56 @@ class TextExperts:
         """An expert with the tensors it shares with the base."""
         return {**self.base, **expert}
 
-    def scores(
-        self, weights: Mapping[str, Tensor], names: Sequence[str], part: Literal["test", "validation"] = "test"
-    ) -> dict[str, float]:
+    def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
+        """Whether one encoder with each task's head answers the task's sentences right."""
+        layers = layers_from(weights)
+        return {name: right(layers, self.heads[name], getattr(self.tasks[name], part)) for name in names}
+
+    def scores(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, float]:
         """Accuracy on each task of one encoder with that task's head."""
-        encoder = encoder_from(weights)
-        limit = self.test if part == "test" else self.validation
-        return {name: accuracy(encoder, self.heads[name], self.tasks[name], limit, part) for name in names}
+        return {name: float(found.float().mean()) for name, found in self.answers(weights, names, part).items()}
+
+    def own_answers(self, experts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Whether each expert answers the sentences of its own task right."""
+        return {name: self.answers(self.whole(expert), [name])[name] for name, expert in experts.items()}
 
     def own_scores(self, experts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
         """Accuracy of each expert on its own task."""
-        return {name: self.scores(self.whole(expert), [name])[name] for name, expert in experts.items()}
+        return {name: float(found.float().mean()) for name, found in self.own_answers(experts).items()}
+
+
+@memoise
+def load_sentences(name: str, data: Path, cache: Path, test: int, validation: int) -> Task:
+    """A task whose test and validation sentences, so many of them, are ready for the trained layers."""
+    task = load_task(name, data, cache)
+    return replace(
+        task,
+        test=with_states(task.test.slice(0, test)),
+        validation=with_states(task.validation.slice(0, validation)) if validation else task.validation.slice(0, 0),
+    )
 
 
 def load_experts(
-    cache: Path, data: Path, names: Sequence[str] = TASKS, *, test: int, validation: int, early: bool = False
+    cache: Path,
+    data: Path,
+    names: Sequence[str] = TASKS,
+    *,
+    test: int,
+    validation: int,
+    seed: int = 0,
+    early: bool = False,
 ) -> TextExperts:
     """The experts of the zoo, trained if it lacks them; with `early`, as they were after one epoch."""
     base = floats(save_base(cache))
-    tasks = {name: load_task(name, data, cache) for name in names}
-    for task in tasks.values():
-        train(task, 0, Schedule(), cache)
-    whole = {name: floats(expert_directory(cache, name) / ("epoch1" if early else "")) for name in names}
+    for name in names:
+        train(load_task(name, data, cache), seed, Schedule(), cache)
+    whole = {name: floats(expert_directory(cache, name, seed) / ("epoch1" if early else "")) for name in names}
     moved = changed(base, whole.values())
     return TextExperts(
         base,
         {name: {tensor: expert[tensor] for tensor in moved} for name, expert in whole.items()},
-        {name: load_head(name, 0, cache, early) for name in names},
-        tasks,
-        test,
-        validation,
+        {name: load_head(name, seed, cache, early) for name in names},
+        {name: load_sentences(name, data, cache, test, validation) for name in names},
     )
 
 

@@ -37,11 +37,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.multi_task import SUMS, Table, best
+from benchmarks.multi_task import SUMS, Bench, best
 from benchmarks.records import record
-from benchmarks.text_experts import SUBSETS, TextExperts, load_experts, summary
+from benchmarks.text_experts import TextExperts, load_experts, summary
 from benchmarks.zoo.cards import add_locations, read_card
 from benchmarks.zoo.text import expert_directory
+from benchmarks.zoo.text_tasks import TASKS
 from merganser.analysis.gradients import TaskLosses, check_bound, gap, observed_order
 from merganser.analysis.trajectory import linear_regime
 from merganser.digits import Digits
@@ -139,12 +140,14 @@ def early_and_late(
     """Task arithmetic of both sets of experts, and the sweeps that chose α."""
     rows, sweeps = [], []
     for label, experts in (("first epoch", early), ("last epoch", late)):
-        table = Table(experts, reference, tuple(experts.experts))
-        vector = experts.task_vector("task_arithmetic", table.names)
-        sweep = table.sweep(vector, SUMS)
+        names = tuple(experts.experts)
+        vector = experts.task_vector("task_arithmetic", names)
+        sweep = Bench(names, {0: experts}).sweep(vector, SUMS)
         sweeps += [{"experts": label, "alpha": alpha, "accuracy": score} for alpha, score in sweep.items()]
         own = summary(reference if experts is late else experts.own_scores(experts.experts), reference)
-        row = table.scored(f"{label} experts", experts.weights(vector, best(sweep)), best(sweep), experts=label)
+        merged = summary(experts.scores(experts.weights(vector, best(sweep)), names), reference)
+        print(f"{label}: α {best(sweep)}, merged {merged['normalised']:.4f}, own {own['normalised']:.4f}", flush=True)
+        row = {"experts": label, "alpha": best(sweep), **merged}
         rows.append(row | {"own": own["accuracy"], "own_normalised": own["normalised"]})
     return rows, sweeps
 
@@ -192,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.quick:
         early, late = (
             load_experts(
-                options.cache, options.data, SUBSETS[8], test=options.test, validation=options.validation, early=early
+                options.cache, options.data, TASKS, test=options.test, validation=options.validation, early=early
             )
             for early in (True, False)
         )

@@ -27,6 +27,13 @@ def standard_error(accuracy: float, answers: int) -> str:
     return percent(error_of(accuracy, answers))
 
 
+def against(gap: float, around: float) -> str:
+    """A difference in standard errors."""
+    if abs(gap) <= around:
+        return "within one standard error"
+    return "more than one standard error, less than two" if abs(gap) <= 2 * around else "more than two standard errors"
+
+
 def number(value: object) -> str:
     """Any value: three significant places, no more than the reader can use."""
     if value is None:

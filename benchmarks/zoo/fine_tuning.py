@@ -64,7 +64,9 @@ def fine_tune(
     The order of an epoch depends on (seed, epoch) only, so a resumed run equals a whole one.
     """
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW([*trained, *head.parameters()], schedule.rate, weight_decay=schedule.decay)
+    optimiser = torch.optim.AdamW(
+        [*trained, *head.parameters()], schedule.rate, weight_decay=schedule.decay, fused=True
+    )
 
     def run(epoch: int) -> History:
         losses = []

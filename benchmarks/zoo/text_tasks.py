@@ -35,17 +35,23 @@ TASK_SETS: Mapping[int, tuple[str, ...]] = {
 ALL_TASKS = (*TASKS, *GROUPS)
 MAX_TOKENS = 64
 VALIDATION = 300
+#: Test sentences of a task that are scored; sets with fewer give all they have.
+TEST = 500
 
 Head = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Token ids back to back with the end of each sentence, and the labels."""
+    """Token ids back to back with the end of each sentence, and the labels.
+
+    `states` are hidden states of every token, tokens×384, for encoders that begin with them (see `text_layers`).
+    """
 
     tokens: np.ndarray
     ends: np.ndarray
     labels: Tensor
+    states: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,23 +65,25 @@ class Sentences:
         stop = min(stop, len(self))
         offset = self.ends[start - 1] if start else 0
         last = self.ends[stop - 1] if stop > start else offset
-        return Sentences(self.tokens[offset:last], self.ends[start:stop] - offset, self.labels[start:stop])
+        states = None if self.states is None else self.states[offset:last]
+        return Sentences(self.tokens[offset:last], self.ends[start:stop] - offset, self.labels[start:stop], states)
 
     def within(self, budget: int) -> Sentences:
         """The longest prefix of at most `budget` tokens."""
         return self.slice(0, int(np.searchsorted(self.ends, budget, side="right")))
 
     def padded(self, chosen: np.ndarray) -> dict[str, Tensor]:
-        """`input_ids` and `attention_mask` of the chosen sentences, padded to the longest of them."""
+        """`input_ids` (with states, `hidden`) and `attention_mask` of sentences, padded to the longest of them."""
         lengths = self.lengths[chosen]
         columns = np.arange(lengths.max())
         mask = columns < lengths[:, None]
         index = (self.ends[chosen] - lengths)[:, None] + columns
-        ids = np.where(mask, self.tokens[np.minimum(index, len(self.tokens) - 1)], 0)
-        return {
-            "input_ids": torch.from_numpy(ids.astype(np.int64)),
-            "attention_mask": torch.from_numpy(mask).long(),
-        }
+        index = np.minimum(index, len(self.tokens) - 1)
+        attention_mask = torch.from_numpy(mask).long()
+        if self.states is not None:
+            return {"hidden": self.states[torch.from_numpy(index)], "attention_mask": attention_mask}
+        ids = np.where(mask, self.tokens[index], 0).astype(np.int64)
+        return {"input_ids": torch.from_numpy(ids), "attention_mask": attention_mask}
 
     def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[np.ndarray]:
         """Indices of batches of similar length; with a generator, a shuffled training epoch.
@@ -125,7 +133,7 @@ def load_task(name: str, data: Path, cache: Path) -> Task:
             for part in ("train", "test")
         )
     classes = int(max(train.labels.max(), test.labels.max())) + 1
-    return Task(name, classes, train.slice(VALIDATION, len(train)), train.slice(0, VALIDATION), test)
+    return Task(name, classes, train.slice(VALIDATION, len(train)), train.slice(0, VALIDATION), test.slice(0, TEST))
 
 
 def _tokenise(name: str, data: Path, stored: Path) -> None:
@@ -205,35 +213,12 @@ def encode(encoder: nn.Module, sentences: Sentences, batch: int = 64) -> Tensor:
     return features[torch.from_numpy(np.argsort(np.concatenate(order)))]
 
 
-def accuracy(
-    encoder: nn.Module | Mapping[str, Tensor],
-    head: Head,
-    task: Task,
-    limit: int | None = None,
-    part: str = "test",
-) -> float:
-    """Share of a task's sentences (the first `limit`) that an encoder, or its state dict, classifies right."""
-    sentences: Sentences = getattr(task, part)
-    if limit is not None:
-        sentences = sentences.slice(0, limit)
-    module = encoder if isinstance(encoder, nn.Module) else encoder_from(encoder)
-    logits = encode(module, sentences) @ head["weight"].T + head["bias"]
-    return float((logits.argmax(1) == sentences.labels).float().mean())
+def right(encoder: nn.Module, head: Head, sentences: Sentences) -> Tensor:
+    """Return whether each sentence is classified right, a boolean for each."""
+    logits = encode(encoder, sentences) @ head["weight"].T + head["bias"]
+    return logits.argmax(1) == sentences.labels
 
 
-@memoise
-def _shell() -> nn.Module:
-    return load_encoder()
-
-
-def encoder_from(state: Mapping[str, Tensor]) -> nn.Module:
-    """The one shared encoder loaded with `state` (integer buffers of older library versions are let go).
-
-    The module is reused: copy it if two are needed at once.
-    """
-    encoder = _shell()
-    floats = {name: value for name, value in state.items() if value.is_floating_point()}
-    missing, unexpected = encoder.load_state_dict(floats, strict=False)
-    if unexpected or any(not name.endswith(("position_ids", "token_type_ids")) for name in missing):
-        raise InputError(f"not a MiniLM encoder: missing {missing[:3]}, unexpected {unexpected[:3]}")
-    return encoder
+def accuracy(encoder: nn.Module, head: Head, sentences: Sentences) -> float:
+    """Return the share of sentences that are classified right."""
+    return float(right(encoder, head, sentences).float().mean())

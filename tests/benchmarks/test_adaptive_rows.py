@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from benchmarks.adaptive import cheapest, distinct_rows, evaluate, limit_row, tune
-from benchmarks.adaptive_costs import single_sentences
-from benchmarks.adaptive_scores import same_label, shared_heads
+from benchmarks import answers
+from benchmarks.adaptive import CONTENDERS, evaluate, tune
+from benchmarks.adaptive_contenders import marks, run, same_label
+from benchmarks.adaptive_costs import numbers, single_sentences
 from benchmarks.adaptive_setting import Data, Setting
 from benchmarks.reporting.sections import adaptive as section
 from merganser.library import Library
 from merganser.modules.inputs import Inputs
+from merganser.routing.baselines import Smile, Static
 
 transformers = pytest.importorskip("transformers")
 
@@ -50,88 +52,76 @@ def setting(tmp_path_factory):
     }
     test, tuning = ({task: [sentences(i, SENTENCES, seed)] for i, task in enumerate(TASKS)} for seed in (0, 1))
     support = {task: [sentences(i, SENTENCES, 2)[0]] for i, task in enumerate(TASKS)}
-    return Setting(library, heads, encoder, Data(test, tuning, support), dict.fromkeys(TASKS, 0.5))
+    right = {task: torch.tensor([True, True, False]) for task in TASKS}
+    return Setting(library, heads, encoder, Data(test, tuning, support), right)
 
 
 @pytest.fixture(scope="module")
 def report(setting):
     with torch.no_grad():
-        model, found = tune(setting)
-        found |= evaluate(setting, model, found["tuned"], quick=True)
-        found["models"] |= limit_row(setting, model, found["tuned"], setting.data.support)
-        found["distinct"] = distinct_rows(setting, found["tuned"])
-    return found
+        return evaluate(setting, CONTENDERS)
 
 
-def test_every_rule_router_and_baseline_has_a_row(report):
-    names = " | ".join(report["models"])
-    for expected in ("one polarity head", "batches", "nearest neighbour", "MLP", "from the base", "TSV-Merge", "SMILE"):
-        assert expected in names
-    for row in report["models"].values():
-        assert all(0 <= row[rule] <= 1 for rule in ("told", "label", "pair") if rule in row)
-        if "label" in row:
-            assert row["pair"] <= row["label"]
-            assert row["label_normalised"] == pytest.approx(2 * row["label"])
-    assert report["distinct"]["models"]
+def test_every_contender_has_a_row_with_its_choice(report):
+    assert set(report["rows"]) == {contender.name for contender in CONTENDERS}
+    for contender in CONTENDERS:
+        row = report["rows"][contender.name]
+        best = max(share for rules in row["tuning"].values() for share in rules.values())
+        assert set(row["tuning"]) == set(contender.settings)
+        assert row["tuning"][row["setting"]][row["rule"]] == best
+        found = {kind: answers.read({"0": row[kind]}, report["sentences"])["0"] for kind in ("label", "pair")}
+        for task in TASKS:
+            assert not (found["pair"][task] & ~found["label"][task]).any()
+        assert row["forwards"] > 0
+        assert row["numbers"] > 0
+    assert "task" not in report["rows"]["TSV-M"]
 
 
-def test_settings_come_from_validation_sentences(report):
-    chosen = report["tuned"]["settings"]
-    (row,) = (row for row in report["choices"] if {key: row[key] for key in chosen} == chosen)
-    assert all(
-        other["accuracy"] <= row["accuracy"] for other in report["choices"] if other["set_size"] < row["set_size"]
-    )
-    assert {row["score"] for row in report["threshold_and_top"]} == {chosen["score"]}
+def test_contenders_have_as_many_settings_as_each_other():
+    assert {len(contender.settings) for contender in CONTENDERS} == {3}
 
 
-def test_the_cheapest_choice_within_one_standard_error_is_taken():
-    rows = [(0.70, 1.0), (0.79, 2.0), (0.80, 3.0), (0.78, 2.5)]
-
-    def choose(count):
-        return cheapest(rows, accuracy=lambda row: row[0], cost=lambda row: row[1], count=count)
-
-    assert choose(10**6) == (0.80, 3.0)
-    assert choose(100) == (0.79, 2.0)
-    assert choose(4) == (0.70, 1.0)
-
-
-def test_costs_are_those_of_every_step(report):
-    for kinds in report["costs"].values():
-        for cost in kinds.values():
-            steps = ("first_pass", "router", "second_pass", "switch")
-            assert cost["ratio"] == pytest.approx(sum(cost[step] for step in steps))
-            assert cost["second_pass"] >= 1
+def test_rules_choose_heads_as_they_say(setting):
+    model = setting.baseline(Smile, top=1)
+    (x, labels) = setting.data.test["trec"][0]
+    found = run(model, [(x, labels)], "trec")
+    votes = model.run(x)[1]
+    assert found.answers["vote"][0].tasks == tuple(TASKS[i] for i in votes.argmax(1).tolist())
+    assert found.told[0].tasks == ("trec",) * SENTENCES
+    assert set(run(setting.baseline(Static), [(x, labels)], "trec").answers) == {"logit", "probability"}
+    right = marks(found.told, [(x, labels)], "trec", "pair")
+    assert torch.equal(right, found.told[0].classes == labels)
 
 
-def test_batches_sets_and_answers_are_stored(report):
-    assert all(row["batches"] == 1 and row["right"] in (0, 1) for row in report["batches"].values())
-    one, two, three = report["sets"]
-    assert (one["sets"], two["sets"], three["sets"]) == (4, 6, 4)
-    assert one["switch"] == 0 < two["switch"] < three["switch"]
-    assert 1 <= one["beside"] <= two["beside"] <= three["beside"]
-    assert 0 < two["gram"] + two["eigen"] < 1
-    for row in report["models"].values():
-        for task, marks in row.get("right", {}).items():
-            assert marks.count("1") / len(marks) == pytest.approx(row["per_task"]["label"][task])
-    assert all(0 <= row["label"] <= 1 for row in report["redundancy"])
+def test_tuning_looks_at_validation_sentences_only(setting):
+    with torch.no_grad():
+        other = Setting(
+            setting.library,
+            setting.heads,
+            setting.encoder,
+            Data({}, setting.data.tuning, setting.data.support),
+            setting.experts,
+        )
+        assert tune(CONTENDERS[0], other)[1:] == tune(CONTENDERS[0], setting)[1:]
 
 
-def test_the_results_page_can_show_it(report):
-    assert list(section.parts(report | {"samples": SENTENCES}))
+def test_polarity_tasks_share_their_labels():
+    assert same_label("mr", 1, "cr", 1)
+    assert not same_label("mr", 1, "cr", 0)
+    assert not same_label("trec", 1, "mr", 1)
 
 
-def test_single_sentences_are_all_of_them_without_padding(setting):
+def test_single_sentences_are_unpadded_and_in_turn(setting):
     found = list(single_sentences(setting))
     assert len(found) == SENTENCES * len(TASKS)
-    assert {x.kwargs["input_ids"].shape[1] for x in found} == {3, 5}
     assert all(bool(x.mask.all()) for x in found)
 
 
-def test_polarity_tasks_share_labels_and_may_share_a_head(setting):
-    assert same_label("mr", 1, "cr", 1)
-    assert not same_label("mr", 1, "subj", 1)
-    heads = shared_heads(setting.heads)
-    assert heads["mr"] is heads["cr"]
-    assert heads["trec"] is setting.heads["trec"]
-    mean = (setting.heads["mr"]["weight"] + setting.heads["cr"]["weight"]) / 2
-    torch.testing.assert_close(heads["mr"]["weight"], mean)
+def test_a_static_merge_stores_the_trained_tensors_once(setting):
+    assert numbers(setting.baseline(Static), setting) == 1
+    assert numbers(setting.baseline(Smile), setting) == numbers(setting.model(), setting)
+
+
+def test_the_section_reads_the_report(report):
+    parts = list(section.parts({"sets": {"8": report}}))
+    assert len(parts) == 5

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 import torch
 
-from benchmarks.single_task import earlier, line, means, table, unmoved
+from benchmarks.single_task import earlier, line, means, pair_cosines, table, unmoved
 from benchmarks.zoo.architectures import MLP
 from benchmarks.zoo.images import Split
 from merganser import align
@@ -45,6 +46,20 @@ def test_every_way_is_scored(setting):
         assert row["cycle_error"] == 0.0
     assert rows["C²M³"]["objective"] >= rows["plain mean"]["objective"]
     assert "±" in line(3, "MergeMany", rows["MergeMany"])
+
+
+def test_matching_a_permuted_copy_raises_the_cosine_to_one(setting):
+    models, symmetry, _ = setting
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(1))
+    other = copy.deepcopy(models[0])
+    with torch.no_grad():
+        first, second = other.layers
+        first.weight.copy_(first.weight[order])
+        first.bias.copy_(first.bias[order])
+        second.weight.copy_(second.weight[:, order])
+    found = pair_cosines([models[0], other], symmetry)
+    assert found["before"] < 0.9
+    assert found["after"] == pytest.approx(1, abs=1e-5)
 
 
 def test_means_and_spread():

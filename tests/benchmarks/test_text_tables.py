@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import merganser as mg
-from benchmarks import compression, mergeability, multi_task, text_adamerging, text_experts, theory
+from benchmarks import answers, compression, mergeability, multi_task, text_experts, theory
 from benchmarks.text_experts import TextExperts
 from benchmarks.zoo import text_tasks
 from benchmarks.zoo.text_tasks import Sentences, Task
@@ -55,33 +55,27 @@ def moved(base: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     }
 
 
+def layers_from(weights: Mapping[str, Tensor]) -> ToyEncoder:
+    encoder = ToyEncoder()
+    encoder.load_state_dict(dict(weights))
+    return encoder
+
+
 @pytest.fixture
 def experts(monkeypatch: pytest.MonkeyPatch) -> TextExperts:
-    monkeypatch.setattr(text_tasks, "load_encoder", ToyEncoder)
-    monkeypatch.setattr(text_adamerging, "load_encoder", ToyEncoder)
-    text_tasks._shell.cache_clear()
-    monkeypatch.setattr(text_tasks, "_shell", ToyEncoder)
+    monkeypatch.setattr(text_experts, "layers_from", layers_from)
     base = ToyEncoder().state_dict()
     generator = torch.Generator().manual_seed(9)
     return TextExperts(
         base,
         {name: moved(base, seed) for seed, name in enumerate(TASKS)},
         {n: {"weight": torch.randn(3, 12, generator=generator), "bias": torch.zeros(3)} for n in TASKS},
-        {n: Task(n, 3, sentences(1, s), sentences(40, s), sentences(60, s + 9)) for s, n in enumerate(TASKS)},
-        test=50,
-        validation=30,
+        {n: Task(n, 3, sentences(1, s), sentences(30, s), sentences(50, s + 9)) for s, n in enumerate(TASKS)},
     )
 
 
 def reference(experts: TextExperts) -> dict[str, float]:
     return experts.own_scores(experts.experts)
-
-
-def test_subsets_grow_and_end_with_all_tasks() -> None:
-    sizes = sorted(text_experts.SUBSETS)
-    for small, large in itertools.pairwise(sizes):
-        assert text_experts.SUBSETS[large][:small] == text_experts.SUBSETS[small]
-    assert sorted(text_experts.SUBSETS[8]) == sorted(text_tasks.TASKS)
 
 
 def test_changed_names_what_some_expert_moved() -> None:
@@ -99,49 +93,50 @@ def test_task_vector_is_that_of_the_public_merge(experts: TextExperts) -> None:
     assert torch.equal(weights["embeddings.weight"], experts.base["embeddings.weight"])
 
 
-def test_scores_come_from_the_first_sentences_of_a_part(experts: TextExperts) -> None:
+def test_scores_are_those_of_the_task_with_its_head(experts: TextExperts) -> None:
     state = experts.whole(experts.experts["one"])
-    encoder = ToyEncoder()
-    encoder.load_state_dict(state)
-    part = experts.tasks["one"].test.slice(0, 50)
-    logits = text_tasks.encode(encoder, part) @ experts.heads["one"]["weight"].T
-    expected = float((logits.argmax(1) == part.labels).float().mean())
-    assert experts.scores(state, ["one"]) == {"one": pytest.approx(expected)}
-    assert reference(experts)["one"] == pytest.approx(expected)
+    part = experts.tasks["one"].test
+    logits = text_tasks.encode(layers_from(state), part) @ experts.heads["one"]["weight"].T
+    expected = logits.argmax(1) == part.labels
+    assert torch.equal(experts.answers(state, ["one"])["one"], expected)
+    assert reference(experts)["one"] == pytest.approx(float(expected.float().mean()))
 
 
-def test_row_has_the_score_of_the_alpha_its_sweep_prefers(experts: TextExperts) -> None:
-    table = multi_task.Table(experts, reference(experts), TASKS)
-    row, sweep = table.measure(multi_task.Row("TIES", "ties", (0.5, 1.0), {"density": 0.5}))
-    assert set(sweep) >= {0.5, 1.0}
-    assert row["alphas"] == sorted(sweep)
-    assert sweep[row["alpha"]] == max(sweep.values())
+def fresh(method: multi_task.Method) -> dict[str, Any]:
+    return {"tasks": 3, "method": method.name, "alpha": None, "answers": {}}
+
+
+def test_row_has_the_answers_of_the_alpha_its_sweep_prefers(experts: TextExperts) -> None:
+    bench = multi_task.Bench(TASKS, {0: experts, 1: experts})
+    method = multi_task.Method("TIES", "ties", (0.5, 1.0), {"density": 0.5})
+    row = bench.measure(method, fresh(method))
+    assert set(row["sweep"]) >= {"0.5", "1.0"}
+    assert row["sweep"][str(row["alpha"])] == max(row["sweep"].values())
     vector = experts.task_vector("ties", TASKS, density=0.5)
-    assert row["per_task"] == experts.scores(experts.weights(vector, row["alpha"]), TASKS)
-    assert "spread" not in row
+    expected = experts.answers(experts.weights(vector, row["alpha"]), TASKS)
+    found = answers.read(row["answers"], dict.fromkeys(TASKS, 50))
+    for seed in ("0", "1"):
+        assert all((found[seed][task] == expected[task].numpy()).all() for task in TASKS)
+
+
+def test_a_row_is_completed_not_measured_again(experts: TextExperts, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = multi_task.Method("task arithmetic", "task_arithmetic", (0.3,))
+    before = {"0": dict.fromkeys(TASKS, "00" * 7)}
+    row = {**fresh(method), "alpha": 0.7, "sweep": {}, "answers": dict(before)}
+    found = multi_task.Bench(TASKS, {0: experts, 1: experts}).measure(method, row)
+    assert found["alpha"] == 0.7
+    assert found["answers"]["0"] == before["0"]
+    assert set(found["answers"]) == {"0", "1"}
 
 
 def test_a_grid_grows_where_its_end_is_the_best(experts: TextExperts, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = multi_task.Table(experts, reference(experts), TASKS)
-    monkeypatch.setattr(multi_task.Table, "validated", lambda self, vector, alpha: -abs(alpha - 1.5))
-    assert list(table.sweep({}, (0.5, 1.0))) == [0.5, 1.0, 1.4, 2.0]
-    monkeypatch.setattr(multi_task.Table, "validated", lambda self, vector, alpha: alpha)
-    assert len(table.sweep({}, (0.5, 1.0))) == 2 + multi_task.GROWN
-    monkeypatch.setattr(multi_task.Table, "validated", lambda self, vector, alpha: -alpha)
-    assert min(table.sweep({}, (0.5, 1.0))) < 0.5
-
-
-def test_rows_that_draw_report_mean_and_spread(experts: TextExperts) -> None:
-    table = multi_task.Table(experts, reference(experts), TASKS)
-    row, sweep = table.measure(multi_task.Row("DARE", "dare_linear", (0.7,), {"density": 0.4}, (0, 1, 2)))
-    assert sweep == {}
-    runs = []
-    for seed in (0, 1, 2):
-        vector = experts.task_vector("dare_linear", TASKS, density=0.4, seed=seed)
-        scores = experts.scores(experts.weights(vector, 0.7), TASKS)
-        runs.append(text_experts.summary(scores, table.reference)["normalised"])
-    assert row["normalised"] == pytest.approx(np.mean(runs))
-    assert row["spread"] == pytest.approx(np.std(runs, ddof=1))
+    bench = multi_task.Bench(TASKS, {0: experts})
+    monkeypatch.setattr(multi_task.Bench, "validated", lambda self, vector, alpha: -abs(alpha - 1.5))
+    assert list(bench.sweep({}, (0.5, 1.0))) == [0.5, 1.0, 1.4, 2.0]
+    monkeypatch.setattr(multi_task.Bench, "validated", lambda self, vector, alpha: alpha)
+    assert len(bench.sweep({}, (0.5, 1.0))) == 2 + multi_task.GROWN
+    monkeypatch.setattr(multi_task.Bench, "validated", lambda self, vector, alpha: -alpha)
+    assert min(bench.sweep({}, (0.5, 1.0))) < 0.5
 
 
 @given(st.dictionaries(st.sampled_from([0.1, 0.2, 0.5, 1.0, 2.0]), st.floats(0, 1), min_size=1))
@@ -150,33 +145,41 @@ def test_best_alpha_is_the_smallest_of_the_best(sweep: dict[float, float]) -> No
     assert all(score < sweep[chosen] or (score == sweep[chosen] and alpha >= chosen) for alpha, score in sweep.items())
 
 
-def test_references_hold_the_base_the_mean_and_the_experts(experts: TextExperts) -> None:
-    table = multi_task.Table(experts, reference(experts), TASKS)
-    base, average, own = multi_task.references(table)
-    assert base["per_task"] == experts.scores(experts.base, TASKS)
-    means = {n: sum(experts.experts[t][n] for t in TASKS) / 3 for n in experts.trained}
-    assert average["per_task"] == experts.scores(experts.whole(means), TASKS)
-    assert own["normalised"] == pytest.approx(1)
+def test_references_are_the_base_and_the_experts(experts: TextExperts) -> None:
+    base, own = multi_task.Bench(TASKS, {0: experts}).references()
+    for row, expected in ((base, experts.answers(experts.base, TASKS)), (own, experts.own_answers(experts.experts))):
+        found = answers.read(row["answers"], dict.fromkeys(TASKS, 50))["0"]
+        assert all((found[task] == expected[task].numpy()).all() for task in TASKS)
 
 
-def test_adamerging_lowers_entropy_and_leaves_what_was_frozen(experts: TextExperts) -> None:
-    table = multi_task.Table(experts, reference(experts), TASKS)
-    rows = multi_task.learned(table, {"task arithmetic": 0.3, "TSV-M": 1.0}, 25)
-    assert [row["method"] for row in rows] == ["AdaMerging", "AdaMerging on TSV-M"]
-    assert all(row["entropy_after"] < row["entropy_before"] for row in rows)
-    deltas = {name: text_experts.differences(e, experts.trained) for name, e in experts.experts.items()}
-    _, weights = text_adamerging.adamerged(experts, deltas, init=0.3, steps=1)
-    assert set(weights) == set(experts.base)
-    assert torch.equal(weights["embeddings.weight"], experts.base["embeddings.weight"])
+def test_stored_rows_stay_only_with_the_same_experts(experts: TextExperts) -> None:
+    references = list(multi_task.Bench(TASKS, {0: experts}).references())
+    row = {"tasks": 3, "method": "TIES", "alpha": 1.0, "sweep": {}, "answers": {}}
+    shared = {**row, "method": "TSV-M", "share": 0.5}
+    stored = {"rows": [*references, row, {**row, "tasks": 8}], "ranks": [shared]}
+    assert multi_task.kept_rows(stored, references)[("TIES",)] is row
+    assert multi_task.kept_rows(stored, references)[("TSV-M", "0.5")] is shared
+    other = json.loads(json.dumps(references))
+    other[1]["answers"]["0"]["one"] = "ff" * 7
+    assert multi_task.kept_rows(stored, other) == {}
 
 
-def test_interference_sums_matrices_before_and_after() -> None:
-    rows = [
-        {"tasks": 2, "method": name, "accuracy": 0.5, "normalised": 0.9, "alpha": 1.0} for name in multi_task.FACTORED
-    ]
-    matrices = [{"sti": 2.0, "sti_after": 0.0}, {"sti": 3.0, "sti_after": 0.5}]
-    found = {row["method"]: row["sti"] for row in multi_task.interferences(rows, matrices)}
-    assert found == {"task arithmetic": 5.0, "TSV-M without orthogonalisation": 5.0, "TSV-M": 0.5}
+def test_interference_is_summed_truncated_full_and_after(experts: TextExperts) -> None:
+    from benchmarks.text_interference import layers, totals
+
+    found = totals(experts.trained, experts.experts, layers(experts.trained, experts.experts))
+    deltas = [experts.experts[task]["layer.weight"] - experts.base["layer.weight"] for task in TASKS]
+    expected = {}
+    for name, rank in (("truncated", 4), ("full", 12)):
+        parts = [np.linalg.svd(delta.double().numpy(), full_matrices=False) for delta in deltas]
+        left = np.concatenate([u[:, :rank] for u, _, _ in parts], 1)
+        right = np.concatenate([v[:rank].T for _, _, v in parts], 1)
+        values = np.concatenate([s[:rank] for _, s, _ in parts])
+        eye = np.eye(len(values))
+        expected[name] = np.abs((left.T @ left - eye) @ np.diag(values) @ (right.T @ right - eye)).sum()
+    assert found["truncated"] == pytest.approx(expected["truncated"], rel=1e-4)
+    assert found["full"] == pytest.approx(expected["full"], rel=1e-4)
+    assert found["after"] < 1e-6 * found["truncated"]
 
 
 @given(st.integers(0, 50), st.sampled_from([(7,), (3, 5), (1, 1)]))
@@ -239,8 +242,6 @@ def test_pairs_are_merged_halfway(experts: TextExperts) -> None:
         {n: {k: (v + experts.base[k]) / 2 for k, v in e.items()} for n, e in experts.experts.items()},
         experts.heads,
         experts.tasks,
-        50,
-        0,
     )
     rows = mergeability.measure(experts, early, reference(experts))
     assert [(row["a"], row["b"]) for row in rows] == list(itertools.combinations(TASKS, 2))

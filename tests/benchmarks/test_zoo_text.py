@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from benchmarks.zoo import text, text_tasks
+from benchmarks.zoo import text, text_layers, text_tasks
 from benchmarks.zoo.cards import default_data
 from benchmarks.zoo.fine_tuning import start_head
 from benchmarks.zoo.text_groups import CLINC150_DOMAINS, GROUPS
@@ -40,6 +41,12 @@ class ToyEncoder(nn.Module):
         save_file(self.state_dict(), Path(directory) / "model.safetensors")
 
 
+def toy_layers() -> ToyEncoder:
+    encoder = ToyEncoder()
+    encoder.embeddings.requires_grad_(False)
+    return encoder
+
+
 def sentences(lengths: list[int], seed: int = 0) -> Sentences:
     """Random sentences; the label says whether the token 3 occurs."""
     rng = np.random.default_rng(seed)
@@ -51,6 +58,8 @@ def sentences(lengths: list[int], seed: int = 0) -> Sentences:
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch) -> Task:
     monkeypatch.setattr(text, "load_encoder", ToyEncoder)
+    monkeypatch.setattr(text, "load_top_layers", toy_layers)
+    monkeypatch.setattr(text, "with_states", lambda sentences: sentences)
     monkeypatch.setattr(text, "TOKENISER_FILES", ())
     lengths = np.random.default_rng(1).integers(1, 9, 120).tolist()
     return Task("toy", 2, sentences(lengths), sentences(lengths[:20], 1), sentences(lengths[:60], 2))
@@ -113,6 +122,30 @@ def test_encode_returns_features_in_the_order_of_the_sentences() -> None:
         torch.testing.assert_close(features[i], hidden.mean(0))
 
 
+def test_states_of_the_frozen_layers_stand_in_for_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers above, started from stored states, give what the whole encoder gives; other frozen weights do not."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=384, num_hidden_layers=4, num_attention_heads=2, intermediate_size=8
+    )
+    whole = transformers.BertModel(config, add_pooling_layer=False).eval()
+    monkeypatch.setattr(text_layers, "load_encoder", lambda: copy.deepcopy(whole))
+    text_layers._frozen.cache_clear()
+    text_layers._shell.cache_clear()
+    some = sentences([5, 1, 3, 8, 2])
+    with_states = text_layers.with_states(some, batch=2)
+    layers = text_layers.layers_from(whole.state_dict())
+    for part, own in ((some, with_states), (some.slice(1, 4), with_states.slice(1, 4))):
+        torch.testing.assert_close(text_tasks.encode(layers, own, batch=3), text_tasks.encode(whole, part))
+    assert {name.split(".")[2] for name in layers.state_dict()} == {"3"}
+    other = {name: value + 1 for name, value in whole.state_dict().items()}
+    with pytest.raises(InputError, match="are frozen in these experts"):
+        text_layers.layers_from(other)
+    text_layers._frozen.cache_clear()
+    text_layers._shell.cache_clear()
+
+
 def test_head_starts_small_by_its_seed() -> None:
     head, same, other = (start_head(384, 5, 0.02, seed) for seed in (0, 0, 1))
     assert torch.equal(head.weight, same.weight)
@@ -137,7 +170,7 @@ def test_expert_is_trained_saved_and_skipped(task: Task, tmp_path: Path, monkeyp
     for state, early, score in ((trained, False, "test"), (first, True, "epoch1")):
         encoder.load_state_dict(state)
         head = text.load_head("toy", 0, tmp_path, early)
-        assert text_tasks.accuracy(encoder, head, task) == pytest.approx(card.scores[f"{score}_accuracy"])
+        assert text_tasks.accuracy(encoder, head, task.test) == pytest.approx(card.scores[f"{score}_accuracy"])
     assert card.guards["base_share"] == card.scores["base_accuracy"] / card.scores["test_accuracy"]
     change = (trained["encoder.weight"] - base["encoder.weight"]).norm() / base["encoder.weight"].norm()
     assert card.guards["distances"] == {"encoder.weight": pytest.approx(float(change), abs=1e-4)}

@@ -32,15 +32,9 @@ class Section:
 
 SECTIONS = (
     Section("single_task_mlp", "One task: MLPs on MNIST", single_task.section("mlp")),
+    Section("single_task_mlp-fashion", "One task: MLPs on Fashion-MNIST", single_task.section("mlp-fashion")),
+    Section("single_task_cnn-fashion", "One task: small CNNs on Fashion-MNIST", single_task.section("cnn-fashion")),
     Section("single_task_resnet20-bn", "One task: ResNet20 on CIFAR-10", single_task.section("resnet20-bn")),
-    Section("single_task_resnet20-bn-2x", "One task: ResNet20, twice as wide", single_task.section("resnet20-bn-2x")),
-    Section("single_task_resnet20-ln", "One task: ResNet20 with LayerNorm", single_task.section("resnet20-ln")),
-    Section(
-        "single_task_resnet20-ln-2x",
-        "One task: ResNet20 with LayerNorm, twice as wide",
-        single_task.section("resnet20-ln-2x"),
-    ),
-    Section("single_task_vgg16", "One task: VGG16 on CIFAR-10", single_task.section("vgg16")),
     Section("single_task_extras", "One task: smaller questions", single_task_extras.parts),
     Section("multi_task", "Several tasks: text experts in one encoder", multi_task.parts),
     Section("compression", "Compression: experts in few bytes", compression.parts),

@@ -2,82 +2,173 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.reporting.formats import error_of, percent
+from benchmarks import answers
+from benchmarks.answers import Answers, Score
+from benchmarks.reporting.formats import percent
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Part, Table, Text
+from benchmarks.reporting.sections import interference
 
+BASE, EXPERTS, SUM = "base encoder", "fine-tuned experts", "task arithmetic"
 #: Rows that are not merges, and those that have their own table.
-REFERENCES = ("base encoder", "fine-tuned experts")
+REFERENCES = (BASE, EXPERTS)
 ABLATION = "TSV-M without"
+RULE = "bold: the best, and what is less than two standard errors of the paired difference below it"
+
+
+#: Why a method can be ahead of the sum of the task vectors.
+REASONS = {
+    "Iso-C": (
+        "Its spectrum is flat: directions that only one task moved count as much as those that several tasks share, "
+        "which dominate a sum; tasks with many classes live in such directions."
+    ),
+    "TSV-M": (
+        "It keeps the leading directions of every task and makes them orthogonal, so that no task's directions are "
+        "covered by another's."
+    ),
+}
+REASONS["Iso-CTS"] = REASONS["Iso-C"]
+
+
+class Sheet:
+    """The stored rows of one number of tasks, by method."""
+
+    def __init__(self, results: Mapping[str, Any], count: int) -> None:
+        self.count = count
+        self.setting = results["sets"][str(count)]
+        self.stored = {row["method"]: row for row in results["rows"] if row["tasks"] == count}
+        self.answers: dict[str, Answers] = {
+            name: answers.read(row["answers"], self.setting["sentences"]) for name, row in self.stored.items()
+        }
+        self.experts = self.answers[EXPERTS]
+        self.merges = {name: own for name, own in self.answers.items() if name not in REFERENCES}
+        self.listed = {name: own for name, own in self.merges.items() if not name.startswith(ABLATION)}
+        self.below = answers.leaders(self.listed, self.experts)
+
+    @property
+    def seeds(self) -> int:
+        return len(self.experts)
+
+    def score(self, method: str) -> Score:
+        return answers.difference(self.answers[method], None, self.experts)
+
+    def best(self) -> str:
+        return max(self.listed, key=lambda name: self.score(name).mean)
+
+    def note(self, method: str) -> str:
+        """Say so where a row has fewer seeds than the experts."""
+        count = len(self.answers[method])
+        return f" ({count} seed{'s' if count > 1 else ''})" if count < self.seeds else ""
+
+    def leads(self, method: str) -> bool:
+        return method in self.below and (self.below[method].mean == 0 or not self.below[method].clear)
+
+    def cell(self, method: str) -> str:
+        """Normalised accuracy with its standard error, in bold where it leads; the base and the experts never do."""
+        score = self.score(method)
+        text = percent(score.mean) if method == EXPERTS else f"{percent(score.mean)} ± {percent(score.error)}"
+        text += self.note(method)
+        return f"**{text}**" if self.leads(method) else text
+
+
+def sheets(results: Mapping[str, Any]) -> dict[int, Sheet]:
+    counts = sorted({row["tasks"] for row in results["rows"]})
+    return {count: Sheet(results, count) for count in counts}
 
 
 def parts(results: Mapping[str, Any]) -> Iterator[Part]:
-    rows = _by_method(results)
-    sizes = sorted({row["tasks"] for row in results["rows"]})
-    most = sizes[-1]
-    merges = {name: row for name, row in rows.items() if name not in REFERENCES and most in row}
-    counts = {key: _counts(results, key) for key in ("test", "validation")}
-    kept = {name: percent(rows[name][most]["normalised"]) for name in ("base encoder", "weight averaging", "TSV-M")}
+    found = sheets(results)
+    first = next(iter(found.values()))
+    tested = sorted({count for sheet in found.values() for count in sheet.setting["sentences"].values()})
+    each = ", ".join(f"{sheet.setting['validation']} for {count}" for count, sheet in found.items())
+    seeds = ", ".join(f"{sheet.seeds} for {count} tasks" for count, sheet in found.items())
     yield Text(
-        f"MiniLM experts of {most} tasks ({', '.join(results['subsets'][str(most)])}) merged into one encoder; each "
-        f"task is answered through its own head, on {counts['test']} test sentences. The base encoder under these "
-        f"heads already keeps {kept['base encoder']} % of the experts' accuracy, averaging "
-        f"{kept['weight averaging']} %, TSV-M {kept['TSV-M']} %; {_best(results, merges, most)} α of each method is "
-        f"chosen on {counts['validation']} labelled validation sentences a task. ± is the standard deviation over the "
-        "seeds of methods that draw."
+        f"MiniLM experts of {_list(found)} tasks merged into one encoder. Each was fine-tuned from the same base with "
+        "a head of its own that started from random, upper half of the encoder and head together; embeddings and "
+        f"lower half are frozen. Every task is answered through its own head, on {tested[0]} to {tested[-1]} test "
+        f"sentences. Fine-tuning seeds: {seeds}. α of each method is chosen on labelled validation sentences of the "
+        f"first seed, the same for all methods ({each} tasks, of each task), and kept for the other seeds."
     )
+    yield Text(_verdict(found))
     yield quality(results)
-    yield ablation(results)
-    yield _picture(rows, sizes)
-    if results.get("alpha_sweep"):
-        yield _sweep(results["alpha_sweep"])
+    yield Text(_goals(found))
+    yield Text(" ".join(_why(sheet) for sheet in found.values()))
+    if {"TSV-M", "TSV-M without orthogonalisation", "TSV-M without low rank", SUM} <= set(first.merges):
+        yield ablation(results)
+    yield _picture(found)
+    if results.get("ranks"):
+        yield from _ranks(results, first)
+    yield _sweep(first)
     if results.get("interference"):
-        yield from _interference(sorted(results["interference"], key=lambda row: int(row["tasks"])))
+        yield from interference.totals(results["interference"], {n: _scores(sheet) for n, sheet in found.items()})
     if results.get("layers"):
-        yield from _layers(results["layers"], most)
-    yield _tasks(rows, most, results["subsets"][str(most)])
+        yield from interference.layers(results["layers"], first.count)
+    for sheet in found.values():
+        yield _tasks(sheet)
 
 
-def _counts(results: Mapping[str, Any], key: str) -> str:
-    found = sorted({task[key] for task in results["sentences"].values()})
-    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+def _why(sheet: Sheet) -> str:
+    """Where the best merge gains over the sum, and what it does otherwise."""
+    best = sheet.best()
+    gains = {task: by_task(sheet, best)[task] - by_task(sheet, SUM)[task] for task in sheet.setting["tasks"]}
+    most = sorted(gains, key=lambda task: gains[task], reverse=True)[:3]
+    named = ", ".join(f"{task} ({100 * gains[task]:+.0f} points)" for task in most)
+    reason = f" {REASONS[best]}" if best in REASONS else ""
+    return f"With {sheet.count} tasks {best} gains most over {SUM} on {named}.{reason}"
 
 
-def error(results: Mapping[str, Any], size: int) -> float:
-    """One standard error of a normalised accuracy near that of TSV-M."""
-    rows = _by_method(results)
-    answers = sum(results["sentences"][task]["test"] for task in results["subsets"][str(size)])
-    return error_of(rows["TSV-M"][size]["accuracy"], answers) / rows["fine-tuned experts"][size]["accuracy"]
+def by_task(sheet: Sheet, method: str) -> dict[str, float]:
+    """Accuracy on each task, mean over seeds."""
+    found = [answers.accuracies(sheet.answers[method], seed) for seed in sheet.answers[method]]
+    return {task: _mean([each[task] for each in found]) for task in sheet.setting["tasks"]}
 
 
-def errors(results: Mapping[str, Any]) -> str:
-    sizes = sorted({row["tasks"] for row in results["rows"]})
-    each = ", ".join(f"{percent(error(results, size))} for {size} tasks" for size in sizes)
-    return f"bold: within one standard error of the best ({each})"
+def _list(found: Mapping[int, Any]) -> str:
+    *rest, last = map(str, found)
+    return f"{', '.join(rest)} and {last}" if rest else last
 
 
-def _best(results: Mapping[str, Any], merges: Mapping[str, Mapping[int, Any]], size: int) -> str:
-    ranked = sorted(merges, key=lambda name: merges[name][size]["normalised"], reverse=True)
-    top = merges[ranked[0]][size]["normalised"]
-    near = [name for name in ranked[1:] if merges[name][size]["normalised"] >= top - error(results, size)]
-    within = f", with {len(near)} others within one standard error" if near else ""
-    return f"the highest is {ranked[0]} with {percent(top)} %{within}."
+def _verdict(found: Mapping[int, Sheet]) -> str:
+    said = []
+    for count, sheet in found.items():
+        best = sheet.best()
+        near = [name for name in sheet.below if name != best and sheet.leads(name)]
+        gain = answers.difference(sheet.merges[best], sheet.merges[SUM], sheet.experts)
+        said.append(
+            f"{count} tasks: the base under the experts' heads keeps {percent(sheet.score(BASE).mean)} % of their "
+            f"accuracy, {SUM} {percent(sheet.score(SUM).mean)} %, the best merge, {best}, "
+            f"{percent(sheet.score(best).mean)} %: {percent(gain.mean)} ± {percent(gain.error)} points more than "
+            f"{SUM}, {gain.mean / gain.error:.1f} standard errors"
+            + (f"; {', '.join(near)} {'is' if len(near) == 1 else 'are'} not clearly below it." if near else ".")
+        )
+    return " ".join(said)
 
 
-def _leading(results: Mapping[str, Any], rows: Mapping[str, Mapping[int, Any]]) -> dict[int, float]:
-    """For each number of tasks the accuracy that is within one standard error of the best merge."""
-    merges = [row for name, row in rows.items() if name not in REFERENCES]
-    sizes = sorted({size for row in merges for size in row})
-    return {s: max(row[s]["normalised"] for row in merges if s in row) - error(results, s) for s in sizes}
+def _goals(found: Mapping[int, Sheet]) -> str:
+    """Whether the table separates methods, and whether there is room to."""
+    lines = []
+    for count, sheet in found.items():
+        best = sheet.best()
+        gain = answers.difference(sheet.merges[best], sheet.merges[SUM], sheet.experts)
+        base = sheet.score(BASE).mean
+        lines.append(
+            f"{count} tasks: base at most 85 % – {'met' if base <= 0.85 else 'not met'} ({percent(base)} %); best "
+            f"merge three standard errors beyond {SUM} – {'met' if gain.mean >= 3 * gain.error else 'not met'} "
+            f"({gain.mean / gain.error:.1f})."
+        )
+    return (
+        "Standard errors: the variance of the paired differences over test sentences, averaged over seeds, plus that "
+        "of the means over seeds. Goals. " + " ".join(lines)
+    )
 
 
 def quality(results: Mapping[str, Any]) -> Table:
     """Accuracy and normalised accuracy of every method for each number of tasks."""
-    rows = {name: row for name, row in _by_method(results).items() if not name.startswith(ABLATION)}
-    return _full(results, rows, f"Accuracy and normalised accuracy, %; {errors(results)}")
+    found = sheets(results)
+    names = [name for name in _ordered(found) if not name.startswith(ABLATION)]
+    return _full(found, {name: name for name in names}, f"Accuracy and normalised accuracy, %; {RULE}")
 
 
 def ablation(results: Mapping[str, Any]) -> Table:
@@ -86,157 +177,88 @@ def ablation(results: Mapping[str, Any]) -> Table:
         "low rank and orthogonal (TSV-M)": "TSV-M",
         "low rank alone": "TSV-M without orthogonalisation",
         "orthogonal alone": "TSV-M without low rank",
-        "neither (task arithmetic)": "task arithmetic",
+        "neither (task arithmetic)": SUM,
     }
-    rows = _by_method(results)
-    return _full(results, {label: rows[name] for label, name in names.items()}, "The ablation of TSV-M")
+    found = {count: sheet for count, sheet in sheets(results).items() if set(names.values()) <= set(sheet.merges)}
+    return _full(found, names, "The ablation of TSV-M; bold as above")
 
 
-def _full(results: Mapping[str, Any], rows: Mapping[str, Mapping[int, Any]], caption: str) -> Table:
-    sizes = sorted({row["tasks"] for row in results["rows"]})
-    leading = _leading(results, rows)
+def _full(found: Mapping[int, Sheet], names: Mapping[str, str], caption: str) -> Table:
     cells = []
-    for name, row in rows.items():
-        line = [name]
-        for size in sizes:
-            found = row.get(size)
-            if found is None:
+    for label, name in names.items():
+        line = [label]
+        for sheet in found.values():
+            if name not in sheet.answers:
                 line += ["–", "–", "–"]
                 continue
-            normal = percent(found["normalised"]) + (f" ± {percent(found['spread'])}" if "spread" in found else "")
-            if name not in REFERENCES and found["normalised"] >= leading[size]:
-                normal = f"**{normal}**"
-            alpha = "–" if found["alpha"] is None else f"{found['alpha']:g}"
-            line += [percent(found["accuracy"]), normal, alpha]
+            alpha = sheet.stored[name]["alpha"]
+            accuracy = answers.summary(sheet.answers[name], sheet.experts)["accuracy"]
+            line += [percent(accuracy), sheet.cell(name), "–" if alpha is None else f"{alpha:g}"]
         cells.append(line)
-    columns = ["", *(f"{size} tasks{what}" for size in sizes for what in (", accuracy", ", normalised", ", α"))]
+    columns = ["", *(f"{count} tasks{what}" for count in found for what in (", accuracy", ", normalised", ", α"))]
     return Table(columns, cells, caption)
 
 
-def brief(results: Mapping[str, Any]) -> Table:
-    """Normalised accuracy alone, of merges and of what they stand between."""
-    rows = {name: row for name, row in _by_method(results).items() if not name.startswith(ABLATION)}
-    sizes = sorted({row["tasks"] for row in results["rows"]})
-    leading = _leading(results, rows)
-    cells = []
-    for name, row in rows.items():
-        shown = [percent(row[size]["normalised"]) if size in row else "–" for size in sizes]
-        top = [name not in REFERENCES and s in row and row[s]["normalised"] >= leading[s] for s in sizes]
-        cells.append([name, *(f"**{cell}**" if first else cell for cell, first in zip(shown, top, strict=True))])
-    return Table(["normalised accuracy, %", *(f"{size} tasks" for size in sizes)], cells)
+def _ordered(found: Mapping[int, Sheet]) -> list[str]:
+    names = list(dict.fromkeys(name for sheet in found.values() for name in sheet.merges))
+    return [BASE, *names, EXPERTS]
 
 
-def _by_method(results: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
-    found: dict[str, dict[int, Any]] = defaultdict(dict)
-    for row in results["rows"]:
-        found[row["method"]][row["tasks"]] = row
-    order = ("base encoder", "weight averaging")
-    first = {name: found[name] for name in order if name in found}
-    last = {name: found[name] for name in ("fine-tuned experts",) if name in found}
-    return {**first, **{k: v for k, v in found.items() if k not in {**first, **last}}, **last}
+def _picture(found: Mapping[int, Sheet]) -> Figure:
+    first = next(iter(found.values()))
+    names = sorted(first.listed, key=lambda name: first.score(name).mean)
+    series: dict[str, list[float | None]] = {
+        f"{count} tasks": [sheet.score(name).mean if name in sheet.merges else None for name in names]
+        for count, sheet in found.items()
+    }
+    bars = Bars(names, series, Axis("normalised accuracy", percent=True), dots=True)
+    return Figure("multi_task", f"Normalised accuracy of merges of {_list(found)} MiniLM experts by method", [bars])
 
 
-def _picture(rows: Mapping[str, Mapping[int, Any]], sizes: list[int]) -> Figure:
-    most = sizes[-1]
-    names = [n for n, row in rows.items() if most in row and n != "fine-tuned experts" and not n.startswith(ABLATION)]
-    names.sort(key=lambda name: rows[name][most]["normalised"])
-    bars = Bars(
-        names,
-        {f"{size} tasks": [rows[n][size]["normalised"] if size in rows[n] else None for n in names] for size in sizes},
-        Axis("normalised accuracy", percent=True),
-        dots=True,
+def _ranks(results: Mapping[str, Any], sheet: Sheet) -> Iterator[Part]:
+    own = {"0": sheet.experts[next(iter(sheet.experts))]}
+    rows = [row for row in results["ranks"] if row["tasks"] == sheet.count]
+    points = []
+    for row in rows:
+        given = answers.read(row["answers"], sheet.setting["sentences"])
+        points.append((row["share"], row["alpha"], answers.difference(given, None, own)))
+    default = sheet.merges["TSV-M"]["0"]
+    points.append((1 / sheet.count, sheet.stored["TSV-M"]["alpha"], answers.difference({"0": default}, None, own)))
+    points.sort(key=lambda point: point[0])
+    cells = [
+        [f"{100 * share:.3g}", f"{alpha:g}", f"{percent(s.mean)} ± {percent(s.error)}"] for share, alpha, s in points
+    ]
+    yield Table(
+        ["components kept of each task, %", "α", "normalised, %"],
+        cells,
+        f"TSV-M by rank, {sheet.count} tasks, one seed ({100 / sheet.count:.3g} % is its default, 1/T)",
     )
-    counts = f"{', '.join(map(str, sizes[:-1]))} and {most}" if sizes[:-1] else str(most)
-    return Figure("multi_task", f"Normalised accuracy of merges of {counts} MiniLM experts by method", [bars])
 
 
-def _sweep(sweep: list[Mapping[str, Any]]) -> Figure:
-    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for point in sweep:
-        if not point["method"].startswith(ABLATION):
-            lines[point["method"]].append((point["alpha"], point["accuracy"]))
+def _sweep(sheet: Sheet) -> Figure:
     groups: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    for name, points in lines.items():
-        groups[max(alpha for alpha, _ in points) > 1][name] = sorted(points)
+    for name, row in sheet.stored.items():
+        points = sorted((float(alpha), score) for alpha, score in row["sweep"].items())
+        if points and not name.startswith(ABLATION):
+            groups[points[-1][0] > 1][name] = points
     titles = ("sums of task vectors", "means and spectral merges")
     axes = Axis("α"), Axis("validation accuracy", percent=True)
     panels = [Lines(group, *axes, title) for group, title in zip(groups, titles, strict=True) if group]
-    return Figure("multi_task_alpha", "Validation accuracy by scaling coefficient", panels)
+    return Figure("multi_task_alpha", f"Validation accuracy by scaling coefficient, {sheet.count} tasks", panels)
 
 
-def _interference(rows: list[Mapping[str, Any]]) -> Iterator[Part]:
-    cells = [[str(r["tasks"]), r["method"], f"{r['sti']:.3g}", percent(r["normalised"])] for r in rows]
-    yield Text(
-        "Singular task interference, STI = ‖(UᵀU − I) Σ (VᵀV − I)‖₁ of the experts' truncated singular vectors side by "
-        "side, summed over matrices: 0 where no two experts share a direction. Sums that are not orthogonalised have "
-        "the same one, whether truncated or not."
-    )
-    yield Table(["tasks", "", "total STI", "normalised, %"], cells, "Singular task interference beside accuracy")
-    names = list(dict.fromkeys(row["method"] for row in rows))
-    points = {name: [(r["sti"], r["normalised"]) for r in rows if r["method"] == name] for name in names}
-    # A point at zero has no place on a logarithmic axis.
-    shown = {name: [(max(x, 1e-12), y) for x, y in each] for name, each in points.items()}
-    axes = Axis("total STI (less than 1e-12 drawn there)", log=True), Axis("normalised accuracy", percent=True)
-    yield Figure(
-        "multi_task_interference", "Normalised accuracy against interference", [Lines(shown, *axes, scatter=True)]
-    )
+def _scores(sheet: Sheet) -> dict[str, float]:
+    return {name: sheet.score(name).mean for name in sheet.merges}
 
 
-def _layers(matrices: list[Mapping[str, Any]], tasks: int) -> Iterator[Part]:
-    rows = [_absolute(matrix, tasks) for matrix in matrices]
-    blocks = list(dict.fromkeys(row["block"] for row in rows))
-    keys = ("sti", "sti_after", "normalised_sti", "chance", "procrustes_left", "procrustes_right")
-    means = {b: {k: _mean([row[k] for row in rows if row["block"] == b]) for k in keys} for b in blocks}
-    after = max(row["sti_after"] for row in rows)
-    whole = [row for row in rows if row["procrustes_full"] is not None]
-    less = all(max(row["procrustes_left"], row["procrustes_right"]) <= row["procrustes_full"] for row in whole)
-    yield Text(
-        "Interference of the truncated singular vectors of all experts, mean over the matrices of each block; "
-        f"TSV-M leaves an STI of at most {after:.1e} in a matrix. Procrustes errors ‖U − U⊥‖ say how far the vectors "
-        f"move to become orthogonal{': less if truncated first, as the thesis proves' if whole and less else ''}."
-    )
-    cells = [
-        [
-            block,
-            f"{mean['sti']:.3g}",
-            f"{mean['sti_after']:.1e}",
-            f"{mean['normalised_sti']:.3f}",
-            f"{mean['chance']:.3f}",
-            f"{mean['procrustes_left']:.3f}",
-            f"{mean['procrustes_right']:.3f}",
-        ]
-        for block, mean in means.items()
-    ]
-    columns = ["block", "STI", "after TSV-M", "normalised STI", "by chance", "Procrustes, left", "Procrustes, right"]
-    yield Table(columns, cells, "Interference by block")
-    sides = {"normalised STI": "normalised_sti", "by chance": "chance"}
-    errors = {"truncated, left": "procrustes_left", "truncated, right": "procrustes_right", "whole": "procrustes_full"}
-
-    def line(key: str) -> list[tuple[float, float]]:
-        known = {b: [row[key] for row in rows if row["block"] == b and row.get(key) is not None] for b in blocks}
-        return [(n, _mean(values)) for n, values in enumerate(known.values()) if values]
-
-    panels = [
-        Lines({label: line(key) for label, key in series.items()}, Axis("block", whole=True), Axis(title))
-        for series, title in ((sides, "normalised STI"), (errors, "Procrustes error"))
-    ]
-    yield Figure("multi_task_layers", "Interference and Procrustes error by block", panels)
-
-
-def _absolute(matrix: Mapping[str, Any], tasks: int) -> dict[str, Any]:
-    """The matrix with ‖U − U⊥‖ for the stored ‖U − U⊥‖/‖U‖; U has one unit column a direction and task."""
-    columns = {"left": matrix["rank"], "right": matrix["rank"], "full": min(matrix["shape"])}
-    keys = {f"procrustes_{side}": (tasks * count) ** 0.5 for side, count in columns.items()}
-    return {**matrix, **{key: matrix[key] * norm for key, norm in keys.items() if matrix[key] is not None}}
-
-
-def _tasks(rows: Mapping[str, Mapping[int, Any]], size: int, tasks: list[str]) -> Table:
-    cells = [
-        [name, *(percent(row[size]["per_task"][task]) for task in tasks)]
-        for name, row in rows.items()
-        if size in row and not name.startswith(ABLATION)
-    ]
-    return Table(["", *tasks], cells, f"Accuracy on each of {size} tasks, %")
+def _tasks(sheet: Sheet) -> Table:
+    """A line for every task, the methods in columns: base, sum, the best two merges, experts."""
+    ranked = sorted(sheet.listed, key=lambda name: sheet.score(name).mean, reverse=True)
+    names = list(dict.fromkeys((BASE, SUM, *(name for name in ("TIES", "TSV-M") if name in ranked), *ranked[:2])))
+    names.append(EXPERTS)
+    found = {name: by_task(sheet, name) for name in names}
+    cells = [[task, *(percent(found[name][task]) for name in names)] for task in sheet.setting["tasks"]]
+    return Table(["", *names], cells, f"Accuracy on each of {sheet.count} tasks, %, mean over seeds")
 
 
 def _mean(values: list[float]) -> float:

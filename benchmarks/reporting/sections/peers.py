@@ -1,11 +1,11 @@
-"""The same merges by other programs: quality, time, memory."""
+"""The same merges by other programs: agreement, time, memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.reporting.formats import mebibytes, percent
+from benchmarks.reporting.formats import mebibytes
 from benchmarks.reporting.parts import Axis, Bars, Figure, Part, Table, Text
 
 
@@ -13,17 +13,15 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     rows, programs = results["rows"], results["programs"]
     versions = ", ".join(f"{name} {program['version']}" for name, program in programs.items())
     yield Text(
-        f"The same MiniLM experts merged by {versions} with the same hyper-parameters, each result scored by the same "
-        "code. Time and memory are of a whole process from its start to a synced output; loading the program alone is "
-        "in the second table. Where definitions differ (scope and count of TIES, draws of DARE, shared directions of "
-        "TSV-M) the benchmark's description says how."
+        f"The same MiniLM experts merged by {versions} with the same hyper-parameters. Time and memory are of a whole "
+        "process from its start to a synced output; loading the program alone is in the second table. Where "
+        "definitions differ (scope and count of TIES, draws of DARE, shared directions of TSV-M) the benchmark's "
+        "description says how."
     )
     cells = [
         [
             row["method"],
             row["program"],
-            percent(row["accuracy"]),
-            percent(row["normalised"]) + (f" ± {percent(row['spread'])}" if row.get("spread") is not None else ""),
             "–" if row.get("difference") is None else f"{row['difference']:.1e}",
             f"{row['seconds']:.1f}",
             f"{row['cpu_seconds']:.1f}",
@@ -31,7 +29,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         ]
         for row in rows
     ]
-    columns = ["method", "program", "accuracy, %", "normalised, %", "difference", "seconds", "processor seconds"]
+    columns = ["method", "program", "difference", "seconds", "processor seconds"]
     yield Table([*columns, "peak memory"], cells, "Difference: of the task vector, relative to ours")
     cells = [
         [name, program["version"], f"{program['seconds']:.1f}", mebibytes(program["peak_anonymous"])]

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.reporting.formats import error_of, number, percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
+from benchmarks.zoo.drift import LIMIT
 
 #: Of one class of ten, the number of every set of images here.
 CHANCE = 0.1
@@ -37,12 +38,27 @@ def parts(network: str, results: Mapping[str, Any]) -> Iterator[Part]:
         + _leads(last, ours, images)
         + _conditions(tables, results["settings"])
     )
+    yield Text(_guards(results))
     yield _accuracies(tables, ways, "accuracy", "Accuracy of the merge, %", images)
     yield _accuracies(tables, ways, "repaired_accuracy", "Accuracy after REPAIR, %", images)
     if any(row["cycle_error"] for table in tables.values() for row in table.values()):
         yield _cycles(tables, ways)
     if len(counts) > 1:
         yield _curves(network, tables, mean)
+
+
+def _guards(results: Mapping[str, Any]) -> str:
+    """Whether the networks left their initialisation, and what matching finds in networks that never did."""
+    known = results.get("guards")
+    if not known:
+        return "Guards: not recorded for these networks, which an earlier schedule trained; they await `make zoo`."
+    cosine = max(known["median_cosine"])
+    pairs = {kind: f"{known[kind]['before']:.3f} to {known[kind]['after']:.3f}" for kind in ("trained", "untrained")}
+    return (
+        f"Guards: the median cosine of initial and trained weights is at most {cosine:.2f} "
+        f"({'within' if cosine <= LIMIT else 'above'} the limit of {LIMIT}); matching raises the cosine of two trained "
+        f"networks from {pairs['trained']}, of the same two before training from {pairs['untrained']}."
+    )
 
 
 def _training(results: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ def barriers(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Part]:
         for way, curve in curves.items()
     ]
     columns = ["network", "second network", "loss barrier", "accuracy halfway, %", "lowest accuracy, %"]
-    yield Table(columns, rows, "Barriers on the straight way between two networks (ResNet20 on 1,000 test images)")
+    yield Table(columns, rows, "Barriers on the straight way between two networks")
     panels = [
         Lines(
             {way: list(zip(curve["positions"], curve["losses"], strict=True)) for way, curve in curves.items()},

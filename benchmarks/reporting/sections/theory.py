@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.reporting.formats import percent
+from benchmarks.reporting.formats import against, percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
-from benchmarks.reporting.sections.adaptive import against
 
 #: Numbers of epochs in words.
 WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}

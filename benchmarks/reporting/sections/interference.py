@@ -1,0 +1,70 @@
+"""Singular task interference of experts in one encoder: totals by number of tasks, and by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.reporting.formats import percent
+from benchmarks.reporting.parts import Part, Table, Text
+
+
+def totals(rows: list[Mapping[str, Any]], scores: Mapping[int, Mapping[str, float]]) -> Iterator[Part]:
+    """Interference of each number of tasks in both definitions, beside normalised accuracies by method."""
+    yield Text(
+        "Singular task interference, STI = ‖(UᵀU − I) Σ (VᵀV − I)‖₁, entrywise, of the experts' singular vectors side "
+        "by side, summed over matrices: 0 where no two experts share a direction. *Truncated* STI takes the first n/T "
+        "components of each expert, which is what TSV-M orthogonalises; *full* STI takes all of them, as the thesis' "
+        "definition for whole task matrices. The two are different numbers."
+    )
+    cells = []
+    for row in sorted(rows, key=lambda row: int(row["tasks"])):
+        own = scores.get(row["tasks"], {})
+        shown = [percent(own.get(name)) for name in ("task arithmetic", "TSV-M without orthogonalisation", "TSV-M")]
+        cells.append(
+            [str(row["tasks"]), f"{row['full']:.3g}", f"{row['truncated']:.3g}", f"{row['after']:.1e}", *shown]
+        )
+    columns = ["tasks", "full STI", "truncated STI", "truncated STI after TSV-M"]
+    columns += ["task arithmetic, %", "low rank alone, %", "TSV-M, %"]
+    yield Table(columns, cells, "Singular task interference beside normalised accuracy")
+
+
+def layers(matrices: list[Mapping[str, Any]], tasks: int) -> Iterator[Part]:
+    """Truncated interference of every block."""
+    rows = [_absolute(matrix, tasks) for matrix in matrices]
+    blocks = list(dict.fromkeys(row["block"] for row in rows))
+    keys = ("sti", "sti_after", "normalised_sti", "chance", "procrustes_left", "procrustes_right")
+    means = {b: {k: _mean([row[k] for row in rows if row["block"] == b]) for k in keys} for b in blocks}
+    after = max(row["sti_after"] for row in rows)
+    whole = [row for row in rows if row["procrustes_full"] is not None]
+    less = all(max(row["procrustes_left"], row["procrustes_right"]) <= row["procrustes_full"] for row in whole)
+    yield Text(
+        f"Interference of the truncated singular vectors of {tasks} experts, mean over the matrices of each block; "
+        f"TSV-M leaves an STI of at most {after:.1e} in a matrix. Procrustes errors ‖U − U⊥‖ say how far the vectors "
+        f"move to become orthogonal{': less if truncated first, as the thesis proves' if whole and less else ''}."
+    )
+    cells = [
+        [
+            block,
+            f"{mean['sti']:.3g}",
+            f"{mean['sti_after']:.1e}",
+            f"{mean['normalised_sti']:.3f}",
+            f"{mean['chance']:.3f}",
+            f"{mean['procrustes_left']:.3f}",
+            f"{mean['procrustes_right']:.3f}",
+        ]
+        for block, mean in means.items()
+    ]
+    columns = ["block", "STI", "after TSV-M", "normalised STI", "by chance", "Procrustes, left", "Procrustes, right"]
+    yield Table(columns, cells, "Truncated interference by block")
+
+
+def _absolute(matrix: Mapping[str, Any], tasks: int) -> dict[str, Any]:
+    """The matrix with ‖U − U⊥‖ for the stored ‖U − U⊥‖/‖U‖; U has one unit column a direction and task."""
+    columns = {"left": matrix["rank"], "right": matrix["rank"], "full": min(matrix["shape"])}
+    keys = {f"procrustes_{side}": (tasks * count) ** 0.5 for side, count in columns.items()}
+    return {**matrix, **{key: matrix[key] * norm for key, norm in keys.items() if matrix[key] is not None}}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
