@@ -24,6 +24,7 @@ PACKAGES = [
     "merganser.library",
     "merganser.report",
     "merganser.routing",
+    "merganser.surgery",
     "merganser.tuning",
 ]
 

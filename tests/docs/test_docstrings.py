@@ -32,9 +32,7 @@ def public() -> dict[str, Any]:
     return found
 
 
-#: Packages whose documentation is still to be completed.
-PENDING = ("align.", "evaluate.", "evolve.")
-PUBLIC = {name: one for name, one in public().items() if not name.removeprefix("merganser.").startswith(PENDING)}
+PUBLIC = public()
 
 
 def parameters(one: Any) -> list[str]:

@@ -25,10 +25,23 @@ def merge_many(
     max_passes: int = 100,
     workers: int | None = None,
 ) -> Universe:
-    """MergeMany (Git Re-Basin): match each model in turn, in random order, to the mean of the others.
+    """Match each model in turn, in random order, to the mean of the others (MergeMany of Git Re-Basin).
 
-    Every match is weight matching to convergence; passes end when one changes nothing. The common space is
-    wherever the models end up.
+    Every match is weight matching to convergence; passes end when one changes nothing. The common space is where the
+    models end up.
+
+    Args:
+        models: The models.
+        symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
+        seed: Draws the order.
+        max_passes: The most passes over all models.
+        workers: Threads; one per core by default.
+
+    Returns:
+        The universe.
+
+    Example:
+        >>> universe = mg.align.merge_many(models, mg.align.symmetry(models[0], images))
     """
     states = states_of(models, symmetry, least=2)
     layout, weights = layout_and_weights(symmetry, states)
@@ -51,9 +64,23 @@ def merge_many(
 def match_to_reference(
     models: Sequence[Model], symmetry: Symmetry, reference: int = 0, *, method: str = "weights", **options: Any
 ) -> Universe:
-    """Match every model to one of them, whose space becomes the universe: consistent too, but the choice matters.
+    """Match every model to one of them, whose space becomes the universe.
 
-    The `notes` of the result are those of its matches that look like local optima.
+    The result is cycle-consistent too, but depends on the choice of the reference. Its notes name matches that look
+    like local optima.
+
+    Args:
+        models: The models.
+        symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
+        reference: The index of the reference.
+        method: How to match; see `match`.
+        **options: Further options of `match`.
+
+    Returns:
+        The universe in the space of the reference.
+
+    Example:
+        >>> universe = mg.align.match_to_reference(models, mg.align.symmetry(models[0], images))
     """
     check_models(models)
     models = list(models)

@@ -32,7 +32,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class UniverseChoice:
-    """The universe whose merge scored highest, and all that were tried."""
+    """The universe whose merge scored highest, and all that were tried.
+
+    Attributes:
+        universe: The best universe.
+        candidates: All candidates with their scores.
+
+    Example:
+        >>> symmetry = mg.align.symmetry(models[0], images)
+        >>> choice = mg.align.choose_universe(models, symmetry, lambda state: -float(state["0.weight"].norm()))
+        >>> best = choice.universe
+    """
 
     universe: Universe
     candidates: tuple[Candidate, ...]

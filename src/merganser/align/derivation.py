@@ -83,7 +83,7 @@ def symmetry(
         MerganserError: The self-test failed.
 
     Example:
-        >>> symmetry(model, {"input_ids": tokens}, outputs="logits")
+        >>> symmetry = mg.align.symmetry(base, images)
     """
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"symmetries are derived from an nn.Module, got {type(module).__name__}")

@@ -24,7 +24,16 @@ def sample_weights(models: int, samples: int, seed: int = 0, concentration: floa
 
 
 class UniverseEnsemble(nn.Module):
-    """The mean of the predictions of models sampled in the universe."""
+    """The mean of the predictions of models sampled in a universe.
+
+    Args:
+        members: The sampled models.
+        predict: Turns inputs of a member's output into what is averaged.
+
+    Example:
+        >>> universe = mg.align.universe(models, mg.align.symmetry(models[0], images))
+        >>> probabilities = mg.align.ensemble(base, universe, samples=2)(images)
+    """
 
     def __init__(self, members: list[nn.Module], predict: Callable[[Any], Tensor]) -> None:
         super().__init__()
@@ -49,10 +58,24 @@ def ensemble(
     prepare: Prepare | None = None,
     predict: Callable[[Any], Tensor] = _probabilities,
 ) -> UniverseEnsemble:
-    """`samples` convex combinations of the models of a universe, in the architecture of `module`.
+    """Sample convex combinations of the models of a universe and average their predictions.
 
-    What `prepare` returns for each takes its place (REPAIR, or fresh statistics: networks with BatchNorm need it);
-    `predict` turns outputs into what is averaged, by default class probabilities from logits.
+    Args:
+        module: The architecture.
+        universe: The models in their common space.
+        samples: The number of combinations.
+        seed: Draws the combinations.
+        concentration: Of the Dirichlet distribution of the weights; small values stay near single models.
+        prepare: Applied to each sampled module, for example REPAIR; networks with BatchNorm need fresh statistics.
+        predict: Turns outputs into what is averaged; by default class probabilities from logits.
+
+    Returns:
+        The ensemble, a callable of inputs.
+
+    Example:
+        >>> universe = mg.align.universe(models, mg.align.symmetry(models[0], images))
+        >>> mg.align.ensemble(base, universe, samples=2)(images).shape
+        torch.Size([12, 4])
     """
     if not isinstance(universe, Universe):
         raise InputError(

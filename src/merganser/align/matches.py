@@ -27,8 +27,18 @@ class Try:
 class Match:
     """Permutations of b onto a, their objective Σ⟨W_a, π(W_b)⟩, and how it was reached.
 
-    `tries` has every run the permutations were chosen from. No permutations have an objective above `bound`,
-    Σ‖W_a‖‖W_b‖ over the tensors that move together.
+    Attributes:
+        symmetry: The symmetry of the architecture.
+        permutations: The map of b onto a.
+        objective: The objective that was reached.
+        trace: The steps of the search.
+        tries: Every run the permutations were chosen from.
+        bound: No permutations have an objective above this: Σ‖W_a‖‖W_b‖ over the tensors that move together.
+
+    Example:
+        >>> first, second = models[:2]
+        >>> match = mg.align.match(first, second, mg.align.symmetry(first, images))
+        >>> moved = match.apply(second)
     """
 
     symmetry: Symmetry

@@ -23,10 +23,26 @@ METHODS: Mapping[str, Callable[..., Match]] = {
 
 
 def match(a: Model, b: Model, symmetry: Symmetry, method: str = "weights", **options: Any) -> Match:
-    """Match b to a by "weights", "frank_wolfe", "activations" or "ste".
+    """Match model b to model a.
 
-    The first two need weights alone. "activations" wants modules and `batches`, "ste" a module, `batches` and `loss`.
-    The options are those of `weight_matching`, `frank_wolfe_matching`, `activation_matching`, `straight_through`.
+    Args:
+        a: The model that stays.
+        b: The model whose units are permuted.
+        symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
+        method: `"weights"` (coordinate ascent) and `"frank_wolfe"` need weights alone, `"activations"` modules and
+            `batches`, `"ste"` a module, `batches` and `loss`.
+        **options: Those of `weight_matching`, `frank_wolfe_matching`, `activation_matching` or `straight_through`.
+
+    Returns:
+        The permutations, with the objective that was reached.
+
+    Raises:
+        InputError: If the method is unknown, or the models do not fit the symmetry.
+
+    Example:
+        >>> first, second = models[:2]
+        >>> match = mg.align.match(first, second, mg.align.symmetry(first, images))
+        >>> moved = match.apply(second)
     """
     one_of("matching method", method, METHODS)
     check_symmetry(symmetry)

@@ -163,7 +163,21 @@ def scramble(model: Module, symmetry: Symmetry, seed: int = 0) -> Module: ...
 @overload
 def scramble(model: Weights, symmetry: Symmetry, seed: int = 0) -> State: ...
 def scramble(model: Model, symmetry: Symmetry, seed: int = 0) -> torch.nn.Module | State:
-    """A random functionally equal copy: a module of a module, else a state dict; the original is untouched."""
+    """Return a randomly permuted copy of a model that computes the same.
+
+    Args:
+        model: A module or a state dict; it is not changed.
+        symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
+        seed: Draws the permutations.
+
+    Returns:
+        A module for a module, else a state dict.
+
+    Example:
+        >>> twin = mg.align.scramble(base, mg.align.symmetry(base, images), seed=1)
+        >>> torch.allclose(twin(images), base(images), atol=1e-5)
+        True
+    """
     moved = apply(symmetry, random(symmetry, seed), symmetry.canonical.of(state_of(model)))
     if not isinstance(model, torch.nn.Module):
         return moved

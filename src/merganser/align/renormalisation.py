@@ -37,17 +37,28 @@ def repair(
     skip: Sequence[str] = (),
     sequential: bool = True,
 ) -> nn.Module:
-    """A repaired copy of `merged`, by its activations on batches of inputs; targets beside them are left out.
+    """Return a copy of a merged network whose activations have the statistics of its endpoints (REPAIR).
 
-    Give the endpoints in the space of the merge (`Universe.to_universe(i)`), as modules or states of the same
-    architecture, and the `weights` of the merge if it was not the plain mean. Layers named in `skip` are left alone;
-    so are layers that share their weight with another or compute it (`weight_norm`). A layer without bias is scaled
-    only.
+    Averaging shrinks the variance of activations. The correction is folded into the weights, so that the architecture
+    stays the same. Layers that share their weight with another or compute it (`weight_norm`) are left alone, and a
+    layer without bias is only scaled. With any BatchNorm in the network this is `reset_batch_norm`.
 
-    `sequential` corrects one layer after another, each measured behind the corrected ones: exact on these batches, one
-    pass over them for every layer. Otherwise one pass corrects all layers, each batch by its own statistics.
+    Args:
+        merged: The merged network.
+        endpoints: The models in the space of the merge (`Universe.to_universe(i)`), as modules or state dicts.
+        batches: Inputs, or pairs of (inputs, targets) whose targets are ignored.
+        weights: The weights of the merge, if it was not the plain mean.
+        skip: Names of layers to leave alone.
+        sequential: Correct one layer after another, each measured behind the corrected ones: exact on these batches,
+            with one pass for every layer. Otherwise one pass corrects all layers, each batch by its own statistics.
 
-    With any BatchNorm in the network this is `reset_batch_norm`.
+    Returns:
+        The repaired copy.
+
+    Example:
+        >>> universe = mg.align.universe(models, mg.align.symmetry(models[0], images))
+        >>> status = base.load_state_dict(universe.merged())
+        >>> repaired = mg.align.repair(base, [universe.to_universe(i) for i in range(3)], [images])
     """
     if not endpoints:
         raise InputError("REPAIR needs the endpoints of the merge, permuted into its space")
@@ -69,7 +80,19 @@ def repair(
 
 
 def reset_batch_norm(model: nn.Module, batches: Iterable[Inputs]) -> nn.Module:
-    """A copy whose BatchNorm statistics are the plain means over the batches, each layer behind normalised ones."""
+    """Return a copy whose BatchNorm statistics are the plain means over batches.
+
+    Args:
+        model: The network.
+        batches: Inputs, or pairs of (inputs, targets) whose targets are ignored.
+
+    Returns:
+        The copy; each layer is measured behind normalised ones.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+        >>> fresh = mg.align.reset_batch_norm(network, [images])
+    """
     fresh = deepcopy(model)
     with evaluating(fresh):
         momenta = {}

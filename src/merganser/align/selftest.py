@@ -76,7 +76,7 @@ def self_test(
         InputError: The module cannot be tested: it does not run in float64, or its outputs are empty or not finite.
 
     Example:
-        >>> self_test(model, symmetry, inputs).verdict
+        >>> mg.align.self_test(base, mg.align.symmetry(base, images), images).verdict
         'passed'
     """
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):

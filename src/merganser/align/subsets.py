@@ -34,11 +34,21 @@ def quality_matrix(
     score: Score | None = None,
     **options: Any,
 ) -> NDArray[np.float64]:
-    """How well every pair merges: (n, n), symmetric.
+    """Measure how well every pair of models merges.
 
-    Without data, the cosine of the two models' weights after matching; with a `score`, that of the midpoint. The
-    diagonal is a model with itself: 1, or its own score. Pairs are matched one by one with `match(..., **options)`,
-    or, for a `Universe`, taken as they stand in it.
+    Args:
+        models: The models, or a universe whose maps are used as they are.
+        symmetry: The symmetry of the architecture; not needed for a universe.
+        score: A function of weights to score midpoints with; without it, the cosine of the weights after matching.
+        **options: Options of `match`, with which pairs are matched one by one.
+
+    Returns:
+        A symmetric array of shape (models, models). The diagonal is 1, or each model's own score.
+
+    Example:
+        >>> quality = mg.align.quality_matrix(models, mg.align.symmetry(models[0], images))
+        >>> quality.shape
+        (3, 3)
     """
     if not isinstance(models, Universe):
         check_models(models)
@@ -53,7 +63,18 @@ def quality_matrix(
 
 
 def merging_order(quality: ArrayLike) -> list[int]:
-    """Greedy by quality: the best pair first, then always the model that fits those taken best on average."""
+    """Return an order of models by quality: the best pair first, then always the model that fits those taken best.
+
+    Args:
+        quality: How well every pair merges, shape (models, models), from `quality_matrix`.
+
+    Returns:
+        Indices of models.
+
+    Example:
+        >>> mg.align.merging_order([[1.0, 0.2, 0.9], [0.2, 1.0, 0.4], [0.9, 0.4, 1.0]])
+        [0, 2, 1]
+    """
     try:
         quality = np.asarray(quality, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -124,7 +145,22 @@ def compare_subsets(
     score: Score | None = None,
     **options: Any,
 ) -> list[SubsetComparison]:
-    """Joint against separate matching of subsets, given or all of one size; `options` go to `universe`."""
+    """Compare joint matching of all models with separate matching of subsets of them.
+
+    Args:
+        joint: The universe of all models.
+        size: Compare all subsets of this size.
+        subsets: Instead: the subsets to compare, as indices of models.
+        score: A function of weights to score the merges with.
+        **options: Further options of `universe`.
+
+    Returns:
+        One comparison for each subset.
+
+    Example:
+        >>> universe = mg.align.universe(models, mg.align.symmetry(models[0], images))
+        >>> rows = mg.align.compare_subsets(universe, size=2)
+    """
     if (size is None) == (subsets is None):
         raise InputError("give either the size of the subsets or the subsets")
     chosen = [tuple(s) for s in subsets] if subsets is not None else list(combinations(range(len(joint)), size or 0))

@@ -49,12 +49,20 @@ class Atom:
 
 @dataclass(frozen=True)
 class Symmetry:
-    """Atoms, and for every tensor the atoms on each of its axes.
+    """Atoms (units that are permuted together), and for every tensor the atoms on each of its axes.
 
-    `buffers` move with their axes but do not belong to a matching objective (BatchNorm's running statistics);
-    `aliases` maps a tied tensor to the first name of the same storage, which alone counts in an objective;
-    `causes` has, for each axis of a tensor, what pins it or parts of it (`why` says it in a sentence). Models are
-    brought into the `canonical` form before orthogonal maps act on them; without such maps it changes nothing.
+    Attributes:
+        atoms: The atoms by name.
+        axes: For every tensor the atoms on each axis.
+        buffers: Tensors that move with their axes but do not count in an objective (BatchNorm's running statistics).
+        aliases: Tied tensors -> the first name of the same storage, which alone counts in an objective.
+        causes: For each axis of a tensor what pins it, or parts of it; `why` says it in a sentence.
+        canonical: The form into which models are brought before orthogonal maps act on them.
+
+    Example:
+        >>> symmetry = mg.align.symmetry(base, images)
+        >>> sorted(symmetry.atoms)
+        ['0', '2']
     """
 
     atoms: Mapping[str, Atom]

@@ -24,9 +24,26 @@ def transport(
     method: str = "weights",
     **options: Any,
 ) -> State:
-    """θ_target + scale · π(θ_finetuned − θ_source), with π matching the source base to the target base.
+    """Move a fine-tune to another base: θ_target + scale · π(θ_finetuned − θ_source).
 
-    π is found by `match(target, source, symmetry, method, **options)` unless given. Counters are the target's.
+    π matches the source base to the target base. Counters are the target's.
+
+    Args:
+        finetuned: The fine-tuned model.
+        source: The base it was fine-tuned from.
+        target: The base to move it to.
+        symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
+        scale: The factor of the task vector.
+        alignment: π, if it is known.
+        method: How to match the bases; see `match`.
+        **options: Further options of `match`.
+
+    Returns:
+        The moved weights.
+
+    Example:
+        >>> symmetry = mg.align.symmetry(base, images)
+        >>> moved = mg.align.transport(math, base, models[1], symmetry)
     """
     tuned, base, new = states_of([finetuned, source, target], symmetry)
     if alignment is None:

@@ -28,7 +28,21 @@ from merganser.notebooks import Shown
 
 @dataclass(frozen=True)
 class Universe(Shown):
-    """Models, and permutations that put each of them in the common space; `notes` say what to doubt about them."""
+    """Models, and permutations that put each of them into the common space.
+
+    Attributes:
+        symmetry: The symmetry of the architecture.
+        models: The weights of the models.
+        permutations: For each model its map into the universe.
+        objective: The objective that was reached.
+        trace: The steps of the search.
+        notes: What to doubt about the result.
+
+    Example:
+        >>> universe = mg.align.universe(models, mg.align.symmetry(models[0], images))
+        >>> base.load_state_dict(universe.merged())
+        <All keys matched successfully>
+    """
 
     symmetry: Symmetry
     models: tuple[State, ...]

@@ -9,7 +9,19 @@ from merganser.errors import InputError, did_you_mean
 
 
 def normalized_accuracy(merged: Mapping[str, float], experts: Mapping[str, float]) -> float:
-    """(1/T) Σ_t acc_t(merged) / acc_t(expert t): 1 when nothing of the experts' skill is lost."""
+    """Return (1/T) Σ_t acc_t(merged) / acc_t(expert t), which is 1 when nothing of the experts' skill is lost.
+
+    Args:
+        merged: Accuracies of the merged model by task.
+        experts: Accuracy of each task's expert.
+
+    Returns:
+        The normalised accuracy.
+
+    Example:
+        >>> mg.evaluate.normalized_accuracy({"math": 0.45, "code": 0.8}, {"math": 0.5, "code": 0.8})
+        0.95
+    """
     if not merged:
         raise InputError("no tasks to normalise over")
     for task in merged:

@@ -32,8 +32,19 @@ class Scores:
 
 @dataclass(frozen=True)
 class Evaluation(Shown):
-    """The checks of a model, its scores and its parents'. `normalized` is the normalised accuracy over the tasks, each
-    task's expert being the parent that does best at it."""
+    """The checks of a model, and its scores beside those of its parents.
+
+    Attributes:
+        path: The model.
+        verdict: `"sound"`, `"doubtful"` or `"broken"`.
+        checks: What was looked at.
+        scores: The scores of the model.
+        parents: The scores of its parents.
+        normalized: Normalised accuracy over the tasks; the expert of a task is the parent that does best at it.
+
+    Example:
+        >>> mg.evaluate.evaluate("math").verdict
+    """
 
     path: str
     verdict: Verdict
@@ -55,10 +66,27 @@ def evaluate(
     device: str = "cpu",
     on_step: Callable[[str], None] = lambda step: None,
 ) -> Evaluation:
-    """Check and score the model at `checkpoint`, and score its parents for comparison, one in memory at a time.
+    """Check and score a model, and score its parents for comparison, one in memory at a time.
 
-    The questions of every task are checked before a model is loaded; `limit` bounds those that are asked. What is not
-    a Hugging Face model is judged by its weights alone.
+    The questions of every task are checked before a model is loaded. A model that transformers does not load is judged
+    by its weights alone.
+
+    Args:
+        checkpoint: The model.
+        parents: Models to compare it with.
+        tasks: Questions to ask.
+        limit: The most questions of each task, drawn in proportion to their labels.
+        device: Where to run the models.
+        on_step: Called with what is done.
+
+    Returns:
+        The checks, the scores and a verdict.
+
+    Raises:
+        InputError: If a task file is damaged, or a model does not exist.
+
+    Example:
+        >>> mg.evaluate.evaluate("math").verdict
     """
     if len({task.name for task in tasks}) < len(tasks):
         raise InputError("two tasks have the same name; write name=kind:file")

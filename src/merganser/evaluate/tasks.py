@@ -20,7 +20,17 @@ from merganser.evaluate.sampling import sampled
 
 @dataclass(frozen=True)
 class Task:
-    """Questions in a .jsonl, .json or .tsv file and how to ask them: the kind of an examiner, and its options."""
+    """Questions in a .jsonl, .json or .tsv file, and how to ask them.
+
+    Args:
+        name: What results call the task.
+        kind: The kind of questions, such as `"multiple-choice"` or `"generation"`.
+        path: The file.
+        options: Options of the kind, such as `{"shots": 5}`.
+
+    Example:
+        >>> task = mg.evaluate.Task("quiz", "multiple-choice", "quiz.jsonl", {"shots": 2})
+    """
 
     name: str
     kind: str

@@ -12,7 +12,16 @@ Verdict = Literal["sound", "doubtful", "broken"]
 
 @dataclass(frozen=True)
 class Check:
-    """One question about a model and its answer."""
+    """One question about a model and its answer.
+
+    Attributes:
+        name: What was checked.
+        status: `"pass"`, `"warn"`, `"fail"` or `"skip"`.
+        message: What was found.
+
+    Example:
+        >>> [check.name for check in mg.evaluate.evaluate("math").checks]
+    """
 
     name: str
     status: Status

@@ -25,11 +25,23 @@ EXTRACTORS = ("random", "stratified", "irt", "representation")
 
 @dataclass(frozen=True)
 class StudyTask:
-    """`items` questions, of which `subset` are asked of every candidate and a share `test` is kept for the end; or
-    those that `test_items` lists.
+    """A task of a study.
 
-    `c` of gp-IRT and gmp-IRT is a number, "adaptive" (gmp-IRT*) or "bias-variance". `strata` label the items for the
-    stratified extractor. `direction` says whether "higher" or "lower" scores are better, where that is known.
+    Args:
+        name: What results call the task.
+        items: The number of questions.
+        subset: How many are asked of every candidate; all by default.
+        extractor: How the subset is chosen: `"random"`, `"stratified"`, `"irt"` or `"representations"`.
+        estimator: How the score of all items is estimated: `"naive"`, `"p-irt"`, `"gp-irt"`, `"mp-irt"` or `"gmp-irt"`.
+        c: Of gp-IRT and gmp-IRT: a number, `"adaptive"` (gmp-IRT*) or `"bias-variance"`.
+        dimensions: Of the IRT; chosen by validation by default.
+        test: The share of items kept for the end.
+        strata: Labels of the items for the stratified extractor.
+        direction: Whether `"higher"` or `"lower"` scores are better, where that is known.
+        test_items: Instead of a share: the test items.
+
+    Example:
+        >>> task = mg.evolve.StudyTask("quiz", items=200, subset=30, estimator="gmp-irt")
     """
 
     name: str
@@ -97,7 +109,16 @@ class StudyTask:
 
 @dataclass(frozen=True)
 class Objective:
-    """A weighted sum of measures: scores of tasks ("gsm8k"), or what else an evaluator reports ("gsm8k.length")."""
+    """A weighted sum of measures.
+
+    Args:
+        name: What results call it.
+        weights: Measures -> weights: scores of tasks (`"gsm8k"`), or what else an evaluator reports (`"gsm8k.length"`).
+        maximize: Whether more is better.
+
+    Example:
+        >>> mean = mg.evolve.Objective("mean", {"math": 0.5, "code": 0.5})
+    """
 
     name: str
     weights: Mapping[str, float]
@@ -125,15 +146,37 @@ class Objective:
 
 @dataclass(frozen=True)
 class Design:
-    """Everything that determines a study besides the evaluator. `endpoints` are the labels of the merged models.
+    """Everything that determines a study besides the evaluator.
 
-    `stability` candidates (the best ones, and others spread over the ranking) get a full evaluation on the pool at the
-    end, so that the estimator is judged on merges. `split_seed` draws the test items, which searches of other seeds
-    then share. The best `rerank` candidates (of several objectives, as many of the front for each) are evaluated on the
-    pool, and the best of them there win. `references` are labels of further models that the winner is compared with,
-    such as the base; `starts` are values that the first population holds. With `race`, a candidate is asked as many
-    items of every task first, then twice as many and so on, and no more once it surely gains little over the best
-    candidate of earlier generations.
+    Args:
+        space: What is searched.
+        tasks: The tasks.
+        objectives: What is optimised; several give a Pareto front.
+        endpoints: Labels of the merged models.
+        algorithm: The search algorithm, such as `"ga"`, `"cmaes"` or `"nsga2"`.
+        population: Candidates of a generation.
+        generations: The number of generations.
+        seed: The seed of the search.
+        stability: Candidates (the best, and others spread over the ranking) that get a full evaluation at the end, so
+            that the estimator is judged on merges.
+        split_seed: Draws the test items, which searches of other seeds then share.
+        rerank: The best candidates that are evaluated on the whole pool; the best of them there wins.
+        race: Ask a candidate this many items of every task first, then twice as many and so on, and stop once it surely
+            gains little over the best candidate of earlier generations; 0 turns it off.
+        references: Labels of further models to compare the winner with, such as the base.
+        starts: Values that the first population holds.
+        reference_points: Of NSGA-III.
+
+    Raises:
+        InputError: If something does not fit together.
+
+    Example:
+        >>> design = mg.evolve.Design(
+        ...     space=mg.evolve.Space((mg.evolve.SearchParameter("scale", mg.evolve.Range(0.0, 1.0)),)),
+        ...     tasks=(mg.evolve.StudyTask("quiz", items=50, subset=20),),
+        ...     objectives=(mg.evolve.Objective.of("quiz"),),
+        ...     algorithm="random",
+        ... )
     """
 
     space: Space

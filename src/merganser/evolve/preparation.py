@@ -33,8 +33,17 @@ from merganser.strict_json import parse_json
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a user knows of a task's items before the study: answers of other models (models × all items of the task),
-    or an IRT of the items (tinyBenchmarks); for representation clustering the endpoints' embeddings of the items."""
+    """What is known of a task's items before a study.
+
+    Attributes:
+        answers: Answers of other models, shape (models, items).
+        irt: Instead: a fitted IRT of the items.
+        embeddings: For representation clustering, the endpoints' embeddings of the items.
+
+    Example:
+        >>> import numpy as np
+        >>> known = mg.evolve.Calibration(answers=np.random.default_rng(0).integers(0, 2, (12, 40)).astype(float))
+    """
 
     answers: Array | None = None
     irt: IRT | None = None

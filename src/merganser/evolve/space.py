@@ -30,7 +30,17 @@ Values: TypeAlias = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers in [low, high]: real, whole, or spread evenly in the logarithm."""
+    """Numbers in [low, high].
+
+    Args:
+        low: The smallest value.
+        high: The largest value.
+        integer: Whole numbers only.
+        log: Spread values evenly in the logarithm.
+
+    Example:
+        >>> domain = mg.evolve.Range(0.1, 1.0)
+    """
 
     low: float
     high: float
@@ -65,7 +75,14 @@ class Range:
 
 @dataclass(frozen=True)
 class Choices:
-    """One of several values."""
+    """One of several values.
+
+    Args:
+        options: The values.
+
+    Example:
+        >>> domain = mg.evolve.Choices(("ties", "tsv"))
+    """
 
     options: tuple[Value, ...]
 
@@ -87,8 +104,15 @@ class Choices:
 class SearchParameter:
     """A hyper-parameter under search. `method` is one too: its domain is then a choice of methods.
 
-    `models` are the labels it has a value of its own for (none: one value for all), `groups` names globs over tensor
-    names it has a value of its own for, `points` how many control points over depth.
+    Args:
+        name: The parameter of the method.
+        domain: Its values.
+        models: Labels of the models that have values of their own; by default one value serves all.
+        groups: Names of groups -> globs over tensor names with values of their own.
+        points: The number of control points over depth.
+
+    Example:
+        >>> weight = mg.evolve.SearchParameter("weight", mg.evolve.Range(0, 1.5), models=("math", "code"))
     """
 
     name: str
@@ -143,7 +167,16 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Space:
-    """Parameters under search, and constraints such as `weight.math + 2 * weight.code <= 1.5`."""
+    """Parameters under search, and constraints on them.
+
+    Args:
+        parameters: The parameters.
+        constraints: Linear inequalities such as `weight.math + 2 * weight.code <= 1.5`.
+
+    Example:
+        >>> density = mg.evolve.SearchParameter("density", mg.evolve.Range(0.1, 1))
+        >>> space = mg.evolve.Space((density,), ("density <= 0.8",))
+    """
 
     parameters: tuple[SearchParameter, ...]
     constraints: tuple[str, ...] = ()

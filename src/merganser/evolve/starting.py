@@ -34,9 +34,24 @@ def start(
     ray: str | None = None,
     on_event: Listener | None = None,
 ) -> Study:
-    """Run the study a run file describes, in the file `study`; with `resume`, go on with the one that is there.
+    """Run the study that a run file describes.
 
-    A resumed study goes by the run file, weights and data it was started with; it is an error if they changed.
+    Args:
+        run: The run file.
+        study: The file of the study.
+        resume: Continue the study that is there. The run file, the weights and the data must be the same.
+        workers: Processes.
+        ray: The address of a Ray cluster.
+        on_event: Called with the progress.
+
+    Returns:
+        The finished study.
+
+    Raises:
+        InputError: If something is wrong with the run file, or a resumed study was started with another one.
+
+    Example:
+        >>> study = mg.evolve.start("run.yml", "study.sqlite")  # doctest: +SKIP
     """
     loaded = run if isinstance(run, LoadedRun) else runfile.load(run)
     if resume and not Path(study).is_file():
@@ -63,7 +78,19 @@ def start(
 
 
 def recipe(study: Study, trial: Trial) -> dict[str, Any]:
-    """The recipe of a trial: `merganser merge` of it gives the weights that were evaluated, bit for bit."""
+    """Return the recipe of a trial; merging it gives the weights that were evaluated, bit for bit.
+
+    Args:
+        study: The study.
+        trial: One of its trials.
+
+    Returns:
+        A recipe for `mg.run`.
+
+    Example:
+        >>> study = mg.evolve.start("run.yml", "study.sqlite")  # doctest: +SKIP
+        >>> mg.run(mg.evolve.recipe(study, study.best()), "winner")  # doctest: +SKIP
+    """
     stored = study.store.get("run")
     if stored is None:
         raise InputError(f"{study.store.path}: this study was not started from a run file, so it has no recipe")

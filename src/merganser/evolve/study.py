@@ -24,7 +24,15 @@ from merganser.notebooks import Shown
 
 
 class Study(Shown):
-    """One study in one file; see the module's example."""
+    """One study in one SQLite file.
+
+    Args:
+        store: The file; use `Study.open(path)`.
+
+    Example:
+        >>> study = mg.evolve.Study.open("study.sqlite")
+        >>> study.close()
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -131,7 +131,17 @@ class Summary:
 
 
 def summarize(study: Study) -> Summary:
-    """Everything the report shows. Needs a study whose search has ended."""
+    """Return everything that a report shows of a study whose search has ended.
+
+    Args:
+        study: The study.
+
+    Returns:
+        Winners, convergence, estimator errors and costs.
+
+    Example:
+        >>> summary = mg.evolve.summarize(mg.evolve.Study.open("study.sqlite"))  # doctest: +SKIP
+    """
     design = study.design
     trials = study.trials()
     winners = study.pareto() if len(design.objectives) > 1 else [study.best()]

@@ -48,7 +48,26 @@ class ExpertEntry:
 
 @dataclass(frozen=True)
 class MoERecipe:
-    """A mixture of experts as asked for; `root` is the directory of its file."""
+    """A mixture of experts as the user asked for it.
+
+    Attributes:
+        base: The model of attention, norms and embeddings.
+        experts: The models whose MLPs become experts.
+        shared: Experts that every token uses.
+        gate_mode: How gates are made.
+        per_token: Experts per token.
+        dtype: The dtype of the output; that of the base by default.
+        architecture: `"mixtral"`, `"qwen2"`, `"qwen3"` or `"deepseek"`; by default what the models allow.
+        seed: Of random gates and noise.
+        written: The text or document it was read from.
+        root: The directory of its file.
+
+    Example:
+        >>> experts = [{"source_model": "math"}, {"source_model": "code"}]
+        >>> document = {"base_model": "base", "gate_mode": "random", "experts": experts}
+        >>> mg.surgery.load_moe(document).gate_mode
+        'random'
+    """
 
     base: str
     experts: tuple[ExpertEntry, ...]
@@ -63,10 +82,22 @@ class MoERecipe:
 
 
 def load_moe(source: str | os.PathLike[str] | Mapping[str, Any]) -> MoERecipe:
-    """Read a recipe for a mixture of experts: the path of a YAML file, or a mapping.
+    """Read a recipe for a mixture of experts, in the words of mergekit-moe.
+
+    Args:
+        source: The path of a YAML file, or a mapping.
+
+    Returns:
+        The recipe.
 
     Raises:
         RecipeError: With every problem of the recipe.
+
+    Example:
+        >>> experts = [{"source_model": "math"}, {"source_model": "code"}]
+        >>> document = {"base_model": "base", "gate_mode": "random", "experts": experts}
+        >>> len(mg.surgery.load_moe(document).experts)
+        2
     """
     if isinstance(source, Mapping):
         return _read(dict(source), source, None, "recipe")

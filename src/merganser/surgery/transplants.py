@@ -47,7 +47,7 @@ def transplant(
         InputError: If a tokenizer is missing or the vocabularies share too little for the rule; before any work.
 
     Example:
-        >>> mg.save(mg.surgery.transplant("SmolLM2-135M", "Llama-3.2-1B"), "out/")
+        >>> mg.save(mg.surgery.transplant("SmolLM2-135M", "Llama-3.2-1B"), "out/")  # doctest: +SKIP
     """
     one_of("rule for absent tokens", absent, ABSENT)
     if terms is not None and absent != "omp":

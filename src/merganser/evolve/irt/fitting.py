@@ -78,10 +78,27 @@ def fit(
     tolerance: float = 1e-5,
     device: str = "cpu",
 ) -> IRT:
-    """Fit models × items answers in [0, 1]; entries that are NaN, or 0 in `mask`, are missing.
+    """Fit an IRT to answers.
 
-    `dimensions` (at most 15) is chosen by the log-loss on a held-out tenth of the answers unless given: the fewest that
-    come within one standard error of the best. `seed` picks that tenth and nothing else.
+    Args:
+        answers: Scores in [0, 1], shape (models, items); NaN is missing.
+        mask: 0 where an answer is missing.
+        dimensions: At most 15. By default the fewest whose log-loss on a held-out tenth of the answers comes within one
+            standard error of the best.
+        seed: Picks that tenth and nothing else.
+        sweeps: The most iterations.
+        tolerance: Stop when parameters move less than this.
+        device: Where to compute.
+
+    Returns:
+        The fitted model.
+
+    Raises:
+        InputError: If the answers have another shape or range.
+
+    Example:
+        >>> import numpy as np
+        >>> irt = mg.evolve.irt.fit(np.random.default_rng(0).integers(0, 2, (12, 30)), dimensions=1)
     """
     observed, known = checked(answers, mask, dimensions, device)
     losses: dict[int, float] = {}

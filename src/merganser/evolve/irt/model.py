@@ -23,8 +23,17 @@ FORMAT = "merganser-irt-1"
 
 @dataclass(frozen=True)
 class Items:
-    """Discrimination a (items × D) and difficulty β (items) of the questions; `errors` holds the standard error of
-    each a and, in the last column, of β, when they are known."""
+    """Parameters of the questions.
+
+    Attributes:
+        discrimination: a, shape (items, dimensions).
+        difficulty: β, shape (items,).
+        errors: Standard errors of each a and, in the last column, of β, when they are known.
+
+    Example:
+        >>> import numpy as np
+        >>> items = mg.evolve.irt.Items(np.ones((5, 1)), np.zeros(5))
+    """
 
     discrimination: Array
     difficulty: Array
@@ -52,7 +61,16 @@ MAX_DIMENSIONS = 15
 
 @dataclass(frozen=True)
 class Normal:
-    """A normal prior with diagonal precision."""
+    """A normal prior with diagonal precision.
+
+    Attributes:
+        mean: The mean, shape (dimensions,).
+        precision: The precision, shape (dimensions,).
+
+    Example:
+        >>> import numpy as np
+        >>> prior = mg.evolve.irt.Normal(np.zeros(1), np.ones(1))
+    """
 
     mean: Array
     precision: Array
@@ -60,10 +78,20 @@ class Normal:
 
 @dataclass(frozen=True)
 class IRT:
-    """Multidimensional two-parameter logistic model: p(model m answers item i) = σ(a_i · γ_m − β_i).
+    """A multidimensional two-parameter logistic model: p(model m answers item i) = σ(a_i · γ_m − β_i).
 
-    `abilities` is γ (models × D), `prior` the fitted prior of an ability, `covariances` the Laplace covariance of each
-    ability (models × D × D), `validation` the held-out log-loss per number of dimensions that was tried.
+    Attributes:
+        abilities: γ, shape (models, dimensions).
+        items: Discriminations and difficulties.
+        prior: The fitted prior of an ability.
+        covariances: The Laplace covariance of each ability, shape (models, dimensions, dimensions).
+        validation: The held-out log-loss by number of dimensions that was tried.
+
+    Example:
+        >>> import numpy as np
+        >>> irt = mg.evolve.irt.fit(np.random.default_rng(0).integers(0, 2, (12, 30)), dimensions=1)
+        >>> irt.abilities.shape
+        (12, 1)
     """
 
     abilities: Array
