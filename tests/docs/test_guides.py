@@ -113,7 +113,7 @@ def test_commands_parse(guide: str) -> None:
 def test_mentioned_commands_have_their_options(guide: str) -> None:
     for words in mentioned(guide):
         command, rest = resolve(words)
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         assert {word for word in rest if word.startswith("-")} <= known, words
 
 

@@ -12,7 +12,7 @@ from merganser.evolve.design import Design, Objective, StudyTask
 from merganser.evolve.irt.model import IRT, Items, Normal
 from merganser.evolve.preparation import prepare, to_bytes
 from merganser.evolve.space import Choices, Range, SearchParameter, Space
-from merganser.evolve.store import Store, Trial, paired
+from merganser.evolve.store import Answers, Store, Trial
 from merganser.evolve.study import Study
 from merganser.strict_json import parse_json
 
@@ -46,7 +46,7 @@ def study_file(directory: Path) -> bytes:
     store = Store(directory / "study.sqlite")
     store.set(design={"tasks": ["a"]}, seed=1)
     trial = Trial("candidate", "c0", "done", 0, 0, (0.5,), {"weight": 0.5}, {"a": 0.5}, {"a": {"value": 0.5}})
-    store.add(trial, {"a": paired([0, 1], [0.0, 1.0])})
+    store.add(trial, {"a": Answers(np.array([0, 1]), np.array([0.0, 1.0]))})
     store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store._connection.execute("PRAGMA journal_mode=DELETE")
     store.close()

@@ -86,7 +86,7 @@ def mergeability(
     if len(experts) < 2:
         raise InputError(f"mergeability is about pairs: expected two experts or more, got {len(experts)}")
     if runs is not None and set(runs) != set(experts):
-        raise InputError(f"runs of {sorted(runs)} for the experts {sorted(experts)}: the same, please")
+        raise InputError(f"runs are of {sorted(runs)}, but experts of {sorted(experts)}; name the same tasks")
     names = list(experts)
     origin = open_checkpoint(base)
     vectors = [TaskVector(experts[name], origin, exclude=exclude) for name in names]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_config
 from merganser.lazy import torch
+from merganser.strict_json import parse_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,7 +59,7 @@ def new_skeleton(config: Mapping[str, Any]) -> nn.Module | None:
 
 @functools.lru_cache(maxsize=4)
 def _build(config: str) -> nn.Module | None:
-    return new_skeleton(json.loads(config))
+    return new_skeleton(parse_json(config))
 
 
 def shared_parameters(model: nn.Module) -> dict[str, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from merganser.strict_json import parse_json, read_json
 from merganser.studio.roots import Outside, Roots
 
 DEEPEST, MOST = 6, 2000
@@ -147,7 +147,7 @@ def _header(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            found = json.loads(file.read(length)) if length <= _HEADER_LIMIT else {}
+            found = parse_json(file.read(length)) if length <= _HEADER_LIMIT else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -155,7 +155,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from merganser.errors import InputError
-from merganser.strict_json import parse_json
+from merganser.strict_json import parse_json, read_json
 
 Status = Literal["starting", "running", "done", "failed", "cancelled", "interrupted"]
 #: Seconds until a job whose process never came to life counts as interrupted.
@@ -108,7 +108,7 @@ class Jobs:
             InputError: If there is no such job.
         """
         directory = self._directory(name)
-        record: dict[str, Any] = json.loads((directory / "job.json").read_text(encoding="utf-8"))
+        record: dict[str, Any] = read_json(directory / "job.json")
         ended = _read(directory / "exit.json")
         events = _events(directory / "events.jsonl")
         progress = next((e for e in reversed(events) if "total" in e and "done" in e), None)
@@ -168,7 +168,7 @@ class Jobs:
         job = self.describe(name)
         if job["status"] not in ("failed", "cancelled", "interrupted"):
             raise InputError(f"job {name} is {job['status']}: only one that was stopped can go on")
-        record = json.loads((directory / "job.json").read_text(encoding="utf-8"))
+        record = read_json(directory / "job.json")
         record["arguments"] += [word for word in words(resume=record["resumable"]) if word not in record["arguments"]]
         record |= {"attempts": record["attempts"] + 1, "resumed": time.time()}
         for file in ("exit.json", "cancelled", "lock"):
@@ -207,7 +207,7 @@ def _held(lock: Path) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         return found if isinstance(found, dict) else {}
     return {}
 
@@ -224,7 +224,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in _tail(path).splitlines():
         with contextlib.suppress(ValueError):
-            event = json.loads(line)
+            event = parse_json(line)
             if isinstance(event, dict) and "event" in event:
                 found.append(event)
     return found

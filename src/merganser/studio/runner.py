@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from merganser.strict_json import read_json
+
 
 def run(directory: Path) -> int:
     """Run the command of a job to its end and write down how it ended.
@@ -28,7 +30,7 @@ def run(directory: Path) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the command, which says what it leaves behind
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    job = json.loads((directory / "job.json").read_text(encoding="utf-8"))
+    job = read_json(directory / "job.json")
     began = time.time()
     with (
         open(directory / job["stdin"] if job.get("stdin") else os.devnull, "rb") as given,

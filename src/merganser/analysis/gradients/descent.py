@@ -40,7 +40,7 @@ def descent_check(decreases: Mapping[str, float], samples: Mapping[str, int]) ->
     """Judge one step from each task's decrease of mean loss and its number of samples."""
     if not decreases or set(decreases) != set(samples):
         raise InputError(
-            f"decreases are for tasks {sorted(decreases)}, sample counts for {sorted(samples)}: the same, please"
+            f"decreases are for tasks {sorted(decreases)}, but sample counts for {sorted(samples)}; name the same tasks"
         )
     if min(samples.values()) <= 0:
         raise InputError("every task needs a positive number of samples")
