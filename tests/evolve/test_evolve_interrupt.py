@@ -14,6 +14,14 @@ from merganser.evolve.study import Study
 pytest.importorskip("pymoo")
 
 
+@pytest.fixture(autouse=True)
+def listening():
+    """Python hears SIGINT, also where a shell that started the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def command(monkeypatch, capsys):
     """`merganser ARGS` in this process: exit code and standard error."""

@@ -14,7 +14,7 @@ from merganser.cli.output import emit, say
 def command(
     document: Annotated[
         Literal["recipe", "run"],
-        typer.Argument(metavar="DOCUMENT", help="recipe (of a merge) or run (a run file of evolve)."),
+        typer.Argument(metavar="DOCUMENT", help="What to describe: recipe (of a merge) or run (a run file of evolve)."),
     ],
     as_json: Json = False,
 ) -> None:
