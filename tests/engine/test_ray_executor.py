@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,32 +10,23 @@ from safetensors.torch import load_file, save_file
 
 from merganser.errors import MerganserError
 from merganser.recipes.running import run
+from support.ray_runs import run_with_ray
 
 pytest.importorskip("ray")
-pytest.importorskip("psutil")
 
-# Ray takes down the process it runs in when it is unhappy; the test's own must survive that.
 CLUSTER = """
 import json, os, signal, sys
 import psutil
 import merganser.engine.execute as execute
 from merganser.recipes.running import run
+from support.ray_runs import exposed_addresses
 
 execute.SPAN = 1  # a task for every tensor
-killed, exposed, listening = [], set(), set()
-
-def look_at_ports():
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        try:
-            addresses = [c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-        except psutil.Error:
-            continue
-        listening.update(addresses)
-        exposed.update(a for a in addresses if a.rpartition(":")[2] not in ("127.0.0.1", "1"))
+killed, exposed = [], []
 
 def kill_one(progress):
-    if not listening:
-        look_at_ports()
+    if not exposed:
+        exposed.append(exposed_addresses())
     if not killed and progress.done > progress.total // 4:
         children = psutil.Process().children(recursive=True)
         workers = [p for p in children if " ".join(p.cmdline()).startswith(("ray::_compute", "ray::IDLE"))]
@@ -46,9 +34,9 @@ def kill_one(progress):
             killed.append(workers[0].pid)
             os.kill(workers[0].pid, signal.SIGKILL)
 
-run(json.loads(sys.argv[1]), sys.argv[2], ray="local", workers=2, on_progress=kill_one)
+run(json.loads(sys.argv[1]), sys.argv[2], ray="local", workers=2, overwrite=True, on_progress=kill_one)
 assert killed, "no worker was found to kill"
-assert listening and not exposed, f"a local cluster listens on {exposed or 'nothing'}"
+assert exposed == [set()], f"a local cluster listens on {exposed}"
 """
 
 
@@ -61,16 +49,8 @@ def test_ray_survives_a_dead_worker_and_changes_no_bit(tmp_path: Path) -> None:
     recipe = f'{{"method": "dare_ties", "base": "{tmp_path}/base", "models": ["{tmp_path}/a", "{tmp_path}/b"]}}'
     (tmp_path / "recipe.yml").write_text(recipe)
     run(tmp_path / "recipe.yml", tmp_path / "local")
-    for attempt in range(3):
-        out = tmp_path / f"cluster{attempt}"
-        command = [sys.executable, "-c", CLUSTER, recipe, str(out)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        if "timed out during startup" not in done.stderr:
-            break
-    else:
-        pytest.skip("Ray gives its daemons 30 seconds to start; this machine is too busy for that")
-    assert done.returncode == 0, done.stderr[-3000:]
+    out = tmp_path / "cluster"
+    run_with_ray(CLUSTER, recipe, str(out), modules=Path(__file__).parent)
     local, cluster = (load_file(path / "model.safetensors") for path in (tmp_path / "local", out))
     assert local.keys() == cluster.keys()
     assert all(torch.equal(local[name], cluster[name]) for name in local)

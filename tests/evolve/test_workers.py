@@ -10,6 +10,7 @@ from synthetic_world import Deadly, World
 
 from merganser.errors import InputError
 from merganser.evolve.workers import ATTEMPTS, Job, workers
+from support.ray_runs import run_with_ray
 
 JOBS = [Job(i, {"weight.math": 0.2 * i, "weight.code": 1.0}, {"quiz": [1, 2, 3]}) for i in range(8)]
 
@@ -36,27 +37,28 @@ def test_a_job_that_kills_its_workers_is_given_up_after_some_attempts():
     assert "exit code -9" in found[7].error
 
 
-def test_ray_equals_this_process_and_survives_a_dead_actor(tmp_path):
-    ray = pytest.importorskip("ray")
-    paths = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
-    options = {"num_cpus": 2, "include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
-    for _ in range(3):
-        try:
-            ray.init(**options, runtime_env=paths)
-            break
-        except Exception as error:
-            ray.shutdown()
-            if "timed out during startup" not in str(error):
-                raise
-    else:
-        pytest.skip("Ray gives its daemons 30 seconds to start; this machine is too busy for that")
-    try:
-        found = outcomes(World(die_once=str(tmp_path / "died")), count=2, ray="local")
-    finally:
-        ray.shutdown()
+CLUSTER = """
+import contextlib, sys
+import ray
+from support.ray_runs import exposed_addresses
+from synthetic_world import World
+from test_workers import JOBS, outcomes
+from merganser.evolve.workers import workers
+
+with contextlib.closing(workers(World(die_once=sys.argv[1]), 2, ray="local")) as pool:
+    found = {outcome.job.number: outcome for outcome in pool.run(JOBS)}
+    exposed = exposed_addresses()
+assert not exposed, f"a local cluster listens on {exposed}"
+assert not ray.is_initialized(), "the cluster that the pool started outlives it"
+assert {n: o.answers for n, o in found.items()} == {n: o.answers for n, o in outcomes(World()).items()}
+assert max(outcome.job.attempt for outcome in found.values()) == 2
+"""
+
+
+def test_ray_equals_this_process_survives_a_dead_actor_and_is_not_exposed(tmp_path):
+    pytest.importorskip("ray")
+    run_with_ray(CLUSTER, str(tmp_path / "died"), modules=Path(__file__).parent)
     assert (tmp_path / "died").exists()
-    assert {n: o.answers for n, o in found.items()} == {n: o.answers for n, o in outcomes(World()).items()}
-    assert max(o.job.attempt for o in found.values()) == 2
 
 
 def test_no_workers_do_no_work():

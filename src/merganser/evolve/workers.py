@@ -210,8 +210,9 @@ class RayWorkers:
 
     def __init__(self, evaluate: Evaluate, count: int, address: str) -> None:
         self._ray: Any = require("ray", "ray")
-        if not self._ray.is_initialized():
-            start_ray(address)
+        self._started = not self._ray.is_initialized()
+        if self._started:
+            start_ray(address, count, log_to_driver=False)
         self._actor = self._ray.remote(_RayEvaluator)
         self._evaluate = self._ray.put(evaluate)
         self._count = count
@@ -242,6 +243,8 @@ class RayWorkers:
         for actor in self._idle:
             self._ray.kill(actor)
         self._idle = []
+        if self._started:
+            self._ray.shutdown()
 
 
 class _RayEvaluator:
