@@ -3,7 +3,7 @@
     python -m benchmarks.readme [--check]
 
 Numbers come from `benchmarks/results/*.json`, which the benchmarks write with `--json`; `benchmarks.report` draws the
-figures and builds docs/results.md.
+figures and builds the pages of results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.reporting.sections import speed as merging
 ROOT = Path(__file__).parents[1]
 
 
-#: The rows of the README's table; all methods are in docs/results.md.
+#: The rows of the README's table; all methods are in docs/results/speed.md.
 SHOWN = ("linear", "task_arithmetic", "slerp", "ties", "dare_ties", "della")
 
 

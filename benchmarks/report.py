@@ -1,4 +1,4 @@
-"""Builds docs/results.md and its figures from stored results alone.
+"""Builds docs/results.md, the pages in docs/results and their figures from stored results alone.
 
     python -m benchmarks.report [--check] [--results DIR] [--out DIR]
 
@@ -12,66 +12,112 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.records import RESULTS
 from benchmarks.reporting import drawing, markdown
 from benchmarks.reporting.parts import Figure
-from benchmarks.reporting.sections import SECTIONS, others
+from benchmarks.reporting.questions import QUESTIONS
+from benchmarks.reporting.sections import PAGES, Page, others
 
 DOCS = Path(__file__).parents[1] / "docs"
 INTRO = """
-Measured on the machine named under each section, good or bad, with the command to measure it again. This page is made
-by `make results` from the files in [benchmarks/results]({results}); a test fails when they disagree. Models are small
-enough to be trained on two cores (`benchmarks/zoo/`), so accuracies are those of this scale. *Normalised* accuracy is a
-merge's accuracy over that of the expert of the task, mean over tasks; *one standard error* is that of an accuracy over
-the test set, √(a(1 − a)/n).
-
-Goals are marked *met* or *not met* where they are measured. Not measured yet on networks that pass the guards
-(training has moved their weights: the median cosine with the initial ones is at most 0.6) are alignment of ResNet20,
-VGG11 and a patch transformer on CIFAR-10, several image tasks in one backbone, three skills in one language model, and
-federated training of a CNN; `make zoo` trains these networks, and the plan in `benchmarks/zoo/plan.py` says how long it
-takes.
+Ten questions, each with one sentence, one figure and one command; the tables behind them are on the pages listed at the
+end. Everything is measured on the machine named under each section, good or bad, with the command to measure it again.
+Models are small enough to be trained on two cores (`benchmarks/zoo/`), so accuracies are those of this scale.
+"""
+READING = """
+`make results` makes these pages from the files in [benchmarks/results]({results}); a test fails when they disagree.
+*Normalised* accuracy is a merge's accuracy over that of the expert of the task, mean over tasks; *one standard error*
+is that of an accuracy over the test set, √(a(1 − a)/n). Goals are marked *met* or *not met* where they are measured. A
+guard stands beside networks trained apart: training has moved their weights, so that the median cosine with the
+initial ones is at most 0.6. `make zoo` trains all networks, and the plan in `benchmarks/zoo/plan.py` says how long it
+takes; what has not been trained has no section.
 
 C²M³, MergeMany and REPAIR are explained on the page on [alignment](alignment.md), TSV-M, TSV-C and interference (STI)
 on [experts](experts.md), MASS and what it is compared with on [adaptive models](adaptive.md), estimators of a merge's
 quality (p-, gp-, mp- and gmp-IRT) on [evolution](evolution.md); `merganser methods` lists the others.
 """
+Records = Mapping[str, Mapping[str, Any]]
 
 
-def build(results: Path = RESULTS, out: Path = DOCS) -> tuple[str, list[Figure]]:
-    """The page, and the figures it shows."""
-    blocks: list[str] = []
-    figures: list[Figure] = []
+@dataclass(frozen=True)
+class Built:
+    """Pages by their path under the documentation, and the figures they show."""
+
+    pages: Mapping[Path, str]
+    figures: Sequence[Figure]
+
+
+def build(results: Path = RESULTS, out: Path = DOCS) -> Built:
+    """Make all pages from the records in `results`."""
+    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))}
+    pages: dict[Path, str] = {}
+    figures: dict[str, Figure] = {}
     contents: list[str] = []
-    place = os.path.relpath(results, out)
-    stored = {path.stem: path for path in sorted(results.glob("*.json"))}
-    for section in (*SECTIONS, *others(stored)):
-        if section.record not in stored:
+    for page in (*PAGES, others(records)):
+        shown = [section for section in page.sections if section.record in records]
+        if not shown:
             continue
-        record = json.loads(stored[section.record].read_text(encoding="utf-8"))
-        contents.append(f"- [{section.title}](#{markdown.anchor(section.title)})")
-        blocks.append(f"## {section.title}")
+        path = Path("results") / f"{page.name}.md"
+        links = [f"  - [{each.title}]({path.as_posix()}#{markdown.anchor(each.title)})" for each in shown]
+        contents += [f"- **[{page.title}]({path.as_posix()})**", *links]
+        place = os.path.relpath(results, out / path.parent)
+        pages[path] = "\n\n".join([f"# {page.title}", *_sections(page, records, place, figures)]) + "\n"
+    questions = list(_questions(records, figures))
+    reading = READING.format(results=os.path.relpath(results, out)).strip().split("\n\n")
+    front = ["# Results", markdown.paragraph(INTRO), *questions, "## All measurements", "\n".join(contents)]
+    pages[Path("results.md")] = "\n\n".join([*front, *map(markdown.paragraph, reading)]) + "\n"
+    return Built(pages, list(figures.values()))
+
+
+def _sections(page: Page, records: Records, place: str, figures: dict[str, Figure]) -> Iterator[str]:
+    """The blocks of a page; figures are added to those known."""
+    for section in page.sections:
+        if section.record not in records:
+            continue
+        record = records[section.record]
+        yield f"## {section.title}"
         for part in section.make(record["results"]):
-            blocks.append(markdown.write(part))
+            yield markdown.write(part, "../images")
             if isinstance(part, Figure):
-                figures.append(part)
-        blocks.append(markdown.provenance(f"{place}/{section.record}.json", record))
-    intro = INTRO.format(results=place).strip().split("\n\n")
-    page = ["# Results", *map(markdown.paragraph, intro), "\n".join(contents), *blocks]
-    return "\n\n".join(page) + "\n", figures
+                figures[part.name] = part
+        yield markdown.provenance(f"{place}/{section.record}.json", record)
 
 
-def stale(page: str, figures: Sequence[Figure], out: Path = DOCS) -> list[Path]:
-    """Files that are missing, or that say something else than the stored results."""
-    target = out / "results.md"
-    found = [] if target.exists() and target.read_text(encoding="utf-8") == page else [target]
-    for figure in figures:
+def _questions(records: Records, figures: dict[str, Figure]) -> Iterator[str]:
+    """The questions that the records answer, with a link to the section that has all of it."""
+    places = {section.record: (page, section) for page in PAGES for section in page.sections}
+    for question in QUESTIONS:
+        if question.record not in records:
+            continue
+        if (answer := question.answer(records[question.record]["results"])) is None:
+            continue
+        sentence, figure = answer
+        shown = figures[figure] if isinstance(figure, str) else figures.setdefault(figure.name, figure)
+        page, section = places[question.record]
+        yield f"## {question.title}"
+        link = f"[The full tables](results/{page.name}.md#{markdown.anchor(section.title)})."
+        yield markdown.paragraph(f"{sentence} {link}")
+        yield markdown.write(shown)
+        yield f"```sh\n{question.command}\n```"
+
+
+def stale(built: Built, out: Path = DOCS) -> list[Path]:
+    """Files that are missing, that say something else than the stored results, or that nothing stored is behind."""
+    found = []
+    for path, text in built.pages.items():
+        target = out / path
+        if not target.exists() or target.read_text(encoding="utf-8") != text:
+            found.append(target)
+    for figure in built.figures:
         path = drawing_of(figure, out)
         if not path.exists() or not drawing.shows(path.read_text(encoding="utf-8"), figure):
             found.append(path)
-    return found
+    return found + [path for path in (out / "results").glob("*.md") if path.relative_to(out) not in built.pages]
 
 
 def drawing_of(figure: Figure, out: Path) -> Path:
@@ -83,17 +129,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--check", action="store_true", help="fail if a file is out of date; write nothing")
     parser.add_argument("--redraw", action="store_true", help="draw every figure, also those that are up to date")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of stored results")
-    parser.add_argument("--out", type=Path, default=DOCS, help="directory for results.md and images/")
+    parser.add_argument("--out", type=Path, default=DOCS, help="directory for results.md, results/ and images/")
     options = parser.parse_args(arguments)
-    page, figures = build(options.results, options.out)
-    old = stale(page, figures, options.out)
+    built = build(options.results, options.out)
+    old = stale(built, options.out)
     if options.check:
         if old:
             sys.exit(f"out of date: {', '.join(path.name for path in old)}; run make results")
         return
-    (options.out / "images").mkdir(parents=True, exist_ok=True)
-    (options.out / "results.md").write_text(page, encoding="utf-8")
-    for figure in figures:
+    for folder in ("images", "results"):
+        (options.out / folder).mkdir(parents=True, exist_ok=True)
+    for path in old:
+        if path.suffix == ".md" and path.relative_to(options.out) not in built.pages:
+            path.unlink()
+    for path, text in built.pages.items():
+        (options.out / path).write_text(text, encoding="utf-8")
+    for figure in built.figures:
         path = drawing_of(figure, options.out)
         if options.redraw or path in old:
             path.write_text(drawing.render(figure), encoding="utf-8")

@@ -12,7 +12,7 @@ COLOURS = ("#2a78d6", "#e07b39", "#3a9d5d", "#9b59b6", "#c0392b", "#7f8c8d", "#d
 MARKERS = "osD^vPX*<>"
 #: Names that have the same colour in every figure.
 KNOWN = {
-    "plain copy": "#b0b7c3",
+    "limit": "#b0b7c3",
     "merganser": "#2a78d6",
     "Merganser": "#2a78d6",
     "mergekit": "#e07b39",

@@ -47,9 +47,10 @@ def _ranges(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def write(part: Part) -> str:
+def write(part: Part, images: str = "images") -> str:
+    """A part as Markdown; `images` is the directory of the drawings as the page sees it."""
     if isinstance(part, Text):
         return paragraph(part.text)
     if isinstance(part, Figure):
-        return f"![{part.alt}](images/{part.name}.svg)"
+        return f"![{part.alt}]({images}/{part.name}.svg)"
     return table(part)

@@ -9,6 +9,7 @@ from typing import Any
 from latex2mathml.converter import convert
 
 _LINKS = {
+    "../../benchmarks/results/": "",
     "../benchmarks/results/": "results/",
     "../benchmarks/results)": "results.md)",
     "../CONTRIBUTING.md": "contributing.md",

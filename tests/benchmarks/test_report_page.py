@@ -35,24 +35,27 @@ def run(place: Path, *arguments: str) -> None:
 
 
 def test_what_is_stored_is_shown_and_what_is_not_is_left_out(place: Path) -> None:
-    page, figures = report.build(place / "results", place / "docs")
+    built = report.build(place / "results", place / "docs")
+    page = built.pages[Path("results/alignment.md")]
+    assert set(built.pages) == {Path("results.md"), Path("results/alignment.md")}
     assert "## One task: MLPs on MNIST" in page
+    assert "[One task: MLPs on MNIST](results/alignment.md#one-task-mlps-on-mnist)" in built.pages[Path("results.md")]
     assert "Speed of merging" not in page
     assert "75.0" in page
     assert "`python -m benchmarks.x`, 2026-01-01, 4 cores; seeds 0–2;" in page
-    assert "[single_task_mlp.json](../results/single_task_mlp.json)" in page
-    assert [figure.name for figure in figures] == ["single_task_mlp"]
+    assert "[single_task_mlp.json](../../results/single_task_mlp.json)" in page
+    assert [figure.name for figure in built.figures] == ["single_task_mlp"]
 
 
 def test_a_record_without_a_section_of_its_own_gets_tables(place: Path) -> None:
     store(place, "brand_new", {"tasks": 8, "rows": {"a": {"score": 0.25}, "b": {"score": 0.5, "cost": 2}}})
-    page, _ = report.build(place / "results", place / "docs")
+    page = report.build(place / "results", place / "docs").pages[Path("results/more.md")]
     assert "## Brand new" in page
     assert "| a | 0.250 | – |" in page
 
 
 def test_check_fails_until_built_and_again_when_a_number_changes(place: Path) -> None:
-    with pytest.raises(SystemExit, match=r"results\.md, single_task_mlp\.svg"):
+    with pytest.raises(SystemExit, match=r"alignment\.md, results\.md, single_task_mlp\.svg"):
         run(place, "--check")
     run(place)
     run(place, "--check")
@@ -91,3 +94,31 @@ def test_tables_and_paragraphs() -> None:
     assert all(len(line) <= markdown.WIDTH for line in markdown.write(Text("word " * 100)).splitlines())
     assert list(plain.tables([{"a": 1}, {"a": 2}])) == [Table(["", "a"], [["1", "1"], ["2", "2"]], "")]
     assert "seeds 0, 5" in markdown.provenance("x.json", {**RECORD, "seeds": [0, 5]})
+
+
+def test_a_page_without_records_goes(place: Path) -> None:
+    store(place, "brand_new", {"tasks": 8})
+    run(place)
+    (place / "results" / "brand_new.json").unlink()
+    with pytest.raises(SystemExit, match=r"more\.md"):
+        run(place, "--check")
+    run(place)
+    assert not (place / "docs" / "results" / "more.md").exists()
+
+
+def test_questions_are_answered_from_the_records(place: Path) -> None:
+    page = report.build(place / "results", place / "docs").pages[Path("results.md")]
+    assert "## Does alignment work?" in page
+    assert "the plain mean of 3 MLPs trained from different seeds answers 50.0 % of the digits" in page
+    assert "How fast" not in page
+
+
+def test_ten_questions_with_commands_that_exist() -> None:
+    from benchmarks.reporting.questions import QUESTIONS
+    from merganser.cli import COMMANDS
+
+    assert len(QUESTIONS) == 10
+    for question in QUESTIONS:
+        program, command = question.command.split()[:2]
+        assert program == "merganser"
+        assert command in COMMANDS

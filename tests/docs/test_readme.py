@@ -15,11 +15,11 @@ def test_generated_parts_are_up_to_date(file: str) -> None:
 
 
 def test_results_and_figures_say_what_was_stored() -> None:
-    assert stale(*build()) == [], "run make results"
+    assert stale(build()) == [], "run make results"
 
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 
 def anchors(page: Path) -> set[str]:

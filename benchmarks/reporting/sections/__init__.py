@@ -1,4 +1,4 @@
-"""Every section of the results in its order: the stored record it is made from, its title, and what makes it."""
+"""Every page of the results and its sections in their order: the stored record of each, its title, what makes it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from benchmarks.reporting.sections import (
     adaptive,
     compression,
     evolution,
+    evolution_racing,
     mergeability,
     multi_task,
     numerics,
@@ -30,32 +31,76 @@ class Section:
     make: Callable[[Any], Iterable[Part]]
 
 
-SECTIONS = (
-    Section("single_task_mlp", "One task: MLPs on MNIST", single_task.section("mlp")),
-    Section("single_task_mlp-fashion", "One task: MLPs on Fashion-MNIST", single_task.section("mlp-fashion")),
-    Section("single_task_cnn-fashion", "One task: small CNNs on Fashion-MNIST", single_task.section("cnn-fashion")),
-    Section("single_task_resnet20-bn", "One task: ResNet20 on CIFAR-10", single_task.section("resnet20-bn")),
-    Section("single_task_extras", "One task: smaller questions", single_task_extras.parts),
-    Section("multi_task", "Several tasks: text experts in one encoder", multi_task.parts),
-    Section("compression", "Compression: experts in few bytes", compression.parts),
-    Section("adaptive", "Adaptive: one model for inputs of unknown task", adaptive.parts),
-    Section("theory", "Theory: task vectors as gradients", theory.parts),
-    Section("mergeability", "Mergeability: guessing the cost of a merge", mergeability.parts),
-    Section("evolve", "Evolution: few evaluations", evolution.section("evolve")),
-    Section("evolve_language", "Evolution: a small language model", evolution.section("evolve_language")),
-    Section("peers", "Other programs", peers.parts),
-    Section("merge_speed", "Speed of merging", speed.parts),
-    Section("parity", "Parity with mergekit", speed.parity),
-    Section("parity_dialect", "Parity with mergekit's dialect", speed.dialect),
-    Section("taskvectors", "Speed of task-vector expressions", speed.task_vectors),
-    Section("lowrank", "Decompositions", numerics.lowrank),
-    Section("alignment", "Speed of alignment", numerics.alignment),
-    Section("irt", "Item response theory", numerics.irt),
+@dataclass(frozen=True)
+class Page:
+    """A page of the results, stored as docs/results/NAME.md."""
+
+    name: str
+    title: str
+    sections: tuple[Section, ...]
+
+
+PAGES = (
+    Page(
+        "alignment",
+        "Networks trained apart",
+        (
+            Section("single_task_mlp", "One task: MLPs on MNIST", single_task.section("mlp")),
+            Section("single_task_mlp-fashion", "One task: MLPs on Fashion-MNIST", single_task.section("mlp-fashion")),
+            Section(
+                "single_task_cnn-fashion", "One task: small CNNs on Fashion-MNIST", single_task.section("cnn-fashion")
+            ),
+            Section("single_task_resnet20-bn", "One task: ResNet20 on CIFAR-10", single_task.section("resnet20-bn")),
+            Section("single_task_extras", "One task: smaller questions", single_task_extras.parts),
+            Section("alignment", "Speed of alignment", numerics.alignment),
+        ),
+    ),
+    Page(
+        "experts",
+        "Experts of several tasks",
+        (
+            Section("multi_task", "Several tasks: text experts in one encoder", multi_task.parts),
+            Section("compression", "Compression: experts in few bytes", compression.parts),
+            Section("adaptive", "Adaptive: one model for inputs of unknown task", adaptive.parts),
+            Section("mergeability", "Mergeability: guessing the cost of a merge", mergeability.parts),
+            Section("theory", "Theory: task vectors as gradients", theory.parts),
+        ),
+    ),
+    Page(
+        "evolution",
+        "Evolution and evaluation",
+        (
+            Section("evolve_racing", "Racing: what a winner costs", evolution_racing.parts),
+            Section("evolve", "Evolution: few evaluations", evolution.section("evolve")),
+            Section("evolve_language", "Evolution: a small language model", evolution.section("evolve_language")),
+            Section("irt", "Item response theory", numerics.irt),
+        ),
+    ),
+    Page(
+        "speed",
+        "Speed and memory",
+        (
+            Section("merge_speed", "Speed of merging", speed.parts),
+            Section("taskvectors", "Speed of task-vector expressions", speed.task_vectors),
+            Section("lowrank", "Decompositions", numerics.lowrank),
+        ),
+    ),
+    Page(
+        "peers",
+        "Beside other programs",
+        (
+            Section("peers", "Other programs", peers.parts),
+            Section("parity", "Parity with mergekit", speed.parity),
+            Section("parity_dialect", "Parity with mergekit's dialect", speed.dialect),
+        ),
+    ),
 )
+SECTIONS = tuple(section for page in PAGES for section in page.sections)
 
 
-def others(known: Iterable[str]) -> list[Section]:
-    """Sections for records that none of the above is made from."""
+def others(known: Iterable[str]) -> Page:
+    """A page for records that no section above is made from."""
     named = {section.record for section in SECTIONS}
     titles = {record: record.replace("_", " ").capitalize() for record in sorted(known) if record not in named}
-    return [Section(record, title, tables) for record, title in titles.items()]
+    sections = (Section(record, title, tables) for record, title in titles.items())
+    return Page("more", "Further measurements", tuple(sections))

@@ -18,8 +18,8 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
         "A small tanh network on handwritten digits in float64, full-batch gradient descent: after one epoch, task "
         f"arithmetic and one joint step are the same weights up to {worst:.0e} of the distance travelled. After more "
-        "epochs they should part by −αη²C + O(η³) ([theory](theory.md)): the gap has slope 2 in η on log-log axes, and "
-        "what is left once the term is taken off has slope 3. Measured: "
+        "epochs they should part by −αη²C + O(η³) ([theory](../theory.md)): the gap has slope 2 in η on log-log axes, "
+        "and what is left once the term is taken off has slope 3. Measured: "
         f"{_range(results['orders'], 'gap_slope')} and {_range(results['orders'], 'corrected_slope')}."
     )
     orders = results["orders"]

@@ -1,0 +1,206 @@
+"""The ten questions a stranger asks: each answered by one sentence, one figure and one command.
+
+Sentences are made from stored results, so that they change with what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+from benchmarks import answers
+from benchmarks.reporting.formats import mebibytes, percent
+from benchmarks.reporting.parts import Axis, Bars, Figure, Lines
+from benchmarks.reporting.sections import compression, evolution_racing, multi_task
+from benchmarks.reporting.sections.speed import LIMIT
+
+#: A sentence, and the figure that shows it: one that a section draws, by its name, or one of its own.
+Answer = tuple[str, str | Figure]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, the record that answers it (not if it lacks what the answer needs), and what a user types."""
+
+    title: str
+    record: str
+    answer: Callable[[Mapping[str, Any]], Answer | None]
+    command: str
+
+
+def keeps_most(results: Mapping[str, Any]) -> Answer:
+    sheet = next(iter(multi_task.sheets(results).values()))
+    best = sheet.best()
+    gain = answers.difference(sheet.merges[best], sheet.merges[multi_task.SUM], sheet.experts)
+    sentence = (
+        f"{best}: with {sheet.count} text experts it keeps {percent(sheet.score(best).mean)} % of their accuracy, "
+        f"{percent(gain.mean)} ± {percent(gain.error)} points more than task arithmetic."
+    )
+    return sentence, "multi_task"
+
+
+def experts_that_fit(results: Mapping[str, Any]) -> Answer:
+    found = multi_task.sheets(results)
+    best = {count: (sheet.best(), sheet.score(sheet.best())) for count, sheet in found.items()}
+    said = ", ".join(f"{percent(score.mean)} % with {count}" for count, (_, score) in best.items())
+    methods = (multi_task.SUM, "TIES", "TSV-M", "Iso-C", "Iso-CTS")
+    series = {
+        name: [(n, sheet.score(name).mean) for n, sheet in found.items() if name in sheet.merges] for name in methods
+    }
+    panel = Lines(
+        {name: points for name, points in series.items() if points},
+        Axis("experts in one model", whole=True),
+        Axis("accuracy kept", percent=True),
+    )
+    figure = Figure("question_experts", "Accuracy kept by the number of experts merged", [panel])
+    return f"Every further expert costs accuracy: the best merge keeps {said} experts of one encoder.", figure
+
+
+def bytes_needed(results: Mapping[str, Any]) -> Answer:
+    rows = [row for row in results["rows"] if row["method"] != "experts as trained"]
+    around = compression.error(results["experts"], results["sentences"])
+    small = min((row for row in rows if row["normalised"] >= 1 - around), key=lambda row: row["ratio"])
+    count = len(results["experts"])
+    sentence = (
+        f"Few: {count} experts and their base take {small['ratio']:.2f} times the base alone, and the experts keep "
+        f"{percent(small['normalised'])} % of their accuracy ({small['method']} {small['setting']}, {small['dtype']}); "
+        f"stored whole they take {count + 1} times."
+    )
+    return sentence, "compression"
+
+
+def task_unknown(results: Mapping[str, Any]) -> Answer:
+    name = "8" if "8" in results["sets"] else next(iter(results["sets"]))
+    found = results["sets"][name]
+    experts = answers.read({"0": found["experts"]}, found["sentences"])
+    scores = {
+        row: answers.difference(answers.read({"0": stored["label"]}, found["sentences"]), None, experts)
+        for row, stored in found["rows"].items()
+    }
+    best = max(scores, key=lambda row: scores[row].mean)
+    sentence = (
+        f"An adaptive model finds out: the best ({best}) keeps {percent(scores[best].mean)} ± "
+        f"{percent(scores[best].error)} % of the experts' accuracy on sentences of {len(found['tasks'])} tasks that it "
+        f"is not told; the merge with all heads keeps {percent(scores['TSV-M'].mean)} %."
+    )
+    return sentence, f"adaptive_{name}"
+
+
+def alignment_works(results: Mapping[str, Any]) -> Answer:
+    tables = {int(n): table for n, table in results.items() if n.isdigit()}
+    most = max(tables)
+    table = tables[most]
+    sentence = (
+        f"Yes, on networks that match well: the plain mean of {most} MLPs trained from different seeds answers "
+        f"{percent(table['plain mean']['accuracy'])} % of the digits, their mean in a universe "
+        f"{percent(table['C²M³']['accuracy'])} %; one of them answers {percent(mean(results['single']))} %."
+    )
+    return sentence, "single_task_mlp"
+
+
+def how_fast(results: Mapping[str, Any]) -> Answer | None:
+    rows = {name: row for name, row in results["methods"].items() if "times_faster" in row}
+    if not rows:
+        return None
+    fastest, slowest = (choose(rows, key=lambda name: rows[name]["times_faster"]) for choose in (max, min))
+    taken = [row["ours"]["seconds"] for row in rows.values()]
+    sentence = (
+        f"Merging models of {results['params']} parameters takes {min(taken):.0f} to {max(taken):.0f} s on two cores, "
+        f"{rows[slowest]['times_faster']:.1f} (`{slowest}`) to {rows[fastest]['times_faster']:.1f} (`{fastest}`) times "
+        "faster than mergekit."
+    )
+    if ratios := [row["cpu_ratio_to_limit"] for row in results["methods"].values() if "cpu_ratio_to_limit" in row]:
+        sentence += f" Start-up aside, the median method takes {median(ratios):.1f} times the processor of {LIMIT}."
+    return sentence, "merge_speed"
+
+
+def memory_needed(results: Mapping[str, Any]) -> Answer | None:
+    rows = {name: row for name, row in results["methods"].items() if "mergekit" in row}
+    if not rows:
+        return None
+    ours = max(row["ours"]["peak_anonymous"] for row in rows.values())
+    peer = max(row["mergekit"]["peak_anonymous"] for row in rows.values())
+    sides = {"merganser": "ours", "mergekit": "mergekit"}
+    series = {label: [r[key]["peak_anonymous"] / 2**20 for r in rows.values()] for label, key in sides.items()}
+    bars = Bars(list(rows), series, Axis(f"peak memory, MiB, models of {results['params']} parameters"))
+    figure = Figure("question_memory", "Peak memory of merges by method, Merganser and mergekit", [bars])
+    sentence = (
+        f"At most {mebibytes(ours)} for {results['params']} parameters, where mergekit takes {mebibytes(peer)}: "
+        "tensors are read, merged and written in blocks, so that memory does not grow with the model."
+    )
+    return sentence, figure
+
+
+def same_as_mergekit(results: Mapping[str, Any]) -> Answer:
+    verdicts = {method: [case["verdict"] for case in cases.values()] for method, cases in results.items()}
+    total = {kind: sum(each.count(kind) for each in verdicts.values()) for kind in ("same", "noted", "silent")}
+    panel = Bars(
+        list(verdicts),
+        {kind: [float(each.count(kind)) for each in verdicts.values()] for kind in total},
+        Axis("recipes", whole=True),
+    )
+    figure = Figure("question_parity", "Recipes that mean the same in mergekit and Merganser, by method", [panel])
+    sentence = (
+        f"Yes: of {sum(total.values())} recipes in its dialect {total['same']} mean the same, {total['noted']} "
+        f"something else with a note in the plan, {total['silent']} something else without one."
+    )
+    return sentence, figure
+
+
+def evaluations_needed(results: Mapping[str, Any]) -> Answer:
+    best = evolution_racing.cheapest(results)
+    rows = results["fitness"]
+    sentence = (
+        f"A race with {rows[best]['questions']:.0f} questions finds a winner as good as full evaluation's with "
+        f"{rows['full']['questions']:.0f}, for {rows['full']['seconds'] / rows[best]['seconds']:.0f} times fewer "
+        "processor seconds (simulated answers, so that the true scores are known)."
+    )
+    return sentence, evolution_racing.NAME
+
+
+def cost_predicted(results: Mapping[str, Any]) -> Answer:
+    rows = results["correlations"]
+    best = max(rows, key=lambda row: abs(row["rho"]))
+    sure = abs(best["rho"]) >= 0.6
+    sentence = (
+        f"{'To a degree' if sure else 'Not from weights alone'}: the best of {len(rows)} signals, "
+        f"{best['signal'].replace('_', ' ')}, has a rank correlation of {best['rho']:.2f} with what "
+        f"{len(results['pairs'])} pairs of experts lose. Measure a merge before you trust it."
+    )
+    return sentence, "mergeability"
+
+
+QUESTIONS = (
+    Question("Which method keeps most?", "multi_task", keeps_most, "merganser methods iso_cts"),
+    Question("How many experts fit into one model?", "multi_task", experts_that_fit, "merganser merge recipe.yml OUT"),
+    Question(
+        "How many bytes does an expert need?",
+        "compression",
+        bytes_needed,
+        "merganser library build LIBRARY --base BASE --expert EXPERT --budget 1.5x",
+    ),
+    Question("What if the task is not known?", "adaptive", task_unknown, "merganser serve LIBRARY"),
+    Question("Does alignment work?", "single_task_mlp", alignment_works, "merganser align A B OUT"),
+    Question("How fast is it?", "merge_speed", how_fast, "merganser merge recipe.yml OUT"),
+    Question("How much memory does it take?", "merge_speed", memory_needed, "merganser plan recipe.yml"),
+    Question(
+        "Do my mergekit recipes give the same model?",
+        "parity_dialect",
+        same_as_mergekit,
+        "merganser plan mergekit.yml --native",
+    ),
+    Question(
+        "How many evaluations does a search need?",
+        "evolve_racing",
+        evaluations_needed,
+        "merganser evolve run study.yml",
+    ),
+    Question(
+        "Can I tell beforehand whether models merge well?",
+        "mergeability",
+        cost_predicted,
+        "merganser inspect EXPERT --base BASE",
+    ),
+)
