@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -104,3 +107,18 @@ def test_old_options_lead_to_options_of_today(command: str) -> None:
     for old, new in renamed.OPTIONS[command].items():
         assert old not in known
         assert new in known if new else arguments(found)[-1].metavar == "OUT"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("merganser tra", "transplant-tokenizer"),
+        ("merganser merge --over", "--overwrite"),
+        ("merganser library b", "build"),
+    ],
+)
+def test_a_shell_completes_commands_and_options(words: str, found: str) -> None:
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_MERGANSER_COMPLETE": "complete_bash"}
+    program = "import sys; from merganser.cli import main; sys.argv = ['merganser']; main()"
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True)
+    assert found in done.stdout.split()

@@ -62,7 +62,7 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
     from merganser.cli import build
 
     command: Any = get_command(build())
-    while hasattr(command, "commands"):
+    while hasattr(command, "commands") and words[:1] != ["--install-completion"]:
         assert words, f"{command.name}: a group of commands, none named"
         assert words[0] in command.commands, f"no command {words[0]!r} in {command.name}"
         command, words = command.commands[words[0]], words[1:]

@@ -49,7 +49,7 @@ def build() -> Any:
         cls=Commands,
         help="Merge, align, compress, route and evolve neural networks in weight space.",
         no_args_is_help=True,
-        **PLAIN,
+        **PLAIN | {"add_completion": True},
     )
 
     @app.callback(invoke_without_command=True)

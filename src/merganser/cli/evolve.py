@@ -15,6 +15,7 @@ from merganser.cli import report
 from merganser.cli.interrupts import explain_interrupt, left_in
 from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Task, Workers
 from merganser.cli.output import emit, say, wrote
+from merganser.cli.progress import ProgressReporter
 from merganser.units import show_time
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ def run(
         _describe(loaded, as_json)
         return
     path = study or run_file.parent / f"{run_file.stem}.sqlite"
-    with explain_interrupt(lambda: left_in(path)):
-        opened = start(loaded, path, resume=resume, workers=workers, ray=ray, on_event=_Listener(as_json))
+    with explain_interrupt(lambda: left_in(path)), ProgressReporter("evolving", "steps") as reporter:
+        listener = _Listener(reporter, as_json)
+        opened = start(loaded, path, resume=resume, workers=workers, ray=ray, on_event=listener)
     _show_best(opened, None, as_json)
 
 
@@ -181,9 +183,10 @@ def export(
 
 
 class _Listener:
-    """A line a trial, or JSON lines."""
+    """A line a trial and a bar for the phase, or JSON lines."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, reporter: ProgressReporter, as_json: bool) -> None:
+        self._reporter = reporter
         self._json = as_json
 
     def __call__(self, event: Event) -> None:
@@ -198,7 +201,8 @@ class _Listener:
             words.append(_named(event.trial.objectives) or f"{event.trial.state}{failed}")
         if left is not None and left == left:
             words.append(f"about {show_time(left)} left")
-        say("  ".join(words), sys.stderr)
+        self._reporter.line("  ".join(words))
+        self._reporter(event.done, event.total, event.phase)
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Check, Json, RankFraction, Tensors
 from merganser.cli.output import emit, say
+from merganser.cli.progress import ProgressReporter
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -138,7 +138,11 @@ def _interference(
     from merganser.interference import survey
 
     experts = named if isinstance(source, str) else None
-    found = survey(source, experts, rank_fraction=rank_fraction, on_matrix=_step(_matrices(source)))
+    total, count = _matrices(source), itertools.count(1)
+    with ProgressReporter("comparing", "matrices") as reporter:
+        found = survey(
+            source, experts, rank_fraction=rank_fraction, on_matrix=lambda name: reporter(next(count), total, name)
+        )
     if html is not None:
         _write_page(source, experts, found, html)
     if as_json:
@@ -147,19 +151,6 @@ def _interference(
     _show_interference(found, tensors)
     if html is not None:
         say(f"\nwrote {html}")
-
-
-def _step(total: int) -> Callable[[str], None]:
-    """Says which matrix is being looked at, on a terminal only."""
-    count = itertools.count(1)
-
-    def show(name: str) -> None:
-        if sys.stderr.isatty():
-            position = next(count)
-            end = "\n" if position == total else ""
-            say(f"\r\x1b[K{position}/{total} {name[-60:]}", sys.stderr, end)
-
-    return show
 
 
 def _matrices(source: Library | str) -> int:

@@ -81,7 +81,7 @@ def command(
 
     complete: list[Path] = []
     partial = out.with_name(f"{out.name}.partial") if out.name else out
-    with explain_interrupt(lambda: left_in(partial)), ProgressReporter(as_json) as reporter:
+    with explain_interrupt(lambda: left_in(partial)), ProgressReporter("merging", as_json=as_json) as reporter:
 
         def on_progress(progress: Progress) -> None:
             reporter(progress.done, progress.total, progress.name)

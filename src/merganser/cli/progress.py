@@ -11,12 +11,15 @@ from merganser.cli.output import emit, say
 from merganser.units import show_size, show_time
 
 LOG_SECONDS = 10.0
+BYTES = "bytes"
 
 
 class ProgressReporter:
-    """Shows bytes done, the rate of this run, and the time left; use as a context manager and call with each event."""
+    """Shows what is done, the rate of this run and the time left; use as a context manager and call with each event."""
 
-    def __init__(self, as_json: bool = False) -> None:
+    def __init__(self, doing: str, unit: str = BYTES, *, as_json: bool = False) -> None:
+        self._doing = doing
+        self._unit = unit
         self._json = as_json
         self._bar: Any = None
         self._task: Any = None
@@ -26,25 +29,7 @@ class ProgressReporter:
 
     def __enter__(self) -> ProgressReporter:
         if not self._json and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                DownloadColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-                TransferSpeedColumn,
-            )
-
-            self._bar = Progress(
-                TextColumn("merging"),
-                BarColumn(),
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[name]}", table_column=None),
-                console=Console(stderr=True),
-            )
+            self._bar = _bar(self._doing, self._unit)
             self._bar.start()
         return self
 
@@ -54,22 +39,58 @@ class ProgressReporter:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, done: int, total: int, name: str) -> None:
+    def __call__(self, done: int, total: int, name: str = "") -> None:
         now = time.monotonic()
         if self._first is None:
             self._first = done
         rate = (done - self._first) / max(1e-9, now - self._began)
-        left = (total - done) / rate if rate > 0 else 0.0
         if self._json:
-            emit({"event": "progress", "done": done, "total": total, "name": name, "bytes_per_second": round(rate)})
+            speed = {"bytes_per_second": round(rate)} if self._unit == BYTES else {}
+            emit({"event": "progress", "done": done, "total": total, "name": name, **speed})
         elif self._bar is not None:
             if self._task is None:
-                self._task = self._bar.add_task("merge", total=total, completed=done, name="")
-            self._bar.update(self._task, completed=done, name=name[-40:])
+                self._task = self._bar.add_task(self._doing, total=total, completed=done, name="")
+            self._bar.update(self._task, completed=done, total=total, name=name[-40:])
         elif now - self._spoke >= LOG_SECONDS:
             self._spoke = now
-            say(
-                f"{done / max(1, total):4.0%}  {show_size(done)} of {show_size(total)}  {show_size(rate)}/s  "
-                f"{show_time(left)} left",
-                sys.stderr,
-            )
+            left = f"  {show_time((total - done) / rate)} left" if rate > 0 else ""
+            say(f"{done / max(1, total):4.0%}  {self._amounts(done, total, rate)}{left}", sys.stderr)
+
+    def line(self, text: str) -> None:
+        """Say something on standard error without tearing the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            say(text, sys.stderr)
+
+    def _amounts(self, done: int, total: int, rate: float) -> str:
+        if self._unit == BYTES:
+            return f"{show_size(done)} of {show_size(total)}  {show_size(rate)}/s"
+        return f"{done} of {total} {self._unit}"
+
+
+def _bar(doing: str, unit: str) -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    amounts = (
+        [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+        if unit == BYTES
+        else [MofNCompleteColumn(), TextColumn(unit)]
+    )
+    return Progress(
+        TextColumn(doing),
+        BarColumn(bar_width=20),
+        *amounts,
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[name]}", table_column=None),
+        console=Console(stderr=True),
+    )

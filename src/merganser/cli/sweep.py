@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from merganser.cli.interrupts import command as same_command
 from merganser.cli.interrupts import explain_interrupt
 from merganser.cli.options import Device, Json, Task
 from merganser.cli.output import emit, say
+from merganser.cli.progress import ProgressReporter
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def command(
     Nothing is written but the scores: run the best recipe with `merganser merge`.
     """
     from merganser.errors import InputError
+    from merganser.tuning.search import rung_sizes
     from merganser.tuning.sweep import parse_over, sweep
 
     if bool(tasks) == bool(score):
@@ -60,16 +63,24 @@ def command(
     if best is not None:
         _check_place(best, recipe)
 
-    def on_score(variant: Variant, budget: int, value: float) -> None:
-        say(f"{value:10.4f}  {variant.label} (on {budget})", sys.stderr)
-
+    axes, budgets = parse_over(over), rungs or [100]
+    total = sum(rung_sizes(math.prod(map(len, axes.values())), len(budgets), keep))
     scores = journal or recipe.with_suffix(".sweep.jsonl")
-    with explain_interrupt(lambda: f"{scores} keeps the scores so far; go on with: {same_command()}"):
+    with (
+        explain_interrupt(lambda: f"{scores} keeps the scores so far; go on with: {same_command()}"),
+        ProgressReporter("scoring", "scores") as reporter,
+    ):
+        count = itertools.count(1)
+
+        def on_score(variant: Variant, budget: int, value: float) -> None:
+            reporter.line(f"{value:10.4f}  {variant.label} (on {budget})")
+            reporter(next(count), total)
+
         found = sweep(
             recipe,
-            parse_over(over),
+            axes,
             _scored(score) if score else _on_tasks(recipe, tasks or [], device),
-            budgets=rungs or [100],
+            budgets=budgets,
             keep=keep,
             journal=scores,
             scored_by=score or f"a sample of {' '.join(sorted(tasks or []))}",

@@ -40,7 +40,7 @@ def write_view(
     complete: list[Path] = []
     with (
         explain_interrupt(lambda: left_in(out.with_name(f"{out.name}.partial"))),
-        ProgressReporter(as_json) as reporter,
+        ProgressReporter("writing", as_json=as_json) as reporter,
     ):
 
         def on_progress(progress: Progress) -> None:
