@@ -172,6 +172,22 @@ def test_advice_names_twins_and_a_method():
     assert "twins" not in {advice.kind for advice in calm.advice}
 
 
+def test_unequal_norms_are_named():
+    base, experts = models(2)
+    long = {name: base[name] + 3 * (value - base[name]) for name, value in experts["e1"].items()}
+    report = survey(base, {"short": experts["e0"], "long": long})
+    assert report.norms == pytest.approx(
+        [
+            sum(float((expert[n].double() - base[n].double()).square().sum()) for n in base) ** 0.5
+            for expert in (experts["e0"], long)
+        ]
+    )
+    (advice,) = [each for each in report.advice if each.kind == "norms"]
+    assert advice.experts == ("short", "long")
+    assert "norms: equal" in advice.text
+    assert "norms" not in {each.kind for each in survey(base, experts).advice}
+
+
 def test_advice_on_where_names_only_what_exceeds_chance():
     rng = torch.Generator().manual_seed(0)
     names = ("layers.0.weight", "layers.1.weight")

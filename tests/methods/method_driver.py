@@ -2,11 +2,13 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from merganser.methods.base import Group
+from merganser.methods.norms import common_gains
 from merganser.methods.registry import build, lookup
 
 
@@ -36,6 +38,7 @@ class RowBlocks:
             seed=group.seed,
             statistics={k: tuple(s[rows] for s in v) for k, v in group.statistics.items()},
             prepared=group.prepared,
+            gains=group.gains,
         )
 
     def __iter__(self):
@@ -72,9 +75,16 @@ def run(method, models, base=None, step=None, parameters=None, shuffle=0, **opti
     group = make_group(models, base, **options)
     rule = build(lookup(method), parameters or {}, group.labels)
     rule.check_inputs(len(models), base is not None)
+    step = step or max(1, group.shape[0] if group.shape else 1)
+    if rule.equalizes:
+        gains = common_gains([RowBlocks(group, step, shuffle)])
+        group = replace(group, gains=tuple(gains.get(label, 1.0) for label in group.labels))
+    if rule.needs_preparation() and group.prepared is None:
+        whole = max(1, group.shape[0] if group.shape else 1) if rule.reach == "whole" else step
+        group = replace(group, prepared=rule.prepare([(parameters or {}, RowBlocks(group, whole, shuffle))]))
     if rule.reach == "whole":
         return rule.merge(group)
-    blocks = RowBlocks(group, step or max(1, group.shape[0] if group.shape else 1), shuffle)
+    blocks = RowBlocks(group, step, shuffle)
     state = rule.reduce(blocks) if rule.reach == "reduce_map" else None
     parts = [rule.merge(block, state) for block in blocks]
     return torch.cat(parts) if group.shape else parts[0]

@@ -196,7 +196,7 @@ def _switches(method):
     found = [{}]
     for name, parameter in parameters(registry()[method]).items():
         if parameter.choices:
-            found += [{name: choice} for choice in parameter.choices if choice != "global"]
+            found += [{name: choice} for choice in parameter.choices]
         elif isinstance(parameter.default, bool):
             found.append({name: not parameter.default})
     return [*found, {"flatten": False, "row_wise": True}] if method == "nuslerp" else found

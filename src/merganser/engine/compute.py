@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from merganser.checkpoints.dtypes import Element, name_of
 from merganser.engine import fused
 from merganser.engine.blocks import Piece, bounds, spans, take
 from merganser.engine.changes import LEAST, Change, compare_sample, conclude, is_looked_at
+from merganser.engine.looks import Look, Looking, take_looks
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
 from merganser.errors import InputError
@@ -56,7 +57,7 @@ class Computations:
     """
 
     def __init__(
-        self, merge: Merge, settings: Arithmetic | None = None, prepared: Mapping[str, Any] | None = None
+        self, merge: Merge, settings: Arithmetic | None = None, prepared: Mapping[str, Look] | None = None
     ) -> None:
         self.merge = merge
         self.settings = settings or Arithmetic()
@@ -68,30 +69,32 @@ class Computations:
         return Computation(self, output, self.prepared.get(output.method))
 
     @cached_property
-    def prepared(self) -> Mapping[str, Any]:
-        wanting: dict[str, list[Computation]] = {}
+    def prepared(self) -> Mapping[str, Look]:
+        looking: dict[str, list[Looking]] = {}
         for output in self.merge.plan.outputs:
             rule = self.merge.rule(output)
-            if not rule.copies and rule.method.needs_preparation():
-                wanting.setdefault(output.method, []).append(Computation(self, output))
-        return {
-            name: computations[0].method.prepare([(c.output.parameters, TensorBlocks(c)) for c in computations])
-            for name, computations in wanting.items()
-        }
+            if not rule.copies and rule.method.looks_first:
+                blocks = partial(self._blocks, output)
+                looking.setdefault(output.method, []).append((rule.method, output.parameters, blocks))
+        return take_looks(looking)
+
+    def _blocks(self, output: Output, look: Look) -> TensorBlocks:
+        return TensorBlocks(Computation(self, output, look))
 
 
 class Computation:
     """How one output of a merge is computed."""
 
-    def __init__(self, among: Computations, output: Output, prepared: Any = None) -> None:
+    def __init__(self, among: Computations, output: Output, look: Look | None = None) -> None:
         self.plan = among.merge.plan
         self.output = output
         self.sources = among.merge.sources
         self.settings = among.settings
-        self.prepared = prepared
         self.shape = output.spec.shape
         rule = among.merge.rule(output)
         self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
+        #: Gains are for tensors whose rule asks for them.
+        self._look = look if look and self.method.equalizes else Look(look.state if look else None)
         self.whole = not self.copies and self.method.reach == "whole"
         self._held: list[tuple[Piece, Group]] | None = None
         #: A state, and what was recorded of merging with it: the spans of a tensor share both.
@@ -210,7 +213,8 @@ class Computation:
             "labels": self.labels,
             "shape": self.shape,
             "seed": self.plan.seed,
-            "prepared": self.prepared,
+            "prepared": self._look.state,
+            "gains": tuple(self._look.gains.get(label, 1.0) for label in self.labels) if self._look.gains else (),
         }
 
     def finish(self, tensor: Tensor) -> Tensor:

@@ -133,6 +133,6 @@ def _looks(merge: Merge, told: dict[int, str]) -> dict[str, Mark]:
     """For methods that look at every tensor first, everything that look depends on: it is part of each mark."""
     found: dict[str, Mark] = {}
     for output in merge.plan.outputs:
-        if not output.copies and merge.rule(output).method.needs_preparation():
+        if not output.copies and merge.rule(output).method.looks_first:
             found[output.method] = (*found.get(output.method, ()), output.name, told[id(output.parameters)])
     return found

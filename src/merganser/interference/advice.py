@@ -17,6 +17,8 @@ OPPOSED = -0.1
 COLLIDING = 1.5
 #: Below these, plain sums lose little against orthogonalised ones.
 CALM_COSINE, CALM_INTERFERENCE = 0.05, 1.1
+#: Task vectors this many times as long as the shortest decide a merge.
+UNEQUAL = 2.0
 #: Energy a rank should keep.
 ENOUGH = 0.95
 
@@ -25,7 +27,7 @@ ENOUGH = 0.95
 class Advice:
     """One thing to know or to do, and why."""
 
-    kind: Literal["twins", "opposed", "collision", "where", "method", "rank"]
+    kind: Literal["norms", "twins", "opposed", "collision", "where", "method", "rank"]
     text: str
     experts: tuple[str, ...] = ()
 
@@ -59,6 +61,7 @@ def advise(
     cosine: Tensor,
     pairs: Tensor,
     fractions: Sequence[float],
+    norms: Sequence[float],
     truncated: bool = False,
 ) -> tuple[Advice, ...]:
     """Which experts collide, where, and which method and rank to try. Energies of `truncated` experts are shares of
@@ -66,7 +69,7 @@ def advise(
     if len(experts) < 2 or not matrices:
         return ()
     couples = [(a, b) for a in range(len(experts)) for b in range(a)]
-    found = [*_couples(experts, couples, cosine)]
+    found = [*_norms(experts, norms), *_couples(experts, couples, cosine)]
     usual = _mean(matrix.rank / math.sqrt(matrix.shape[0] * matrix.shape[1]) for matrix in matrices)
     loud = sorted((c for c in couples if pairs[c] > COLLIDING * usual), key=lambda c: -float(pairs[c]))[:3]
     for a, b in loud:
@@ -80,6 +83,18 @@ def advise(
     found.append(_method(couples, cosine, matrices, bool(loud), energy))
     found.append(_rank(matrices, fractions, len(experts), energy))
     return tuple(found)
+
+
+def _norms(experts: Sequence[str], norms: Sequence[float]) -> list[Advice]:
+    moved = sorted((norm, name) for norm, name in zip(norms, experts, strict=True) if norm > 0)
+    if not moved or moved[-1][0] <= UNEQUAL * moved[0][0]:
+        return []
+    (short, shortest), (long, longest) = moved[0], moved[-1]
+    text = (
+        f"the task vector of {longest} is {long / short:.1f} times as long as that of {shortest} ({long:.3g} and "
+        f"{short:.3g}) and would decide the merge: compare `norms: equal`, or give {longest} a smaller weight"
+    )
+    return [Advice("norms", text, (shortest, longest))]
 
 
 def _couples(experts: Sequence[str], couples: Sequence[tuple[int, int]], cosine: Tensor) -> list[Advice]:

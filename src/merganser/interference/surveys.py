@@ -72,6 +72,7 @@ class Survey(Shown):
         experts: Names of the experts.
         matrices: Interference in every matrix.
         blocks: Interference in every block.
+        norms: Length of each task vector.
         cosine: Cosines of the whole task vectors, shape (experts, experts).
         pairs: Normalised interference of every two experts, averaged over the matrices.
         truncated: Whether the experts came from a library, so that spectra end at the stored rank.
@@ -86,6 +87,7 @@ class Survey(Shown):
     experts: tuple[str, ...]
     matrices: tuple[MatrixInterference, ...]
     blocks: tuple[BlockInterference, ...]
+    norms: tuple[float, ...]
     cosine: tuple[tuple[float, ...], ...]
     pairs: tuple[tuple[float, ...], ...]
     truncated: bool
@@ -154,11 +156,13 @@ def survey(
     cosine = torch.from_numpy(cosines(products.numpy()))
     pairs = _mean([torch.tensor(matrix.pairs) for matrix in matrices], len(source.names))
     blocks = _by_block(matrices)
-    advice = advise(source.names, matrices, blocks, cosine, pairs, FRACTIONS, source.truncated)
+    norms = tuple(products.diagonal().sqrt().tolist())
+    advice = advise(source.names, matrices, blocks, cosine, pairs, FRACTIONS, norms, source.truncated)
     return Survey(
         tuple(source.names),
         tuple(matrices),
         blocks,
+        norms,
         _tuple(cosine),
         _tuple(pairs),
         source.truncated,

@@ -40,6 +40,8 @@ class Group:
     prepared: State = None
     #: Whether infinite entries and NaN have been ruled out.
     finite: bool = True
+    #: Factor of each task vector, for rules that want a common norm; none leaves them as they are.
+    gains: tuple[float, ...] = ()
 
     @property
     def anchor(self) -> Tensor:
@@ -48,8 +50,9 @@ class Group:
         return self.base
 
     def deltas(self) -> list[Tensor]:
-        """Task vectors Δ_t = θ_t − θ_0, fresh contiguous tensors that may be written into."""
-        return [(model - self.anchor).contiguous() for model in self.models]
+        """Task vectors Δ_t = θ_t − θ_0, times their gains, fresh contiguous tensors that may be written into."""
+        deltas = [(model - self.anchor).contiguous() for model in self.models]
+        return [delta.mul_(gain) for delta, gain in zip(deltas, self.gains, strict=True)] if self.gains else deltas
 
     def random_bits(self, model: int) -> Tensor:
         """Uniform signed 16-bit integers, one per element of this block; `bits < threshold(p)` has probability p.
@@ -156,6 +159,16 @@ class Method(ABC):
 
     def needs_preparation(self) -> bool:
         return False
+
+    @property
+    def equalizes(self) -> bool:
+        """Whether the task vectors are to be brought to a common norm first (`Group.gains`)."""
+        return False
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether every tensor is looked at before the first is merged."""
+        return self.equalizes or self.needs_preparation()
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
         """Bytes a `whole` rule holds beyond its inputs, for the memory bound; `spec` is of the arithmetic's dtype."""

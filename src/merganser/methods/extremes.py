@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from merganser.lazy import torch
-from merganser.methods.base import Group, Method, State
+from merganser.methods.base import Group, State
+from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
 
@@ -15,10 +16,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Extremes(Method):
+class Extremes(TaskVectorMethod):
     """Of each entry the largest or the smallest: one of the two has the largest magnitude."""
 
-    base = "required"
     #: Whether ΣΔ decides between the two, or the magnitude.
     elects: ClassVar[bool]
 

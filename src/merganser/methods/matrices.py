@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.lazy import torch
-from merganser.methods.base import Group, Method
+from merganser.methods.base import Group
+from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param, per_model
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
-class MatrixRule(Method):
+class MatrixRule(TaskVectorMethod):
     """θ = θ₀ + scale · M(w₁Δ₁, …, w_TΔ_T) for matrices, and θ₀ + scale · mean(w_tΔ_t) for everything else.
 
     Vectors, scalars, tensors with more axes (unless `convolutions`), matrices with a single row or column and
@@ -34,7 +35,6 @@ class MatrixRule(Method):
     """
 
     reach = "whole"
-    base = "required"
 
     weight: tuple[float, ...] = per_model(1.0, "factor of each model's task vector")
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
@@ -71,7 +71,7 @@ class WeightedDeltas(Sequence["Tensor"]):
 
     def __init__(self, group: Group, weights: Sequence[float]) -> None:
         self._group = group
-        self._weights = weights
+        self._weights = [w * g for w, g in zip(weights, group.gains, strict=True)] if group.gains else weights
 
     def __len__(self) -> int:
         return len(self._group.models)

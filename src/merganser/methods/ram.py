@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from merganser.kernels.spheres import nonzero
 from merganser.lazy import torch
-from merganser.methods.base import Blocks, Group, Method, State
+from merganser.methods.base import Blocks, Group, State
+from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class Ram(Method):
+class Ram(TaskVectorMethod):
     """θ = θ_0 + Σ_t Δ̂_t / c, Δ̂_t the entries of Δ_t with |Δ_t| > ε and c the number of models that have one.
 
     For sparse task vectors of reinforcement learning, which averaging would dilute: an entry that a single model
@@ -27,7 +28,6 @@ class Ram(Method):
 
     name = "ram"
     summary = "entries changed by one model whole, entries changed by several averaged"
-    base = "required"
     epsilon: float = param(1e-5, "changes up to this size do not count", low=0)
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 

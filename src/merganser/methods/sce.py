@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from merganser.kernels.selection import Cutoff, largest
 from merganser.kernels.spheres import nonzero, total
 from merganser.lazy import torch
-from merganser.methods.base import Blocks, Group, Method, State
+from merganser.methods.base import Blocks, Group, State
 from merganser.methods.consensus import elected_mean_
+from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class Sce(Method):
+class Sce(TaskVectorMethod):
     """Keep the entries of the task vectors with the largest variance, weigh models by mean Δ², erase minority signs.
 
     θ = θ_0 + λ Σ_{t ∈ A} w_t Δ_t / Σ_{t ∈ A} w_t on the selected entries, w_t ∝ mean(Δ_t²) over the tensor,
@@ -33,7 +34,6 @@ class Sce(Method):
     name = "sce"
     summary = "select entries of high variance, weigh models by energy, erase minority signs"
     reach = "reduce_map"
-    base = "required"
     select_topk: float = param(1.0, "share of the entries kept, those of largest variance", low=0, high=1)
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from merganser.lazy import torch
-from merganser.methods.base import Group, Method, State
+from merganser.methods.base import Group, State
+from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class ConsensusTA(Method):
+class ConsensusTA(TaskVectorMethod):
     """θ = θ_0 + λ (ΣΔ_t) ⊙ [Σ_t m_t ≥ k] with the TALL masks m_t = [|Δ_t| > λ_t |ΣΔ − Δ_t|].
 
     Task arithmetic without the entries that matter to no task, or (k = 2) to one only. Wang et al. 2024, Localizing
@@ -25,7 +26,6 @@ class ConsensusTA(Method):
 
     name = "consensus_ta"
     summary = "task arithmetic where the TALL masks of at least k tasks agree"
-    base = "required"
     weight: tuple[float, ...] = per_model(1.0, "factor of each task vector")
     threshold: tuple[float, ...] = per_model(0.4, "λ of the TALL mask: larger ones are sparser", low=0)
     agree: int = param(2, "tasks that must use an entry", low=0, aliases=("k",))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from merganser.lazy import torch
-from merganser.methods.base import Blocks, Group, Method, State
+from merganser.methods.base import Blocks, Group, State
 from merganser.methods.consensus import elected_mean_, elected_sum_, weighted_sum_
 from merganser.methods.global_trim import global_cutoffs, local_cutoffs
+from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
 from merganser.methods.sparsify import Band, RandomDrop, RankedDrop, Sparsifier
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TaskVectors(Method):
+class TaskVectors(TaskVectorMethod):
     """The family's common part."""
 
-    base = "required"
     #: Whether models vote on the sign of each entry (TIES' consensus) or are just added.
     elects: ClassVar[bool] = False
 

@@ -82,19 +82,21 @@ def cosine_table(found: Survey) -> Table:
 
 
 def expert_table(found: Survey) -> Table:
-    """For each expert: effective rank, and the energy kept at the rank used and at shares of the components."""
+    """For each expert: norm, effective rank, and the energy kept at the rank used and at shares of the components."""
     rows = [
         [
             name,
+            found.norms[t],
             _mean([m.effective_rank[t] for m in found.matrices]),
             _mean([m.energy[t] for m in found.matrices]),
             *energy_curve(found, t),
         ]
         for t, name in enumerate(found.experts)
     ]
-    columns = ["expert", "effective rank", "energy kept", *(f"{share:.0%}" for share in FRACTIONS)]
+    columns = ["expert", "norm", "effective rank", "energy kept", *(f"{share:.0%}" for share in FRACTIONS)]
     held = ", of what the library holds" if found.truncated else ""
-    caption = f"Energy kept at the rank used, and at a share of the components (means over matrices{held})"
+    measured = f"energy kept at the rank used, and at a share of the components (means over matrices{held})"
+    caption = f"Norms of the task vectors; {measured}"
     return Table(columns, rows, caption)
 
 

@@ -1,0 +1,33 @@
+"""The look at every tensor that some rules take before the first is merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from merganser.methods.base import Blocks, Method
+from merganser.methods.norms import common_gains
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a method found in all its tensors: its own state, and the gains of task vectors by model label."""
+
+    state: Any = None
+    gains: Mapping[str, float] = field(default_factory=dict)
+
+
+#: A rule, its parameters, and the blocks of its tensor as seen after a look.
+Looking = tuple[Method, Mapping[str, Any], Callable[[Look], Blocks]]
+
+
+def take_looks(looking: Mapping[str, Sequence[Looking]]) -> dict[str, Look]:
+    """Return the look of each method: norms first, then whatever the rule prepares from task vectors of these norms."""
+    found = {}
+    for name, rules in looking.items():
+        look = Look(gains=common_gains(blocks(Look()) for rule, _, blocks in rules if rule.equalizes))
+        preparing = [(rule, (values, blocks(look))) for rule, values, blocks in rules if rule.needs_preparation()]
+        state = preparing[0][0].prepare([tensor for _, tensor in preparing]) if preparing else None
+        found[name] = Look(state, look.gains)
+    return found
