@@ -1,6 +1,7 @@
 """Merging rules, one family a file. Importing this package registers them all."""
 
 from merganser.methods import (
+    ace,
     adapters,
     averages,
     extremes,
@@ -20,6 +21,7 @@ from merganser.methods import (
 )
 
 __all__ = [
+    "ace",
     "adapters",
     "averages",
     "extremes",
