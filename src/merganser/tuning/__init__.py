@@ -1,7 +1,8 @@
-"""Merging with data: statistics as side checkpoints (Fisher, Gram), AdaMerging, ATM, soups, scales, forgetting.
+"""Merging with data: statistics as side checkpoints, AdaMerging, AdaRank, RegMean++, ATM, soups, scales, forgetting.
 
 Start with `adamerge`, `greedy_soup` and `choose_scale`; each returns the merged weights and a record of how they were
-found. `diagonal_fisher` and `linear_grams` compute what `mg.merge(..., "fisher" | "regmean", statistics=…)` needs.
+found. `diagonal_fisher` and `linear_grams` compute what `mg.merge(..., "fisher" | "regmean", statistics=…)` needs;
+`esm` takes Gram matrices too. `Continual` adds experts to a merge one by one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     {
         "adamerging": ("adamerge",),
+        "continual": ("Continual",),
         "fisher": ("diagonal_fisher",),
         "gram": ("linear_grams",),
         "scales": ("choose_scale",),
@@ -23,6 +25,7 @@ __getattr__, __dir__, __all__ = exports(
     modules=(
         "adamerging",
         "atm",
+        "continual",
         "fisher",
         "forgetting",
         "gram",
@@ -39,6 +42,7 @@ __getattr__, __dir__, __all__ = exports(
 if TYPE_CHECKING:
     from merganser.tuning import adamerging as adamerging
     from merganser.tuning import atm as atm
+    from merganser.tuning import continual as continual
     from merganser.tuning import fisher as fisher
     from merganser.tuning import forgetting as forgetting
     from merganser.tuning import gram as gram
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from merganser.tuning import sweep as sweep
     from merganser.tuning import validation as validation
     from merganser.tuning.adamerging import adamerge as adamerge
+    from merganser.tuning.continual import Continual as Continual
     from merganser.tuning.fisher import diagonal_fisher as diagonal_fisher
     from merganser.tuning.gram import linear_grams as linear_grams
     from merganser.tuning.scales import choose_scale as choose_scale
