@@ -77,7 +77,7 @@ class RegMean(Method):
 
     @classmethod
     def statistic_shape(cls, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (shape[-1], shape[-1]) if shape else ()
+        return gram_shape(shape)
 
     def _shrink(self, gram: Tensor, weight: float) -> Tensor:
         return (gram * self.alpha + torch.diag(gram.diagonal() * (1 - self.alpha))) * weight
@@ -85,3 +85,8 @@ class RegMean(Method):
     def scratch(self, spec: TensorSpec, models: int) -> int:
         columns = spec.shape[-1] if spec.shape else 1
         return 8 * (2 * spec.numel + (models + 4) * columns * columns)
+
+
+def gram_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the Gram matrix of the inputs of a linear layer with weights of this shape."""
+    return (shape[-1], shape[-1]) if shape else ()
