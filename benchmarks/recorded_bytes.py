@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 import merganser as mg
 from benchmarks import parity
+from merganser.methods.adarank import components
 from merganser.methods.registry import parameters, registry
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -60,6 +61,8 @@ def make_models(directory: Path, dtype: torch.dtype) -> list[Path]:
             inputs = numbers.uniform(-1, 1, (200, SHAPES[name][1]))
             grams[name] = torch.tensor(inputs.T @ inputs / 200).float()
         save_file(grams, directory / f"{label}.gram.safetensors")
+        chosen = {name: 0.3 * (torch.arange(components(shape)) % 2) for name, shape in SHAPES.items()}
+        save_file(chosen, directory / f"{label}.components.safetensors")
     return paths
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from merganser.errors import InputError
-from merganser.tuning.adamerging import learn_coefficients, prediction_entropy
+from merganser.tuning.adamerging import learn_coefficients
+from merganser.tuning.entropy import prediction_entropy
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from merganser.methods import (
     ace,
     adapters,
+    adarank,
     averages,
     esm,
     extremes,
@@ -27,6 +28,7 @@ from merganser.methods import (
 __all__ = [
     "ace",
     "adapters",
+    "adarank",
     "averages",
     "esm",
     "extremes",

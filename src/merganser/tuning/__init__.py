@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = exports(
         "continual": ("Continual",),
         "fisher": ("diagonal_fisher",),
         "gram": ("linear_grams",),
+        "ranks": ("adarank",),
         "scales": ("choose_scale",),
         "soups": ("greedy_soup",),
         "validation": ("Validation",),
@@ -30,6 +31,7 @@ __getattr__, __dir__, __all__ = exports(
         "forgetting",
         "gram",
         "parts",
+        "ranks",
         "scales",
         "search",
         "soups",
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from merganser.tuning import forgetting as forgetting
     from merganser.tuning import gram as gram
     from merganser.tuning import parts as parts
+    from merganser.tuning import ranks as ranks
     from merganser.tuning import scales as scales
     from merganser.tuning import search as search
     from merganser.tuning import soups as soups
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from merganser.tuning.continual import Continual as Continual
     from merganser.tuning.fisher import diagonal_fisher as diagonal_fisher
     from merganser.tuning.gram import linear_grams as linear_grams
+    from merganser.tuning.ranks import adarank as adarank
     from merganser.tuning.scales import choose_scale as choose_scale
     from merganser.tuning.soups import greedy_soup as greedy_soup
     from merganser.tuning.validation import Validation as Validation

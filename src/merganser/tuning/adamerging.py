@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -13,7 +12,8 @@ from torch import Tensor, nn
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError, one_of
 from merganser.modules.batches import Inputs
-from merganser.modules.functional import Head, Weights, call, check_state, check_weights, evaluation_copy
+from merganser.modules.functional import Head, Weights, check_state, check_weights, evaluation_copy
+from merganser.tuning.entropy import minimise_entropy
 from merganser.tuning.held_out import Data, Heads, Models, label, match, match_data, require_module
 from merganser.tuning.parts import tsv_parts
 from merganser.tuning.result import Result
@@ -137,8 +137,6 @@ def learn_coefficients(
         raise InputError(
             f"task vectors are for {sorted(task_vectors)}, but inputs for {sorted(inputs)}; name the same tasks"
         )
-    if empty := [task for task, batches in inputs.items() if not batches]:
-        raise InputError(f"no inputs for task {empty[0]!r}")
     for task, vector in task_vectors.items():
         check_weights(copied, vector, f"task vector {task!r}")
     fixed = {name: value.detach() for name, value in base.items()}
@@ -155,35 +153,10 @@ def learn_coefficients(
                     weights[name] = weights[name] + row[columns[name]].to(weights[name]) * vector[name].detach()
         return weights
 
-    def entropy(weights: Weights, task: str, batch: Inputs) -> Tensor:
-        logits = call(copied, weights, batch)
-        return prediction_entropy(heads[task](logits) if heads else logits)
-
-    def overall() -> float:
-        with torch.no_grad():
-            weights = merged()
-            means = [torch.stack([entropy(weights, t, b) for b in batches]).mean() for t, batches in inputs.items()]
-            return float(torch.stack(means).mean())
-
-    before = overall()
-    optimiser = torch.optim.Adam([lam], lr=learning_rate)
-    streams = {task: itertools.cycle(batches) for task, batches in inputs.items()}
-    history = []
-    for _ in range(steps):
-        weights = merged()
-        loss = torch.stack([entropy(weights, task, next(stream)) for task, stream in streams.items()]).sum()
-        (lam.grad,) = torch.autograd.grad(loss, [lam])
-        optimiser.step()
-        history.append(float(loss.detach()) / len(streams))
+    found = minimise_entropy(copied, merged, [lam], inputs, heads=heads, learning_rate=learning_rate, steps=steps)
     learned = (lam if bounds is None else lam.clamp(*bounds)).detach()
     coefficients = {
         task: {name: float(row[columns[name]]) for name in names}
         for task, row in zip(task_vectors, learned, strict=True)
     }
-    return AdaMerging(wise, coefficients, before, overall(), tuple(history))
-
-
-def prediction_entropy(logits: Tensor) -> Tensor:
-    """Return the mean Shannon entropy (nats) of softmax(logits) over the last axis."""
-    log_p = logits.log_softmax(-1)
-    return torch.mean(-(log_p.exp() * log_p).sum(-1))
+    return AdaMerging(wise, coefficients, found.before, found.after, found.history)

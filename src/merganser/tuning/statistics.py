@@ -1,4 +1,4 @@
-"""Statistics of a model on data (Fisher, Gram): a safetensors file beside its checkpoint, reusable without the data."""
+"""Statistics of a model on data (Fisher, Gram, components): a safetensors file beside its checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from merganser.errors import CheckpointError
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """One tensor per parameter name, a mean over `samples`; `kind` is `"fisher"` or `"gram"`."""
+    """One tensor per parameter name, a mean over `samples`; `kind` is `"fisher"`, `"gram"` or `"components"`."""
 
     kind: str
     tensors: dict[str, Tensor]

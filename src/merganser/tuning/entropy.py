@@ -1,0 +1,69 @@
+"""Entropy of predictions on unlabelled inputs, and its minimum over whatever a merge is made of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from merganser.errors import InputError
+from merganser.modules.batches import Inputs
+from merganser.modules.functional import Head, Weights, call
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Mean entropy over the tasks before and after, and that of each step's batches."""
+
+    before: float
+    after: float
+    history: tuple[float, ...]
+
+
+def minimise_entropy(
+    module: nn.Module,
+    merged: Callable[[], Weights],
+    learned: Sequence[Tensor],
+    inputs: Mapping[str, Sequence[Inputs]],
+    *,
+    heads: Mapping[str, Head] | None = None,
+    learning_rate: float = 1e-3,
+    steps: int = 500,
+) -> Descent:
+    """Minimise Σ_t H(softmax f(x_t; θ)) by Adam, one batch a task and step; `merged` makes θ of what is `learned`."""
+    if empty := [task for task, batches in inputs.items() if not batches]:
+        raise InputError(f"no inputs for task {empty[0]!r}")
+
+    def entropy(weights: Weights, task: str, batch: Inputs) -> Tensor:
+        logits = call(module, weights, batch)
+        return prediction_entropy(heads[task](logits) if heads else logits)
+
+    def overall() -> float:
+        with torch.no_grad():
+            weights = merged()
+            means = [torch.stack([entropy(weights, t, b) for b in batches]).mean() for t, batches in inputs.items()]
+            return float(torch.stack(means).mean())
+
+    before = overall()
+    optimiser = torch.optim.Adam(learned, lr=learning_rate)
+    streams = {task: itertools.cycle(batches) for task, batches in inputs.items()}
+    history = []
+    for _ in range(steps):
+        weights = merged()
+        loss = torch.stack([entropy(weights, task, next(stream)) for task, stream in streams.items()]).sum()
+        for parameter, gradient in zip(
+            learned, torch.autograd.grad(loss, learned, materialize_grads=True), strict=True
+        ):
+            parameter.grad = gradient
+        optimiser.step()
+        history.append(float(loss.detach()) / len(streams))
+    return Descent(before, overall(), tuple(history))
+
+
+def prediction_entropy(logits: Tensor) -> Tensor:
+    """Return the mean Shannon entropy (nats) of softmax(logits) over the last axis."""
+    log_p = logits.log_softmax(-1)
+    return torch.mean(-(log_p.exp() * log_p).sum(-1))
