@@ -15,7 +15,11 @@ from merganser.methods.plugins import load_plugins
 
 _REGISTRY: dict[str, type[Method]] = {}
 #: Methods of the field that need data, with the function that computes each.
-FUNCTIONS_OF_DATA = {"adamerging": "mg.tuning.adamerge", "greedy_soup": "mg.tuning.greedy_soup"}
+FUNCTIONS_OF_DATA = {
+    "adamerging": "mg.tuning.adamerge",
+    "greedy_soup": "mg.tuning.greedy_soup",
+    "regmean_pp": "mg.tuning.regmean_pp",
+}
 M = TypeVar("M", bound=type[Method])
 
 

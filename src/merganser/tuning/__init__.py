@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = exports(
         "continual": ("Continual",),
         "fisher": ("diagonal_fisher",),
         "gram": ("linear_grams",),
+        "merged_grams": ("regmean_pp",),
         "ranks": ("adarank",),
         "scales": ("choose_scale",),
         "soups": ("greedy_soup",),
@@ -30,6 +31,7 @@ __getattr__, __dir__, __all__ = exports(
         "fisher",
         "forgetting",
         "gram",
+        "merged_grams",
         "parts",
         "ranks",
         "scales",
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from merganser.tuning import fisher as fisher
     from merganser.tuning import forgetting as forgetting
     from merganser.tuning import gram as gram
+    from merganser.tuning import merged_grams as merged_grams
     from merganser.tuning import parts as parts
     from merganser.tuning import ranks as ranks
     from merganser.tuning import scales as scales
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from merganser.tuning.continual import Continual as Continual
     from merganser.tuning.fisher import diagonal_fisher as diagonal_fisher
     from merganser.tuning.gram import linear_grams as linear_grams
+    from merganser.tuning.merged_grams import regmean_pp as regmean_pp
     from merganser.tuning.ranks import adarank as adarank
     from merganser.tuning.scales import choose_scale as choose_scale
     from merganser.tuning.soups import greedy_soup as greedy_soup

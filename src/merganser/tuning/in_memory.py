@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from merganser.methods.catalogue import MethodRow, ParameterRow, show_value
 from merganser.tuning.adamerging import PARTS, Wise, adamerge
+from merganser.tuning.merged_grams import regmean_pp
 from merganser.tuning.soups import greedy_soup
 
 _CHOICES = {"wise": get_args(Wise), "parts": tuple(PARTS)}
@@ -41,5 +42,6 @@ IN_MEMORY: Mapping[str, MethodRow] = {
     for row in (
         _row("adamerging", "coefficients of the task vectors learned on unlabelled data", "required", adamerge),
         _row("greedy_soup", "mean of the models that a held-out score does not regret", "none", greedy_soup),
+        _row("regmean_pp", "regmean with Gram matrices of the merged network, block by block", "required", regmean_pp),
     )
 }
