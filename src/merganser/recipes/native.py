@@ -32,6 +32,7 @@ from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.parameters import Parameter
 from merganser.methods.registry import lookup
 from merganser.recipes import fields, options
+from merganser.recipes.checkpoint_globs import expand
 from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, known_keys
 from merganser.recipes.mergekit import Translation
 from merganser.recipes.schema import (
@@ -66,7 +67,7 @@ _OVERRIDE_KEYS = ("match", "method", "model", "parameters")
 
 def read(made: Translation, nested: Nested, root: Path | None, written: Written, source: str) -> Recipe:
     """The recipe in a document; `nested` reads a recipe inside it (a mapping, or the path of a file)."""
-    reader = _NativeReader(nested, made.places)
+    reader = _NativeReader(nested, made.places, root)
     recipe = reader.recipe(made.document, root, written)
     made.problems.absorb(reader.problems, made.places)
     fields.finish(made.problems, reader.references, root, source)
@@ -75,10 +76,10 @@ def read(made: Translation, nested: Nested, root: Path | None, written: Written,
 
 
 class _NativeReader:
-    def __init__(self, nested: Nested, places: Places) -> None:
+    def __init__(self, nested: Nested, places: Places, root: Path | None) -> None:
         self.problems = Problems()
         self.places, self.named = places, places.rename
-        self.nested = nested
+        self.nested, self.root = nested, root
         #: Every path and hub id, with its place.
         self.references: list[tuple[str, str]] = []
         #: Parameters cannot be judged without their method, and would only add noise.
@@ -185,8 +186,11 @@ class _NativeReader:
         if not isinstance(raw, list) or not raw:
             self.problems.add(where, f"expected a list of models, got {'an empty list' if raw == [] else kind_of(raw)}")
             return ()
-        entries = [self._entry(each, f"{where}[{i}]", declared) for i, each in enumerate(raw)]
-        return tuple(entry for entry in entries if entry)
+        with self.problems.collect():
+            raw = expand(raw, self.root, where)
+            entries = [self._entry(each, f"{where}[{i}]", declared) for i, each in enumerate(raw)]
+            return tuple(entry for entry in entries if entry)
+        return ()
 
     def _entry(self, raw: Any, where: str, declared: Declared) -> Entry | None:
         with self.problems.collect():

@@ -1,0 +1,54 @@
+"""Globs over checkpoints: `models: [./run/checkpoint-*]` stands for all of them, in the order of their step numbers."""
+
+from __future__ import annotations
+
+import glob
+import os.path
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from merganser.checkpoints import torch_file
+from merganser.checkpoints.references import exists
+from merganser.checkpoints.tensor_names import natural_order
+from merganser.errors import RecipeError
+from merganser.recipes.references import places
+
+#: Files that are checkpoints by themselves; directories are taken as they are.
+SUFFIXES = (".safetensors", ".gguf", *torch_file.SUFFIXES)
+
+
+def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
+    """Return the entries of a list of models with every glob replaced by what it matches.
+
+    A glob is a path with `*`, `?` or `[…]` and no path itself. Its matches beside the recipe, or else in the working
+    directory, are ordered as people count: step 900 comes before step 1000. Each has the settings of the entry.
+
+    Raises:
+        RecipeError: If nothing matches.
+    """
+    found: list[Any] = []
+    for index, entry in enumerate(models):
+        path = entry.get("path") if isinstance(entry, Mapping) else entry
+        if not isinstance(path, str) or not glob.has_magic(path) or exists(path):
+            found.append(entry)
+            continue
+        matches = _matches(path, root)
+        if not matches:
+            raise RecipeError(f"{where}[{index}]: no checkpoint matches {path!r}{places(path, root)}")
+        found += [{**entry, "path": match} if isinstance(entry, Mapping) else match for match in matches]
+    return found
+
+
+def _matches(pattern: str, root: Path | None) -> list[str]:
+    wanted = os.path.expanduser(pattern)
+    for directory in (root, None) if root is not None else (None,):
+        names = glob.glob(wanted, root_dir=directory)
+        kept = [name for name in names if _is_checkpoint(name if directory is None else os.path.join(directory, name))]
+        if kept:
+            return sorted(kept, key=natural_order)
+    return []
+
+
+def _is_checkpoint(path: str) -> bool:
+    return os.path.isdir(path) or path.endswith(SUFFIXES)

@@ -1,0 +1,63 @@
+"""A glob over checkpoints stands for its matches, in the order of their step numbers."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import merganser as mg
+from merganser.errors import RecipeError
+
+STEPS = (100, 900, 1000, 20000)
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    for step in STEPS:
+        directory = tmp_path / "run" / f"checkpoint-{step}"
+        directory.mkdir()
+        save_file({"w": torch.full((3,), float(step))}, directory / "model.safetensors", {"format": "pt"})
+    (tmp_path / "run" / "checkpoint-log.txt").write_text("not a checkpoint")
+    return tmp_path
+
+
+def recipe(directory, models, method="wsm", **more):
+    path = directory / "recipe.yml"
+    path.write_text(str({"method": method, "models": models, **more}))
+    return mg.recipes.load(path)
+
+
+def labels(found):
+    return [model.label for model in found.parts[0].slices[0].models]
+
+
+def test_matches_are_in_the_order_of_their_steps(run):
+    found = recipe(run, ["run/checkpoint-*"])
+    assert labels(found) == [f"run/checkpoint-{step}" for step in STEPS]
+    found = recipe(run, ["run/checkpoint-?00", "run/checkpoint-1000"])
+    assert labels(found) == ["run/checkpoint-100", "run/checkpoint-900", "run/checkpoint-1000"]
+
+
+def test_the_merge_is_that_of_the_list(run):
+    globbed = mg.run(recipe(run, ["run/checkpoint-*"], parameters={"last": 2, "schedule": "linear"}), run / "a")
+    assert torch.equal(mg.open(globbed)["w"], torch.full((3,), (1000.0 + 20000.0) / 2))
+
+
+def test_settings_of_the_entry_are_those_of_every_match(run, monkeypatch):
+    found = recipe(run, [{"path": "run/checkpoint-*00", "weight": 2.0}], "linear")
+    assert [model.parameters for model in found.parts[0].slices[0].models] == [{"weight": 2.0}] * 4
+    monkeypatch.chdir(run)
+    loaded = mg.recipes.load({"method": "linear", "models": ["run/checkpoint-9*"]})
+    assert labels(loaded) == ["run/checkpoint-900"]
+
+
+def test_a_path_with_brackets_is_a_path(run):
+    odd = run / "model[1]"
+    odd.mkdir()
+    save_file({"w": torch.ones(3)}, odd / "model.safetensors", {"format": "pt"})
+    assert labels(recipe(run, [str(odd), "run/checkpoint-100"], "linear"))[0] == str(odd)
+
+
+def test_no_match_is_an_error_that_says_where(run):
+    with pytest.raises(RecipeError, match=r"models\[1\]: no checkpoint matches 'run/step-\*' \(looked beside"):
+        recipe(run, ["run/checkpoint-100", "run/step-*"])
