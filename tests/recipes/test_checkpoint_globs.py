@@ -47,8 +47,15 @@ def test_settings_of_the_entry_are_those_of_every_match(run, monkeypatch):
     found = recipe(run, [{"path": "run/checkpoint-*00", "weight": 2.0}], "linear")
     assert [model.parameters for model in found.parts[0].slices[0].models] == [{"weight": 2.0}] * 4
     monkeypatch.chdir(run)
-    loaded = mg.recipes.load({"method": "linear", "models": ["run/checkpoint-9*"]})
+    loaded = mg.recipes.load("method: linear\nmodels: [run/checkpoint-9*]")
     assert labels(loaded) == ["run/checkpoint-900"]
+
+
+def test_names_of_models_in_memory_are_no_globs(run, monkeypatch):
+    monkeypatch.chdir(run)
+    models = {"run/checkpoint-*": {"w": torch.ones(3)}, "b[0]": {"w": torch.zeros(3)}}
+    assert torch.equal(mg.merge(models, "linear")["w"], torch.full((3,), 0.5))
+    assert torch.equal(mg.merge(list(models.values()), "linear")["w"], torch.full((3,), 0.5))
 
 
 def test_a_path_with_brackets_is_a_path(run):

@@ -67,7 +67,8 @@ _OVERRIDE_KEYS = ("match", "method", "model", "parameters")
 
 def read(made: Translation, nested: Nested, root: Path | None, written: Written, source: str) -> Recipe:
     """The recipe in a document; `nested` reads a recipe inside it (a mapping, or the path of a file)."""
-    reader = _NativeReader(nested, made.places, root)
+    # Models of a mapping that comes from nowhere may be names of what is in memory.
+    reader = _NativeReader(nested, made.places, root, globs=isinstance(written, str) or root is not None)
     recipe = reader.recipe(made.document, root, written)
     made.problems.absorb(reader.problems, made.places)
     fields.finish(made.problems, reader.references, root, source)
@@ -76,10 +77,10 @@ def read(made: Translation, nested: Nested, root: Path | None, written: Written,
 
 
 class _NativeReader:
-    def __init__(self, nested: Nested, places: Places, root: Path | None) -> None:
+    def __init__(self, nested: Nested, places: Places, root: Path | None, globs: bool) -> None:
         self.problems = Problems()
         self.places, self.named = places, places.rename
-        self.nested, self.root = nested, root
+        self.nested, self.root, self.globs = nested, root, globs
         #: Every path and hub id, with its place.
         self.references: list[tuple[str, str]] = []
         #: Parameters cannot be judged without their method, and would only add noise.
@@ -187,7 +188,7 @@ class _NativeReader:
             self.problems.add(where, f"expected a list of models, got {'an empty list' if raw == [] else kind_of(raw)}")
             return ()
         with self.problems.collect():
-            raw = expand(raw, self.root, where)
+            raw = expand(raw, self.root, where) if self.globs else raw
             entries = [self._entry(each, f"{where}[{i}]", declared) for i, each in enumerate(raw)]
             return tuple(entry for entry in entries if entry)
         return ()
