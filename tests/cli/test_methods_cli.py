@@ -51,7 +51,7 @@ def test_json_says_the_same():
 
 
 def test_methods_made_in_memory_are_shown_as_such():
-    assert call().endswith("From Python with data (mg.tuning): adamerging, greedy_soup.\n")
+    assert call().endswith("From Python with data (mg.tuning): adamerging, greedy_soup, regmean_pp.\n")
     shown = call("adamerging")
     assert "from Python with data: mg.tuning.adamerge" in shown
     assert "differences | tsv" in shown
