@@ -4,8 +4,9 @@
 
 Experts are those of `benchmarks.zoo.text`, trained if they are missing. α of a method is the one of a grid with the
 best mean accuracy on labelled validation sentences, the same for all methods, with the experts of the first seed (a
-grid grows where its end is the best); the other seeds take the same α. Scores are of test sentences, each answered
-through its task's own head. A method is one line of `METHODS`.
+grid grows where its end is the best); the other seeds take the same α. RegMean, RegMean++ and ESM also see 32 of the
+validation sentences of each task, without labels. Scores are of test sentences, each answered through its task's own
+head. A method is one line of `METHODS`.
 
 What FILE holds of the same experts stays and is not measured again: to add a method, a seed or a number of tasks, run
 the command once more. `--quick`: four tasks, few sentences, a few methods.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from benchmarks import answers
 from benchmarks.records import record
 from benchmarks.text_experts import State, TextExperts, load_experts
 from benchmarks.text_interference import layers, totals
+from benchmarks.text_statistics import grams, merged_grams
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text_tasks import TASK_SETS, TEST
 
@@ -58,6 +60,8 @@ class Method:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     #: Numbers of tasks at which it is measured.
     sets: tuple[int, ...] = tuple(TASK_SETS)
+    #: What it has to know of the experts' inputs (`benchmarks.text_statistics`).
+    statistics: Callable[[TextExperts, Sequence[str]], Any] | None = None
 
 
 METHODS = (
@@ -69,11 +73,20 @@ METHODS = (
     Method("Consensus TA", "consensus_ta", SUMS, {"threshold": 0.4, "agree": 2}),
     Method("MagMax", "magmax", MEANS, {}, (8,)),
     Method("subspace boosting", "subspace_boosting", SUMS, {}, (8,)),
+    Method("PCB", "pcb", MEANS, {"density": 0.2}, (8,)),
+    Method("Localize-and-Stitch", "localize_stitch", MEANS, {}, (8,)),
+    Method("OPCM", "opcm", MEANS, {}, (8,)),
     Method("WUDI", "wudi", MEANS),
+    Method("ACE", "ace", MEANS, {}, (8,)),
     Method("Iso-C", "iso_c"),
     Method("Iso-CTS", "iso_cts"),
     Method("TSV-M", "tsv"),
     Method("TSV-M, α = 1", "tsv", (1.0,)),
+    Method("TSV-M, equal norms", "tsv", MEANS, {"norms": "equal"}, (8,)),
+    Method("Iso-C, equal norms", "iso_c", MEANS, {"norms": "equal"}, (8,)),
+    Method("RegMean", "regmean", MEANS, {"alpha": 0.95}, (8,), grams),
+    Method("RegMean++", "regmean", MEANS, {"alpha": 0.95}, (8,), merged_grams),
+    Method("ESM", "esm", MEANS, {}, (8,), grams),
     Method("TSV-M without orthogonalisation", "tsv", SUMS, {"orthogonalize": "none"}, (8,)),
     Method("TSV-M without low rank", "tsv", MEANS, {"low_rank": False}, (8,)),
 )
@@ -108,7 +121,8 @@ class Bench:
         for seed, experts in self.seeds.items():
             if str(seed) in row["answers"]:
                 continue
-            vector = experts.task_vector(method.method, self.names, seed=seed, **method.parameters)
+            known = {"statistics": method.statistics(experts, self.names)} if method.statistics else {}
+            vector = experts.task_vector(method.method, self.names, seed=seed, **method.parameters, **known)
             if row["alpha"] is None:
                 sweep = self.sweep(vector, method.alphas) if len(method.alphas) > 1 else {}
                 row["sweep"] = {str(alpha): sweep[alpha] for alpha in sorted(sweep)}

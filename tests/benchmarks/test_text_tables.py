@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import merganser as mg
-from benchmarks import answers, compression, mergeability, multi_task, text_experts, theory
+from benchmarks import answers, compression, mergeability, multi_task, text_experts, text_statistics, theory
 from benchmarks.text_experts import TextExperts
 from benchmarks.zoo import text_tasks
 from benchmarks.zoo.text_tasks import Sentences, Task
@@ -117,6 +117,26 @@ def test_row_has_the_answers_of_the_alpha_its_sweep_prefers(experts: TextExperts
     found = answers.read(row["answers"], dict.fromkeys(TASKS, 50))
     for seed in ("0", "1"):
         assert all((found[seed][task] == expected[task].numpy()).all() for task in TASKS)
+
+
+def test_statistics_are_of_the_inputs_of_each_expert(experts: TextExperts) -> None:
+    found = text_statistics.grams(experts, TASKS[:2])["gram"]["one"]
+    part = experts.tasks["one"].validation
+    rows = experts.base["embeddings.weight"][torch.from_numpy(part.tokens[: part.ends[29]])].double()
+    expected = rows.T @ rows / len(rows)
+    torch.testing.assert_close(found.tensors["layer.weight"].double(), expected, rtol=1e-4, atol=1e-5)
+    merged = text_statistics.merged_grams(experts, TASKS[:2])["gram"]["one"]
+    torch.testing.assert_close(merged.tensors["layer.weight"].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_methods_with_statistics_get_them(experts: TextExperts) -> None:
+    bench = multi_task.Bench(TASKS, {0: experts})
+    method = multi_task.Method("RegMean", "regmean", (1.0,), {"alpha": 0.95}, (3,), text_statistics.grams)
+    row = bench.measure(method, fresh(method))
+    vector = experts.task_vector("regmean", TASKS, alpha=0.95, statistics=text_statistics.grams(experts, TASKS))
+    expected = experts.answers(experts.weights(vector), TASKS)
+    found = answers.read(row["answers"], dict.fromkeys(TASKS, 50))["0"]
+    assert all((found[task] == expected[task].numpy()).all() for task in TASKS)
 
 
 def test_a_row_is_completed_not_measured_again(experts: TextExperts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ BASE, EXPERTS, SUM = "base encoder", "fine-tuned experts", "task arithmetic"
 #: Rows that are not merges, and those that have their own table.
 REFERENCES = (BASE, EXPERTS)
 ABLATION = "TSV-M without"
+#: What the others are compared with in pairs.
+RIVALS = ("TSV-M", "Iso-C")
 RULE = "bold: the best, and what is less than two standard errors of the paired difference below it"
 
 
@@ -93,6 +95,8 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     )
     yield Text(_verdict(found))
     yield quality(results)
+    if set(RIVALS) <= set(first.merges):
+        yield paired(first)
     yield Text(_goals(found))
     yield Text(" ".join(_why(sheet) for sheet in found.values()))
     if {"TSV-M", "TSV-M without orthogonalisation", "TSV-M without low rank", SUM} <= set(first.merges):
@@ -169,6 +173,22 @@ def quality(results: Mapping[str, Any]) -> Table:
     found = sheets(results)
     names = [name for name in _ordered(found) if not name.startswith(ABLATION)]
     return _full(found, {name: name for name in names}, f"Accuracy and normalised accuracy, %; {RULE}")
+
+
+def paired(sheet: Sheet) -> Table:
+    """What every method keeps more than the two that others are measured against, sentence by sentence."""
+    cells = []
+    for name in sorted(sheet.listed, key=lambda name: sheet.score(name).mean, reverse=True):
+        differences = [answers.difference(sheet.merges[name], sheet.merges[rival], sheet.experts) for rival in RIVALS]
+        cells.append([name, *("–" if name == r else _points(d) for r, d in zip(RIVALS, differences, strict=True))])
+    columns = [f"{sheet.count} tasks", *(f"less {rival}" for rival in RIVALS)]
+    caption = "Paired differences of normalised accuracy, points; bold: more than two standard errors from zero"
+    return Table(columns, cells, caption)
+
+
+def _points(score: Score) -> str:
+    text = f"{100 * score.mean:+.1f} ± {percent(score.error)}"
+    return f"**{text}**" if score.clear else text
 
 
 def ablation(results: Mapping[str, Any]) -> Table:
