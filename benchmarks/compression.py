@@ -29,8 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.experts import State, summary
 from benchmarks.records import record
-from benchmarks.text_experts import State, TextExperts, load_experts, summary
+from benchmarks.text_experts import TextExperts, load_experts
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text_tasks import TASK_SETS, TASKS
 from merganser.library import Library, MaskLibrary

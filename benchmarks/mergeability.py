@@ -24,8 +24,9 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from benchmarks.experts import summary
 from benchmarks.records import record
-from benchmarks.text_experts import TextExperts, load_experts, summary
+from benchmarks.text_experts import TextExperts, load_experts
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text_tasks import TASKS
 from merganser.analysis.mergeability import Pair, mergeability, rank_correlation

@@ -1,12 +1,15 @@
-"""Merging text experts of MiniLM into one encoder: every static method, for 8, 14 and 20 tasks.
+"""Merging experts into one backbone: every static method, for 8, 14 and 20 text tasks or 10 image tasks.
 
     python -m benchmarks.multi_task [--cache ZOO] [--tasks 8 14 20] [--seeds 0 1 2] [--methods NAME …] [--json FILE]
+    python -m benchmarks.multi_task --tasks 10 [--seeds 0] [--json FILE]
 
-Experts are those of `benchmarks.zoo.text`, trained if they are missing. α of a method is the one of a grid with the
-best mean accuracy on labelled validation sentences, the same for all methods, with the experts of the first seed (a
-grid grows where its end is the best); the other seeds take the same α. RegMean, RegMean++ and ESM also see 32 of the
-validation sentences of each task, without labels. Scores are of test sentences, each answered through its task's own
-head. A method is one line of `METHODS`.
+Experts are those of `benchmarks.zoo.text` (MiniLM) and `benchmarks.zoo.image_experts` (EfficientNet-Lite0), trained if
+they are missing; each kind has a FILE of its own. "Sentences" stands for images too.
+
+α of a method is the one of a grid with the best mean accuracy on labelled validation sentences, the same for all
+methods, with the experts of the first seed (a grid grows where its end is the best); the other seeds take the same α.
+RegMean, RegMean++ and ESM also see 32 of the validation sentences of each task, without labels. Scores are of test
+sentences, each answered through its task's own head. A method is one line of `METHODS`.
 
 What FILE holds of the same experts stays and is not measured again: to add a method, a seed or a number of tasks, run
 the command once more. `--quick`: four tasks, few sentences, a few methods.
@@ -31,11 +34,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import answers
+from benchmarks.experts import Experts, State
+from benchmarks.image_experts import load_image_experts
 from benchmarks.records import record
-from benchmarks.text_experts import State, TextExperts, load_experts
+from benchmarks.text_experts import TextExperts, load_experts
 from benchmarks.text_interference import layers, totals
 from benchmarks.text_statistics import grams, merged_grams
 from benchmarks.zoo.cards import add_locations
+from benchmarks.zoo.image_tasks import IMAGE_TASKS
 from benchmarks.zoo.text_tasks import TASK_SETS, TEST
 
 #: For sums of task vectors, and for means and spectral merges, whose natural coefficient is about 1.
@@ -45,6 +51,9 @@ MEANS = (0.7, 1.0, 1.4, 2.0)
 GROWTH, GROWN = 1.4, 3
 #: Labelled validation sentences of all tasks together.
 VALIDATION = 512
+#: The number of image tasks, and how many test images each has.
+IMAGES, TEST_IMAGES = 10, 400
+SETS = {**TASK_SETS, IMAGES: tuple(IMAGE_TASKS)}
 #: Shares of the singular components that TSV-M keeps of every task, beside its own 1/T.
 SHARES = (0.01, 0.03, 0.06, 0.25, 0.5, 1.0)
 QUICK = ("task arithmetic", "TSV-M")
@@ -62,6 +71,10 @@ class Method:
     sets: tuple[int, ...] = tuple(TASK_SETS)
     #: What it has to know of the experts' inputs (`benchmarks.text_statistics`).
     statistics: Callable[[TextExperts, Sequence[str]], Any] | None = None
+
+    def measured_at(self, count: int) -> bool:
+        """Whether it has a line at this number of tasks: of the image tasks, if it needs no statistics of texts."""
+        return count in self.sets or (count == IMAGES and 8 in self.sets and self.statistics is None)
 
 
 METHODS = (
@@ -98,7 +111,7 @@ class Bench:
     """The experts of every seed for one number of tasks."""
 
     names: tuple[str, ...]
-    seeds: Mapping[int, TextExperts]
+    seeds: Mapping[int, Experts[Any]]
 
     def sweep(self, vector: State, alphas: Sequence[float]) -> dict[float, float]:
         """Mean validation accuracy by α, beyond the ends of the grid as long as they are the best."""
@@ -130,7 +143,7 @@ class Bench:
             row["answers"][str(seed)] = self.packed(experts, experts.weights(vector, row["alpha"]))
         return row
 
-    def packed(self, experts: TextExperts, weights: State) -> dict[str, str]:
+    def packed(self, experts: Experts[Any], weights: State) -> dict[str, str]:
         return {name: answers.pack(bits.numpy()) for name, bits in experts.answers(weights, self.names).items()}
 
     def references(self) -> Iterator[dict[str, Any]]:
@@ -172,7 +185,7 @@ def kept_rows(stored: Mapping[str, Any], references: Sequence[Mapping[str, Any]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, nargs="+", choices=TASK_SETS, default=[8])
+    parser.add_argument("--tasks", type=int, nargs="+", choices=SETS, default=[8])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="fine-tuning seeds of the experts")
     names = [method.name for method in METHODS]
     parser.add_argument("--methods", nargs="+", choices=names, metavar="NAME", default=names)
@@ -181,18 +194,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     add_locations(parser)
     options = parser.parse_args(arguments)
-    test = 40 if options.quick else TEST
+    if IMAGES in options.tasks and len(options.tasks) > 1:
+        parser.error("image tasks have a file of their own: give --tasks 10 alone")
     stored: dict[str, Any] = (
         json.loads(options.json.read_text())["results"] if options.json and options.json.exists() else {}
     )
     results: dict[str, Any] = {"sets": {}, "rows": [], "ranks": [], "interference": [], "layers": [], **stored}
     for count in options.tasks:
-        tasks = TASK_SETS[count][:4] if options.quick else TASK_SETS[count]
-        count, validation = len(tasks), (10 if options.quick else VALIDATION // len(tasks))
-        loaded = {
-            seed: load_experts(options.cache, options.data, tasks, test=test, validation=validation, seed=seed)
-            for seed in options.seeds
-        }
+        load, test = (load_image_experts, TEST_IMAGES) if count == IMAGES else (load_experts, TEST)
+        tasks = SETS[count][:4] if options.quick else SETS[count]
+        images, count = count == IMAGES, len(tasks)
+        sizes = {"test": 40, "validation": 10} if options.quick else {"test": test, "validation": VALIDATION // count}
+        loaded = {seed: load(options.cache, options.data, tasks, **sizes, seed=seed) for seed in options.seeds}
         bench = Bench(tasks, loaded)
         sentences = {name: len(task.test) for name, task in next(iter(loaded.values())).tasks.items()}
         references = list(bench.references())
@@ -201,11 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             before = known.get((row["method"],))
             row["answers"] = (before["answers"] if before else {}) | row["answers"]
             known[(row["method"],)] = row
-        results["sets"][str(count)] = {"tasks": list(tasks), "sentences": sentences, "validation": validation}
+        results["sets"][str(count)] = {"tasks": list(tasks), "sentences": sentences, "validation": sizes["validation"]}
         lines: list[tuple[tuple[str, ...], Method, dict[str, Any]]] = [
             ((each.name,), each, {})
             for each in METHODS
-            if each.name in (QUICK if options.quick else options.methods) and (options.quick or count in each.sets)
+            if each.name in (QUICK if options.quick else options.methods) and (options.quick or each.measured_at(count))
         ]
         if options.ranks:
             lines += [
@@ -223,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 own = [row for row in known.values() if ("share" in row) == (part == "ranks")]
                 results[part] = [row for row in results[part] if row["tasks"] != count] + own
             record(options.json, results, seeds_of(results), added=True)
-        if all(row["tasks"] != count for row in results["interference"]):
+        if not images and all(row["tasks"] != count for row in results["interference"]):
             first = loaded[options.seeds[0]]
             matrices = layers(first.trained, first.experts)
             results["interference"].append({"tasks": count, **totals(first.trained, first.experts, matrices)})

@@ -47,10 +47,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.experts import State, floats, summary
 from benchmarks.measuring import Run, measure, median
 from benchmarks.merge_speed import warm
 from benchmarks.records import record
-from benchmarks.text_experts import State, TextExperts, floats, load_experts, summary
+from benchmarks.text_experts import TextExperts, load_experts
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text import expert_directory
 from benchmarks.zoo.text_tasks import TASKS

@@ -37,9 +37,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.experts import summary
 from benchmarks.multi_task import SUMS, Bench, best
 from benchmarks.records import record
-from benchmarks.text_experts import TextExperts, load_experts, summary
+from benchmarks.text_experts import TextExperts, load_experts
 from benchmarks.zoo.cards import add_locations, read_card
 from benchmarks.zoo.text import expert_directory
 from benchmarks.zoo.text_tasks import TASKS

@@ -60,6 +60,7 @@ PAGES = (
         "Experts of several tasks",
         (
             Section("multi_task", "Several tasks: text experts in one encoder", multi_task.parts),
+            Section("multi_task_images", "Several tasks: image experts in one backbone", multi_task.image_parts),
             Section("compression", "Compression: experts in few bytes", compression.parts),
             Section("adaptive", "Adaptive: one model for inputs of unknown task", adaptive.parts),
             Section("mergeability", "Mergeability: guessing the cost of a merge", mergeability.parts),

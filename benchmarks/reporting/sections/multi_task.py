@@ -113,6 +113,28 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         yield _tasks(sheet)
 
 
+def image_parts(results: Mapping[str, Any]) -> Iterator[Part]:
+    found = sheets(results)
+    sheet = next(iter(found.values()))
+    yield Text(
+        f"EfficientNet-Lite0 experts of {sheet.count} image tasks merged into one backbone: whole label sets, parts "
+        "and coarse classes of MNIST, Fashion-MNIST and CIFAR-10, inverted colours, and which way is up. Backbone and "
+        "head are trained together for two epochs of 6,000 images; running statistics stay the base's. Every task "
+        f"is answered through its own head, on {max(sheet.setting['sentences'].values())} test images; "
+        f"α is chosen as for text, on {sheet.setting['validation']} validation images of each task. Fine-tuning seeds: "
+        f"{sheet.seeds}."
+    )
+    yield Text(_verdict(found))
+    yield quality(results)
+    if set(RIVALS) <= set(sheet.merges):
+        yield paired(sheet)
+    yield Text(_goals(found, room=0.7))
+    if {"TSV-M", "TSV-M without orthogonalisation", "TSV-M without low rank", SUM} <= set(sheet.merges):
+        yield ablation(results)
+    yield _picture(found, "multi_task_images", "EfficientNet-Lite0")
+    yield _tasks(sheet)
+
+
 def _why(sheet: Sheet) -> str:
     """Where the best merge gains over the sum, and what it does otherwise."""
     best = sheet.best()
@@ -150,7 +172,7 @@ def _verdict(found: Mapping[int, Sheet]) -> str:
     return " ".join(said)
 
 
-def _goals(found: Mapping[int, Sheet]) -> str:
+def _goals(found: Mapping[int, Sheet], room: float = 0.85) -> str:
     """Whether the table separates methods, and whether there is room to."""
     lines = []
     for count, sheet in found.items():
@@ -158,9 +180,9 @@ def _goals(found: Mapping[int, Sheet]) -> str:
         gain = answers.difference(sheet.merges[best], sheet.merges[SUM], sheet.experts)
         base = sheet.score(BASE).mean
         lines.append(
-            f"{count} tasks: base at most 85 % – {'met' if base <= 0.85 else 'not met'} ({percent(base)} %); best "
-            f"merge three standard errors beyond {SUM} – {'met' if gain.mean >= 3 * gain.error else 'not met'} "
-            f"({gain.mean / gain.error:.1f})."
+            f"{count} tasks: base at most {percent(room, 0)} % – {'met' if base <= room else 'not met'} "
+            f"({percent(base)} %); best merge three standard errors beyond {SUM} – "
+            f"{'met' if gain.mean >= 3 * gain.error else 'not met'} ({gain.mean / gain.error:.1f})."
         )
     return (
         "Standard errors: the variance of the paired differences over test sentences, averaged over seeds, plus that "
@@ -224,7 +246,7 @@ def _ordered(found: Mapping[int, Sheet]) -> list[str]:
     return [BASE, *names, EXPERTS]
 
 
-def _picture(found: Mapping[int, Sheet]) -> Figure:
+def _picture(found: Mapping[int, Sheet], name: str = "multi_task", network: str = "MiniLM") -> Figure:
     first = next(iter(found.values()))
     names = sorted(first.listed, key=lambda name: first.score(name).mean)
     series: dict[str, list[float | None]] = {
@@ -232,7 +254,7 @@ def _picture(found: Mapping[int, Sheet]) -> Figure:
         for count, sheet in found.items()
     }
     bars = Bars(names, series, Axis("normalised accuracy", percent=True), dots=True)
-    return Figure("multi_task", f"Normalised accuracy of merges of {_list(found)} MiniLM experts by method", [bars])
+    return Figure(name, f"Normalised accuracy of merges of {_list(found)} {network} experts by method", [bars])
 
 
 def _ranks(results: Mapping[str, Any], sheet: Sheet) -> Iterator[Part]:

@@ -1,0 +1,100 @@
+"""Experts of one base in memory, merged through the public API and scored on inputs of their tasks.
+
+Only tensors that some expert changed are merged (nothing else can move); every task answers through its own head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import merganser as mg
+from merganser.evaluate.accuracy import normalized_accuracy
+from merganser.tuning.search import scaled
+
+State = dict[str, Tensor]
+Part = Literal["test", "validation"]
+Task = TypeVar("Task")
+
+
+@dataclass(frozen=True)
+class Experts(ABC, Generic[Task]):
+    """The base, its experts reduced to the tensors that training changed, heads and tasks, by task."""
+
+    base: State
+    experts: Mapping[str, State]
+    heads: Mapping[str, Mapping[str, Tensor]]
+    tasks: Mapping[str, Task]
+
+    @abstractmethod
+    def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
+        """Whether one backbone with each task's head answers the task's inputs right."""
+
+    @property
+    def trained(self) -> State:
+        """The base's tensors that training changed."""
+        some = next(iter(self.experts.values()))
+        return {name: self.base[name] for name in some}
+
+    @property
+    def trained_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.trained.values())
+
+    def task_vector(self, method: str, names: Sequence[str], **parameters: Any) -> State:
+        """merged − base of `mg.merge` with these experts, at scale 1 unless told otherwise."""
+        trained = self.trained
+        merged = mg.merge({name: self.experts[name] for name in names}, method, trained, **parameters)
+        return differences(merged, trained)
+
+    def weights(self, vector: Mapping[str, Tensor], alpha: float = 1.0) -> State:
+        """θ_0 + α·τ, all tensors."""
+        return scaled(self.base, vector, alpha)
+
+    def whole(self, expert: Mapping[str, Tensor]) -> State:
+        """An expert with the tensors it shares with the base."""
+        return {**self.base, **expert}
+
+    def scores(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, float]:
+        """Accuracy on each task of one backbone with that task's head."""
+        return {name: float(found.float().mean()) for name, found in self.answers(weights, names, part).items()}
+
+    def own_answers(self, experts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Whether each expert answers the inputs of its own task right."""
+        return {name: self.answers(self.whole(expert), [name])[name] for name, expert in experts.items()}
+
+    def own_scores(self, experts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
+        """Accuracy of each expert on its own task."""
+        return {name: float(found.float().mean()) for name, found in self.own_answers(experts).items()}
+
+
+def floats(directory: Path) -> State:
+    """The floating-point tensors of a checkpoint directory of one file."""
+    found = load_file(directory / "model.safetensors")
+    return {name: tensor for name, tensor in found.items() if tensor.is_floating_point()}
+
+
+def changed(base: Mapping[str, Tensor], experts: Iterable[Mapping[str, Tensor]]) -> list[str]:
+    """Names of tensors in which some expert differs from the base, in the base's order."""
+    experts = list(experts)
+    return [name for name, tensor in base.items() if any(not torch.equal(e[name], tensor) for e in experts)]
+
+
+def differences(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> State:
+    """θ − θ_0 of the base's tensors."""
+    return {name: weights[name] - tensor for name, tensor in base.items()}
+
+
+def summary(scores: Mapping[str, float], reference: Mapping[str, float]) -> dict[str, Any]:
+    """Mean absolute and normalised accuracy, and the accuracies behind them."""
+    return {
+        "accuracy": sum(scores.values()) / len(scores),
+        "normalised": normalized_accuracy(scores, reference),
+        "per_task": dict(scores),
+    }

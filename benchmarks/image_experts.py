@@ -1,0 +1,65 @@
+"""EfficientNet-Lite0 image experts in memory (see `benchmarks.experts`), those of `benchmarks.zoo.image_experts`.
+
+Experts keep the base's running statistics, so that a merge needs no data to be scored. Test and validation images are
+the first of those a task has; training used neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.experts import Experts, Part, changed, floats
+from benchmarks.zoo.efficientnet import EfficientNetLite0
+from benchmarks.zoo.image_experts import ImageSchedule, expert_directory, load_head, save_base, train
+from benchmarks.zoo.image_tasks import ImageTask, load_image_task
+
+BATCH = 100
+
+
+@dataclass(frozen=True)
+class ImageExperts(Experts[ImageTask]):
+    """Backbones with a head for every task."""
+
+    @cached_property
+    def _backbone(self) -> EfficientNetLite0:
+        return EfficientNetLite0().eval().to(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
+        self._backbone.load_state_dict(weights, strict=False)  # counters of batches are no weights
+        found = {}
+        for name in names:
+            images, head = getattr(self.tasks[name], part), self.heads[name]
+            right = []
+            for start in range(0, len(images), BATCH):
+                inputs, labels = images.batch(slice(start, start + BATCH))
+                right.append((self._backbone(inputs) @ head["weight"].T + head["bias"]).argmax(1) == labels)
+            found[name] = torch.cat(right)
+        return found
+
+
+def load_image_experts(
+    cache: Path, data: Path, names: Sequence[str], *, test: int, validation: int, seed: int = 0
+) -> ImageExperts:
+    """The experts of the zoo, trained if it lacks them, with so many test and validation images of each task."""
+    base = floats(save_base(cache))
+    tasks = {name: load_image_task(name, data, cache) for name in names}
+    for task in tasks.values():
+        train(task, seed, ImageSchedule(), cache)
+    whole = {name: floats(expert_directory(cache, name, seed)) for name in names}
+    moved = changed(base, whole.values())
+    return ImageExperts(
+        base,
+        {name: {tensor: expert[tensor] for tensor in moved} for name, expert in whole.items()},
+        {name: load_head(name, seed, cache) for name in names},
+        {
+            name: replace(task, test=task.test.head(test), validation=task.validation.head(validation))
+            for name, task in tasks.items()
+        },
+    )
