@@ -41,6 +41,8 @@ COMMANDS: Mapping[tuple[str, ...], int] = {
     ("merge", "recipe.yml", "out", "--dry-run"): 0,
     ("merge", "typo.yml", "out"): 2,
     ("inspect", "base"): 0,
+    ("verify", "output"): 0,
+    ("lineage", "output"): 0,
     ("library", "list", "library"): 0,
 }
 
@@ -63,6 +65,7 @@ def prepare(directory: Path) -> None:
     (directory / "mergekit.yml").write_text(MERGEKIT_RECIPE)
     (directory / "typo.yml").write_text(RECIPE.replace("density", "densty"))
     experts = {name: directory / name for name in ("math", "code")}
+    mg.run(directory / "recipe.yml", directory / "output")
     mg.library.Library.build(directory / "base", experts, directory / "library")
 
 

@@ -32,6 +32,7 @@ __getattr__, __dir__, __all__ = exports(
         "interference",
         "library",
         "methods",
+        "origin",
         "recipes",
         "report",
         "routing",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from merganser import interference as interference
     from merganser import library as library
     from merganser import methods as methods
+    from merganser import origin as origin
     from merganser import recipes as recipes
     from merganser import report as report
     from merganser import routing as routing

@@ -202,6 +202,7 @@ def test_the_card_names_models_methods_and_the_recipe():
     _, front, body = card.split("---\n", 2)
     assert yaml.safe_load(front) == {
         "base_model": ["owner/base", "owner/a"],
+        "base_model_relation": "merge",
         "library_name": "transformers",
         "tags": ["merge", "merganser"],
     }

@@ -61,6 +61,22 @@ def noted_changes() -> bytes:
     return Changes(("a", "b"), {"w": merged, "steps": Change("copied", 1, (0,))}).to_bytes()
 
 
+def locked() -> dict[str, bytes]:
+    """A merge with its lock file, and one of its sources merged before."""
+    with tempfile.TemporaryDirectory() as made:
+        place = Path(made)
+        write(place, model("a") | model("b", 2.0))
+        for other, out in (("b", "first"), ("first", "out")):
+            mg.run(recipes.load({"method": "linear", "models": ["a", other]}, place), place / out)
+        return files_of(place)
+
+
+def read_locked(directory: Path) -> None:
+    mg.origin.verify(directory / "out")
+    mg.origin.trace(directory / "out", root=directory).lines()
+    mg.origin.rebuild(directory / "out", root=directory, workers=1)
+
+
 def saved(value: float = 1.0, **metadata: str) -> bytes:
     return bytes(save(weights(value), {"format": "pt", **metadata}))
 
@@ -302,6 +318,7 @@ def all_targets() -> list[Target]:
                read_scores),
         Target("alignment", {"p.safetensors": permutations}, ("p.safetensors",),
                lambda d: Record.load(d / "p.safetensors")),
+        Target("lock", locked(), ("out/merganser.lock.json",), read_locked),
         Target("changes", {"merganser-changes.json": noted_changes()}, ("merganser-changes.json",), read_changes),
         Target("irt", {"irt.safetensors": irt}, ("irt.safetensors",), lambda d: IRT.load(d / "irt.safetensors")),
     ]  # fmt: skip

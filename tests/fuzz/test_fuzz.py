@@ -19,7 +19,7 @@ CASES = 15
 TARGETS = (
     *("safetensors", "index", "config", "tokenizer", "vocabulary", "adapter", "modules", "gguf", "torch"),
     *("torch-legacy", "recipe", "mergekit", "library", "masks", "journal", "study", "design", "runfile", "records"),
-    *("sweep", "alignment", "irt", "changes"),
+    *("sweep", "alignment", "irt", "changes", "lock"),
 )
 
 

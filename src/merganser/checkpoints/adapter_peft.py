@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from merganser.checkpoints.adapter_file import PREFIX, AdapterFile
 from merganser.checkpoints.base import Rows, select_rows
 from merganser.checkpoints.lazy_tensors import LazyTensor
+from merganser.checkpoints.reads import note_read
 from merganser.errors import CheckpointError, require
 from merganser.lazy import torch
 
@@ -174,6 +175,9 @@ class PeftTensor(LazyTensor):
         return [self.base[name] for name in self.layers.layers[self.path]]
 
     def read(self, rows: Rows | None = None) -> Tensor:
+        weights = self.layers.adapter.weights
+        for name in weights.names():  # PEFT was given all of them when it was asked
+            note_read(weights, name)
         return select_rows(self.layers.merge(self.path, lambda name: self.base[name].read())[self.name], rows)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.cards import Lineage
+from merganser.checkpoints.digests import digest_tensor
 from merganser.checkpoints.dtypes import Element
 from merganser.errors import MissingTensorError, did_you_mean
 from merganser.lazy import torch
@@ -110,6 +111,10 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
     def files(self) -> Sequence[Path]:
         """The files its weights are read from; none for weights in memory."""
         return ()
+
+    def digest(self, name: str, algorithm: str) -> str:
+        """Return the digest of a tensor's bytes as they are stored, in hexadecimal (`checkpoints.digests`)."""
+        return digest_tensor(self.read(name), algorithm)
 
     def lineage(self) -> Lineage:
         """Return what its weights were made of, for the model card of a copy; empty for weights as they are."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from merganser import __version__
 from merganser.plain import to_yaml
 
+_LICENCE = re.compile(r"""(license|license_name):\s*["']?([\w.+-]{1,64})["']?\s*(?:#.*)?""")
+_LONGEST_HEADER = 1 << 20
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -22,11 +27,17 @@ class Lineage:
     methods: tuple[str, ...] = ()
 
 
-def render_card(lineage: Lineage, recipe: str | Mapping[str, Any] = "", fingerprint: str = "") -> str:
+def render_card(
+    lineage: Lineage, recipe: str | Mapping[str, Any] = "", fingerprint: str = "", licence: str | None = None
+) -> str:
     """Return the text of the card; a recipe that is no text yet becomes YAML here."""
     named = list(dict.fromkeys([lineage.base, *lineage.models] if lineage.base else lineage.models))
     hub = [label for label in (re.split("[@+]", name)[0] for name in named) if _HUB_ID.fullmatch(label)]
     header: dict[str, Any] = {"base_model": list(dict.fromkeys(hub))} if hub else {}
+    if hub and len(named) > 1:
+        header["base_model_relation"] = "merge"
+    if licence is not None:
+        header["license"] = licence
     header |= {"library_name": "transformers", "tags": ["merge", "merganser"]}
     lines = ["---", to_yaml(header).strip(), "---", "", "# Merged model", ""]
     made = ", ".join(map(_code, lineage.methods)) or "a copy"
@@ -35,12 +46,36 @@ def render_card(lineage: Lineage, recipe: str | Mapping[str, Any] = "", fingerpr
         lines += [f"Base: {_code(lineage.base)}", ""]
     if lineage.models:
         lines += ["Models:", "", *(f"- {_code(label)}" for label in lineage.models), ""]
-    if text := (recipe if isinstance(recipe, str) else to_yaml(recipe)).strip():
+    if text := recipe_text(recipe).strip():
         fence = "`" * max(3, 1 + _longest_run(text))
         lines += ["Recipe:", "", f"{fence}yaml", text, fence, ""]
     if fingerprint:
         lines += [f"Fingerprint of recipe and sources: `{fingerprint}`", ""]
     return "\n".join(lines)
+
+
+def recipe_text(recipe: str | Mapping[str, Any]) -> str:
+    """Return a recipe as YAML: the text it was written as, or what its document says."""
+    return recipe if isinstance(recipe, str) else to_yaml(recipe)
+
+
+def read_licence(directory: Path | None) -> str | None:
+    """Return the licence that the card of a model names, as the hub spells it (`apache-2.0`); None without one.
+
+    Only the front matter of the card is looked at, line by line: a card is a text by anyone.
+    """
+    try:
+        with (directory or Path(os.devnull)).joinpath("README.md").open(encoding="utf-8") as file:
+            lines = file.read(_LONGEST_HEADER).splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if not lines or lines[0].strip() != "---":
+        return None
+    said = {}
+    for line in itertools.takewhile(lambda line: line.strip() != "---", lines[1:]):
+        if (found := _LICENCE.fullmatch(line)) is not None:
+            said[found[1]] = found[2].lower()
+    return said.get("license_name") if said.get("license", "other") == "other" else said["license"]
 
 
 def _code(text: str) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.checkpoints.digests import digest_bytes
 from merganser.checkpoints.gguf_header import GGUFEntry, read_gguf_header
+from merganser.checkpoints.reads import note_read
 from merganser.errors import CheckpointError, require
 from merganser.lazy import np, torch
 
@@ -51,6 +53,7 @@ class GGUFFile(Checkpoint):
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         entry, spec = self._find(name), self.spec(name)
+        note_read(self, name)
         if not spec.numel:
             return select_rows(torch.empty(spec.shape, dtype=spec.dtype, device="cpu"), rows)
         data = np.frombuffer(self._map, np.uint8, entry.stop - entry.start, entry.start).reshape(entry.rows)
@@ -61,6 +64,10 @@ class GGUFFile(Checkpoint):
         if not len(data):
             return torch.empty((0, *spec.shape[1:]), dtype=spec.dtype, device="cpu")
         return self._values(data, entry.kind).view(-1, *spec.shape[1:])
+
+    def digest(self, name: str, algorithm: str) -> str:
+        entry = self._find(name)
+        return digest_bytes(memoryview(self._map)[entry.start : entry.stop], algorithm)
 
     def files(self) -> Sequence[Path]:
         return (self.path,)

@@ -13,7 +13,7 @@ from pathlib import Path
 import xxhash
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.lazy import torch
+from merganser.checkpoints.digests import digest_tensor
 
 _CHUNK = 1 << 20
 
@@ -39,9 +39,7 @@ def content_hash(checkpoint: Checkpoint) -> str:
         state = file.stat()
         digest.update(_file_hash(file.resolve(), state.st_size, state.st_mtime_ns, state.st_ino))
     for name in () if files else checkpoint.names():
-        tensor = checkpoint.read(name).detach().cpu().contiguous().reshape(-1)
-        digest.update(f"{name}\n".encode())
-        digest.update(tensor.view(torch.uint8).numpy().data)
+        digest.update(f"{name}\n{digest_tensor(checkpoint.read(name), 'xxh3_128')}".encode())
     return digest.hexdigest()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.checkpoints.reads import note_read
 from merganser.errors import CheckpointError
 from merganser.lazy import torch
 
@@ -39,6 +40,7 @@ class StateDict(Checkpoint):
         return TensorSpec(tuple(tensor.shape), tensor.dtype)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        note_read(self, self._aliases.get(name, name))
         return select_rows(self._find(name), rows)
 
     def aliases(self) -> Mapping[str, str]:

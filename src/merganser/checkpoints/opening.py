@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 Reference: TypeAlias = "str | os.PathLike[str] | Checkpoint | Mapping[str, Any] | nn.Module"
-_HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "pytorch_model*.bin", "*/pytorch_model.bin"]
+_HUB_FILES = [
+    "README.md",
+    "*.safetensors",
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "pytorch_model*.bin",
+    "*/pytorch_model.bin",
+]
 
 #: Libraries of experts, which later packages define: the file that marks one -> what opens an expert of it.
 _LIBRARIES = {

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.checkpoints.digests import digest_bytes
+from merganser.checkpoints.reads import note_read
 from merganser.errors import CheckpointError
 from merganser.lazy import torch
 from merganser.strict_json import parse_json
@@ -132,33 +134,15 @@ def _check_cover(entries: Mapping[str, Extent], origin: int, size: int, where: s
         raise CheckpointError(f"{where}: {size - reached} bytes after {owner} are no tensor's; the file is damaged")
 
 
-class SafetensorsFile(Checkpoint):
-    """Memory-mapped: reading costs no copy, and no memory that the system could not take back."""
+class StoredTensors(Checkpoint):
+    """The tensors of a header, wherever the file is."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.label = str(path)
-        self.directory = self.path.parent
-        try:
-            self.entries, self.metadata = read_header(self.path)
-            with self.path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            if error.errno != errno.EMFILE:
-                raise
-            raise CheckpointError(f"{path}: too many open files; raise their number (ulimit -n)") from None
-        self._names = list(self.entries)
+    def __init__(self, entries: Mapping[str, Extent], metadata: Mapping[str, str]) -> None:
+        self.entries, self.metadata = entries, metadata
+        self._names = list(entries)
         self._aliases = {
-            k: v
-            for k, v in self.metadata.items()
-            if v in self.entries and k not in self.entries and k not in _ABOUT_THE_FILE
+            k: v for k, v in metadata.items() if v in entries and k not in entries and k not in _ABOUT_THE_FILE
         }
-
-    @functools.cached_property
-    def _bytes(self) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def names(self) -> Sequence[str]:
         return self._names
@@ -170,16 +154,54 @@ class SafetensorsFile(Checkpoint):
         """`safetensors.torch.save_model` notes tied names it left out in the metadata."""
         return self._aliases
 
+    def _find(self, name: str) -> Extent:
+        entry = self.entries.get(name) or self.entries.get(self._aliases.get(name, ""))
+        if entry is None:
+            raise self.missing(name)
+        return entry
+
+
+class SafetensorsFile(StoredTensors):
+    """Memory-mapped: reading costs no copy, and no memory that the system could not take back."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.label = str(path)
+        self.directory = self.path.parent
+        try:
+            super().__init__(*read_header(self.path))
+            with self.path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            raise CheckpointError(f"{path}: too many open files; raise their number (ulimit -n)") from None
+
+    @functools.cached_property
+    def _bytes(self) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(self._map, dtype=torch.uint8)
+
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         entry = self._find(name)
+        note_read(self, self._aliases.get(name, name))
         if entry.start == entry.stop:
             return select_rows(torch.empty(entry.spec.shape, dtype=entry.spec.dtype, device="cpu"), rows)
-        if self._map.size() < entry.stop:  # reading beyond the end would kill the process
-            raise CheckpointError(f"{self.path}: was cut short while it was read; is something else writing it?")
+        self._check_size(entry)
         raw = self._bytes[entry.start : entry.stop]
         if entry.start % entry.spec.element.itemsize:
             raw = raw.clone()  # the format promises no alignment
         return select_rows(raw.view(entry.spec.dtype).view(entry.spec.shape), rows)
+
+    def digest(self, name: str, algorithm: str) -> str:
+        return digest_bytes(self.read_bytes(name), algorithm)
+
+    def read_bytes(self, name: str) -> memoryview:
+        """Return the bytes of a tensor as they are stored."""
+        entry = self._find(name)
+        self._check_size(entry)
+        return memoryview(self._map)[entry.start : entry.stop]
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         entry = self._find(name)
@@ -205,8 +227,6 @@ class SafetensorsFile(Checkpoint):
     def files(self) -> Sequence[Path]:
         return (self.path,)
 
-    def _find(self, name: str) -> Extent:
-        entry = self.entries.get(name) or self.entries.get(self._aliases.get(name, ""))
-        if entry is None:
-            raise self.missing(name)
-        return entry
+    def _check_size(self, entry: Extent) -> None:
+        if self._map.size() < entry.stop:  # reading beyond the end would kill the process
+            raise CheckpointError(f"{self.path}: was cut short while it was read; is something else writing it?")

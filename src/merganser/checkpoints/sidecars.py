@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.cards import Lineage, render_card
+from merganser.checkpoints.cards import Lineage, read_licence, recipe_text, render_card
 from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.submodules import MODULES, module_weights
 from merganser.checkpoints.tokenizer import extended
@@ -23,6 +23,8 @@ from merganser.confine import confine
 from merganser.errors import CheckpointError, reading
 from merganser.plain import plain
 
+#: What the recipe is called beside the weights.
+RECIPE_FILE = "recipe.yml"
 _TOKENIZER_CODE = ("tokenization_*.py",)
 _MODEL_CODE = ("configuration_*.py", "modeling_*.py")
 _TOKENIZER_FILES = (
@@ -119,7 +121,10 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
     """
     template = sources[0].directory
     origin = sources[sidecars.tokenizer.model].directory
-    made = {"README.md": render_card(sidecars.lineage, sidecars.recipe, sidecars.fingerprint)}
+    licence = common_licence(sources)
+    made = {"README.md": render_card(sidecars.lineage, sidecars.recipe, sidecars.fingerprint, licence)}
+    if sidecars.recipe:
+        made[RECIPE_FILE] = recipe_text(sidecars.recipe)
     copied: dict[str, Path] = {}
     if template is not None:
         copied |= _to_copy(template, _MODEL_FILES)
@@ -142,6 +147,13 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
             (directory / name).write_text(text, encoding="utf-8", newline="\n")
 
     return write
+
+
+def common_licence(sources: Sequence[Checkpoint]) -> str | None:
+    """Return the licence of all models that weights are read from, if they have the same; None if one has none."""
+    homes = {file.parent for source in sources for file in source.files()}
+    licences = {read_licence(home) for home in homes}
+    return licences.pop() if len(licences) == 1 else None
 
 
 def edited(config: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:

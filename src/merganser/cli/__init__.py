@@ -15,6 +15,9 @@ from merganser.errors import MerganserError
 COMMANDS = {
     "merge": "merganser.cli.merge",
     "plan": "merganser.cli.plan",
+    "verify": "merganser.cli.verify",
+    "lineage": "merganser.cli.lineage",
+    "push": "merganser.cli.push",
     "methods": "merganser.cli.methods",
     "schema": "merganser.cli.schema",
     "inspect": "merganser.cli.inspect",

@@ -54,6 +54,10 @@ def command(
     changes: Annotated[
         bool, typer.Option("--changes/--no-changes", help="Note what the merge changes, for `merganser report`.")
     ] = True,
+    digest: Annotated[
+        str | None,
+        typer.Option("--digest", metavar="KIND", help="In the lock file: sha256 (proof) or xxh3_128 (fast)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Merge checkpoints as a recipe says.
@@ -99,6 +103,7 @@ def command(
             ray=ray,
             processes=True,
             changes=changes,
+            digest=digest,
             on_merge=on_merge,
             on_progress=on_progress,
             on_complete=complete.append,

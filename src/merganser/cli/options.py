@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory to create.")]
+Made = Annotated[Path, typer.Argument(metavar="OUT", help="Directory that merganser has written.")]
 Recipe = Annotated[
     Path,
     typer.Argument(metavar="RECIPE", help="Recipe file (YAML), native or mergekit's; - reads standard input."),
@@ -47,6 +48,10 @@ Workers = Annotated[
 ]
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="SIZE", help="Bound on tensors in flight, e.g. 2GiB (the default).")
+]
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", metavar="DIR", help="Where relative paths of models start; default: working directory."),
 ]
 Ray = Annotated[
     str | None,

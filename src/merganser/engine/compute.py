@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from merganser.checkpoints.dtypes import Element, name_of
+from merganser.checkpoints.reads import StoredRead, noting_reads
 from merganser.engine import fused
 from merganser.engine.blocks import Piece, bounds, spans, take
 from merganser.engine.changes import LEAST, Change, compare_sample, conclude, is_looked_at
@@ -47,6 +50,8 @@ class Arithmetic:
     allow_nan: bool = False
     #: Whether to note what the merge changes, for sinks that keep it.
     changes: bool = False
+    #: By what to note which stored tensors were read, for sinks that keep it (`checkpoints.digests`).
+    digest: str | None = None
 
 
 class Computations:
@@ -61,12 +66,27 @@ class Computations:
     ) -> None:
         self.merge = merge
         self.settings = settings or Arithmetic()
+        self._digested: set[StoredRead] = set()
+        self._lock = threading.Lock()
         if prepared is not None:
             self.prepared = prepared
 
     def of(self, output: Output) -> Computation:
         """Return the computation of one output."""
         return Computation(self, output, self.prepared.get(output.method))
+
+    def digest(self, reads: Iterable[StoredRead]) -> dict[str, dict[str, str]]:
+        """Return the digests of those stored tensors that were not asked for before, by file and name."""
+        if self.settings.digest is None:
+            return {}
+        with self._lock:
+            fresh = [read for read in reads if read not in self._digested]
+            self._digested.update(fresh)
+        found: dict[str, dict[str, str]] = {}
+        for checkpoint, name in fresh:
+            place = str(next(iter(checkpoint.files()), checkpoint.label))
+            found.setdefault(place, {})[name] = checkpoint.digest(name, self.settings.digest)
+        return found
 
     @cached_property
     def prepared(self) -> Mapping[str, Look]:
@@ -90,6 +110,8 @@ class Computation:
         self.output = output
         self.sources = among.merge.sources
         self.settings = among.settings
+        self._among = among
+        self._reads_noted: dict[StoredRead, None] = {}
         self.shape = output.spec.shape
         rule = among.merge.rule(output)
         self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
@@ -175,6 +197,14 @@ class Computation:
                 self._seen[block.offset] = compare_sample(group.models, group.base, made)
             yield block, made
         self._held = None
+
+    def noting(self) -> AbstractContextManager[None]:
+        """Note the stored tensors that this thread reads inside the block, for `digests`."""
+        return nullcontext() if self.settings.digest is None else noting_reads(self._reads_noted)
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """The digests of the stored tensors that no other output was made of before, by file and name."""
+        return self._among.digest(self._reads_noted)
 
     def change(self) -> Change | None:
         """What became of the tensor, once every block has been computed; None if it was not to be noted."""

@@ -61,8 +61,8 @@ def run_in_threads(todo: Sequence[Computation], sink: Sink, workers: int, memory
             if len(batch) == 1 and len(batch[0].spans) > 1:
                 _submit_large(pool, batch[0], sink, counter)
             else:
-                if len(batch) == 1:
-                    batch[0].prefetch(batch[0].spans[0])
+                for computation in batch:
+                    computation.prefetch(computation.spans[0])
                 pool.submit(max(map(footprint, batch)), run_batch, batch, sink, counter.add)
 
 
@@ -84,16 +84,18 @@ def run_batch(
 ) -> None:
     """Several outputs one after the other, in this thread."""
     for computation in batch:
-        state = computation.state()
+        with computation.noting():  # a small tensor is read once, for its reduction and its merge
+            state = computation.state()
         for span in computation.spans:
             _run_span(computation, span, state, sink)
-        sink.finished(computation.output, computation.change())
+        sink.finished(computation.output, computation.change(), computation.digests())
         on_finished(computation.output)
 
 
 def _run_span(computation: Computation, span: list[Piece], state: Any, sink: Sink) -> None:
-    for block, tensor in computation.results(span, state):
-        sink.write(computation.output, block, tensor)
+    with computation.noting():
+        for block, tensor in computation.results(span, state):
+            sink.write(computation.output, block, tensor)
 
 
 def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: Counter) -> None:
@@ -105,7 +107,7 @@ def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: Co
     def run(span: list[Piece]) -> None:
         _run_span(computation, span, state, sink)
         if next(left) == 0:
-            sink.finished(computation.output, computation.change())
+            sink.finished(computation.output, computation.change(), computation.digests())
             counter.add(computation.output)
 
     for span in computation.spans:

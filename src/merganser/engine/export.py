@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.memory import Module, StateDict
@@ -14,6 +15,7 @@ from merganser.engine.completion import is_complete
 from merganser.engine.directories import check_replaceable, paths_in
 from merganser.engine.disk import Disk
 from merganser.engine.merge import Merge
+from merganser.engine.origin import Origin
 from merganser.engine.plan import Model, Plan
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
@@ -35,6 +37,8 @@ def write_merge(
     on_complete: Callable[[Path], None] = lambda out: None,
     disk: Disk | None = None,
     sync_seconds: float = SYNC_SECONDS,
+    digest: str | None = None,
+    recipe: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the directory `out` of a merge: `compute` gives the writer what an earlier run has not finished.
 
@@ -48,6 +52,9 @@ def write_merge(
         on_complete: Called instead of any work if `resume` finds `out` complete already.
         disk: What touches the disk.
         sync_seconds: How often to sync what is finished; 0 for after every output.
+        digest: The algorithm of the digests in the lock file (`checkpoints.digests`); `compute` has to note those of
+            the sources by the same. None writes no lock file.
+        recipe: The resolved recipe, for the lock file.
 
     Returns:
         `out`.
@@ -71,12 +78,13 @@ def write_merge(
     writer = CheckpointWriter(
         place,
         plan,
-        plan.fingerprint(prints),
+        plan.fingerprint([*prints, *([digest] if digest else [])]),
         files,
         resume=resume,
         overwrite=overwrite,
         disk=disk,
         sync_seconds=sync_seconds,
+        origin=Origin(merge, identity, digest, recipe) if digest else None,
     )
     try:
         if not writer.published:

@@ -18,7 +18,7 @@ from merganser.engine.nested import reopen
 from merganser.engine.plan import Output, Plan
 from merganser.engine.ray_cluster import start_ray
 from merganser.engine.shard_files import ShardFiles, WorkerSink
-from merganser.engine.sinks import Finished
+from merganser.engine.sinks import Digests, Finished
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import MerganserError, require
 from merganser.strict_json import parse_json
@@ -78,8 +78,8 @@ class _RemoteSink(WorkerSink):
         super().__init__(files)
         self._touched: set[int] = set()
 
-    def finished(self, output: Output, change: Change | None = None) -> None:
-        super().finished(output, change)
+    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
+        super().finished(output, change, sources)
         self._touched.add(self._files.shard_of(output.name))
 
     def sync(self) -> None:
@@ -99,7 +99,7 @@ def _compute(
     computations = Computations(merge, settings, prepared)
     wanted = set(names)
     outputs = [output for output in merge.plan.outputs if output.name in wanted]
-    files = ShardFiles(Path(directory), lay_out(merge.plan), Disk(), create=False)
+    files = ShardFiles(Path(directory), lay_out(merge.plan), Disk(), create=False, digest=settings.digest)
     try:
         sink = _RemoteSink(files)
         run_batch([computations.of(output) for output in outputs], sink)

@@ -7,24 +7,30 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from merganser.checkpoints.digests import DIGESTS
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import Change
 from merganser.engine.checksums import Tally, checksum
 from merganser.engine.disk import Disk, explain
 from merganser.engine.layout import Shard
 from merganser.engine.plan import Output
-from merganser.engine.sinks import Finished
+from merganser.engine.sinks import Digests, Finished
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_CHUNK = 1 << 18
+
 
 class ShardFiles:
     """The open files of a layout, positional writes into them, and the checksums of what was written."""
 
-    def __init__(self, directory: Path, shards: list[Shard], disk: Disk, create: bool = True) -> None:
+    def __init__(
+        self, directory: Path, shards: list[Shard], disk: Disk, create: bool = True, digest: str | None = None
+    ) -> None:
         self._disk = disk
+        self._digest = digest
         self._staging = directory.parent
         self._paths = [directory / shard.file for shard in shards]
         self._handles: list[int] = []
@@ -57,9 +63,18 @@ class ShardFiles:
         except OSError as error:
             raise explain(error, self._staging) from error
 
-    def close_output(self, output: Output) -> str:
-        """The checksum of an output of which every piece has been written here."""
-        return self._tally.close(output)
+    def close_output(self, output: Output, change: Change | None, sources: Digests) -> Finished:
+        """What is known of an output of which every piece has been written here."""
+        digest = self.digest(output, self._digest) if self._digest else ""
+        return Finished(self._tally.close(output), change, digest, sources)
+
+    def digest(self, output: Output, algorithm: str) -> str:
+        """The digest of the bytes of an output, as they are in its file."""
+        number, origin = self._places[output.name]
+        digest = DIGESTS[algorithm]()
+        for start in range(0, output.spec.nbytes, _CHUNK):
+            digest.update(os.pread(self._handles[number], min(_CHUNK, output.spec.nbytes - start), origin + start))
+        return str(digest.hexdigest())
 
     def holds(self, output: Output, expected: str) -> bool:
         """Whether the bytes of an output are on disk as they were written."""
@@ -93,8 +108,8 @@ class WorkerSink:
     def done(self) -> Collection[str]:
         return ()
 
-    def finished(self, output: Output, change: Change | None = None) -> None:
-        self._finished[output.name] = Finished(self._files.close_output(output), change)
+    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
+        self._finished[output.name] = self._files.close_output(output, change, sources)
 
     def report(self) -> dict[str, Finished]:
         """The outputs finished since the last report, by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from merganser.engine.blocks import Piece
@@ -14,11 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+#: Digests of stored tensors: the file they are in -> the name of a tensor -> its digest.
+Digests = Mapping[str, Mapping[str, str]]
+
+
 class Finished(NamedTuple):
-    """What is known of an output that was written: the checksum of its bytes, and what became of it."""
+    """What is known of an output that was written: the checksum of its bytes, what became of it, the digest of its
+    bytes, and those of the stored tensors that were first read for it."""
 
     checksum: str
     change: Change | None = None
+    digest: str = ""
+    sources: Digests = MappingProxyType({})
 
 
 class Sink(Protocol):
@@ -30,8 +38,9 @@ class Sink(Protocol):
 
     def write(self, output: Output, piece: Piece, tensor: Tensor) -> None: ...
 
-    def finished(self, output: Output, change: Change | None) -> None:
-        """Called once, after the last piece of an output, with what became of it if that was to be noted."""
+    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
+        """Called once, after the last piece of an output, with what became of it if that was to be noted, and the
+        digests of the stored tensors that were first read for it if those were."""
         ...
 
 
@@ -73,7 +82,7 @@ class DictSink:
         target = self.tensors[output.name].view(-1)
         target[piece.offset : piece.offset + piece.numel].copy_(tensor.reshape(-1))
 
-    def finished(self, output: Output, change: Change | None = None) -> None:
+    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
         pass
 
     def result(self) -> dict[str, Tensor]:
@@ -93,5 +102,5 @@ class ModuleSink:
         target = self._targets[output.name].view(-1)
         target[piece.offset : piece.offset + piece.numel].copy_(tensor.reshape(-1))
 
-    def finished(self, output: Output, change: Change | None = None) -> None:
+    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
         pass

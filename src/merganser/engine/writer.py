@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,10 @@ from merganser.engine.changes import FILE, Change, Changes
 from merganser.engine.directories import check_writable
 from merganser.engine.disk import Disk, explain
 from merganser.engine.layout import lay_out, make_index
+from merganser.engine.origin import LOCK_FILE, Origin, are_digests
 from merganser.engine.plan import Output, Plan
 from merganser.engine.shard_files import ShardFiles, WorkerSink
-from merganser.engine.sinks import Finished
+from merganser.engine.sinks import Digests, Finished
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
 from merganser.errors import InputError, MerganserError
@@ -50,8 +51,10 @@ class CheckpointWriter:
         overwrite: bool = False,
         disk: Disk | None = None,
         sync_seconds: float = SYNC_SECONDS,
+        origin: Origin | None = None,
     ) -> None:
         self.out = out
+        self._origin = origin
         self.published = False
         self._plan = plan
         self._sources = sources or SourceFiles()
@@ -65,6 +68,8 @@ class CheckpointWriter:
         self._committing = threading.Lock()
         self._unsynced: dict[str, Finished] = {}
         self._changes: dict[str, Change] = {}
+        self._written: dict[str, str] = {}
+        self._read: dict[str, dict[str, str]] = {}
         self._failure: Exception | None = None
         self._sync_seconds = sync_seconds
         self._closing = threading.Event()
@@ -113,7 +118,8 @@ class CheckpointWriter:
         shards = {shard.file for shard in self._shards}
         for stray in [path for path in self.directory.iterdir() if path.name not in shards]:
             self._disk.remove(stray)  # sidecars are written anew
-        self._files = ShardFiles(self.directory, self._shards, self._disk)
+        digest = self._origin.digest if self._origin else None
+        self._files = ShardFiles(self.directory, self._shards, self._disk, digest=digest)
         self._done = self._find_done(records, self._files)
 
     def _check_same(self, begun: dict[str, Any], fingerprint: str) -> None:
@@ -136,7 +142,11 @@ class CheckpointWriter:
             if isinstance(record.get("done"), dict):
                 known |= record["done"]
                 changes |= record["changes"] if isinstance(record.get("changes"), dict) else {}
+                if are_digests(written := record.get("written")) and _are_all_digests(record.get("read")):
+                    self._keep_origin(written, record["read"])
         done = {o.name for o in self._plan.outputs if o.name in known and files.holds(o, known[o.name])}
+        if self._origin is not None:
+            done &= self._written.keys()
         for name in done & changes.keys():
             with contextlib.suppress(ValueError):  # then it is just not noted
                 self._changes[name] = Change.from_list(changes[name])
@@ -153,8 +163,8 @@ class CheckpointWriter:
         self._staging.leave()  # lock and journal belong to the parent alone
         return WorkerSink(self._open_files)
 
-    def finished(self, output: Output, change: Change | None = None) -> None:
-        self.finished_elsewhere(output, Finished(self._open_files.close_output(output), change))
+    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
+        self.finished_elsewhere(output, self._open_files.close_output(output, change, sources))
 
     def finished_elsewhere(self, output: Output, finished: Finished) -> None:
         self._raise_failure()
@@ -176,11 +186,20 @@ class CheckpointWriter:
                 record: dict[str, Any] = {"done": {name: each.checksum for name, each in finished.items()}}
                 if changes:
                     record["changes"] = {name: change.to_list() for name, change in changes.items()}
+                if self._origin is not None:
+                    record |= {"written": {name: each.digest for name, each in finished.items()}, "read": {}}
+                    for each in finished.values():
+                        _unite(record["read"], each.sources)
                 self._journal.append(record)
             except OSError as error:
                 raise explain(error, self._staging.path) from error
             self._done |= finished.keys()
             self._changes |= changes
+            self._keep_origin(record.get("written", {}), record.get("read", {}))
+
+    def _keep_origin(self, written: Mapping[str, str], read: Digests) -> None:
+        self._written.update(written)
+        _unite(self._read, read)
 
     def publish(self, add_sidecars: Callable[[Path], None]) -> Path:
         """Sidecars and index beside the weights, everything synced, then the name."""
@@ -196,6 +215,10 @@ class CheckpointWriter:
                     self._disk.write_file(self.directory / index[0], index[1])
                 if any(change.looked_at for change in self._changes.values()):
                     self._disk.write_file(self.directory / FILE, self._noted().to_bytes())
+                if self._origin is not None:
+                    self._sources.check()
+                    lock = self._origin.render(self.directory, self._shards, self._written, self._read)
+                    self._disk.write_file(self.directory / LOCK_FILE, lock)
                 self._disk.sync_tree(self.directory)
                 self._sources.check()
                 self._journal.append({"publishing": True})
@@ -262,3 +285,12 @@ class CheckpointWriter:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _are_all_digests(value: object) -> bool:
+    return isinstance(value, dict) and all(map(are_digests, value.values()))
+
+
+def _unite(into: dict[str, dict[str, str]], digests: Digests) -> None:
+    for file, tensors in digests.items():
+        into.setdefault(file, {}).update(tensors)

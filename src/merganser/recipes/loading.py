@@ -63,8 +63,42 @@ def native_document(source: str | os.PathLike[str]) -> dict[str, Any]:
         >>> native_document("merge_method: linear\\nmodels: [{model: a}, {model: b}]")["method"]
         'linear'
     """
-    recipe = load(source)  # for whatever is wrong with it
-    text = recipe.text
+    return _native_text(load(source).text)  # loaded for whatever is wrong with it
+
+
+def resolve_document(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as a native document that says all there is to say: with what it was run with instead of what
+    was written, and with the recipes that it names and that lie beside it.
+
+    Example:
+        >>> resolve_document(load("merge_method: linear\\nmodels: [{model: a}, {model: b}]"))["seed"]
+        0
+    """
+    document = _native_text(recipe.text)
+    inner = {entry.label: entry.recipe for entry in recipe.entries() if entry.recipe is not None}
+    document = _inline(document, {label: each for label, each in inner.items() if each.root == recipe.root})
+    output = document.get("output") or {}
+    if recipe.output.dtype is not None:
+        output = {**output, "dtype": recipe.output.dtype}
+    return document | {"seed": recipe.seed, "output": {**output, "shard_size": recipe.output.shard_size}}
+
+
+def _inline(value: Any, recipes: Mapping[str, Recipe]) -> Any:
+    """Put recipes in the place of the names of their files."""
+    if isinstance(value, list):
+        return [_inline(each, recipes) for each in value]
+    if isinstance(value, dict):
+        file = value.get("recipe", value.get("path"))
+        if isinstance(file, str) and file in recipes:
+            rest = {key: each for key, each in value.items() if key not in ("recipe", "path")}
+            return {"recipe": resolve_document(recipes[file]), "label": file} | rest
+        return {key: _inline(each, recipes) for key, each in value.items()}
+    if isinstance(value, str) and value in recipes:
+        return {"recipe": resolve_document(recipes[value]), "label": value}
+    return value
+
+
+def _native_text(text: str) -> dict[str, Any]:
     found = [document for document in documents.parse(text) if document is not None]
     numbered = list(enumerate(found, 1))
     names = _names(numbered, "recipe") if len(found) > 1 else {}

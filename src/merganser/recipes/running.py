@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.digests import check_digest
 from merganser.checkpoints.dtypes import dtype_name
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import Reference
@@ -17,6 +18,7 @@ from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.export import write_merge
 from merganser.engine.merge import Merge
+from merganser.engine.origin import choose_digest
 from merganser.engine.processes import execute_in_processes
 from merganser.engine.sinks import DictSink
 from merganser.engine.writer import CheckpointWriter
@@ -24,7 +26,7 @@ from merganser.errors import InputError
 from merganser.lazy import np, torch
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as method_parameters
-from merganser.recipes.loading import load
+from merganser.recipes.loading import load, resolve_document
 from merganser.recipes.planning import prepare
 from merganser.recipes.schema import Recipe
 
@@ -121,6 +123,7 @@ def run(
     ray: str | None = None,
     processes: bool = False,
     changes: bool = True,
+    digest: str | None = None,
     on_merge: Callable[[Merge], None] = lambda merge: None,
     on_progress: Callable[[Progress], None] | None = None,
     on_complete: Callable[[Path], None] = lambda out: None,
@@ -145,6 +148,9 @@ def run(
             of their own to fear for.
         changes: Note what the merge changes, tensor by tensor, in `merganser-changes.json` beside the weights: norms,
             distances, shares of the parents, conflicts of sign. `merganser report` shows it.
+        digest: How `merganser.lock.json` knows tensors again: `"sha256"`, which proves what they are, or `"xxh3_128"`,
+            which is several times faster and finds every accident, but not a forgery. By default SHA-256 for merges
+            that read and write less than a gigabyte, xxh3 for larger ones.
         on_merge: Called with the merge before any work.
         on_progress: Called whenever a tensor is finished.
         on_complete: Called, and nothing done, if `resume` finds that `out` is finished already, made by this recipe
@@ -160,11 +166,14 @@ def run(
         >>> mg.run("recipe.yml", "out/")
     """
     check_workers(workers, device)
+    if digest is not None:
+        check_digest(digest)
     loaded = recipe if isinstance(recipe, Recipe) else load(recipe)
     loaded = loaded.with_options(seed=seed, dtype=dtype, shard_size=shard_size)
     prepared = prepare(loaded)
     on_merge(prepared)
-    settings = Arithmetic(device, allow_nan, changes)
+    algorithm = choose_digest(prepared) if digest is None else digest
+    settings = Arithmetic(device, allow_nan, changes, algorithm)
 
     def compute(writer: CheckpointWriter) -> None:
         if ray is not None:
@@ -184,6 +193,8 @@ def run(
         overwrite=overwrite,
         inputs=[*given, *_recipe_files(loaded)],
         on_complete=on_complete,
+        digest=algorithm,
+        recipe=resolve_document(loaded),
     )
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec
 from merganser.checkpoints.cards import Lineage
@@ -14,11 +15,13 @@ from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.sidecars import edited, freeze_edits
+from merganser.engine.compute import Arithmetic
 from merganser.engine.disk import Disk
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.export import write_merge
 from merganser.engine.merge import Merge
 from merganser.engine.nested import Merged
+from merganser.engine.origin import choose_digest
 from merganser.engine.plan import Model
 from merganser.engine.writer import CheckpointWriter
 from merganser.lazy import torch
@@ -70,16 +73,27 @@ def save(
     """
     check_workers(workers, "cpu")
     source = open_checkpoint(checkpoint)
-    prepared = _cast(source, dtype) if isinstance(source, Merged) else _prepare(source, dtype)
+    prepared, recipe = (_cast(source, dtype), None) if isinstance(source, Merged) else _prepare(source, dtype)
+    settings = Arithmetic(digest=choose_digest(prepared))
 
     def compute(writer: CheckpointWriter) -> None:
-        execute(prepared, writer, workers=workers, memory=memory, on_progress=on_progress)
+        execute(prepared, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
 
-    return write_merge(prepared, out, compute, resume=resume, overwrite=overwrite, on_complete=on_complete, disk=disk)
+    return write_merge(
+        prepared,
+        out,
+        compute,
+        resume=resume,
+        overwrite=overwrite,
+        on_complete=on_complete,
+        disk=disk,
+        digest=settings.digest,
+        recipe=recipe,
+    )
 
 
-def _prepare(source: Checkpoint, dtype: str | torch.dtype | None) -> Merge:
-    """Return the merge that copies a checkpoint."""
+def _prepare(source: Checkpoint, dtype: str | torch.dtype | None) -> tuple[Merge, dict[str, Any] | None]:
+    """Return the merge that copies a checkpoint, and its recipe if one can name what is copied."""
     output = {} if dtype is None else {"dtype": dtype_name(dtype)}
     lineage = source.lineage()
     is_view = lineage != Lineage()
@@ -87,9 +101,9 @@ def _prepare(source: Checkpoint, dtype: str | torch.dtype | None) -> Merge:
     document = {"method": "passthrough", "models": ["view" if is_view else source.label], "output": output}
     prepared = prepare(load(document), lambda _: source)
     if not is_view:
-        return prepared
+        return prepared, document if source.files() else None
     told = replace(prepared.plan.sidecars, lineage=lineage, recipe="")
-    return Merge(replace(prepared.plan, models=(Model(source.label),), sidecars=told), prepared.sources)
+    return Merge(replace(prepared.plan, models=(Model(source.label),), sidecars=told), prepared.sources), None
 
 
 def _cast(source: Merged, dtype: str | torch.dtype | None) -> Merge:

@@ -1,0 +1,37 @@
+"""Which stored tensors are read, noted by the readers of files themselves: views need not know of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from merganser.checkpoints.base import Checkpoint
+
+#: A reader and the name of a tensor it stores.
+StoredRead = tuple["Checkpoint", str]
+
+
+class _Noting(threading.local):
+    into: dict[StoredRead, None] | None = None
+
+
+_noting = _Noting()
+
+
+def note_read(checkpoint: Checkpoint, name: str) -> None:
+    """Note that a stored tensor is read, if this thread is asked to note such things."""
+    if _noting.into is not None:
+        _noting.into[checkpoint, name] = None
+
+
+@contextmanager
+def noting_reads(into: dict[StoredRead, None]) -> Iterator[None]:
+    """Collect the stored tensors that this thread reads inside the block, in the order of their first reading."""
+    before, _noting.into = _noting.into, into
+    try:
+        yield
+    finally:
+        _noting.into = before

@@ -1,0 +1,57 @@
+"""`merganser lineage`: what a merged model descends from, and under which licences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from merganser.cli.options import Json, Made, Root
+from merganser.cli.output import emit, say
+
+
+def command(
+    directory: Made,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the graph on a page in this file.")] = None,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a model was merged from, through merges of merges, adapters and libraries, and the licences.
+
+    Follows the lock files of the models it was made of, as far as they are at hand. Which licences do not go together
+    is said by the hub's names of them; it is no legal advice.
+    """
+    from merganser.origin import trace
+
+    family = trace(directory, root=root)
+    if html is not None:
+        from merganser.report.lineage import lineage_page
+        from merganser.report.page import check_place
+
+        check_place(html, "--html")
+        lineage_page(family).write(html)
+    if as_json:
+        emit(
+            {
+                "event": "lineage",
+                "tree": family.root,
+                "licences": family.licences,
+                "conflicts": family.conflicts,
+                "terms": family.terms,
+                "notes": family.notes,
+                "path": str(html) if html else None,
+            }
+        )
+        return
+    for line in family.lines():
+        say(line)
+    say("")
+    for licence, labels in family.licences.items():
+        say(f"licence  {licence}: {', '.join(labels)}")
+    for conflict in family.conflicts:
+        say(f"conflict {conflict}")
+    for each in (*family.terms, *family.notes):
+        say(f"note     {each}")
+    if html is not None:
+        say(f"wrote {html}")

@@ -1,0 +1,95 @@
+"""`merganser verify`: whether an output is what its lock file says, and whether its sources make it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from merganser.cli.options import Json, Made, Memory, Root, Workers
+from merganser.cli.output import emit, say
+from merganser.cli.progress import ProgressReporter
+from merganser.units import parse_size, show_size
+
+if TYPE_CHECKING:
+    from merganser.origin import Verification
+
+
+def command(
+    directory: Made,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Also compute tensors again from the sources and compare every bit.")
+    ] = False,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="Rebuild so many tensors, drawn at random; default: all.")
+    ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--source", metavar="MODEL=PATH", help="Where a model of the recipe is now; may be repeated."),
+    ] = None,
+    root: Root = None,
+    memory: Memory = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Compare a merged model with its lock file, byte by byte.
+
+    With --rebuild, tensors are also merged again from the sources by the recipe in the lock file and compared bit by
+    bit, and the sources' own bytes with what was merged; nothing is written.
+    """
+    from merganser import origin
+    from merganser.engine.execute import DEFAULT_MEMORY, Progress
+    from merganser.errors import InputError, MerganserError
+
+    if not rebuild and (sample is not None or source or root is not None):
+        raise InputError("--sample, --source and --root are for --rebuild")
+    moved = dict(_split(each) for each in source or ())
+    limit = parse_size(memory) if memory else DEFAULT_MEMORY
+    with ProgressReporter("comparing", as_json=as_json) as reporter:
+        found = origin.verify(directory, workers=workers, on_progress=reporter)
+    _show("verified", found, as_json)
+    problems = list(found.problems)
+    if rebuild and not problems:
+        with ProgressReporter("rebuilding", as_json=as_json) as reporter:
+
+            def on_progress(progress: Progress) -> None:
+                reporter(progress.done, progress.total, progress.name)
+
+            found = origin.rebuild(
+                directory,
+                root=root,
+                sources=moved,
+                sample=sample,
+                workers=workers,
+                memory=limit,
+                on_progress=on_progress,
+            )
+        _show("rebuilt", found, as_json)
+        problems += found.problems
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise MerganserError(f"{directory} is not what its lock file says: {problems[0]}{more}")
+
+
+def _split(given: str) -> tuple[str, str]:
+    from merganser.errors import InputError
+
+    model, equals, path = given.partition("=")
+    if not equals or not model or not path:
+        raise InputError(f"--source {given}: expected MODEL=PATH, a model as the recipe names it and where it is now")
+    return model, path
+
+
+def _show(event: str, found: Verification, as_json: bool) -> None:
+    if as_json:
+        emit({"event": event} | vars(found))
+        return
+    for problem in found.problems:
+        say(f"wrong    {problem}")
+    for note in found.notes:
+        say(f"note     {note}")
+    if not found.problems:
+        what = (
+            "as the lock file says" if event == "verified" else "made again from the sources, the same to the last bit"
+        )
+        say(f"{event:<8} {found.tensors} tensors, {show_size(found.bytes)}: {what}")

@@ -1,0 +1,196 @@
+"""`merganser.lock.json`: what an output was made of, and by which bytes it is known again.
+
+    {"format": 1, "digest": "sha256", "versions": {…}, "fingerprint": "…",
+     "recipe": {…},                                  the recipe with everything resolved, or null
+     "models": [{"label": "math", "kind": "model", "licence": "mit", "files": ["math/model.safetensors"]}, …],
+     "sources": {"math/model.safetensors": {"size": 1, "tensors": {"w": "2c26b4…"}}},
+     "outputs": {"model.safetensors": {"w": "fcde2b…"}},
+     "files": {"config.json": "44136f…"}}            everything else that was written, by SHA-256
+
+Digests are of the bytes as they are stored. Nothing in the file depends on when, where or by how many workers it was
+written: the same models, recipe and versions give the same file. The card is not in it: it is there to be edited.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from merganser import __version__
+from merganser.checkpoints.base import Checkpoint, View
+from merganser.checkpoints.cards import read_licence
+from merganser.checkpoints.digests import digest_file
+from merganser.checkpoints.references import exists, parts
+from merganser.engine.layout import Shard
+from merganser.engine.merge import Merge
+from merganser.engine.plan import Model
+from merganser.engine.sinks import Digests
+
+LOCK_FILE = "merganser.lock.json"
+FORMAT = 1
+CARD = "README.md"
+#: A merge that reads and writes no more than this has SHA-256 digests: they take less than a second then.
+CHEAP = 1_000_000_000
+_HEX = re.compile("[0-9a-f]{32}|[0-9a-f]{64}")
+_SNAPSHOT = re.compile(r"models--(.+?)--(.+)")
+#: What marks a directory whose weights are in a folder of it.
+_LIBRARIES = ("library.json", "masks.json")
+
+
+def choose_digest(merge: Merge) -> str:
+    """Return SHA-256 where it costs little beside the merge, and xxh3 for the rest."""
+    plan = merge.plan
+    read = sum(
+        merge.sources[source.model].spec(source.name).nbytes
+        for output in plan.outputs
+        for source in (*output.inputs, *([output.base] if output.base else []))
+    )
+    return "sha256" if read + plan.bytes_out <= CHEAP else "xxh3_128"
+
+
+def are_digests(value: object) -> TypeGuard[dict[str, str]]:
+    """Whether a value read from a file maps names to digests."""
+    return isinstance(value, dict) and all(isinstance(each, str) and _HEX.fullmatch(each) for each in value.values())
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What goes into the lock file of a merge besides its digests.
+
+    Attributes:
+        merge: The merge.
+        fingerprint: That of the plan and its sources, wherever they lie.
+        digest: The algorithm of the digests.
+        recipe: The resolved recipe as a document, if there is one.
+    """
+
+    merge: Merge
+    fingerprint: str
+    digest: str
+    recipe: Mapping[str, Any] | None = None
+
+    def render(self, directory: Path, shards: Sequence[Shard], written: Mapping[str, str], read: Digests) -> bytes:
+        """Return the lock file of a directory that is otherwise complete.
+
+        Args:
+            directory: The directory.
+            shards: Its files of weights.
+            written: The digests of the outputs by name.
+            read: The digests of the stored tensors that were read.
+        """
+        ancestry = Ancestry(read)
+        models = [ancestry.describe(*each) for each in zip(self.merge.plan.models, self.merge.sources, strict=True)]
+        weights = {shard.file for shard in shards}
+        others = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+        lock = {
+            "format": FORMAT,
+            "digest": self.digest,
+            "versions": {"merganser": __version__, **{name: version(name) for name in ("torch", "numpy")}},
+            "fingerprint": self.fingerprint,
+            "recipe": self.recipe,
+            "models": models,
+            "sources": dict(sorted(ancestry.files.items())),
+            "outputs": {shard.file: {name: written[name] for name in sorted(shard.offsets)} for shard in shards},
+            "files": {
+                name: digest_file(directory / name)
+                for name in sorted(others)
+                if name not in weights and name not in (CARD, LOCK_FILE)
+            },
+        }
+        return (json.dumps(lock, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+class Ancestry:
+    """The files that were read, under names that say nothing of the machine."""
+
+    def __init__(self, read: Digests) -> None:
+        self._read = read
+        self._names: dict[str, str] = {}
+        self.files: dict[str, dict[str, Any]] = {}
+
+    def describe(self, model: Model, source: Checkpoint) -> dict[str, Any]:
+        """Return what is known of a model: its files, and what it is made of itself."""
+        plain = source
+        while isinstance(plain, View) and model.plan is not None:
+            plain = plain.source
+        if model.plan is not None and isinstance(inner := getattr(plain, "sources", None), tuple):
+            made = [self.describe(*each) for each in zip(model.plan.models, inner, strict=True)]
+            methods = sorted({output.method for output in model.plan.outputs if not output.copies})
+            return {"label": model.label, "kind": "merge", "methods": methods, "made_of": made}
+        homes: dict[Path, list[Path]] = {}
+        for file in source.files():
+            homes.setdefault(_home(file, source.directory), []).append(file)
+        if not homes:
+            return {"label": model.label, "kind": "memory", "files": self._in_memory(model.label, source)}
+        if len(homes) == 1:
+            ((home, files),) = homes.items()
+            return self._directory(model.label, home, files)
+        named = {Path(part).expanduser().resolve(): part for part in parts(model.label) if exists(part)}
+        made = [
+            self._directory(named.get(home.resolve()) or _hub(home).get("repository") or home.name, home, files)
+            for home, files in homes.items()
+        ]
+        return {"label": model.label, "kind": "view", "made_of": made}
+
+    def _directory(self, label: str, home: Path, files: Iterable[Path]) -> dict[str, Any]:
+        used = [file for file in dict.fromkeys(files) if str(file) in self._read]
+        return self._about(label, home) | {"files": [self._name(label, home, file) for file in used]}
+
+    def _about(self, label: str, home: Path) -> dict[str, Any]:
+        node: dict[str, Any] = {"label": label, "kind": _kind(home), **_hub(home)}
+        if (licence := read_licence(home)) is not None:
+            node["licence"] = licence
+        if (home / LOCK_FILE).is_file():
+            node["lock"] = digest_file(home / LOCK_FILE)
+        return node
+
+    def _name(self, label: str, home: Path, file: Path) -> str:
+        """Note a file under the name of its model, once; return its name."""
+        if (place := str(file)) not in self._names:
+            inside = file.relative_to(home).as_posix()
+            stem = label if label.endswith(inside) else f"{label}/{inside}"
+            name, number = stem, 1
+            while name in self.files:
+                number += 1
+                name = f"{stem} ({number})"
+            self._names[place] = name
+            blob = file.resolve().name if file.is_symlink() else ""
+            known = {"sha256": blob} if re.fullmatch("[0-9a-f]{64}", blob) else {}
+            tensors = dict(sorted(self._read[place].items()))
+            self.files[name] = {"size": file.stat().st_size, **known, "tensors": tensors}
+        return self._names[place]
+
+    def _in_memory(self, label: str, source: Checkpoint) -> list[str]:
+        tensors = self._read.get(source.label)
+        if tensors is None:
+            return []
+        self.files[label] = {"size": sum(source.spec(name).nbytes for name in tensors), "tensors": dict(tensors)}
+        return [label]
+
+
+def _home(file: Path, directory: Path | None) -> Path:
+    """The directory of the model that a file of weights belongs to."""
+    for above in (file.parent, file.parent.parent):
+        if above == directory or any((above / mark).is_file() for mark in _LIBRARIES):
+            return above
+    return file.parent
+
+
+def _kind(home: Path) -> str:
+    if (home / "adapter_config.json").is_file():
+        return "adapter"
+    return "library" if any((home / mark).is_file() for mark in _LIBRARIES) else "model"
+
+
+def _hub(home: Path) -> dict[str, str]:
+    """The repository and the revision of a snapshot in the hub's cache."""
+    for above in (home, *home.parents):
+        found = _SNAPSHOT.fullmatch(above.parent.parent.name)
+        if above.parent.name == "snapshots" and found is not None:
+            return {"repository": f"{found[1]}/{found[2]}", "revision": above.name}
+    return {}

@@ -1,0 +1,162 @@
+"""`rebuild`: compute an output once more from its sources, and compare bit by bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.confine import confine
+from merganser.engine.blocks import Piece
+from merganser.engine.changes import Change
+from merganser.engine.compute import Arithmetic
+from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
+from merganser.engine.merge import Merge
+from merganser.engine.origin import LOCK_FILE, Ancestry
+from merganser.engine.plan import Output
+from merganser.engine.sinks import Digests
+from merganser.errors import InputError
+from merganser.lazy import torch
+from merganser.origin.lock_file import LockFile, read_lock
+from merganser.origin.verification import Verification, stored_name
+from merganser.recipes.loading import load
+from merganser.recipes.planning import prepare
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def rebuild(
+    directory: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    sources: Mapping[str, str] | None = None,
+    sample: int | None = None,
+    workers: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Verification:
+    """Compute an output again by the recipe in its lock file, and compare every bit. Nothing is written.
+
+    Args:
+        directory: The output.
+        root: Where the relative paths of the recipe start; by default the working directory.
+        sources: Models that are elsewhere now: their paths in the recipe -> where they are.
+        sample: How many tensors to compute, drawn at random; by default all.
+        workers: Threads; by default one for each core.
+        memory: How many bytes the work may hold at once.
+        on_progress: Called whenever a tensor is finished.
+
+    Returns:
+        How much was compared, every tensor that differs, and every source that is not what was merged.
+
+    Raises:
+        InputError: If there is no lock file or no recipe in it, or a source cannot be opened.
+
+    Example:
+        >>> mg.origin.rebuild(mg.run("recipe.yml", "out/"), sample=2).problems
+        ()
+    """
+    place, lock = Path(directory), read_lock(directory)
+    if lock.recipe is None:
+        raise InputError(f"{place / LOCK_FILE}: has no recipe: what it was made of cannot be computed from files alone")
+    moved = dict(sources or {})
+    merge = _prepare(lock, Path(root) if root is not None else None, moved)
+    files = {name: SafetensorsFile(confine(place, name, f"{place / LOCK_FILE}: outputs")) for name in lock.outputs}
+    homes = {name: files[file] for file, names in lock.outputs.items() for name in names}
+    inside = {name: stored_name(file, name) for file, names in lock.outputs.items() for name in names}
+    made = {output.name: output for output in merge.plan.outputs}
+    problems = [f"{name!r} is in the lock file, and the recipe does not make it" for name in homes if name not in made]
+    problems += [f"{name!r} is made by the recipe, and not in the lock file" for name in made if name not in homes]
+    outputs = []
+    for name in homes.keys() & made.keys():
+        stored = homes[name].spec(inside[name])
+        if stored == made[name].spec:
+            outputs.append(made[name])
+        else:
+            problems.append(f"{name!r} is {stored}, and the recipe makes {made[name].spec}")
+    if sample is not None and sample < len(outputs):
+        outputs = random.SystemRandom().sample(outputs, max(1, sample))  # nobody can know beforehand which
+    chosen = {output.name: homes[output.name].read_bytes(inside[output.name]) for output in outputs}
+    sink = ComparingSink(chosen, {output.name for output in merge.plan.outputs} - chosen.keys())
+    settings = Arithmetic(allow_nan=True, digest=lock.digest)
+    execute(merge, sink, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
+    problems += [f"{name!r} differs in {count:,} bytes" for name, count in sorted(sink.different.items())]
+    problems += _changed_sources(merge, lock, sink.read)
+    return Verification(len(outputs), sum(output.spec.nbytes for output in outputs), tuple(problems))
+
+
+class ComparingSink:
+    """Compares what is computed with what is there.
+
+    Args:
+        expected: The bytes of the outputs to compare.
+        skipped: The outputs that need not be computed.
+    """
+
+    def __init__(self, expected: Mapping[str, memoryview], skipped: Collection[str]) -> None:
+        self._expected = expected
+        self._skipped = skipped
+        self._lock = threading.Lock()
+        #: Outputs that are not the same -> in how many bytes.
+        self.different: dict[str, int] = {}
+        self.read: dict[str, dict[str, str]] = {}
+
+    def done(self) -> Collection[str]:
+        return self._skipped
+
+    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+        if not piece.numel:
+            return
+        size = output.spec.element.itemsize
+        there = self._expected[output.name][piece.offset * size : (piece.offset + piece.numel) * size]
+        made = tensor.contiguous().view(-1).view(torch.uint8)
+        if made.numpy().data == there:
+            return
+        stored = torch.frombuffer(bytearray(there), dtype=torch.uint8)
+        with self._lock:
+            self.different[output.name] = self.different.get(output.name, 0) + int((made != stored).sum())
+
+    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
+        with self._lock:
+            for file, tensors in sources.items():
+                self.read.setdefault(file, {}).update(tensors)
+
+
+def _prepare(lock: LockFile, root: Path | None, moved: Mapping[str, str]) -> Merge:
+    """The merge of the recipe in a lock file, under the names it was done with: randomness is drawn by those."""
+    merge = prepare(load(_relocate(lock.recipe, moved), root), open_checkpoint)
+    back = {new: old for old, new in moved.items()}
+    models = tuple(replace(model, label=back.get(model.label, model.label)) for model in merge.plan.models)
+    return Merge(replace(merge.plan, models=models), merge.sources)
+
+
+def _relocate(value: object, moved: Mapping[str, str]) -> dict[str, object]:
+    def walk(inner: object) -> object:
+        if isinstance(inner, Mapping):
+            return {key: walk(each) for key, each in inner.items()}
+        if isinstance(inner, list):
+            return [walk(each) for each in inner]
+        return moved.get(inner, inner) if isinstance(inner, str) else inner
+
+    found = walk(value)
+    assert isinstance(found, dict)
+    return found
+
+
+def _changed_sources(merge: Merge, lock: LockFile, read: Digests) -> list[str]:
+    ancestry = Ancestry(read)
+    for model, source in zip(merge.plan.models, merge.sources, strict=True):
+        ancestry.describe(model, source)
+    return [
+        f"source {file}: {name!r} is not the tensor that was merged"
+        for file, found in ancestry.files.items()
+        for name, digest in found["tensors"].items()
+        if lock.sources.get(file, {}).get(name) != digest
+    ]

@@ -1,0 +1,145 @@
+"""`verify`: whether an output is, byte for byte, what its lock file says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from merganser.checkpoints.digests import digest_file
+from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.confine import confine
+from merganser.engine.origin import CARD, LOCK_FILE
+from merganser.errors import CheckpointError
+from merganser.origin.lock_file import LockFile, read_lock
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was compared, and what is wrong.
+
+    Attributes:
+        tensors: How many tensors were compared.
+        bytes: How many bytes those have.
+        problems: What is not as it should be, one sentence each; none if all is well.
+        notes: What else to know.
+
+    Example:
+        >>> mg.origin.verify(mg.run("recipe.yml", "out/")).problems
+        ()
+    """
+
+    tensors: int
+    bytes: int
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def verify(
+    directory: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    on_progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+) -> Verification:
+    """Compare an output with its lock file: every tensor, and every file beside the weights.
+
+    Args:
+        directory: The output.
+        workers: Threads; by default one for each core.
+        on_progress: Called with the bytes compared, the bytes in all, and the name of a tensor.
+
+    Returns:
+        What was compared, and every difference.
+
+    Raises:
+        CheckpointError: If there is no lock file, or it is damaged.
+
+    Example:
+        >>> mg.origin.verify(mg.run("recipe.yml", "out/")).tensors
+        6
+    """
+    place, lock = Path(directory), read_lock(directory)
+    problems = [*_other_files(place, lock)]
+    opened: dict[str, SafetensorsFile] = {}
+    for name, tensors in lock.outputs.items():
+        path = confine(place, name, f"{place / LOCK_FILE}: outputs")
+        try:
+            opened[name] = SafetensorsFile(path)
+        except FileNotFoundError:
+            problems.append(f"{name} is missing")
+        except (CheckpointError, OSError) as error:
+            problems.append(str(error))
+        else:
+            problems += _names(name, set(opened[name].names()), tensors)
+    jobs = [
+        (file, tensor, expected)
+        for file, reader in opened.items()
+        for tensor, expected in _stored(reader, place, file, lock.outputs[file])
+    ]
+    total = sum(opened[file].spec(tensor).nbytes for file, tensor, _ in jobs)
+    done = 0
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        digests = pool.map(lambda job: opened[job[0]].digest(job[1], lock.digest), jobs)
+        for (file, tensor, expected), found in zip(jobs, digests, strict=True):
+            done += opened[file].spec(tensor).nbytes
+            on_progress(done, total, tensor)
+            if found != expected:
+                problems.append(
+                    f"{file}: {tensor!r} has changed: {lock.digest} {_short(found)}, not {_short(expected)}"
+                )
+    unknown = sorted(_unknown(place, lock))
+    problems += [f"{name} holds weights, and the lock file does not know it" for name in unknown if _is_weights(name)]
+    notes = tuple(f"{name} is not in the lock file" for name in unknown if not _is_weights(name))
+    return Verification(len(jobs), total, tuple(problems), notes)
+
+
+def _other_files(place: Path, lock: LockFile) -> Iterator[str]:
+    for name, expected in lock.files.items():
+        path = confine(place, name, f"{place / LOCK_FILE}: files")
+        try:
+            found = digest_file(path)
+        except OSError:
+            yield f"{name} is missing"
+            continue
+        if found != expected:
+            yield f"{name} has changed: sha256 {_short(found)}, not {_short(expected)}"
+
+
+def _stored(reader: SafetensorsFile, place: Path, file: str, tensors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The tensors of a file that are there, by their names in it: those of a module's folder have a prefix outside."""
+    for name, expected in tensors.items():
+        own = stored_name(file, name)
+        if own in reader.entries:
+            yield own, expected
+
+
+def stored_name(file: str, name: str) -> str:
+    """Return the name in its file of an output: a file in a folder leaves the folder's prefix out."""
+    folder, _, _ = file.rpartition("/")
+    return name.removeprefix(f"{folder}/") if folder else name
+
+
+def _names(file: str, found: set[str], expected: Mapping[str, str]) -> list[str]:
+    wanted = {stored_name(file, name) for name in expected}
+    return [
+        *(f"{file}: {name!r} is missing" for name in sorted(wanted - found)),
+        *(f"{file}: {name!r} is not in the lock file" for name in sorted(found - wanted)),
+    ]
+
+
+def _unknown(place: Path, lock: LockFile) -> Iterator[str]:
+    known = {*lock.outputs, *lock.files, CARD, LOCK_FILE}
+    for path in place.rglob("*"):
+        name = path.relative_to(place).as_posix()
+        if path.is_file() and name not in known and not any(part.startswith(".") for part in name.split("/")):
+            yield name
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))
+
+
+def _short(digest: str) -> str:
+    return f"{digest[:12]}…"
