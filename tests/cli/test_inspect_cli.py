@@ -115,6 +115,22 @@ def test_interference_says_what_the_library_function_says(models, tmp_path):
     assert page.count("<table") == 4
 
 
+def test_layers_are_sampled_in_order_and_the_choice_is_stated(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    paths = []
+    for name in ("base", "a", "b"):
+        state = {f"model.layers.{layer}.weight": torch.randn(6, 5, generator=rng) for layer in range(11)}
+        save_file(state, tmp_path / f"{name}.safetensors")
+        paths.append(tmp_path / f"{name}.safetensors")
+    shown = call(*paths[1:], "--base", paths[0])
+    assert "model.layers: measured 6 of 11 layers, evenly spread: 0, 2, 4, 6, 8, 10 (--layers 0 measures all)" in shown
+    places = [shown.index(f"\nmodel.layers.{layer} ") for layer in (0, 2, 4, 6, 8, 10)]
+    assert places == sorted(places)
+    found = json.loads(call(*paths[1:], "--base", paths[0], "--layers", 0, "--json"))
+    assert [m["name"] for m in found["matrices"]] == [f"model.layers.{layer}.weight" for layer in range(11)]
+    assert found["layers"] == {}
+
+
 def test_names_may_be_given_and_one_expert_alone_has_a_spectrum(models):
     shown = call(f"solo={models['math']}", "--base", models["base"])
     assert "solo" in shown

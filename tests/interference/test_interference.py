@@ -287,3 +287,51 @@ def test_every_matrix_is_decomposed_once(monkeypatch):
     assert [m.name for m in found.matrices] == ["a", "b"]
     assert len(grams) == 4
     assert not vectors
+
+
+def large_experts(rows, exponent, count=3):
+    """Experts whose task matrices have a power-law spectrum and something in common, with sides that take float32."""
+    rng = torch.Generator().manual_seed(0)
+    n = min(rows, 520)
+    decay = torch.arange(1, n + 1) ** -exponent
+    common = torch.randn(rows, n, generator=rng) * decay @ torch.randn(n, 520, generator=rng)
+    own = [torch.randn(rows, n, generator=rng) * decay @ torch.randn(n, 520, generator=rng) for _ in range(count)]
+    base = {"layers.0.q.weight": torch.randn(rows, 520, generator=rng)}
+    size = 1e-3 / common.std()
+    experts = {
+        f"e{i}": {"layers.0.q.weight": base["layers.0.q.weight"] + size * (o + common / 2)} for i, o in enumerate(own)
+    }
+    return base, experts
+
+
+@pytest.mark.parametrize(("rows", "exponent"), [(900, 0.0), (520, 0.4), (700, 0.7), (600, 4.0)])
+def test_figures_in_float32_are_those_in_float64(monkeypatch, rows, exponent):
+    """Every figure within 2e-3; a spectrum that float32 cannot resolve takes float64 by itself."""
+    base, experts = large_experts(rows, exponent)
+    (quick,) = survey(base, experts).matrices
+    monkeypatch.setattr("merganser.kernels.leading.LARGE", 10**9)
+    (exact,) = survey(base, experts).matrices
+    for name in ("sti", "normalized", "chance", "procrustes", "effective_rank", "energy", "energy_curve", "pairs"):
+        np.testing.assert_allclose(getattr(quick, name), getattr(exact, name), rtol=2e-3, err_msg=name)
+    assert quick.sti_after == pytest.approx(exact.sti_after, abs=1e-9)
+
+
+def test_some_layers_stand_for_all():
+    base, experts = models()
+    base, *others = (
+        {f"layers.{layer}.q.weight": model["layers.0.q.weight"] + layer for layer in range(12)}
+        | {"head.weight": torch.ones(4, 4)}
+        for model in (base, *experts.values())
+    )
+    experts = dict(zip(experts, others, strict=True))
+    seen = []
+    found = survey(base, experts, layers=4, on_matrix=seen.append)
+    assert [m.name for m in found.matrices] == [f"layers.{layer}.q.weight" for layer in (0, 4, 7, 11)]
+    assert seen == ["head.weight", *(m.name for m in found.matrices)]
+    assert found.layers == {"layers": (("layers.0", "layers.4", "layers.7", "layers.11"), 12)}
+    whole = survey(base, experts)
+    assert whole.layers == {}
+    assert len(whole.matrices) == 12
+    assert found.cosine == whole.cosine
+    with pytest.raises(InputError, match="layers must be at least 1"):
+        survey(base, experts, layers=0)

@@ -91,9 +91,9 @@ def test_failure_is_an_error(monkeypatch):
     real = lapack._lapack
 
     def failing(*arguments):
-        real("dsyevd")(*arguments)
+        real("syevd", torch.float64)(*arguments)
         arguments[-1]._obj.value = 3
 
-    monkeypatch.setattr("merganser.kernels.lapack._lapack", lambda name: failing)
+    monkeypatch.setattr("merganser.kernels.lapack._lapack", lambda name, dtype: failing)
     with pytest.raises(MerganserError, match="did not converge"):
         leading_eigenpairs(torch.eye(4, dtype=torch.float64), 4)

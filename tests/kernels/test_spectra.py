@@ -7,15 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from merganser.errors import MerganserError
+from merganser.kernels.polar import passband, polar, polar_and_norm
 from merganser.kernels.spectra import (
     RANK_FLOOR,
     SMALL,
     Factors,
     effective_rank,
     gram,
-    passband,
-    polar,
-    polar_and_norm,
     randomized_svd,
     spectrum,
     spectrum_and_svd,

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merganser.kernels.spectra import FLOAT32_LIMIT, Factors
+from merganser.kernels.polar import FLOAT32_LIMIT
+from merganser.kernels.spectra import Factors
 from merganser.methods.tsv import TSV, orthogonal_sum
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.composition import applied

@@ -11,6 +11,11 @@ def block_of(name: str) -> str:
     return match[0] if match else name.rpartition(".")[0] or name
 
 
+def stack_of(block: str) -> str:
+    """Return the stack a numbered block belongs to (`model.layers` of `model.layers.3`); another block is its own."""
+    return re.sub(r"\.?\d+$", "", block) or block
+
+
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts names as people count: layer 2 before layer 10.
 

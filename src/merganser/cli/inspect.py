@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Matrices shown on a terminal unless all are asked for.
 SHOWN = 10
+#: Layers of a stack whose interference is measured unless others are asked for.
+LAYERS = 6
 
 
 def command(
@@ -32,6 +34,9 @@ def command(
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots to this file.")] = None,
     rank_fraction: RankFraction = None,
+    layers: Annotated[
+        int, typer.Option(min=0, help="With --base: layers of a stack to measure, evenly spread; 0 for all.")
+    ] = LAYERS,
     tensors: Tensors = False,
     check: Check = False,
     as_json: Json = False,
@@ -47,7 +52,7 @@ def command(
     _check_html(html)
     source = library if library is not None else base
     if source is not None:
-        _interference(source, named, html, rank_fraction, tensors, as_json)
+        _interference(source, named, html, rank_fraction, layers or None, tensors, as_json)
     else:
         _contents(named, html, tensors, check, as_json)
 
@@ -131,17 +136,21 @@ def _interference(
     named: Mapping[str, str],
     html: Path | None,
     rank_fraction: float | None,
+    layers: int | None,
     tensors: bool,
     as_json: bool,
 ) -> None:
-
     from merganser.interference import survey
 
     experts = named if isinstance(source, str) else None
-    total, count = _matrices(source), itertools.count(1)
+    total, count = _matrices(source, layers), itertools.count(1)
     with ProgressReporter("comparing", "matrices") as reporter:
         found = survey(
-            source, experts, rank_fraction=rank_fraction, on_matrix=lambda name: reporter(next(count), total, name)
+            source,
+            experts,
+            rank_fraction=rank_fraction,
+            layers=layers,
+            on_matrix=lambda name: reporter(next(count), total, name),
         )
     if html is not None:
         _write_page(source, experts, found, html)
@@ -153,12 +162,18 @@ def _interference(
         say(f"\nwrote {html}")
 
 
-def _matrices(source: Library | str) -> int:
+def _matrices(source: Library | str, layers: int | None) -> int:
+    """How many matrices will be measured."""
     from merganser.checkpoints import open as open_checkpoint
+    from merganser.checkpoints.tensor_names import block_of, natural_order, stack_of
+    from merganser.interference.surveys import sample_layers
     from merganser.library.unfolding import is_matrix
 
     base = open_checkpoint(source) if isinstance(source, str) else source.base
-    return sum(is_matrix(base.spec(name).shape) for name in base.names())
+    names = sorted((name for name in base.names() if is_matrix(base.spec(name).shape)), key=natural_order)
+    sampled = sample_layers(names, layers)
+    blocks = (block_of(name) for name in names)
+    return sum(stack_of(b) not in sampled or b in sampled[stack_of(b)][0] for b in blocks)
 
 
 def _write_page(source: Library | str, experts: Mapping[str, str] | None, found: Survey, html: Path) -> None:
@@ -171,10 +186,19 @@ def _write_page(source: Library | str, experts: Mapping[str, str] | None, found:
         rank = heat_map_rank(found, matrix)
         overlap = HeatMap(matrix.name, rank, similarity(source, experts, matrix.name, rank)[0])
     label = source if isinstance(source, str) else source.path
-    intro = [f"{', '.join(found.experts)}; base {label}", *_left_out(found)]
+    intro = [f"{', '.join(found.experts)}; base {label}", *_left_out(found), *_sampled(found)]
     page = Page("Survey between experts", ". ".join(intro) + ".")
     fill(page, found, overlap)
     page.write(html)
+
+
+def _sampled(found: Survey) -> list[str]:
+    return [
+        f"{stack}: measured {len(names)} of {total} layers, evenly spread: "
+        + ", ".join(name.rpartition(".")[2] for name in names)
+        + " (--layers 0 measures all)"
+        for stack, (names, total) in found.layers.items()
+    ]
 
 
 def _left_out(found: Survey) -> list[str]:
@@ -192,7 +216,7 @@ def _show_interference(found: Survey, tensors: bool) -> None:
     shown = [expert_table(found), matrix_table(found, None if tensors else SHOWN)]
     if len(found.experts) > 1:
         shown = [block_table(found), cosine_table(found), *shown]
-    for line in _left_out(found):
+    for line in (*_left_out(found), *_sampled(found)):
         say(line)
     if not found.matrices:
         say("no matrix differs from the base: nothing can interfere")

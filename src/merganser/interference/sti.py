@@ -11,7 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from merganser.kernels.spectra import TOLERANCE, Factors, passband
+from merganser.kernels.polar import TOLERANCE, noise_levels, passband
+from merganser.kernels.spectra import Factors
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,18 @@ class Overlap:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, factors: Sequence[Factors]) -> Overlap:
-        us, ss, vs = ([part.double() for part in parts] for parts in zip(*factors, strict=True))
+    def of(cls, factors: Sequence[Factors], orthonormal: bool = False) -> Overlap:
+        """The overlap of factors, in float32 where all of them are. Blocks of `orthonormal` factors with themselves are
+        taken for the identity; stored factors are rounded, and their own blocks are computed."""
+        wide = torch.float32 if all(f.s.dtype == torch.float32 for f in factors) else torch.float64
+        us, ss, vs = ([part.to(wide) for part in parts] for parts in zip(*factors, strict=True))
         shape = (us[0].shape[0], vs[0].shape[0])
-        return cls(_block_gram(us), _block_gram(vs), torch.cat(ss), tuple(f.rank for f in factors), shape)
+        left, right = (_block_gram(side, orthonormal) for side in (us, vs))
+        return cls(left, right, torch.cat(ss), tuple(f.rank for f in factors), shape)
 
     def interference(self) -> float:
         """STI = ‖(UᵀU − I) Σ (VᵀV − I)‖₁, entrywise."""
-        return float(self._deviation.abs().sum())
+        return float(self._deviation.abs().sum(dtype=torch.float64))
 
     def normalized(self) -> float:
         """‖(UᵀU − I) Σ (VᵀV − I)‖ / (c_T ‖Σ‖), Frobenius: 0 for orthogonal tasks, 1 for identical ones, of any size.
@@ -65,6 +70,8 @@ class Overlap:
     def pairs(self) -> Tensor:
         """The normalised interference of every two tasks alone, as a symmetric matrix."""
         tasks = len(self.sizes)
+        if tasks == 2:
+            return self.normalized() * (1 - torch.eye(2, dtype=torch.float64))
         table = torch.zeros(tasks, tasks, dtype=torch.float64)
         for a in range(tasks):
             for b in range(a):
@@ -73,7 +80,8 @@ class Overlap:
 
     def inner_products(self) -> Tensor:
         """⟨Δ_a, Δ_b⟩ of the factored task matrices."""
-        weighted = self.left * self.right * self.s[:, None] * self.s
+        s = self.s.double()
+        weighted = self.left * self.right * s[:, None] * s
         rows = torch.stack([part.sum(dim=0) for part in _parts(weighted, self.sizes)])
         return torch.stack([part.sum(dim=1) for part in _parts(rows, self.sizes, 1)], dim=1)
 
@@ -88,9 +96,11 @@ class Overlap:
 
     def after_merging(self, tolerance: float = TOLERANCE) -> float:
         """The STI of the orthogonalised factors, U⊥ᵀU⊥ and V⊥ᵀV⊥: zero where T·k directions fit into the space."""
-        if any(_is_isometry(squares, tolerance) for squares in self._squares):
+        if any(_is_isometry(squares, d, tolerance) for squares, d in zip(self._squares, self.shape, strict=True)):
             return 0.0
-        return sti(_polar_gram(self.left, tolerance), self.s, _polar_gram(self.right, tolerance))
+        sides = zip((self.left, self.right), self.shape, strict=True)
+        left, right = (_polar_gram(side.double(), d, tolerance) for side, d in sides)
+        return sti(left, self.s.double(), right)
 
     def procrustes(self) -> tuple[float, float]:
         """‖U − U⊥‖ and ‖V − V⊥‖ for the orthogonal Procrustes solutions, relative to ‖U‖ = ‖V‖ = √(Tk)."""
@@ -143,36 +153,42 @@ def full_rank_procrustes(bases: Sequence[Tensor]) -> float:
 
 def _procrustes_error(squares: Tensor, dimension: int) -> float:
     """√Σ(σ − 1)² over the singular values a matrix of this many rows can have."""
-    values = squares.flip(0)[:dimension].clamp(min=0).sqrt()
+    values = squares.double().flip(0)[:dimension].clamp(min=0).sqrt()
     return float((values - 1).norm())
 
 
-def _block_gram(parts: Sequence[Tensor]) -> Tensor:
-    """[A₁ A₂ …]ᵀ[A₁ A₂ …], each block above the diagonal once."""
+def _block_gram(parts: Sequence[Tensor], orthonormal: bool) -> Tensor:
+    """[A₁ A₂ …]ᵀ[A₁ A₂ …], each block above the diagonal once, and those on it only if they are not known."""
     sizes = [part.shape[1] for part in parts]
     total = parts[0].new_empty(sum(sizes), sum(sizes))
     starts = list(itertools.accumulate(sizes, initial=0))
     for a, b in itertools.combinations_with_replacement(range(len(parts)), 2):
-        block = parts[a].T @ parts[b]
+        block = torch.eye(sizes[a]) if a == b and orthonormal else parts[a].T @ parts[b]
         rows, columns = slice(starts[a], starts[a + 1]), slice(starts[b], starts[b + 1])
         total[rows, columns] = block
         total[columns, rows] = block.T
     return total
 
 
-def _is_isometry(squares: Tensor, tolerance: float) -> bool:
+def _is_isometry(squares: Tensor, rows: int, tolerance: float) -> bool:
     """Whether the filtered polar factor of a matrix with these squared singular values keeps every direction."""
-    if squares.numel() == 0 or not squares[0] > 0:
+    rounding = 0.0 if squares.dtype == torch.float64 else 100 * torch.finfo(squares.dtype).eps
+    if squares.numel() == 0 or not squares[0] > rounding * squares[-1]:
         return False
-    return bool(passband((squares[:1] / squares[-1]).sqrt(), tolerance) == 1)
+    return bool((_kept(squares.double(), rows, tolerance) == 1).all())
 
 
-def _polar_gram(gram: Tensor, tolerance: float) -> Tensor:
+def _polar_gram(gram: Tensor, rows: int, tolerance: float) -> Tensor:
     values, w = torch.linalg.eigh(gram)
-    s = values.clamp(min=0).sqrt()
-    kept = passband(s / s[-1].clamp(min=1e-300), tolerance) if s.numel() else s
+    kept = _kept(values, rows, tolerance) if values.numel() else values
     product: Tensor = (w * kept.square()) @ w.T
     return product
+
+
+def _kept(squares: Tensor, rows: int, tolerance: float) -> Tensor:
+    """How much of every direction the filtered polar factor keeps."""
+    x = (squares.clamp(min=0) / squares[-1].clamp(min=1e-300)).sqrt()
+    return passband(x, noise_levels(x, rows, tolerance))
 
 
 def _parts(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.opening import Reference
-from merganser.checkpoints.tensor_names import block_of, natural_order
+from merganser.checkpoints.tensor_names import block_of, natural_order, stack_of
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
 from merganser.interference.advice import Advice, advise
@@ -78,6 +78,7 @@ class Survey(Shown):
         truncated: Whether the experts came from a library, so that spectra end at the stored rank.
         advice: What to do about it.
         left_out: For some experts, tensors that the base lacks or has in another shape, such as heads.
+        layers: For every stack of layers of which only some were measured, the names of those and how many it has.
 
     Example:
         >>> survey = mg.interference.survey(base, experts)
@@ -93,6 +94,7 @@ class Survey(Shown):
     truncated: bool
     advice: tuple[Advice, ...]
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    layers: Mapping[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {"fractions": list(FRACTIONS), **asdict(self)}
@@ -118,17 +120,21 @@ def survey(
     *,
     rank_fraction: float | None = None,
     full_rank: bool = False,
+    layers: int | None = None,
     on_matrix: Callable[[str], None] = lambda name: None,
 ) -> Survey:
     """Measure where experts interfere and give advice.
 
-    Convolution kernels count as matrices of shape (output, input · window).
+    Convolution kernels count as matrices of shape (output, input · window). Sides of 512 and more are decomposed in
+    float32 where that keeps three digits of every figure, else in float64.
 
     Args:
         base: The base of the experts, or a library of them.
         experts: The experts by name; the names of some, or nothing, for a library.
         rank_fraction: The share of singular components to compare; 1/T by default, as in TSV-Merge.
         full_rank: Also measure the Procrustes error of whole bases on the long side of every matrix, which is slow.
+        layers: Measure at most this many layers of a stack, evenly spread from first to last; all by default. Cosines
+            are those of whole task vectors in any case.
         on_matrix: Called with the name of each matrix before it is measured.
 
     Returns:
@@ -143,11 +149,17 @@ def survey(
     """
     if rank_fraction is not None and not 0 < rank_fraction <= 1:
         raise InputError(f"rank_fraction must be in (0, 1], got {rank_fraction}")
+    if layers is not None and layers < 1:
+        raise InputError(f"layers must be at least 1, got {layers}")
     source = open_task_matrices(base, experts)
     products = torch.zeros(len(source.names), len(source.names), dtype=torch.float64)
     matrices: list[MatrixInterference] = []
-    for name, spec in sorted(source.tensors(), key=lambda item: natural_order(item[0])):
-        matrix = is_matrix(spec.shape)
+    tensors = sorted(source.tensors(), key=lambda item: natural_order(item[0]))
+    sampled = sample_layers([name for name, spec in tensors if is_matrix(spec.shape)], layers)
+    measured = {stack: set(names) for stack, (names, _) in sampled.items()}
+    for name, spec in tensors:
+        block = block_of(name)
+        matrix = is_matrix(spec.shape) and block in measured.get(stack_of(block), {block})
         if matrix:
             on_matrix(name)
         products += (own := source.inner_products(name))
@@ -168,7 +180,37 @@ def survey(
         source.truncated,
         advice,
         {name: found for name, found in source.left_out().items() if found},
+        sampled,
     )
+
+
+def sample_layers(names: Sequence[str], most: int | None) -> dict[str, tuple[tuple[str, ...], int]]:
+    """Choose layers of every stack that has more than `most`: their names, and how many there are.
+
+    Args:
+        names: Names of tensors, in natural order.
+        most: How many layers of a stack to choose, evenly spread from the first to the last; None for all.
+
+    Returns:
+        The choice for every stack that has more.
+
+    Example:
+        >>> sample_layers([f"layers.{i}.weight" for i in range(9)], 3)
+        {'layers': (('layers.0', 'layers.4', 'layers.8'), 9)}
+    """
+    stacks: dict[str, dict[str, None]] = {}
+    for name in names:
+        block = block_of(name)
+        if (stack := stack_of(block)) != block:
+            stacks.setdefault(stack, {})[block] = None
+    chosen = {}
+    for stack, found in stacks.items():
+        blocks = list(found)
+        if most is not None and len(blocks) > most:
+            last = len(blocks) - 1
+            places = sorted({round(i * last / max(1, most - 1)) for i in range(most)})
+            chosen[stack] = (tuple(blocks[place] for place in places), len(blocks))
+    return chosen
 
 
 def similarity(
@@ -187,7 +229,7 @@ def _measure(name: str, source: TaskMatrices, rank_fraction: float | None, full_
     spectra = [values for values, _ in decomposed]
     energies = [values.square() for values in spectra]
     totals = [float(energy.sum()) for energy in energies]
-    overlap = Overlap.of([factors for _, factors in decomposed])
+    overlap = Overlap.of([factors for _, factors in decomposed], orthonormal=not source.truncated)
 
     def kept(rank: int) -> tuple[float, ...]:
         return tuple(float(e[:rank].sum()) / total if total else 1.0 for e, total in zip(energies, totals, strict=True))

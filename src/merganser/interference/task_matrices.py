@@ -13,13 +13,16 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError, InputError
 from merganser.interference.sti import Overlap
-from merganser.kernels.spectra import Factors, spectrum_and_svd, top_svd
+from merganser.kernels.leading import leading_svd, spectrum_and_leading_svd
+from merganser.kernels.spectra import Factors
 from merganser.library.building import check_finite, check_fit, is_change, task_matrix
 from merganser.library.library import Library
 from merganser.library.unfolding import as_matrix, is_matrix
 from merganser.methods.matrices import FLOOR, matrix_shape, side_by_side
 
 _ELEMENTS = 1 << 22
+#: Products of so many float32 entries are added up in float64.
+_RUN = 1 << 14
 
 
 class TaskMatrices(ABC):
@@ -74,11 +77,11 @@ class WholeTaskMatrices(TaskMatrices):
         return {name: _of_its_own(self.base, expert, expert.names()) for name, expert in named}
 
     def factors(self, name: str, k: int) -> list[Factors]:
-        return [top_svd(self._matrix(expert, name), k).above(FLOOR) for expert in self._experts]
+        return [leading_svd(self._matrix(expert, name), k).above(FLOOR) for expert in self._experts]
 
     def decomposed(self, name: str, k: int) -> list[tuple[Tensor, Factors]]:
         def decompose(expert: Checkpoint) -> tuple[Tensor, Factors]:
-            values, factors = spectrum_and_svd(self._matrix(expert, name), k)
+            values, factors = spectrum_and_leading_svd(self._matrix(expert, name), k)
             return values, factors.above(FLOOR)
 
         return side_by_side(decompose, self._experts)
@@ -95,12 +98,13 @@ class WholeTaskMatrices(TaskMatrices):
             rows = (start, min(start + step, height)) if spec.shape else None
             ours = self.base.read(name, rows)
             read = [expert.read(name, rows) for expert in self._experts]
-            # Far cheaper than to find zeros in float64.
+            # Far cheaper than to find zeros among differences.
             if all(theirs.dtype == ours.dtype and torch.equal(theirs, ours) for theirs in read):
                 continue
-            wide = ours.double()
-            flat = torch.stack([self._delta(index, name, theirs.double(), wide) for index, theirs in enumerate(read)])
-            total += flat @ flat.T
+            wide = torch.float64 if torch.float64 in (ours.dtype, *(t.dtype for t in read)) else torch.float32
+            ours = ours.to(wide)
+            flat = torch.stack([self._delta(index, name, theirs.to(wide), ours) for index, theirs in enumerate(read)])
+            total += inner_products(flat)
         return total
 
     def _delta(self, index: int, name: str, theirs: Tensor, ours: Tensor) -> Tensor:
@@ -145,6 +149,15 @@ class StoredTaskMatrices(TaskMatrices):
             return Overlap.of(self.factors(name, min(matrix_shape(shape)))).inner_products()
         flat = torch.stack([expert.delta(name).double().flatten() for expert in self._experts])
         return flat @ flat.T
+
+
+def inner_products(rows: Tensor) -> Tensor:
+    """A Aᵀ of a few long rows in float64; float32 rows are multiplied in float32, in runs that lose no digits."""
+    count, length = rows.shape
+    even = length - length % _RUN
+    runs = rows[:, :even].view(count, -1, _RUN).transpose(0, 1)
+    rest = rows[:, even:].double()
+    return (runs @ runs.mT).sum(dim=0, dtype=torch.float64) + rest @ rest.T
 
 
 def _of_its_own(base: Checkpoint, expert: Checkpoint, names: Iterable[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""LAPACK and BLAS routines, called so that other threads go on meanwhile.
+"""LAPACK and BLAS routines in float32 and float64, called so that other threads go on meanwhile.
 
 scipy's own wrappers hold the interpreter's lock while they compute, and torch has no eigensolver for a part of the
 spectrum. The routines are those scipy links, reached through the pointers it exports for Cython. Each call keeps to
@@ -20,22 +20,23 @@ from torch import Tensor
 from merganser.errors import MerganserError
 
 #: Every argument is a pointer: to characters, numbers or arrays.
-_ARGUMENTS = {"dsyrk": 10, "dsyevd": 11, "dsytrd": 10, "dsterf": 4, "dstemr": 21, "dormtr": 13}
+_ARGUMENTS = {"syrk": 10, "syevd": 11, "sytrd": 10, "sterf": 4, "stemr": 21, "ormtr": 13}
 
-#: What dormtr forgets to ask for; without it, it applies reflectors one by one, four times slower.
+#: What ormtr forgets to ask for; without it, it applies reflectors one by one, four times slower.
 _BLOCK_REFLECTOR = 65 * 64
 
 
 def add_gram(rows: Tensor, total: Tensor) -> None:
-    """total += rowsᵀ · rows in the lower triangle; float64 on the CPU, the rows or the columns lie without gaps."""
+    """total += rowsᵀ · rows in the lower triangle; of one dtype, on the CPU, the rows or the columns without gaps."""
     count, columns = rows.shape
     by_rows = rows.stride(1) == 1
     # Row-major rows are column-major rowsᵀ, and the upper triangle of a column-major total the lower of a row-major.
     stride = max(rows.stride(0), columns) if by_rows else max(rows.stride(1), count)
     with _one_thread:
-        _blas("dsyrk")(
-            b"U", b"N" if by_rows else b"T", _int(columns), _int(count), _double(1.0), rows.data_ptr(), _int(stride),
-            _double(1.0), total.data_ptr(), _int(columns),
+        one = _number(1.0, total.dtype)
+        _blas("syrk", total.dtype)(
+            b"U", b"N" if by_rows else b"T", _int(columns), _int(count), one, rows.data_ptr(), _int(stride),
+            one, total.data_ptr(), _int(columns),
         )  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, 
     `leading_eigenpairs` costs; reads the lower triangle."""
     n = symmetric.shape[0]
     k = min(k, n)
-    whole = torch.empty(n, dtype=torch.float64, device="cpu")
+    whole = symmetric.new_empty(n)
     if 2 * k >= n:
         whole, vectors = _all_pairs(symmetric)
     else:
@@ -64,8 +65,8 @@ def eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, 
 def _all_pairs(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     """Divide and conquer, vectors in place of a copy of the matrix."""
     n = symmetric.shape[0]
-    vectors, values = symmetric.contiguous().clone(), torch.empty(n, dtype=torch.float64, device="cpu")
-    _call_with_workspace("dsyevd", b"V", b"U", _int(n), vectors.data_ptr(), _int(n), values.data_ptr())
+    vectors, values = symmetric.contiguous().clone(), symmetric.new_empty(n)
+    _call_with_workspace("syevd", values.dtype, b"V", b"U", _int(n), vectors.data_ptr(), _int(n), values.data_ptr())
     return values, vectors
 
 
@@ -73,24 +74,25 @@ def _some_pairs(symmetric: Tensor, k: int, whole: Tensor | None = None) -> tuple
     """A tridiagonal matrix, k of its pairs by relatively robust representations, and the way back. All eigenvalues,
     which the tridiagonal matrix gives away, are written to `whole`.
 
-    dsyevr takes the same steps, but for a part of the spectrum it bisects and iterates inversely, which is slower.
+    syevr takes the same steps, but for a part of the spectrum it bisects and iterates inversely, which is slower.
     """
     n = symmetric.shape[0]
     reflectors = symmetric.contiguous().clone()
-    diagonal, beside, scales, values = (torch.empty(n, dtype=torch.float64, device="cpu") for _ in range(4))
-    vectors = torch.empty(k, n, dtype=torch.float64, device="cpu")
+    diagonal, beside, scales, values = (symmetric.new_empty(n) for _ in range(4))
+    vectors = symmetric.new_empty(k, n)
+    dtype, zero = symmetric.dtype, _number(0.0, symmetric.dtype)
     support = torch.empty(2 * k, dtype=torch.int32, device="cpu")
     triangle = (b"U", _int(n), reflectors.data_ptr(), _int(n))
-    _call_with_workspace("dsytrd", *triangle, diagonal.data_ptr(), beside.data_ptr(), scales.data_ptr())
+    _call_with_workspace("sytrd", dtype, *triangle, diagonal.data_ptr(), beside.data_ptr(), scales.data_ptr())
     if whole is not None:
         _all_values(whole.copy_(diagonal), beside.clone())
     _call_with_workspace(
-        "dstemr", b"V", b"I", _int(n), diagonal.data_ptr(), beside.data_ptr(), _double(0.0), _double(0.0),
+        "stemr", dtype, b"V", b"I", _int(n), diagonal.data_ptr(), beside.data_ptr(), zero, zero,
         _int(n - k + 1), _int(n), _int(0), values.data_ptr(), vectors.data_ptr(), _int(n), _int(k), support.data_ptr(),
         _int(1),
     )  # fmt: skip
     _call_with_workspace(
-        "dormtr", b"L", b"U", b"N", _int(n), _int(k), reflectors.data_ptr(), _int(n), scales.data_ptr(),
+        "ormtr", dtype, b"L", b"U", b"N", _int(n), _int(k), reflectors.data_ptr(), _int(n), scales.data_ptr(),
         vectors.data_ptr(), _int(n),
     )  # fmt: skip
     return values[:k], vectors
@@ -99,8 +101,8 @@ def _some_pairs(symmetric: Tensor, k: int, whole: Tensor | None = None) -> tuple
 def _all_values(diagonal: Tensor, beside: Tensor) -> None:
     """The eigenvalues of a tridiagonal matrix, ascending, in the place of its diagonal."""
     info = ctypes.c_int()
-    _lapack("dsterf")(_int(diagonal.numel()), diagonal.data_ptr(), beside.data_ptr(), ctypes.byref(info))
-    _check("dsterf", info)
+    _lapack("sterf", diagonal.dtype)(_int(diagonal.numel()), diagonal.data_ptr(), beside.data_ptr(), ctypes.byref(info))
+    _check("sterf", info)
 
 
 def _check(name: str, info: ctypes.c_int) -> None:
@@ -108,18 +110,19 @@ def _check(name: str, info: ctypes.c_int) -> None:
         raise MerganserError(f"the eigenvalues of a Gram matrix did not converge (LAPACK's {name} says {info.value})")
 
 
-def _call_with_workspace(name: str, *arguments: Any) -> None:
+def _call_with_workspace(name: str, dtype: torch.dtype, *arguments: Any) -> None:
     """Ask a routine for the sizes of its workspaces, then call it with room."""
     info = ctypes.c_int()
-    integers = name in ("dsyevd", "dstemr")
+    integers = name in ("syevd", "stemr")
 
     def call(work: Tensor, lwork: int, iwork: Tensor, liwork: int) -> None:
         room = [work.data_ptr(), _int(lwork)] + ([iwork.data_ptr(), _int(liwork)] if integers else [])
-        _lapack(name)(*arguments, *room, ctypes.byref(info))
+        _lapack(name, dtype)(*arguments, *room, ctypes.byref(info))
 
-    work, iwork = torch.empty(1, dtype=torch.float64, device="cpu"), torch.empty(1, dtype=torch.int32, device="cpu")
+    work, iwork = torch.empty(1, dtype=dtype, device="cpu"), torch.empty(1, dtype=torch.int32, device="cpu")
     call(work, -1, iwork, -1)
-    work = torch.empty(int(work) + _BLOCK_REFLECTOR, dtype=torch.float64, device="cpu")
+    # A size beyond 2²⁴ may be rounded down in float32.
+    work = torch.empty(int(float(work) * (1 + 1e-6)) + _BLOCK_REFLECTOR, dtype=dtype, device="cpu")
     iwork = torch.empty(int(iwork) if integers else 0, dtype=torch.int32, device="cpu")
     with _one_thread:
         call(work, work.numel(), iwork, iwork.numel())
@@ -130,22 +133,22 @@ def _int(value: int) -> Any:
     return ctypes.byref(ctypes.c_int(value))
 
 
-def _double(value: float) -> Any:
-    return ctypes.byref(ctypes.c_double(value))
+def _number(value: float, dtype: torch.dtype) -> Any:
+    return ctypes.byref((ctypes.c_float if dtype == torch.float32 else ctypes.c_double)(value))
 
 
 @cache
-def _lapack(name: str) -> Any:
-    return _load(cython_lapack, name)
+def _lapack(name: str, dtype: torch.dtype) -> Any:
+    return _load(cython_lapack, name, dtype)
 
 
 @cache
-def _blas(name: str) -> Any:
-    return _load(cython_blas, name)
+def _blas(name: str, dtype: torch.dtype) -> Any:
+    return _load(cython_blas, name, dtype)
 
 
-def _load(module: ModuleType, name: str) -> Any:
-    capsule = module.__pyx_capi__[name]
+def _load(module: ModuleType, name: str, dtype: torch.dtype) -> Any:
+    capsule = module.__pyx_capi__[("s" if dtype == torch.float32 else "d") + name]
     name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

@@ -1,4 +1,4 @@
-"""Spectra of task matrices: top-k SVD, filtered polar factors, nuclear norms.
+"""Spectra of task matrices: Gram matrices, top-k SVD, singular values.
 
 Everything is computed in float64 from the Gram matrix of the short side, which is several times faster than
 an SVD and streams over the rows of the long side, so that a matrix the size of a vocabulary costs no copy of
@@ -9,7 +9,7 @@ itself. A Gram matrix squares the spectrum: singular values below 1e-3·σ₁ wo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from merganser.errors import MerganserError
 from merganser.lazy import np, torch
@@ -17,20 +17,12 @@ from merganser.lazy import np, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-Orthogonalization = Literal["polar", "whiten"]
-
 #: One pass over a Gram matrix resolves singular values down to this share of the largest.
 RESOLVED = 1e-3
 #: Components below this share of σ₁ are rounding of float64 and are not returned.
 RANK_FLOOR = 1e-12
 #: Below this side a float64 SVD is as fast and needs no second pass.
 SMALL = 32
-#: Default tolerance of polar factors, relative to the largest singular value. Directions that only the rounding of
-#: float32 weights tells apart lie below it. So does, by chance, the weakest direction of about n/50,000 of the square
-#: n×n matrices of singular vectors that TSV-Merge meets where T·k = n.
-TOLERANCE = 1e-5
-#: Up to this amplification an inverse root may be applied in float32; beyond it cancellation costs too many digits.
-FLOAT32_LIMIT = 64.0
 _BLOCK_ELEMENTS = 1 << 20
 #: Matrices of up to so many entries are held in float64 while they are decomposed, larger ones streamed.
 HELD = 1 << 23
@@ -115,14 +107,14 @@ def _by_gram(matrix: Tensor, k: int, first: tuple[Tensor, Tensor] | None = None)
         matrix = matrix.to(torch.float64)
     u, s, v = (matrix.new_empty(shape, dtype=torch.float64) for shape in ((d, 0), (0,), (m, 0)))
     while s.numel() < k:
-        values, w = first or _leading_eigenpairs(gram(matrix, without=v), k - s.numel())
+        values, w = first or leading_eigenpairs(gram(matrix, without=v), k - s.numel())
         first = None
         scale = values.clamp(min=0).sqrt()
         if scale[0] <= RANK_FLOOR * (s[0] if s.numel() else 0.0):
             break
         w = w[:, scale > RESOLVED * scale[0]]
         w = w - v @ (v.T @ w)
-        image = _times(matrix, w)
+        image = times(matrix, w)
         image -= u @ (u.T @ image)
         sigma = torch.linalg.vector_norm(image, dim=0)
         image /= sigma
@@ -138,16 +130,16 @@ def beside(*parts: Tensor) -> Tensor:
     return torch.cat([part.T for part in parts]).T
 
 
-def gram(matrix: Tensor, without: Tensor | None = None) -> Tensor:
-    """AᵀA in float64, streamed over rows; the lower triangle is filled.
+def gram(matrix: Tensor, without: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """AᵀA in `dtype` (float64), streamed over rows; the lower triangle is filled.
 
     `without` holds orthonormal columns: the Gram matrix is then that of A (I − W Wᵀ).
     """
     from merganser.kernels.lapack import add_gram  # scipy is slow to import, and most merges need none of it
 
     m = matrix.shape[1]
-    total = torch.zeros(m, m, dtype=torch.float64, device=matrix.device)
-    for _, rows in _row_blocks(matrix) if m else ():
+    total = torch.zeros(m, m, dtype=dtype or torch.float64, device=matrix.device)
+    for _, rows in _row_blocks(matrix, total.dtype) if m else ():
         if without is not None and without.shape[1]:
             rows = rows - (rows @ without) @ without.T
         if matrix.device.type == "cpu":
@@ -178,71 +170,6 @@ def effective_rank(s: Tensor) -> float:
     return float(torch.exp(-(p * p.log()).sum()))
 
 
-def polar(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> Tensor:
-    """The polar factor of A = U Σ Vᵀ as a filtered partial isometry, U f(Σ) Vᵀ, in float64.
-
-    The orthogonal Procrustes solution U Vᵀ is not continuous where A loses rank: directions with σ → 0 enter
-    with weight one although they are arbitrary. With x = σ/σ₁ and τ = `tolerance`:
-
-    - `polar`: f = 1 for x ≥ τ, f = 0 for x ≤ τ/10, and a smooth step in log x between them (a hard cut would
-      jump). Above τ it is the Procrustes solution, below τ/10 the partial isometry.
-    - `whiten`: f = x / √(x² + τ²), the ridge-whitened matrix A (AᵀA + τ²σ₁²)^(−½): smooth everywhere, exact
-      nowhere.
-
-    Since τ/10 = 1e-6 is within what a float64 Gram matrix resolves, no SVD is needed.
-    """
-    return polar_and_norm(matrix, tolerance, kind)[0]
-
-
-def polar_and_norm(
-    matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar"
-) -> tuple[Tensor, float]:
-    """The polar factor and the nuclear norm from one decomposition."""
-    if matrix.shape[0] < matrix.shape[1]:
-        factor, norm = polar_and_norm(matrix.T, tolerance, kind)
-        return factor.T, norm
-    root = inverse_root(matrix, tolerance, kind)
-    return _times(matrix, root.matrix()), float(root.s.sum())
-
-
-class InverseRoot(NamedTuple):
-    """The filtered (AᵀA)^(−½) = W diag(f(σ)/σ) Wᵀ of a tall A = U diag(σ) Wᵀ: A times it is the polar factor of A."""
-
-    s: Tensor
-    vectors: Tensor
-    weights: Tensor
-
-    @property
-    def amplification(self) -> float:
-        """How much of a relative error of A may appear in the polar factor."""
-        return float(self.s[0] * self.weights.max()) if self.s.numel() else 0.0
-
-    def matrix(self) -> Tensor:
-        active = self.weights > 0
-        lower = gram((self.vectors[:, active] * self.weights[active].sqrt()).T)
-        return lower.tril() + lower.tril(-1).T
-
-
-def inverse_root(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> InverseRoot:
-    """What makes the columns of a matrix orthonormal, filtered as `polar` says."""
-    values, w = _leading_eigenpairs(gram(matrix), matrix.shape[1])
-    s = values.clamp(min=0).sqrt()
-    if s.numel() == 0 or not s[0] > 0:
-        return InverseRoot(s, w, torch.zeros_like(s))
-    kept = passband(s / s[0], tolerance, kind)
-    return InverseRoot(s, w, torch.where(kept > 0, kept / s.clamp(min=torch.finfo(s.dtype).tiny), 0.0))
-
-
-def passband(x: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> Tensor:
-    """The filter f of `polar`, of singular values relative to the largest."""
-    if kind == "whiten":
-        return x / torch.sqrt(x.square() + tolerance**2)
-    if tolerance == 0:
-        return (x > 0).to(x.dtype)
-    t = (torch.log10(x.clamp(min=1e-300) / tolerance) + 1).clamp(0, 1)
-    return t * t * (3 - 2 * t)
-
-
 def randomized_svd(matrix: Tensor, k: int, *, seed: int = 0, oversample: int = 16, passes: int = 2) -> Factors:
     """About the k leading triplets by subspace iteration; for compression only.
 
@@ -255,15 +182,15 @@ def randomized_svd(matrix: Tensor, k: int, *, seed: int = 0, oversample: int = 1
     sample = np.random.Generator(np.random.PCG64(seed)).standard_normal((matrix.shape[1], width))
     basis = torch.from_numpy(sample).to(matrix.device)
     for _ in range(passes):
-        basis = torch.linalg.qr(_transpose_times(matrix, _times(matrix, basis))).Q
-    left = torch.linalg.qr(_times(matrix, basis)).Q
+        basis = torch.linalg.qr(_transpose_times(matrix, times(matrix, basis))).Q
+    left = torch.linalg.qr(times(matrix, basis)).Q
     small = top_svd(_transpose_times(matrix, left).T, k)
     return Factors(left @ small.u, small.s, small.v)
 
 
-def _leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest eigenvalues, descending, with their vectors, from the lower triangle."""
-    from merganser.kernels.lapack import leading_eigenpairs
+    from merganser.kernels import lapack
 
     n = symmetric.shape[0]
     if n == 0:
@@ -271,7 +198,7 @@ def _leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if symmetric.device.type != "cpu":
         values, vectors = torch.linalg.eigh(symmetric)
         return values.flip(0)[:k], vectors.flip(1)[:, :k]
-    return leading_eigenpairs(symmetric, k)
+    return lapack.leading_eigenpairs(symmetric, k)
 
 
 def _eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -284,18 +211,19 @@ def _eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor,
     return eigenvalues_and_leading_vectors(symmetric, k)
 
 
-def _row_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows in float64 whose rows or columns lie without gaps."""
+def _row_blocks(matrix: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows in `dtype` (float64) whose rows or columns lie without gaps."""
+    dtype = dtype or torch.float64
     step = max(1, _BLOCK_ELEMENTS // max(1, matrix.shape[1]))
     for start in range(0, matrix.shape[0], step):
         rows = slice(start, min(start + step, matrix.shape[0]))
-        block = matrix[rows].to(torch.float64)
+        block = matrix[rows].to(dtype)
         (height, width), (down, across) = block.shape, block.stride()
         dense = (across == 1 and down >= width) or (down == 1 and across >= height)
         yield rows, block if dense else block.contiguous()
 
 
-def _times(matrix: Tensor, right: Tensor) -> Tensor:
+def times(matrix: Tensor, right: Tensor) -> Tensor:
     """A · B in float64, streamed over the rows of A; its columns lie without gaps.
 
     As the transpose of Bᵀ · Aᵀ, which MKL multiplies in two thirds of the time where B is narrow.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from merganser.kernels.spectra import TOLERANCE, polar, polar_and_norm, top_svd
+from merganser.kernels.leading import LARGE, leading_svd
+from merganser.kernels.polar import FLOAT32_LIMIT, TOLERANCE, inverse_root, polar, polar_and_norm
+from merganser.kernels.spectra import Factors, top_svd
 from merganser.lazy import torch
+from merganser.methods.duplicates import average_over_groupings
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas, sum_of
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
@@ -20,6 +24,7 @@ class Isotropic(MatrixRule):
     """What the two rules share. CLIP models like a `scale` between 1.0 and 1.5."""
 
     tolerance: float = param(TOLERANCE, "relative size below which a direction counts as absent", low=0, high=1)
+    exact: bool = param(False, "compute with large matrices in float64")
 
 
 @register
@@ -34,7 +39,7 @@ class IsoC(Isotropic):
     summary = "the sum of the task matrices with its spectrum made flat"
 
     def combine(self, deltas: WeightedDeltas) -> Tensor:
-        return flatten_spectrum(sum_of(iter(deltas)), self.tolerance).to(deltas.dtype)
+        return flatten_spectrum(sum_of(iter(deltas)), self.tolerance, self.exact).to(deltas.dtype)
 
 
 @register
@@ -58,20 +63,26 @@ class IsoCTS(Isotropic):
         share = shares(n, len(deltas), self.common_fraction)
         total = sum_of(iter(deltas))
         if share == 0:
-            return flatten_spectrum(total, self.tolerance).to(deltas.dtype)
+            return flatten_spectrum(total, self.tolerance, self.exact).to(deltas.dtype)
         common = top_svd(total, n - share * len(deltas)).above(FLOOR)
-        parts = [common]
+        narrow = not self.exact and n >= LARGE and deltas.dtype == torch.float32
+        wide, decompose = (torch.float32, leading_svd) if narrow else (torch.float64, top_svd)
+        left, parts = common.u.to(wide), []
         for delta in deltas:
-            rest = delta.double()
+            rest = delta.to(wide, copy=True)
             floor = FLOOR * float(rest.norm())
-            rest -= common.u @ (common.u.T @ rest)
-            own = top_svd(rest, share)
+            rest -= left @ (left.T @ rest)
+            own = decompose(rest, share)
             parts.append(own.truncate(int((own.s > floor).sum())))
-        u, s, v = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-        if s.numel() == 0:
-            return deltas.zeros()
-        u, v = polar(u, self.tolerance), polar(v, self.tolerance)
-        return (u * (s.sum() / n)).to(deltas.dtype) @ v.to(deltas.dtype).T
+
+        def merge(own: Sequence[Factors]) -> Tensor:
+            u, s, v = (torch.cat(part, dim=-1) for part in zip(common, *own, strict=True))
+            if s.numel() == 0:
+                return deltas.zeros()
+            u, v = (polar(side, self.tolerance).to(deltas.dtype) for side in (u, v))
+            return (u * (s.sum() / n)) @ v.T
+
+        return average_over_groupings(parts, merge)
 
 
 def shares(n: int, models: int, common_fraction: float) -> int:
@@ -80,7 +91,15 @@ def shares(n: int, models: int, common_fraction: float) -> int:
     return min(share, n // models)
 
 
-def flatten_spectrum(matrix: Tensor, tolerance: float) -> Tensor:
-    """mean(σ) · polar factor."""
-    factor, norm = polar_and_norm(matrix, tolerance)
-    return factor * (norm / min(matrix.shape))
+def flatten_spectrum(matrix: Tensor, tolerance: float, exact: bool = False) -> Tensor:
+    """mean(σ) · polar factor, of a float64 matrix; the last product in float32 where that costs no digits."""
+    n = min(matrix.shape)
+    if exact or n < LARGE:
+        factor, norm = polar_and_norm(matrix, tolerance)
+        return factor * (norm / n)
+    if matrix.shape[0] < matrix.shape[1]:
+        return flatten_spectrum(matrix.T, tolerance).T
+    root = inverse_root(matrix, tolerance)
+    wide = torch.float32 if root.mean_amplification <= FLOAT32_LIMIT else torch.float64
+    # As the transpose of a product, which MKL multiplies faster.
+    return ((root.matrix() * (root.s.sum() / n)).to(wide) @ matrix.to(wide).T).T

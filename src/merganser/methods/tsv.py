@@ -7,18 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from merganser.checkpoints.base import TensorSpec
-from merganser.kernels.spectra import (
-    FLOAT32_LIMIT,
-    HELD,
-    SMALL,
-    TOLERANCE,
-    Factors,
-    beside,
-    inverse_root,
-    top_svd,
-    top_svds,
-)
+from merganser.kernels.leading import leading_svd
+from merganser.kernels.polar import FLOAT32_LIMIT, TOLERANCE, inverse_root
+from merganser.kernels.spectra import HELD, SMALL, Factors, beside, top_svd, top_svds
 from merganser.lazy import torch
+from merganser.methods.duplicates import average_over_groupings
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas, matrix_shape, rank_kept, side_by_side
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
@@ -37,13 +30,14 @@ class TSV(MatrixRule):
     Gargiulo et al. 2025, Task Singular Vectors (arXiv:2412.00081).
 
     U⊥ and V⊥ are the orthogonal Procrustes solutions for U and V, as filtered partial isometries
-    (`merganser.kernels.spectra.polar`): where experts overlap, the plain polar factor adds arbitrary directions and
+    (`merganser.kernels.polar.polar`): where experts overlap, the plain polar factor adds arbitrary directions and
     returns two identical experts as the expert plus noise of its own norm. Here identical experts return the
-    truncated expert, and so do experts whose singular subspaces lie within `tolerance`/10 of each other, to the
-    order of their distance. From `tolerance` on the rule is the published one; between the two it changes smoothly.
-    A subspace moves by the experts' distance divided by the gap σ_k − σ_{k+1}, so a cut through a cluster of equal
-    singular values leaves the affected directions above the tolerance.
+    truncated expert. So do, to the order of their distance, experts less than 1e-3 apart; from 1e-2 on the rule is the
+    published one, and in between it changes smoothly (`merganser.methods.duplicates`). Directions that the noise of
+    float32 weights (`tolerance`) could have made are left out (`merganser.kernels.polar.noise_levels`).
 
+    Matrices with sides of 512 and more are decomposed in float32 with a measured error
+    (`merganser.kernels.leading`), which moves the result by about 1e-5; `exact` decomposes them in float64.
     Switches for ablations: `low_rank` false keeps every component, `orthogonalize: none` adds
     the truncated task matrices.
     """
@@ -60,11 +54,12 @@ class TSV(MatrixRule):
         choices=("polar", "whiten", "none"),
     )
     tolerance: float = param(TOLERANCE, "relative size below which shared directions count once", low=0, high=1)
+    exact: bool = param(False, "decompose large matrices in float64")
 
     def combine(self, deltas: WeightedDeltas) -> Tensor:
         n = min(deltas.shape)
         k = rank_kept(n, len(deltas), self.rank_fraction) if self.low_rank else n
-        return orthogonal_sum(decompose(deltas, k), self.orthogonalize, self.tolerance, deltas.dtype)
+        return orthogonal_sum(decompose(deltas, k, self.exact), self.orthogonalize, self.tolerance, deltas.dtype)
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
         d, m = matrix_shape(spec.shape)
@@ -74,11 +69,12 @@ class TSV(MatrixRule):
         return held + 8 * 3 * (d + m) * columns + 8 * 4 * min(max(d, m), max(n, columns)) ** 2
 
 
-def decompose(matrices: Sequence[Tensor], k: int) -> list[Factors]:
+def decompose(matrices: Sequence[Tensor], k: int, exact: bool = False) -> list[Factors]:
     """The top-k factors of every task matrix, without components that only rounding put there."""
     if min(matrices[0].shape) <= SMALL:
         return [factors.above(FLOOR) for factors in top_svds(list(matrices), k)]
-    return side_by_side(lambda index: top_svd(matrices[index], k).above(FLOOR), range(len(matrices)))
+    decomposition = top_svd if exact else leading_svd
+    return side_by_side(lambda index: decomposition(matrices[index], k).above(FLOOR), range(len(matrices)))
 
 
 def orthogonal_sum(
@@ -88,9 +84,13 @@ def orthogonal_sum(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """U⊥ Σ V⊥ᵀ from the factors of each task, in `dtype` (float32)."""
-    u, s, v = orthogonal(factors, orthogonalize, tolerance, dtype or torch.float32)
-    # Orthonormal factors are well-conditioned: their product loses nothing that `dtype` could hold.
-    return (u * s) @ v.T
+
+    def merge(parts: Sequence[Factors]) -> Tensor:
+        u, s, v = orthogonal(parts, orthogonalize, tolerance, dtype or torch.float32)
+        # Orthonormal factors are well-conditioned: their product loses nothing that `dtype` could hold.
+        return (u * s) @ v.T
+
+    return merge(factors) if orthogonalize == "none" else average_over_groupings(factors, merge)
 
 
 def orthogonal(

@@ -45,8 +45,9 @@ def block_table(found: Survey) -> Table:
 
 
 def matrix_table(found: Survey, limit: int | None = None) -> Table:
-    """Every matrix, or those that interfere most for their chance level."""
-    matrices = sorted(found.matrices, key=_ratio, reverse=True)[:limit] if limit else found.matrices
+    """Every matrix, or those that interfere most for their chance level, in the order of the model."""
+    loud = sorted(map(_ratio, found.matrices), reverse=True)[: limit or None]
+    matrices = [m for m in found.matrices if loud and _ratio(m) >= loud[-1]]
     rows = [
         [
             m.name,

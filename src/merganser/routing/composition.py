@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from merganser.checkpoints.base import is_integer
 from merganser.errors import InputError, did_you_mean
-from merganser.kernels.spectra import FLOAT32_LIMIT
+from merganser.kernels.polar import FLOAT32_LIMIT
 from merganser.library.library import Library
 from merganser.library.unfolding import as_matrix
 from merganser.library.views import Expert, MergedExperts

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from merganser.kernels.spectra import Factors, inverse_root
+from merganser.kernels.polar import inverse_root
+from merganser.kernels.spectra import Factors
 from merganser.methods.tsv import TSV
 
 

@@ -1,0 +1,137 @@
+"""Leading singular triplets of large matrices in float32, with a measured error and the float64 route to fall back on.
+
+Where only the top k of n components are wanted, the Gram matrix of float32 weights and its eigenvectors need no more
+than float32: half the bytes, twice the arithmetic per second. k + p eigenvectors are taken, and a Rayleigh–Ritz step in
+float64 repairs what rounding mixed among them. What it mixed into them from the others is measured: with
+r_i = Aᵀu_i − σ_i v_i, the truncated matrix is off by
+
+    e = ‖R D‖_F / ‖Σ_k‖_F,   D_ii = σ_i² / (σ_i² − σ_{k+p+1}²),
+
+to first order (Wedin). A few random probes estimate ‖R D‖_F for the cost of a handful of matrix-vector products. Above
+`ERROR` the result is dropped, and `merganser.kernels.spectra` computes it in float64.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from merganser.kernels import spectra
+from merganser.kernels.spectra import Factors
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Sides from which float32 pays; shorter ones are decomposed in float64.
+LARGE = 512
+#: Largest relative error of a truncated matrix that float32 may leave.
+ERROR = 5e-5
+#: Relative rounding of the eigenvalues of a float32 Gram matrix.
+ROUNDING = 4e-7
+#: Smallest share of σ₁² whose singular vectors a float32 Gram matrix resolves.
+RESOLVED = 250 * ROUNDING
+_PROBES = 8
+#: Norms whose squares float32 can hold.
+_RANGE = (1e-12, 1e12)
+
+
+def leading_svd(matrix: Tensor, k: int) -> Factors:
+    """Return the k leading singular triplets, in float32 where the error stays below `ERROR`, otherwise in float64.
+
+    Args:
+        matrix: The matrix; only float32 ones on the CPU take the short route.
+        k: How many triplets to compute.
+
+    Returns:
+        Factors as `spectra.top_svd` returns them, in float32 or float64.
+
+    Example:
+        >>> leading_svd(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2).s
+        tensor([3., 2.], dtype=torch.float64)
+    """
+    if matrix.shape[0] < matrix.shape[1]:
+        return leading_svd(matrix.T, k).T
+    width = k + max(16, k // 8)
+    if not _is_large(matrix) or 2 * width > matrix.shape[1] or (found := _eigenvectors(matrix, width)) is None:
+        return spectra.top_svd(matrix, k)
+    values, basis = found
+    factors = _rayleigh_ritz(matrix, basis).truncate(k)
+    return factors if _error(matrix, factors, values[width]) <= ERROR else spectra.top_svd(matrix, k)
+
+
+def spectrum_and_leading_svd(matrix: Tensor, k: int) -> tuple[Tensor, Factors]:
+    """Return all singular values and the k leading triplets, for measurements that three digits satisfy.
+
+    In float32 where the components are well above its rounding: singular vectors are then accurate to about 1e-3, sums
+    of singular values and of their squares better than that. Otherwise in float64.
+
+    Args:
+        matrix: The matrix; only float32 ones on the CPU take the short route.
+        k: How many triplets to compute.
+
+    Returns:
+        The singular values, descending, and the factors.
+
+    Example:
+        >>> spectrum_and_leading_svd(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 1)[0]
+        tensor([3., 2., 1.], dtype=torch.float64)
+    """
+    if matrix.shape[0] < matrix.shape[1]:
+        values, factors = spectrum_and_leading_svd(matrix.T, k)
+        return values, factors.T
+    k = min(k, matrix.shape[1])
+    found = _eigenvectors(matrix, k) if _is_large(matrix) else None
+    if found is None or _uncertainty(found[0]) > 1e-3:
+        return spectra.spectrum_and_svd(matrix, k)
+    values, basis = found
+    image = (basis.T @ matrix.T).T
+    s = torch.linalg.vector_norm(image, dim=0)
+    return values, Factors(image / s, s, basis)
+
+
+def _is_large(matrix: Tensor) -> bool:
+    if min(matrix.shape) < LARGE or matrix.dtype != torch.float32 or matrix.device.type != "cpu":
+        return False
+    return _RANGE[0] < float(matrix.norm()) < _RANGE[1]
+
+
+def _eigenvectors(matrix: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
+    """All singular values and k right singular vectors, or None where float32 cannot resolve the last."""
+    from merganser.kernels.lapack import eigenvalues_and_leading_vectors
+
+    squares, basis = eigenvalues_and_leading_vectors(spectra.gram(matrix, dtype=torch.float32), k)
+    resolved = squares[k - 1] > RESOLVED * squares[0]
+    return (squares.double().clamp(min=0).sqrt(), basis) if bool(resolved) else None
+
+
+def _rayleigh_ritz(matrix: Tensor, basis: Tensor) -> Factors:
+    """The singular triplets of a matrix within the span of right vectors."""
+    from merganser.kernels.lapack import leading_eigenpairs
+
+    lower = spectra.gram(basis)
+    lower = torch.linalg.cholesky(lower.tril() + lower.tril(-1).T)
+    basis = torch.linalg.solve_triangular(lower, basis.T.double(), upper=False).float().T
+    image = (basis.T @ matrix.T).T
+    squares, rotation = leading_eigenpairs(spectra.gram(image), basis.shape[1])
+    s, rotation = squares.clamp(min=0).sqrt().float(), rotation.float()
+    return Factors((rotation.T @ image.T).T / s, s, (rotation.T @ basis.T).T)
+
+
+def _error(matrix: Tensor, factors: Factors, following: Tensor) -> float:
+    """‖R D‖ / ‖Σ‖, estimated with Gaussian probes; `following` is the first singular value beyond those taken."""
+    u, s, v = factors
+    gap = s.double().square() - following.square()
+    if not bool((gap > 0).all()):
+        return float("inf")
+    probes = torch.randn(s.numel(), _PROBES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    probes *= (s.square() / gap)[:, None]
+    # Rows of probes rather than columns: BLAS multiplies a few columns many times slower.
+    residual = (probes.float().T @ u.T) @ matrix - (s[:, None] * probes).float().T @ v.T
+    return float(residual.double().norm() / _PROBES**0.5 / s.norm())
+
+
+def _uncertainty(values: Tensor) -> float:
+    """The relative error to expect in the sum of the singular values, from that of their squares."""
+    square = ROUNDING * values[0] ** 2
+    each = torch.minimum(square / (2 * values).clamp(min=1e-300), square.sqrt())
+    return float(each.norm() / values.sum())

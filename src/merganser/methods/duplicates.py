@@ -1,0 +1,112 @@
+"""Near-identical experts: a rule that leads smoothly from the published merge to counting them once.
+
+TSV-Merge and Iso-CTS make the singular vectors of the tasks orthogonal. Of two experts Δ and Δ + εE that differ by next
+to nothing, the published rule keeps what they share and adds, with the same weight, the direction in which they differ:
+noise of the norm of the expert, however small ε is. At ε = 0 that direction does not exist, and the expert itself is
+the answer. The rule here joins the two. With the distance of two tasks
+
+    D = ‖A_s/‖A_s‖ − A_t/‖A_t‖‖,   A_t the truncated task matrix,
+
+tasks closer than a threshold h form groups (single linkage), each member of which is replaced by the truncated mean of
+its group. The result is the mean of M(h) over thresholds between `SAME` and `APART`, with log h weighted by a smooth
+step: below `SAME` experts count as one, from `APART` on as themselves, and in between M changes continuously with every
+distance. Without experts so close, which is the rule, nothing is computed but their distances.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from merganser.kernels.leading import leading_svd
+from merganser.kernels.spectra import Factors
+from merganser.methods.matrices import FLOOR
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Experts up to this distance are one expert.
+SAME = 1e-3
+#: Experts from this distance on are different.
+APART = 1e-2
+_LEADING = 8
+
+
+def average_over_groupings(factors: Sequence[Factors], merge: Callable[[Sequence[Factors]], Tensor]) -> Tensor:
+    """Merge factors, counting near-identical tasks as one, as the head of this module says.
+
+    Args:
+        factors: The factors of each task.
+        merge: The published merge of such factors.
+
+    Returns:
+        The merged matrix; `merge(factors)` where no two tasks are closer than `APART`.
+
+    Example:
+        >>> one = Factors(torch.eye(2)[:, :1], torch.ones(1), torch.eye(2)[:, :1])
+        >>> average_over_groupings([one, one], lambda parts: sum(part.matrix() for part in parts) / 2)
+        tensor([[1., 0.],
+                [0., 0.]])
+    """
+    close = sorted(
+        (found, pair)
+        for pair in itertools.combinations(range(len(factors)), 2)
+        if (found := distance(factors[pair[0]], factors[pair[1]])) < APART
+    )
+    groups = {task: {task} for task in range(len(factors))}
+    total: Tensor | None = None
+    reached = 0.0
+    for found, (a, b) in close:
+        if groups[a] is groups[b]:
+            continue
+        if (share := _step(found) - reached) > 0:
+            part = share * merge(_collapse(factors, groups))
+            total = part if total is None else total + part
+            reached += share
+        joined = groups[a] | groups[b]
+        groups |= dict.fromkeys(joined, joined)
+    last = merge(_collapse(factors, groups))
+    return last if total is None else total + (1 - reached) * last
+
+
+def distance(a: Factors, b: Factors) -> float:
+    """‖A/‖A‖ − B/‖B‖‖ of two factored matrices, or 2 where it is certainly beyond `APART`.
+
+    The leading components H of A decide most cases: if D ≤ `APART`, then ⟨H, B⟩/‖A‖‖B‖ differs from ‖H‖²/‖A‖² by no
+    more than `APART` · ‖H‖/‖A‖ (Cauchy–Schwarz).
+    """
+    sizes = float(a.s.double().norm()) * float(b.s.double().norm())
+    if sizes == 0:
+        return 2.0
+    head = a.truncate(_LEADING)
+    share = float(head.s.double().norm() / a.s.double().norm())
+    if share**2 - _product(head, b) / sizes > APART * share + 1e-6:
+        return 2.0
+    a, b = (Factors(*(part.double() for part in factors)) for factors in (a, b))
+    return math.sqrt(max(0.0, 2 - 2 * _product(a, b) / sizes))
+
+
+def _product(a: Factors, b: Factors) -> float:
+    """⟨A, B⟩."""
+    inner = (a.u.to(b.u.dtype).T @ b.u) * (a.v.to(b.v.dtype).T @ b.v)
+    return float(a.s.double() @ inner.double() @ b.s.double())
+
+
+def _step(found: float) -> float:
+    """0 up to `SAME`, 1 from `APART` on, and a smooth step in the logarithm between them."""
+    t = math.log(max(found, 1e-300) / SAME) / math.log(APART / SAME)
+    t = min(1.0, max(0.0, t))
+    return t * t * (3 - 2 * t)
+
+
+def _collapse(factors: Sequence[Factors], groups: Mapping[int, set[int]]) -> list[Factors]:
+    """The factors with those of every group replaced by the truncated mean of the group."""
+    found = list(factors)
+    for group in {min(group): group for group in groups.values() if len(group) > 1}.values():
+        mean = sum(factors[task].matrix() for task in group) / len(group)
+        common = leading_svd(mean, max(factors[task].rank for task in group)).above(FLOOR)
+        for task in group:
+            found[task] = common
+    return found
