@@ -27,6 +27,8 @@ def layers(tensors, count=2):
 
 PLAIN = layers({"mlp.up.weight": spec(8, 8)})
 FP8 = layers({"mlp.up.weight": spec(8, 8, dtype=torch.float8_e4m3fn), "mlp.up.weight_scale_inv": spec(1, 1)})
+#: Codes of a form that nothing here decodes.
+UNREAD = layers({"mlp.up.weight": spec(8, 8, dtype=torch.int8), "mlp.up.scales": spec(8)})
 SCHEMES = {
     "fp8": FP8,
     "fp8 by tensor": layers({"mlp.up.weight": spec(8, 8, dtype=torch.float8_e4m3fn), "mlp.up.weight_scale": spec()}),
@@ -160,7 +162,7 @@ output: {dtype: bfloat16}
 
 def test_codes_are_copied_only_under_a_config_that_reads_them(directory, tmp_path):
     directory("a", PLAIN, {"num_hidden_layers": 2})
-    directory("b", FP8, {"num_hidden_layers": 2, "quantization_config": {"quant_method": "fp8"}})
+    directory("b", UNREAD, {"num_hidden_layers": 2, "quantization_config": {"quant_method": "own"}})
     (tmp_path / "recipe.yml").write_text(
         "method: passthrough\nslices: [{path: a, layers: [0, 2]}, {path: b, layers: [1, 2]}]"
     )
@@ -193,8 +195,7 @@ def test_plain_float8_is_merged(header):
 
 
 def test_an_adapter_over_codes_is_no_copy(directory, tmp_path):
-    specs = layers({"mlp.up.weight": spec(8, 8, dtype=torch.int8), "mlp.up.SCB": spec(8)})
-    directory("a", specs)
+    directory("a", UNREAD)
     factors = {
         "base_model.model.model.layers.0.mlp.up.lora_A.weight": spec(2, 8),
         "base_model.model.model.layers.0.mlp.up.lora_B.weight": spec(8, 2),

@@ -61,7 +61,7 @@ _KNOWN = {
     for element in (
         *(Element(f"float{bits}", bits // 8, True) for bits in (16, 32, 64)),
         *(Element(f"{sign}int{bits}", bits // 8) for sign in ("", "u") for bits in (8, 16, 32, 64)),
-        *(Element(name, 1, True) for name in ("float8_e4m3fn", "float8_e5m2")),
+        *(Element(name, 1, True) for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")),
         Element("bfloat16", 2, True),
         Element("bool", 1),
         Element("complex64", 8, is_complex=True),

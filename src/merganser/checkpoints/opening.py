@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from merganser.checkpoints.adapter import Adapted, open_adapter
 from merganser.checkpoints.adapter_file import AdapterFile, is_adapter
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.dequantised import dequantised
 from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.gguf_file import GGUFFile
 from merganser.checkpoints.memory import Module, StateDict
@@ -107,15 +108,15 @@ def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
     if path.is_dir():
         if is_adapter(path):
             return _open_adapter(path, over)
-        return Directory(path)
+        return dequantised(Directory(path))
     if path.suffix == ".safetensors":
-        return SafetensorsFile(path)
+        return dequantised(SafetensorsFile(path))
     if path.suffix == ".gguf":
         return GGUFFile(path)
     if path.suffix in SUFFIXES:
-        return TorchFile(path)
+        return dequantised(TorchFile(path))
     if path.name.endswith(".index.json"):
-        return Directory(path)
+        return dequantised(Directory(path))
     known = ", ".join((".safetensors", ".gguf", *SUFFIXES))
     raise CheckpointError(f"{path}: unknown kind of file; expected a directory or one of {known}")
 

@@ -47,8 +47,8 @@ def save(
     """Write whatever `merganser.open` opens as a checkpoint directory, tensor by tensor.
 
     An adapter becomes part of its base (`base+adapter`), a task vector or `base + 0.4 * τ` is computed as it is
-    written, codes of a GGUF file become numbers, torch files safetensors; config and tokenizer are copied beside the
-    weights. Codes of a quantised model stay codes.
+    written, quantised weights become numbers, torch files safetensors; config and tokenizer are copied beside the
+    weights.
 
     Args:
         checkpoint: A path, hub id, checkpoint, expression of task vectors, expert of a library, state dict or module.

@@ -10,6 +10,7 @@ from typing import Any
 
 from merganser.checkpoints.adapter import adapter_notes, separates_head
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.dequantised import quantisation_notes
 from merganser.checkpoints.grafting import Grafted
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.layouts import in_layout_of
@@ -95,7 +96,7 @@ class SourceTable:
 
     def adopt_layout(self) -> list[str]:
         """See models that are a part of the template, or are stored in another layout, as if they were like it."""
-        notes = [note for each in self.checkpoints for note in adapter_notes(each)]
+        notes = [note for each in self.checkpoints for note in (*quantisation_notes(each), *adapter_notes(each))]
         for i in range(1, len(self)):
             if i in self._maps:
                 self.checkpoints[i] = Grafted(self.checkpoints[0], self.checkpoints[i], self._maps[i])

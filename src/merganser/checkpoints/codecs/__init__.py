@@ -1,0 +1,1 @@
+"""How quantised weights become numbers: one codec a stored form, one table of forms (`formats`)."""

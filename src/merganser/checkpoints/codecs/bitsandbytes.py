@@ -1,0 +1,77 @@
+"""NF4 and FP4 of bitsandbytes: two codes a byte in the order of the flat weight, a scale for each block of it.
+
+The scales (`absmax`) are float32, or codes of their own with scales of theirs. (int8 of bitsandbytes: `scaled`.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from merganser.checkpoints.base import Rows
+from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.lazy import torch
+from merganser.strict_json import parse_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_STATE = ".quant_state.bitsandbytes__"
+
+
+def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
+    """Yield the weights of 4 bits, with their codecs; each brings a record of how it was quantised."""
+    for name in stored.checkpoint.names():
+        if _STATE in name:
+            weight = name.partition(_STATE)[0]
+            yield weight, _codec(stored, weight, name)
+
+
+def _codec(stored: Stored, weight: str, state_name: str) -> Codec:
+    state = _read_state(stored, state_name)
+    shape, size = tuple(state["shape"]), state["blocksize"]
+    absmax, table = f"{weight}.absmax", f"{weight}.quant_map"
+    inner_absmax, inner_table = f"{weight}.nested_absmax", f"{weight}.nested_quant_map"
+    nested = inner_absmax in stored.checkpoint
+    numel = math.prod(shape)
+    blocks = -(-numel // size)
+    stored.expect(weight, (-(-numel // 2), 1), (1, -(-numel // 2)))
+    stored.expect(absmax, (blocks,))
+    stored.expect(table, (16,))
+    if nested:
+        inner, offset = state["nested_blocksize"], state["nested_offset"]
+        stored.expect(inner_absmax, (-(-blocks // inner),))
+        stored.expect(inner_table, (256,))
+
+    def scales(first: int, last: int) -> Tensor:
+        found = stored.read(absmax, (first, last))
+        if not nested:
+            return found.to(torch.float32)
+        own = stored.read(inner_absmax)[torch.arange(first, last) // inner]
+        return stored.read(inner_table)[found.to(torch.int64)] * own + offset
+
+    def decode(rows: Rows) -> Tensor:
+        width = math.prod(shape[1:])
+        first, last = rows[0] * width, rows[1] * width
+        start, stop = first // size, -(-last // size)
+        raw = stored.read(weight).view(-1)[start * size // 2 : stop * size // 2]
+        codes = torch.stack((raw >> 4, raw & 15), -1).view(-1)
+        values = stored.read(table)[codes.to(torch.int32)]
+        own = scales(start, stop).repeat_interleave(size)[: len(values)]
+        return values.mul_(own)[first - start * size : last - start * size].view(-1, *shape[1:])
+
+    beside = (absmax, table, state_name, *((inner_absmax, inner_table) if nested else ()))
+    return Codec(shape, (weight, *beside), decode)
+
+
+def _read_state(stored: Stored, name: str) -> Mapping[str, Any]:
+    try:
+        state = parse_json(bytes(stored.read_small(name).tolist()), finite=True)
+        sizes = [state["blocksize"], state.get("nested_blocksize", 1), *state["shape"]]
+        sane = {*map(type, sizes)} == {int} and min(sizes) > 0 and not state["blocksize"] % 2
+        if sane and isinstance(state["shape"], list) and isinstance(state.get("nested_offset", 0.0), (int, float)):
+            return {"nested_blocksize": 1, "nested_offset": 0.0, **state}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    raise stored.error(name, "is not a record of how a weight was quantised")

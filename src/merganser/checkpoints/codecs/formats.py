@@ -1,0 +1,54 @@
+"""The table of quantised forms that can be read, and how a checkpoint is searched for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from merganser.checkpoints.codecs import awq, bitsandbytes, compressed, float4, gptq, hqq, quanto, scaled
+from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Format:
+    """A stored form.
+
+    Attributes:
+        name: What it is called.
+        recognised: The names or settings that tell it.
+        find: Yields the weights stored so, each with its codec.
+    """
+
+    name: str
+    recognised: str
+    find: Callable[[Stored], Iterator[tuple[str, Codec]]]
+
+
+FORMATS = (
+    Format("4-bit bitsandbytes", "`weight.quant_state.bitsandbytes__nf4` or `__fp4`", bitsandbytes.find),
+    Format("GPTQ", "`quant_method: gptq`, `qweight`, `qzeros`, `scales`", gptq.find),
+    Format("AWQ", "`quant_method: awq`, `version: gemm`, `qweight`, `qzeros`, `scales`", awq.find),
+    Format("packed compressed-tensors", "`weight_packed` in int32, `weight_shape`, `weight_scale`", compressed.find),
+    Format("4-bit float", "`*_blocks` and `*_scales`, or bytes with `weight_scale`", float4.find),
+    Format("HQQ", "`W_q` with `nbits`, `axis` and `shape`", hqq.find),
+    Format("quanto", "`weight._data._data`, `weight._scale`, `weight._shift`", quanto.find),
+    Format("8-bit", "float8 or int8 with a scale beside it", scaled.find),
+)
+
+
+def find_codecs(stored: Stored) -> dict[str, tuple[Format, Codec]]:
+    """Return the weights of a checkpoint that are stored as codes of a known form, by their names.
+
+    Raises:
+        CheckpointError: Codes do not fit their scales, or one weight is stored twice.
+    """
+    found: dict[str, tuple[Format, Codec]] = {}
+    taken: set[str] = set()
+    for form in FORMATS:
+        for name, codec in form.find(stored):
+            if name in found or not taken.isdisjoint(codec.stored):
+                raise CheckpointError(f"{stored.checkpoint.label}: {name!r} is stored in two ways; which one is meant?")
+            found[name] = form, codec
+            taken.update(codec.stored)
+    return found

@@ -1,0 +1,84 @@
+"""Codes of a few bits taken out of the bytes they are packed in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def unpack_stream(words: Tensor, bits: int) -> Tensor:
+    """Return the codes of a stream of bits along the last axis, the lowest bits first, as uint8.
+
+    Integers of any width hold the same stream, since they are stored with their lowest byte first; codes of 3 bits
+    cross the bounds of bytes.
+
+    Example:
+        >>> unpack_stream(torch.tensor([0x21, 0x43], dtype=torch.uint8), 4)
+        tensor([1, 2, 3, 4], dtype=torch.uint8)
+    """
+    raw = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return raw
+    if 8 % bits == 0:
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+        return ((raw.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(-2)
+    eight = raw.unflatten(-1, (-1, bits)).to(torch.int64)  # so many bytes hold eight codes
+    whole = (eight << (8 * torch.arange(bits))).sum(-1)
+    return ((whole.unsqueeze(-1) >> (bits * torch.arange(8))) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
+
+
+def unpack_chunks(packed: Tensor, bits: int, rows: tuple[int, int], *, high_first: bool) -> Tensor:
+    """Return rows of a matrix of codes that was cut into chunks of rows, one chunk in each place of its integers.
+
+    Args:
+        packed: The integers; as many rows as a chunk.
+        bits: Bits of a code.
+        rows: The rows of the matrix to return.
+        high_first: Whether the first chunk is in the highest place in use rather than the lowest.
+
+    Example:
+        >>> unpack_chunks(torch.tensor([[0x12], [0x34]], dtype=torch.uint8), 4, (1, 3), high_first=True)
+        tensor([[3],
+                [2]], dtype=torch.uint8)
+    """
+    places = 8 * packed.element_size() // bits  # of codes of 3 bits, ten in 32 bits
+    row = torch.arange(*rows)
+    chunk, inside = row // len(packed), row % len(packed)
+    shift = ((places - 1 - chunk) if high_first else chunk) * bits
+    return ((packed[inside] >> shift.to(packed.dtype).unsqueeze(1)) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def scale_groups(
+    codes: Tensor, scales: Tensor, zeros: Tensor | float | None = None, groups: Tensor | None = None
+) -> Tensor:
+    """Return (codes - zeros) * scales, where each row has a scale and a zero for every group of its columns.
+
+    Args:
+        codes: Rows of codes.
+        scales: The scale of each group, a column for each group.
+        zeros: The code of zero, likewise; or one for all.
+        groups: The group of each column; by default groups are runs of columns of one length, the last maybe shorter.
+    """
+    values = codes.to(torch.float32)
+    scales = scales.to(torch.float32)
+    count, columns = scales.shape[-1], values.shape[-1]
+    if groups is None and columns % count == 0:
+        cut = values.unflatten(-1, (count, -1))
+        scales, zeros = scales.unsqueeze(-1), zeros.unsqueeze(-1) if isinstance(zeros, torch.Tensor) else zeros
+    else:
+        index = torch.arange(columns) // -(-columns // count) if groups is None else groups
+        cut = values
+        scales, zeros = scales[..., index], zeros[..., index] if isinstance(zeros, torch.Tensor) else zeros
+    if zeros is not None:
+        cut.sub_(zeros)
+    cut.mul_(scales)
+    return values
+
+
+def exponents(raw: Tensor) -> Tensor:
+    """Return 2**(code - 127) of the scales of microscaling formats (E8M0)."""
+    return torch.exp2(raw.view(torch.uint8).to(torch.float32) - 127)

@@ -1,0 +1,54 @@
+"""qint2 and qint4 of quanto: groups as rows, packed in chunks; w = code * scale - shift. (Bytes: `scaled`.)
+
+The shape of the weight is not stored: it is that of the architecture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from merganser.checkpoints.base import Rows
+from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.packing import unpack_chunks
+from merganser.checkpoints.skeleton import build_skeleton
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_DATA = "._data._data"
+
+
+def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
+    """Yield the weights of 2 and 4 bits, with their codecs."""
+    weights = list(stored.stems(_DATA))
+    model = build_skeleton(stored.checkpoint) if weights else None
+    shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()} if model is not None else {}
+    for weight in weights:
+        if weight in shapes:
+            yield weight, _codec(stored, weight, shapes[weight])
+
+
+def _codec(stored: Stored, weight: str, shape: tuple[int, ...]) -> Codec:
+    codes, scales, shifts = names = (f"{weight}{_DATA}", f"{weight}._scale", f"{weight}._shift")
+    if len(stored.shape(codes)) != 2 or scales not in stored.checkpoint:
+        raise stored.error(codes, "has no scales beside it")
+    chunk, columns = stored.shape(codes)
+    groups = stored.shape(scales)[0]
+    bits = 8 * chunk // max(1, groups)
+    if bits not in (2, 4) or 8 * chunk != bits * groups or groups * columns != math.prod(shape):
+        raise stored.error(codes, f"does not hold the codes of a weight of shape {list(shape)}")
+    for name in (scales, shifts):
+        stored.expect(name, (groups, 1))
+
+    def decode(rows: Rows) -> Tensor:
+        width = math.prod(shape[1:])
+        first, last = rows[0] * width, rows[1] * width
+        start, stop = first // columns, -(-last // columns)
+        values = unpack_chunks(stored.read(codes), bits, (start, stop), high_first=False).to(torch.float32)
+        values.mul_(stored.read(scales, (start, stop))).sub_(stored.read(shifts, (start, stop)))
+        return values.view(-1)[first - start * columns : last - start * columns].view(-1, *shape[1:])
+
+    return Codec(shape, names, decode)

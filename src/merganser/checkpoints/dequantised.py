@@ -1,0 +1,149 @@
+"""A quantised checkpoint under ordinary names and shapes, decoded as it is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer
+from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.formats import Format, find_codecs
+from merganser.checkpoints.json_file import read_config
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Entries that are decoded at once, and the bytes that this takes for each besides the result.
+_CHUNK, _SCRATCH = 1 << 20, 24
+#: Scales of activations and of the cache of keys and values, and what says how codes were stored: nothing of a weight.
+_UNUSED = re.compile(
+    r"(^|\.)((input|output|activation|[qkv])_(scale|zero_point)|input_(scale_inv|global_scale)|input_amax|scale_input|"
+    r"weight_format|[qkv]_(scale|zero_point)|quanto_version)$"
+)
+_FLOATS = ("bfloat16", "float16", "float32")
+
+
+def dequantised(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint whose codes, as far as their form is known, are read as weights.
+
+    Args:
+        checkpoint: Any checkpoint, as it is stored.
+
+    Returns:
+        A view, or the checkpoint itself where it has no codes of a known form.
+
+    Raises:
+        CheckpointError: Codes do not fit the scales beside them.
+
+    Example:
+        >>> dequantised(mg.open("math"))
+        <SafetensorsFile math/model.safetensors: 6 tensors, ...>  # doctest: +SKIP
+    """
+    elements = {checkpoint.spec(name).element for name in checkpoint.names()}
+    if not any(is_integer(element) or element.itemsize == 1 for element in elements):
+        return checkpoint
+    config = read_config(checkpoint.directory)
+    found = find_codecs(Stored(checkpoint, _settings(config)))
+    return Dequantised(checkpoint, found, _dtype(config)) if found else checkpoint
+
+
+class Dequantised(View):
+    """A checkpoint whose weights are decoded to float32, some rows at a time; their spec says what to write them in.
+
+    Args:
+        source: The checkpoint as it is stored.
+        codecs: The weights that are codes, by their names, each with its form.
+        dtype: The dtype that the weights are said to have.
+    """
+
+    def __init__(self, source: Checkpoint, codecs: Mapping[str, tuple[Format, Codec]], dtype: str) -> None:
+        super().__init__(source, source.label)
+        self.forms = Counter(form.name for form, _ in codecs.values())
+        self._codecs = {name: codec for name, (_, codec) in codecs.items()}
+        self._dtype = dtype
+        places = {codec.stored[0]: name for name, codec in self._codecs.items()}
+        hidden = {name for codec in self._codecs.values() for name in codec.stored}
+        stored = [name for name in source.names() if name in places or name not in hidden]
+        self._names = [places.get(name, name) for name in stored if not _UNUSED.search(name)]
+
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    def spec(self, name: str) -> TensorSpec:
+        codec = self._codec(name)
+        return self.source.spec(name) if codec is None else TensorSpec(codec.shape, self._dtype)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        codec = self._codec(name)
+        if codec is None:
+            return self.source.read(name, rows)
+        first, last = (0, codec.shape[0]) if rows is None else rows
+        step = max(1, _CHUNK // math.prod(codec.shape[1:]))
+        if last - first <= step:
+            return codec.decode((first, last))
+        found = torch.empty((last - first, *codec.shape[1:]), dtype=torch.float32)
+        for start in range(first, last, step):
+            stop = min(start + step, last)
+            found[start - first : stop - first] = codec.decode((start, stop))
+        return found
+
+    def overhead(self, name: str, entries: int) -> int:
+        codec = self._codec(name)
+        if codec is None:
+            return super().overhead(name, entries)
+        return 4 * entries + _SCRATCH * max(_CHUNK, math.prod(codec.shape[1:]))
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        codec = self._codec(name)
+        if codec is None:
+            super().prefetch(name, rows)
+        elif rows is None or self.source.spec(codec.stored[0]).shape[:1] == codec.shape[:1]:
+            self.source.prefetch(codec.stored[0], rows)
+
+    def _codec(self, name: str) -> Codec | None:
+        return self._codecs.get(self.source.aliases().get(name, name))
+
+
+def quantisation_notes(checkpoint: Checkpoint) -> list[str]:
+    """Return what a user should know of the codes that a checkpoint reads as weights."""
+    return [
+        f"{view.label} is quantised ({_listed(view.forms)}): its weights are decoded as they are read, merged in "
+        f"float32 and written unquantised"
+        for view in _views(checkpoint)
+    ]
+
+
+def _views(checkpoint: Checkpoint) -> Iterator[Dequantised]:
+    while isinstance(checkpoint, View):
+        if isinstance(checkpoint, Dequantised):
+            yield checkpoint
+        checkpoint = checkpoint.source
+
+
+def _listed(forms: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} tensors in {name}" for name, count in forms.items())
+
+
+def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a config, then that of its language part."""
+    yield config
+    if isinstance(inner := config.get("text_config"), dict):
+        yield inner
+
+
+def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    for section in _sections(config):
+        for key in ("quantization_config", "compression_config"):
+            if isinstance(found := section.get(key), dict):
+                return found
+    return {}
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    """Return the dtype that a config gives the weights; bfloat16 where it gives none."""
+    said = [section.get(key) for section in _sections(config) for key in ("dtype", "torch_dtype")]
+    return next((each for each in said if each in _FLOATS), "bfloat16")
