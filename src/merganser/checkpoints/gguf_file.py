@@ -35,9 +35,10 @@ class GGUFFile(Checkpoint):
         try:
             with self.path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._entries = read_gguf_header(self._map, blocks)
+            self.header = read_gguf_header(self._map, blocks)
         except (OSError, ValueError) as error:  # ValueError also of an empty file, which cannot be mapped
             raise CheckpointError(f"{path}: not a readable GGUF file: {error}") from None
+        self._entries = self.header.tensors
         readable = {kind: self._readable(kind) for kind in {entry.kind for entry in self._entries.values()}}
         for name, entry in self._entries.items():
             if not readable[entry.kind]:
@@ -68,6 +69,10 @@ class GGUFFile(Checkpoint):
     def digest(self, name: str, algorithm: str) -> str:
         entry = self._find(name)
         return digest_bytes(memoryview(self._map)[entry.start : entry.stop], algorithm)
+
+    def kind(self, name: str) -> str:
+        """Return what a tensor is stored as, such as "Q4_K"."""
+        return str(self._kinds[self._find(name).kind].name)
 
     def files(self) -> Sequence[Path]:
         return (self.path,)

@@ -1,5 +1,5 @@
-"""The header of a GGUF file: settings that are skipped, then where each tensor lies. Every count is held to the size of
-the file before anything is read by it."""
+"""The header of a GGUF file: its settings, then where each tensor lies. Every count is held to the size of the file
+before anything is read by it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 #: Bytes of the values of fixed size, by their number in the format.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_UINT32, _STRING, _ARRAY = 4, 8, 9
+_STRING, _ARRAY = 8, 9
+#: How numbers are unpacked, by the kind's number; a setting of another kind is skipped.
+_NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _ALIGNMENT = "general.alignment"
+_LONGEST_TEXT = 1000
 _MAX_AXES = 4  # GGML's
 _MAX_NESTING = 4
 #: The least that a setting (a name, a kind, a value) and a tensor (a name, no axes, a kind, an offset) can take.
@@ -37,8 +40,27 @@ class GGUFEntry:
         return count, (self.stop - self.start) // max(1, count)
 
 
-def read_gguf_header(data: bytes | mmap.mmap, blocks: Mapping[int, tuple[int, int]]) -> dict[str, GGUFEntry]:
-    """Return the tensors of a GGUF file by name.
+@dataclass(frozen=True)
+class GGUFHeader:
+    """What a GGUF file says before its weights.
+
+    Attributes:
+        settings: Numbers and short texts by their keys; lists are left out.
+        tensors: The tensors by name.
+        span: The bytes of the file that have the settings, lists among them, and how many settings there are.
+        alignment: What the places of tensors are multiples of.
+        places: The byte of the file at which the number of each setting stands.
+    """
+
+    settings: Mapping[str, float | str]
+    tensors: Mapping[str, GGUFEntry]
+    span: tuple[int, int, int]
+    alignment: int
+    places: Mapping[str, int]
+
+
+def read_gguf_header(data: bytes | mmap.mmap, blocks: Mapping[int, tuple[int, int]]) -> GGUFHeader:
+    """Return what a GGUF file says before its weights.
 
     Args:
         data: The whole file, as a memory map has it.
@@ -56,14 +78,21 @@ def read_gguf_header(data: bytes | mmap.mmap, blocks: Mapping[int, tuple[int, in
         raise ValueError("it is big-endian" if swapped else f"it is of version {version}")
     tensors, settings = header.number("<Q"), header.number("<Q")
     header.check_count(settings, _LEAST_SETTING, "settings")
-    alignment = 32
+    known: dict[str, float | str] = {}
+    places: dict[str, int] = {}
+    start = header.at
     for _ in range(settings):
         key, kind = header.text(), header.number("<I")
-        if key == _ALIGNMENT and kind == _UINT32:
-            alignment = header.number("<I")
-        else:
-            header.skip_value(kind)
-    if alignment & (alignment - 1) or not alignment:
+        place = header.at
+        header.skip_value(kind)
+        if kind in _NUMBERS:
+            (known[key],) = struct.unpack_from(_NUMBERS[kind], header.data, place)
+            places[key] = place
+        elif kind == _STRING and header.at - place - 8 <= _LONGEST_TEXT:
+            known[key] = bytes(header.data[place + 8 : header.at]).decode("utf-8", "replace")
+    span = (start, header.at, settings)
+    alignment = known.get(_ALIGNMENT, 32)
+    if not isinstance(alignment, int) or alignment & (alignment - 1) or alignment < 1:
         raise ValueError(f"it aligns tensors to {alignment} bytes, which is not a power of two")
     header.check_count(tensors, _LEAST_TENSOR, "tensors")
     found: dict[str, tuple[tuple[int, ...], int, int]] = {}
@@ -73,7 +102,8 @@ def read_gguf_header(data: bytes | mmap.mmap, blocks: Mapping[int, tuple[int, in
             raise ValueError(f"it has the tensor {name!r} twice")
         found[name] = header.tensor(name)
     origin = header.at + -header.at % alignment
-    return {name: _entry(name, *each, origin, len(header.data), blocks) for name, each in found.items()}
+    entries = {name: _entry(name, *each, origin, len(header.data), blocks) for name, each in found.items()}
+    return GGUFHeader(known, entries, span, alignment, places)
 
 
 def _entry(

@@ -14,6 +14,7 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dequantised import dequantised
 from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.gguf_file import GGUFFile
+from merganser.checkpoints.gguf_names import open_gguf
 from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.references import HUB_ID, parts
 from merganser.checkpoints.safetensors_file import SafetensorsFile
@@ -112,7 +113,7 @@ def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
     if path.suffix == ".safetensors":
         return dequantised(SafetensorsFile(path))
     if path.suffix == ".gguf":
-        return GGUFFile(path)
+        return open_gguf(GGUFFile(path))
     if path.suffix in SUFFIXES:
         return dequantised(TorchFile(path))
     if path.name.endswith(".index.json"):

@@ -1,0 +1,131 @@
+"""A GGUF file under the names of transformers, with its weights as transformers has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, select_rows
+from merganser.checkpoints.gguf_file import GGUFFile
+from merganser.errors import CheckpointError, require
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_OUTER = ("model.embed_tokens", "model.norm", "lm_head")
+_INNER = (
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.qkv_proj",
+    "self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+#: What is called otherwise in an architecture: its up projection has the gate in it.
+_RENAMED = {"phi3": {"mlp.up_proj": "mlp.gate_up_proj"}}
+#: Architectures whose tensors are those of transformers but for names, and what is changed in some of them: rows of
+#: queries and keys are in the order of rotary pairs, or the 1 of "1 + weight" is in the weight of a norm.
+_ARCHITECTURES = {
+    "llama": "rotary", "mistral": "rotary", "qwen2": "", "qwen3": "", "phi3": "",
+    "gemma": "norms", "gemma2": "norms", "gemma3": "norms",
+}  # fmt: skip
+#: Computed by libraries from the config.
+_COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def hugging_face_names(file: GGUFFile) -> dict[str, str]:
+    """Return the names in transformers of the tensors of a GGUF file: ours -> the file's.
+
+    Empty for an architecture whose names are not known here, and for a file with a tensor that has none.
+    """
+    settings = file.header.settings
+    name = settings.get("general.architecture")
+    layers = settings.get(f"{name}.block_count")
+    if name not in _ARCHITECTURES or not isinstance(layers, int) or layers > len(file.names()):
+        return {}
+    gguf = require("gguf", "hf")
+    kinds = {text: kind for kind, text in gguf.MODEL_ARCH_NAMES.items()}
+    if name not in kinds:
+        return {}
+    table = gguf.get_tensor_name_map(kinds[name], layers)
+    inner = [_RENAMED.get(str(name), {}).get(each, each) for each in _INNER]
+    modules = [*_OUTER, *(f"model.layers.{layer}.{each}" for layer in range(layers) for each in inner)]
+    found: dict[str, str] = {}
+    for module in modules:
+        for end in (".weight", ".bias"):
+            stored = table.get_name(module + end, try_suffixes=(end,))
+            if stored in file:
+                found[module + end] = stored
+    return found if sorted({*file.names()} - {*_COMPUTED}) == sorted(found.values()) else {}
+
+
+class GGUFModel(View):
+    """A GGUF file as transformers would store the model.
+
+    Args:
+        file: The file.
+        names: Names in transformers -> names in the file, as `hugging_face_names` returns them.
+    """
+
+    def __init__(self, file: GGUFFile, names: Mapping[str, str]) -> None:
+        super().__init__(file, file.label)
+        self.file = file
+        self.stored = dict(names)
+        self._change = _ARCHITECTURES[str(file.header.settings["general.architecture"])]
+        self._heads = _rotary_heads(file, self.stored) if self._change == "rotary" else {}
+        matrices = Counter(file.kind(name) for name in self.stored.values() if len(file.spec(name).shape) > 1)
+        usual = matrices.most_common(1)[0][0] if matrices else "F32"
+        self._dtype = {"F32": "float32", "F16": "float16"}.get(usual, "bfloat16")
+
+    def names(self) -> Sequence[str]:
+        return list(self.stored)
+
+    def spec(self, name: str) -> TensorSpec:
+        return TensorSpec(self.file.spec(self._find(name)).shape, self._dtype)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        stored = self._find(name)
+        if self._change == "norms" and "norm" in name:
+            return self.file.read(stored, rows) - 1
+        heads = self.heads(name)
+        if not heads:
+            return self.file.read(stored, rows)
+        size = self.spec(name).shape[0] // heads
+        first, last = (0, heads * size) if rows is None else rows
+        start = first // size * size
+        read = self.file.read(stored, (start, -(-last // size) * size))
+        paired = read.unflatten(0, (-1, size // 2, 2)).transpose(1, 2).flatten(0, 2)
+        return select_rows(paired, (first - start, last - start))
+
+    def heads(self, name: str) -> int:
+        """Return how many heads the rows of a tensor are of that is stored in the order of rotary pairs; 0 if not."""
+        return self._heads.get(name.split(".")[-2], 0)
+
+    def overhead(self, name: str, entries: int) -> int:
+        return 2 * self.file.spec(self._find(name)).nbytes if self.heads(name) else 0
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        self.file.prefetch(self._find(name), rows)
+
+    def _find(self, name: str) -> str:
+        if name not in self.stored:
+            raise self.missing(name)
+        return self.stored[name]
+
+
+def _rotary_heads(file: GGUFFile, names: Mapping[str, str]) -> dict[str, int]:
+    """Return the heads of queries and of keys, which divide their rows into pairs."""
+    settings = file.header.settings
+    prefix = f"{settings['general.architecture']}.attention.head_count"
+    heads = settings.get(prefix)
+    found = {"q_proj": heads, "k_proj": settings.get(f"{prefix}_kv", heads)}
+    for name, stored in names.items():
+        count = found.get(name.split(".")[-2], 1)
+        rows = file.spec(stored).shape[0]
+        if not isinstance(count, int) or count < 1 or (count > 1 and rows % (2 * count)):
+            raise CheckpointError(f"{file.label}: {stored!r} has {rows} rows, its settings say {count} heads")
+    return {module: count for module, count in found.items() if isinstance(count, int)}
+
+
+def open_gguf(file: GGUFFile) -> Checkpoint:
+    """Return a GGUF file under the names of transformers, or as it is where these are not known."""
+    names = hugging_face_names(file)
+    return GGUFModel(file, names) if names else file
