@@ -76,6 +76,7 @@ class Sidecars:
         weights: What files of weights are called, before `.safetensors`.
         folders: The folders of modules whose weights have files of their own.
         fingerprint: That of the plan and its sources, for the card.
+        single: Whether nothing but one file of weights is written, which has the fingerprint among its metadata.
     """
 
     config: tuple[Edit, ...] = ()
@@ -87,6 +88,7 @@ class Sidecars:
     weights: str = "model"
     folders: tuple[str, ...] = ()
     fingerprint: str = ""
+    single: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON-serialisable values, without those that are the default."""

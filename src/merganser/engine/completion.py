@@ -15,13 +15,14 @@ def is_complete(out: Path, plan: Plan, identity: str, sources: SourceFiles) -> b
     Its card names the fingerprint, its files have the headers and sizes of the plan, and no source was written since.
     A directory gets its name only when it is complete, so that there is nothing else to find out.
     """
+    single = plan.sidecars.single  # then the header has the fingerprint, and there is no card
     try:
-        card = (out / "README.md").read_text(encoding="utf-8")
+        card = "" if single else (out / "README.md").read_text(encoding="utf-8")
         latest = max((state[2] for state in sources.states), default=0)
-        made = all(_is_written(out / shard.file, shard, latest) for shard in lay_out(plan))
+        made = all(_is_written(out if single else out / shard.file, shard, latest) for shard in lay_out(plan))
     except (OSError, UnicodeDecodeError):
         return False
-    return made and f"`{identity}`" in card.splitlines()[-1]
+    return made and (single or f"`{identity}`" in card.splitlines()[-1])
 
 
 def _is_written(path: Path, shard: Shard, latest: int) -> bool:

@@ -22,6 +22,8 @@ from merganser.engine.staging import Staging
 from merganser.engine.writer import SYNC_SECONDS, CheckpointWriter
 from merganser.errors import InputError, MerganserError
 
+#: How the name of an output ends that is one file of weights.
+SINGLE = ".safetensors"
 #: Of these there is nothing to compare but the weights themselves, and they are at hand.
 _IN_MEMORY = (StateDict, Module)
 
@@ -44,7 +46,7 @@ def write_merge(
 
     Args:
         merge: What to write.
-        out: The directory to be made.
+        out: The directory to be made; or a file, `OUT.safetensors`, of the weights alone.
         compute: Computes every output that the writer does not have.
         resume: Continue a merge that was interrupted.
         overwrite: Replace `out`, or an unfinished merge.
@@ -69,7 +71,10 @@ def write_merge(
     check_replaceable(place, (*inputs, *_paths(plan), *files.paths))
     prints = [content_hash(source) if type(source) in _IN_MEMORY else source.fingerprint() for source in sources]
     identity = _identity(plan, prints)
-    write_sidecars = prepare_sidecars(replace(plan.sidecars, fingerprint=identity), sources)
+    told = replace(plan.sidecars, fingerprint=identity)
+    if place.suffix == SINGLE:
+        plan = replace(plan, sidecars=replace(told, single=True))
+    write_sidecars = prepare_sidecars(told, sources)
     staging = Staging(place, disk)
     if resume and staging.is_idle() and is_complete(place, plan, identity, files):
         staging.tidy()

@@ -24,9 +24,14 @@ class Shard:
 def lay_out(plan: Plan) -> list[Shard]:
     """Shards of at most `plan.shard_size` bytes of weights (a larger tensor has one to itself), in plan order.
 
-    Weights of modules that have a folder (`Sidecars.folders`) go to a file in theirs, by their names there.
+    Weights of modules that have a folder (`Sidecars.folders`) go to a file in theirs, by their names there. Where only
+    one file is written (`Sidecars.single`), all weights are in it.
     """
     stem = plan.sidecars.weights
+    if plan.sidecars.single:
+        for output in plan.outputs:
+            _check_storable(output)
+        return [_shard(f"{stem}.safetensors", plan.outputs, plan.aliases, made_by=plan.sidecars.fingerprint)]
     apart: dict[str, list[Output]] = {f"{folder}/": [] for folder in plan.sidecars.folders}
     groups: list[list[Output]] = [[]]
     held = 0
@@ -72,12 +77,15 @@ def make_index(shards: Sequence[Shard], plan: Plan) -> tuple[str, bytes] | None:
     return f"{stem}.safetensors.index.json", (json.dumps(content, indent=2) + "\n").encode()
 
 
-def _shard(file: str, outputs: Sequence[Output], aliases: Mapping[str, str], prefix: str = "") -> Shard:
+def _shard(
+    file: str, outputs: Sequence[Output], aliases: Mapping[str, str], prefix: str = "", made_by: str = ""
+) -> Shard:
     # Wide types first, so that every tensor is aligned to its own item size.
     ordered = sorted(outputs, key=lambda output: -output.spec.element.itemsize)
     names = {output.name for output in outputs}
     tied = {a.removeprefix(prefix): name.removeprefix(prefix) for a, name in aliases.items() if name in names}
-    header: dict[str, object] = {METADATA: {"format": "pt", **tied}}
+    told = {"merganser": made_by} if made_by else {}
+    header: dict[str, object] = {METADATA: {"format": "pt", **told, **tied}}
     places: dict[str, int] = {}
     end = 0
     for output in ordered:

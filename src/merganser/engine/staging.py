@@ -82,10 +82,14 @@ class Staging:
             raise
         return self.journal
 
-    def publish(self, overwrite: bool) -> bool:
+    def publish(self, overwrite: bool, file: str | None = None) -> bool:
         """Give `model/` the name of `out`; what stands there is moved to `replaced/` first if it may be overwritten.
 
-        Without that, an empty directory is all that gives way.
+        Without that, an empty directory is all that gives way, and nothing gives way to a file.
+
+        Args:
+            overwrite: Whether what stands at `out` may be replaced.
+            file: The file in `model/` that takes the name instead.
 
         Returns:
             Whether the name was free: False if something has appeared there, which is left alone.
@@ -95,7 +99,10 @@ class Staging:
                 self._disk.remove(self.replaced)
             self._disk.rename(self.out, self.replaced)
         try:
-            self._disk.rename(self.model, self.out)
+            if file is None:
+                self._disk.rename(self.model, self.out)
+            else:
+                self._disk.name_file(self.model / file, self.out)
         except OSError as error:
             if error.errno not in _TAKEN or not os.path.lexists(self.out):
                 raise

@@ -62,6 +62,8 @@ class CheckpointWriter:
         self._disk = disk or Disk()
         self._staging = Staging(out, self._disk)
         self._shards = lay_out(plan)
+        #: The one file that takes the name of `out`, if it is no directory.
+        self._file = self._shards[0].file if plan.sidecars.single else None
         self._files: ShardFiles | None = None
         self._done: set[str] = set()
         self._lock = threading.Lock()
@@ -110,8 +112,7 @@ class CheckpointWriter:
         else:
             self._check_same(records[0], fingerprint)
             self._overwrite = self._overwrite or bool(records[0].get("overwrite"))
-            named = os.path.lexists(self.out) and not self.directory.exists()
-            self.published = named and bool(records[-1].get("publishing"))
+            self.published = bool(records[-1].get("publishing")) and self._is_named()
             if self.published:
                 return
         self._disk.make_directory(self.directory)
@@ -121,6 +122,13 @@ class CheckpointWriter:
         digest = self._origin.digest if self._origin else None
         self._files = ShardFiles(self.directory, self._shards, self._disk, digest=digest)
         self._done = self._find_done(records, self._files)
+
+    def _is_named(self) -> bool:
+        """Whether what was made has the name of `out` already."""
+        if self._file is None or not self.directory.exists():
+            return os.path.lexists(self.out) and not self.directory.exists()
+        made = self.directory / self._file
+        return self.out.exists() and (not made.exists() or os.path.samefile(made, self.out))
 
     def _check_same(self, begun: dict[str, Any], fingerprint: str) -> None:
         if begun.get("plan") != fingerprint:
@@ -210,19 +218,12 @@ class CheckpointWriter:
                 self.commit()
                 self._check_complete()
                 self._close_files()
-                add_sidecars(self.directory)
-                if (index := make_index(self._shards, self._plan)) is not None:
-                    self._disk.write_file(self.directory / index[0], index[1])
-                if any(change.looked_at for change in self._changes.values()):
-                    self._disk.write_file(self.directory / FILE, self._noted().to_bytes())
-                if self._origin is not None:
-                    self._sources.check()
-                    lock = self._origin.render(self.directory, self._shards, self._written, self._read)
-                    self._disk.write_file(self.directory / LOCK_FILE, lock)
+                if self._file is None:
+                    self._add_beside(add_sidecars)
                 self._disk.sync_tree(self.directory)
                 self._sources.check()
                 self._journal.append({"publishing": True})
-                if not self._staging.publish(self._overwrite):
+                if not self._staging.publish(self._overwrite, self._file):
                     raise MerganserError(
                         f"{self.out} has appeared since the merge began and is left alone; the result waits in "
                         f"{self._staging.path}: move {self.out} away and do the same with resume=True, or replace "
@@ -233,6 +234,17 @@ class CheckpointWriter:
         except OSError as error:
             raise explain(error, self._staging.path) from error
         return self.out
+
+    def _add_beside(self, add_sidecars: Callable[[Path], None]) -> None:
+        add_sidecars(self.directory)
+        if (index := make_index(self._shards, self._plan)) is not None:
+            self._disk.write_file(self.directory / index[0], index[1])
+        if any(change.looked_at for change in self._changes.values()):
+            self._disk.write_file(self.directory / FILE, self._noted().to_bytes())
+        if self._origin is not None:
+            self._sources.check()
+            lock = self._origin.render(self.directory, self._shards, self._written, self._read)
+            self._disk.write_file(self.directory / LOCK_FILE, lock)
 
     def _noted(self) -> Changes:
         labels = tuple(model.label for model in self._plan.models)

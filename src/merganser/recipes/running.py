@@ -132,7 +132,7 @@ def run(
 
     Args:
         recipe: The path of a recipe, its text, a mapping, or a loaded recipe.
-        out: The directory to write.
+        out: The directory to write; or `OUT.safetensors`, one file with the weights alone.
         seed: The seed instead of the recipe's.
         dtype: The dtype of the output instead of the recipe's.
         shard_size: The largest file of the output instead of the recipe's, in bytes or as `"5GB"`.

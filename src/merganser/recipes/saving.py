@@ -52,7 +52,7 @@ def save(
 
     Args:
         checkpoint: A path, hub id, checkpoint, expression of task vectors, expert of a library, state dict or module.
-        out: The directory to write.
+        out: The directory to write; or `OUT.safetensors`, one file with the weights alone.
         dtype: What floating tensors are cast to, which `config.json` then says too; by default they stay as they are.
         resume: Continue a copy that was interrupted.
         overwrite: Replace `out`, or an unfinished copy.

@@ -1,0 +1,79 @@
+"""`OUT.safetensors`: one file of weights, published as carefully as a directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import merganser as mg
+from crash.faults import Counting, end, in_child
+from crash.merges import merge
+from merganser.errors import InputError, MerganserError
+
+MODELS = {"a": {"w": torch.ones(3, 4), "b": torch.arange(4)}, "b": {"w": torch.zeros(3, 4), "b": torch.arange(4)}}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> dict[str, object]:
+    for name, tensors in MODELS.items():
+        mg.save(tensors, tmp_path / name)
+    return {"method": "linear", "models": [str(tmp_path / "a"), str(tmp_path / "b")]}
+
+
+def test_all_weights_are_in_one_file(recipe, tmp_path):
+    out = mg.run(recipe, tmp_path / "out.safetensors", shard_size=16)
+    assert out.is_file()
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "out.safetensors"]
+    merged = load_file(out)
+    assert torch.equal(merged["w"], torch.full((3, 4), 0.5))
+    assert torch.equal(merged["b"], torch.arange(4))
+    with safe_open(out, "pt") as file:
+        assert len(file.metadata()["merganser"]) == 64
+    again: list[Path] = []
+    mg.run(recipe, out, shard_size=16, resume=True, on_complete=again.append)
+    assert again == [out]
+
+
+def test_a_file_that_is_there_is_kept(recipe, tmp_path):
+    out = tmp_path / "out.safetensors"
+    out.write_text("mine")
+    with pytest.raises(InputError, match="exists already"):
+        mg.run(recipe, out)
+    assert out.read_text() == "mine"
+    mg.run(recipe, out, overwrite=True)
+    assert load_file(out)["w"].shape == (3, 4)
+
+
+def test_a_file_that_appears_meanwhile_is_left_alone(recipe, tmp_path):
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(MerganserError, match="has appeared since the merge began"):
+        mg.run(recipe, out, on_progress=lambda _: out.write_text("mine"))
+    assert out.read_text() == "mine"
+    mg.run(recipe, out, resume=True, overwrite=True)
+    assert load_file(out)["w"].shape == (3, 4)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "out.safetensors"]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_killed_at_every_boundary(tmp_path, replace):
+    disk = Counting()
+    (tmp_path / "whole").mkdir()
+    whole = tmp_path / "whole" / "out.safetensors"
+    if replace:
+        whole.write_text("old")
+    merge(whole, disk, overwrite=replace)
+    for at in range(len(disk.operations)):
+        directory = tmp_path / str(at)
+        directory.mkdir()
+        out = directory / "out.safetensors"
+        if replace:
+            out.write_text("old")
+        in_child(lambda at=at, out=out: merge(out, Counting(at, end), overwrite=replace))
+        merge(out, resume=True, overwrite=replace)
+        assert out.read_bytes() == whole.read_bytes(), disk.operations[at]
+        assert os.listdir(directory) == ["out.safetensors"], disk.operations[at]
