@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, select_rows
@@ -94,6 +94,25 @@ class GGUFModel(View):
         read = self.file.read(stored, (start, -(-last // size) * size))
         paired = read.unflatten(0, (-1, size // 2, 2)).transpose(1, 2).flatten(0, 2)
         return select_rows(paired, (first - start, last - start))
+
+    def as_stored(self, name: str, rows: Rows, read: Callable[[Rows], Tensor]) -> Tensor:
+        """Return rows of a weight as a file would store them.
+
+        Args:
+            name: The weight's name in transformers.
+            rows: Which rows of the stored weight.
+            read: Returns rows of the weight as transformers has it.
+        """
+        if self._change == "norms" and "norm" in name:
+            return read(rows) + 1
+        heads = self.heads(name)
+        if not heads:
+            return read(rows)
+        size = self.spec(name).shape[0] // heads
+        start = rows[0] // size * size
+        found = read((start, -(-rows[1] // size) * size))
+        paired = found.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
+        return select_rows(paired, (rows[0] - start, rows[1] - start)).contiguous()
 
     def heads(self, name: str) -> int:
         """Return how many heads the rows of a tensor are of that is stored in the order of rotary pairs; 0 if not."""

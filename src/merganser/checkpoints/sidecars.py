@@ -76,6 +76,7 @@ class Sidecars:
         weights: What files of weights are called, before `.safetensors`.
         folders: The folders of modules whose weights have files of their own.
         fingerprint: That of the plan and its sources, for the card.
+        gguf: What a GGUF file of the weights says before them: the file that gives its settings, and its tensors.
         single: Whether nothing but one file of weights is written, which has the fingerprint among its metadata.
     """
 
@@ -88,6 +89,7 @@ class Sidecars:
     weights: str = "model"
     folders: tuple[str, ...] = ()
     fingerprint: str = ""
+    gguf: Mapping[str, Any] | None = None
     single: bool = False
 
     def to_dict(self) -> dict[str, Any]:

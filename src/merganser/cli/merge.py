@@ -17,6 +17,7 @@ from merganser.cli.options import (
     Memory,
     Out,
     Overwrite,
+    Quantize,
     Ray,
     Recipe,
     RecipeSeed,
@@ -28,6 +29,7 @@ from merganser.cli.output import emit, say
 from merganser.cli.plan import show_plan, show_summary, summarise
 from merganser.cli.progress import ProgressReporter
 from merganser.cli.proof import show_proofs
+from merganser.cli.quantisation import show_errors
 from merganser.units import parse_size, show_time
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def command(
     seed: RecipeSeed = None,
     dtype: Dtype = None,
     shard_size: ShardSize = None,
+    quantize: Quantize = None,
     memory: Memory = None,
     workers: Workers = None,
     ray: Ray = None,
@@ -72,13 +75,16 @@ def command(
 
     keep_freed_memory()
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
-    options: dict[str, Any] = {"seed": seed, "dtype": dtype, "shard_size": shard_size}
+    options: dict[str, Any] = {"seed": seed, "dtype": dtype, "shard_size": shard_size, "quantize": quantize}
     if dry_run:
         show_plan(recipe, options, memory, workers, device, as_json)
         return
     began = time.monotonic()
 
+    begun: list[Merge] = []
+
     def on_merge(merge: Merge) -> None:
+        begun.append(merge)
         show_summary(summarise(merge, limit, workers, strict=memory is not None), as_json)
         if prove:
             show_proofs(merge, as_json)
@@ -109,6 +115,8 @@ def command(
             on_complete=complete.append,
         )
     seconds = time.monotonic() - began
+    if not complete:
+        show_errors(begun[0], as_json)
     if as_json:
         emit({"event": "done", "path": str(path), "seconds": round(seconds, 3), "already_complete": bool(complete)})
     elif complete:

@@ -70,4 +70,8 @@ ShardSize = Annotated[
     str | None,
     typer.Option("--shard-size", metavar="SIZE", help="Largest output file instead of the recipe's, e.g. 5GB."),
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option("--quantize", metavar="FORM", help="Quantise the output: fp8, or a kind of GGUF such as q8_0."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn at random.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from merganser.cli.collapsing import collapse
-from merganser.cli.options import Device, Dtype, Json, Memory, Recipe, RecipeSeed, ShardSize, Tensors, Workers
+from merganser.cli.options import Device, Dtype, Json, Memory, Quantize, Recipe, RecipeSeed, ShardSize, Tensors, Workers
 from merganser.cli.output import emit, say
 from merganser.plain import plain
 from merganser.report.tables import Table
@@ -30,6 +30,7 @@ def command(
     seed: RecipeSeed = None,
     dtype: Dtype = None,
     shard_size: ShardSize = None,
+    quantize: Quantize = None,
     memory: Memory = None,
     workers: Workers = None,
     device: Device = "cpu",
@@ -44,7 +45,7 @@ def command(
     if native:
         show_native(recipe, as_json)
         return
-    options = {"seed": seed, "dtype": dtype, "shard_size": shard_size}
+    options = {"seed": seed, "dtype": dtype, "shard_size": shard_size, "quantize": quantize}
     show_plan(recipe, options, memory, workers, device, as_json, tensors)
 
 

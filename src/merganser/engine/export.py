@@ -23,7 +23,7 @@ from merganser.engine.writer import SYNC_SECONDS, CheckpointWriter
 from merganser.errors import InputError, MerganserError
 
 #: How the name of an output ends that is one file of weights.
-SINGLE = ".safetensors"
+_SINGLE = (".safetensors", ".gguf")
 #: Of these there is nothing to compare but the weights themselves, and they are at hand.
 _IN_MEMORY = (StateDict, Module)
 
@@ -72,7 +72,8 @@ def write_merge(
     prints = [content_hash(source) if type(source) in _IN_MEMORY else source.fingerprint() for source in sources]
     identity = _identity(plan, prints)
     told = replace(plan.sidecars, fingerprint=identity)
-    if place.suffix == SINGLE:
+    if place.suffix in _SINGLE:
+        _check_ending(place, plan)
         plan = replace(plan, sidecars=replace(told, single=True))
     write_sidecars = prepare_sidecars(told, sources)
     staging = Staging(place, disk)
@@ -101,6 +102,12 @@ def write_merge(
     except BaseException:
         writer.abandon()
         raise
+
+
+def _check_ending(place: Path, plan: Plan) -> None:
+    if (place.suffix == ".gguf") != (plan.sidecars.gguf is not None):
+        form = "a GGUF file" if plan.sidecars.gguf is not None else "safetensors"
+        raise InputError(f"{place}: the weights are written as {form}, which output.quantize says; rename the output")
 
 
 def _compute(compute: Callable[[CheckpointWriter], None], writer: CheckpointWriter, files: SourceFiles) -> None:

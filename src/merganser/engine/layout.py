@@ -28,6 +28,10 @@ def lay_out(plan: Plan) -> list[Shard]:
     one file is written (`Sidecars.single`), all weights are in it.
     """
     stem = plan.sidecars.weights
+    if plan.sidecars.gguf is not None:
+        from merganser.engine.gguf_output import gguf_header
+
+        return [Shard("model.gguf", *gguf_header(plan.sidecars.gguf, plan.sidecars.fingerprint))]
     if plan.sidecars.single:
         for output in plan.outputs:
             _check_storable(output)

@@ -7,6 +7,7 @@ from typing import Any
 from merganser.checkpoints.dtypes import ALIASES, FLOATS
 from merganser.methods.parameters import Parameter
 from merganser.methods.registry import parameters, registry
+from merganser.recipes.quantisation import QUANTISATIONS
 
 _TEXT = {"type": "string"}
 _TEXTS = {"type": "array", "items": _TEXT}
@@ -146,6 +147,7 @@ def _output() -> dict[str, Any]:
             "tokenizer": tokenizer,
             "chat_template": _TEXT,
             "exclude": _described({"anyOf": [_TEXT, _TEXTS]}, "Globs over tensors to leave out."),
+            "quantize": _described({"enum": list(QUANTISATIONS)}, "What weights are quantised to as they are written."),
         }
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 from merganser.errors import RecipeError, did_you_mean
 from merganser.recipes import fields
 from merganser.recipes.fields import expect, kind_of, known_keys
+from merganser.recipes.quantisation import check_quantisation
 from merganser.recipes.schema import (
     ABSENT,
     DEFAULT_TERMS,
@@ -17,7 +18,7 @@ from merganser.recipes.schema import (
     TokenRow,
 )
 
-_OUTPUT_KEYS = ("dtype", "shard_size", "tokenizer", "chat_template", "exclude")
+_OUTPUT_KEYS = ("dtype", "shard_size", "tokenizer", "chat_template", "exclude", "quantize")
 #: Rows are padded for the sake of tiles of hardware; nobody's tiles are larger.
 _LARGEST_MULTIPLE = 65536
 
@@ -40,6 +41,9 @@ def output(raw: Any, problems: Problems) -> OutputOptions:
         with problems.collect():
             if raw.get("chat_template") is not None:
                 options["chat_template"] = expect(raw["chat_template"], str, "output.chat_template")
+        with problems.collect():
+            if raw.get("quantize") is not None:
+                options["quantize"] = check_quantisation(expect(raw["quantize"], str, "output.quantize"))
         options["exclude"] = fields.globs(raw.get("exclude"), "output.exclude")
     return OutputOptions(**options)
 

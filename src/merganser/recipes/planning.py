@@ -25,6 +25,7 @@ from merganser.recipes.dtypes import Dtypes
 from merganser.recipes.layer_places import check_places
 from merganser.recipes.layer_settings import kinds
 from merganser.recipes.mismatches import Mismatches, is_buffer, is_computed, tied_source
+from merganser.recipes.quantisation import quantise
 from merganser.recipes.resolve import override_for
 from merganser.recipes.roles import Roles, assign
 from merganser.recipes.schema import Entry, Problems, Recipe
@@ -76,7 +77,7 @@ def prepare(recipe: Recipe, open: Open = open_checkpoint) -> Merge:
         >>> merge.plan.bytes_out
         1936
     """
-    return _prepare(recipe, functools.cache(open))
+    return quantise(_prepare(recipe, functools.cache(open)), recipe.output.quantize)
 
 
 def _prepare(recipe: Recipe, open: Open) -> Merge:

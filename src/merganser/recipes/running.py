@@ -114,6 +114,7 @@ def run(
     seed: int | None = None,
     dtype: str | torch.dtype | None = None,
     shard_size: int | str | None = None,
+    quantize: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     workers: int | None = None,
@@ -136,6 +137,7 @@ def run(
         seed: The seed instead of the recipe's.
         dtype: The dtype of the output instead of the recipe's.
         shard_size: The largest file of the output instead of the recipe's, in bytes or as `"5GB"`.
+        quantize: What to quantise the weights to, instead of what the recipe says: "fp8", or a kind of GGUF.
         resume: Continue a merge that was interrupted.
         overwrite: Replace `out`, or an unfinished merge.
         workers: The number of workers; by default one for each core.
@@ -169,7 +171,9 @@ def run(
     if digest is not None:
         check_digest(digest)
     loaded = recipe if isinstance(recipe, Recipe) else load(recipe)
-    loaded = loaded.with_options(seed=seed, dtype=dtype, shard_size=shard_size)
+    loaded = loaded.with_options(seed=seed, dtype=dtype, shard_size=shard_size, quantize=quantize)
+    if ray is not None and loaded.output.quantize is not None:
+        raise InputError("output.quantize: a merge on Ray cannot be quantised; quantise its output by a second recipe")
     prepared = prepare(loaded)
     on_merge(prepared)
     algorithm = choose_digest(prepared) if digest is None else digest

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from merganser.checkpoints.dtypes import dtype_name
 from merganser.errors import CheckpointError, InputError, RecipeError
 from merganser.plain import to_yaml
+from merganser.recipes.quantisation import check_quantisation
 from merganser.recipes.settings import Setting
 from merganser.units import parse_size
 
@@ -109,7 +110,7 @@ class TokenizerOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is written: `dtype` None is that of the base, or `widest` of the sources."""
+    """What is written: `dtype` None is that of the base, or `widest` of the sources; `quantize` None is as it is."""
 
     dtype: str | None = None
     widest: bool = False
@@ -117,6 +118,7 @@ class OutputOptions:
     tokenizer: TokenizerOptions | None = None
     chat_template: str | None = None
     exclude: tuple[str, ...] = ()
+    quantize: str | None = None
 
 
 @dataclass(frozen=True)
@@ -189,14 +191,19 @@ class Recipe:
         return self.written if isinstance(self.written, str) else to_yaml(self.written)
 
     def with_options(
-        self, *, seed: int | None = None, dtype: str | torch.dtype | None = None, shard_size: int | str | None = None
+        self,
+        *,
+        seed: int | None = None,
+        dtype: str | torch.dtype | None = None,
+        shard_size: int | str | None = None,
+        quantize: str | None = None,
     ) -> Recipe:
-        """Return the recipe with another seed, dtype or shard size of the output, which its text then says.
+        """Return the recipe with another seed, dtype, shard size or quantisation, which its text then says.
 
         Raises:
-            InputError: If there is no such dtype or size.
+            InputError: If there is no such dtype, size or quantisation.
         """
-        given = {"seed": seed, "output.dtype": dtype, "output.shard_size": shard_size}
+        given = {"seed": seed, "output.dtype": dtype, "output.shard_size": shard_size, "output.quantize": quantize}
         said = [f"{key}: {value}" for key, value in given.items() if value is not None]
         if not said:
             return self
@@ -204,6 +211,7 @@ class Recipe:
             self.output,
             dtype=self.output.dtype if dtype is None else dtype_name(dtype),
             shard_size=self.output.shard_size if shard_size is None else _size(shard_size),
+            quantize=self.output.quantize if quantize is None else check_quantisation(quantize),
         )
         text = f"{self.text.rstrip()}\n# changed when it was run to {', '.join(said)}\n"
         return replace(self, seed=self.seed if seed is None else seed, output=output, written=text)

@@ -78,6 +78,8 @@ class SourceTable:
         """Open a model, or plan the merge it is."""
         index = len(self.models)
         if entry.recipe is not None:
+            if entry.recipe.output.quantize is not None:
+                raise RecipeError(f"{entry.where}: output.quantize: only the outermost recipe is written and quantised")
             merge = nested(entry.recipe)
             self._homes[index] = merge.sources[merge.plan.sidecars.tokenizer.model].directory
             self.models.append(Model(entry.label, plan=merge.plan))

@@ -1,0 +1,146 @@
+"""What a merge gives, quantised as it is written, and how far that moves it, layer by layer."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from merganser.checkpoints.base import Checkpoint, Rows, View
+from merganser.checkpoints.sidecars import Sidecars
+from merganser.engine.merge import Merge
+from merganser.engine.plan import Model, Output
+from merganser.errors import InputError
+from merganser.lazy import np, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Rows of a tensor that are looked at to see how well it can be quantised by itself.
+_SAMPLE = 64
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """How far quantising moves the weights of a layer.
+
+    Attributes:
+        layer: The layer's number, or "rest".
+        merged: ‖Q(w) - w‖ / ‖w‖ over the merged weights of the layer.
+        alone: The same of the first model's own weights, from a sample of rows.
+    """
+
+    layer: str
+    merged: float
+    alone: float
+
+
+class Requantised(View):
+    """What a merge gives, with some of its weights as codes.
+
+    Args:
+        merged: The result of the merge.
+        rows: The weights that are quantised, and how many rows each has.
+        first: The first model of the merge, whose weights are quantised for comparison.
+    """
+
+    def __init__(self, merged: Checkpoint, rows: Mapping[str, int], first: Checkpoint) -> None:
+        super().__init__(merged, merged.label)
+        self.ledger = Ledger(rows)
+        self._first = first
+
+    @abstractmethod
+    def encode(self, name: str, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the codes of rows of a weight, the scale of each row, and what the codes stand for."""
+
+    def encode_rows(self, name: str, rows: Rows, values: Tensor) -> Tensor:
+        """Return the codes of some rows of a weight, and note how far they are from it."""
+        self.check(name, values)
+        codes, scales, decoded = self.encode(name, values)
+        self.ledger.note(name, rows, scales, (decoded - values).square().sum(1), values.square().sum(1))
+        return codes
+
+    def check(self, name: str, values: Tensor) -> None:
+        """Refuse values that no code stands for."""
+        if not bool(values.isfinite().all()):
+            raise InputError(f"{name!r} of the merge contains NaN or infinite values, which cannot be quantised")
+
+    def overhead(self, name: str, entries: int) -> int:
+        return 16 * entries + self.source.overhead(name, entries)
+
+    def errors(self) -> list[LayerError]:
+        """Return how far quantising moved the weights written so far, layer by layer."""
+        merged: dict[str, list[tuple[float, float]]] = {}
+        alone: dict[str, list[tuple[float, float]]] = {}
+        for name in self.ledger.names():
+            layer = found[1] if (found := re.search(r"(?:^|\.)(\d+)\.", name)) else "rest"
+            if (sums := self.ledger.sums(name)) is not None:
+                merged.setdefault(layer, []).append(sums)
+            if name in self._first and self._first.spec(name).element.is_floating_point:
+                alone.setdefault(layer, []).append(self._sampled(name))
+        return [LayerError(layer, _ratio(sums), _ratio(alone.get(layer, []))) for layer, sums in merged.items()]
+
+    def _sampled(self, name: str) -> tuple[float, float]:
+        """Return the squares of the error and of the values of a few rows of the first model's weight."""
+        total = self._first.spec(name).shape[0]
+        values = self._first.read(name, (0, min(total, _SAMPLE))).to(torch.float32)
+        decoded = self.encode(name, values)[2]
+        return float((decoded - values).square().sum()), float(values.square().sum())
+
+
+class Ledger:
+    """Scale, squared error and squared norm of every row that is quantised, in memory that forked workers share."""
+
+    def __init__(self, rows: Mapping[str, int]) -> None:
+        self._places: dict[str, slice] = {}
+        total = 0
+        for name, count in rows.items():
+            self._places[name] = slice(total, total + count)
+            total += count
+        self._map = mmap.mmap(-1, max(1, total) * 12)
+        self._rows = np.frombuffer(self._map, np.float32).reshape(-1, 3)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def names(self) -> Sequence[str]:
+        """Return the weights that are quantised."""
+        return list(self._places)
+
+    def note(self, name: str, rows: Rows, scales: Tensor, errors: Tensor, norms: Tensor) -> None:
+        """Keep what was found of some rows; a scale is never 0."""
+        start = self._places[name].start
+        kept = torch.stack([scales, errors, norms], 1)
+        self._rows[start + rows[0] : start + rows[1]] = kept.numpy()
+
+    def scales(self, name: str) -> Tensor | None:
+        """Return the scales of all rows of a weight; None if some are not known yet."""
+        found = self._rows[self._places[name], 0]
+        return torch.from_numpy(found.copy()) if (found > 0).all() else None
+
+    def sums(self, name: str) -> tuple[float, float] | None:
+        """Return the squared error and norm of the rows of a weight that are known; None if none is."""
+        found = self._rows[self._places[name]].astype(np.float64)
+        return (float(found[:, 1].sum()), float(found[:, 2].sum())) if (found[:, 0] > 0).any() else None
+
+
+def quantised_merge(merge: Merge, view: Requantised, outputs: Sequence[Output], sidecars: Sidecars, note: str) -> Merge:
+    """Return the merge that writes a view of another merge's result; its sidecars are still of that one's models."""
+    plan = merge.plan
+    moved = replace(sidecars.tokenizer, model=sidecars.tokenizer.model + 1)
+    quantised = replace(
+        plan,
+        models=(Model(plan.models[0].label, plan=plan), *plan.models),
+        outputs=tuple(outputs),
+        sidecars=replace(sidecars, tokenizer=moved),
+        notes=(*plan.notes, note),
+    )
+    return Merge(quantised, (view, *merge.sources))
+
+
+def _ratio(sums: Sequence[tuple[float, float]]) -> float:
+    error, norm = (sum(each[i] for each in sums) for i in (0, 1))
+    return float((error / norm) ** 0.5) if norm else 0.0
