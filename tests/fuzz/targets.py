@@ -8,6 +8,7 @@ import json
 import random
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,40 @@ def modules() -> dict[str, bytes]:
     return {f"s/{name}": content for name, content in files.items()}
 
 
+def distributed_files(place: Path) -> dict[str, bytes]:
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": weights()}, checkpoint_id=place, no_dist=True)
+    return files_of(place)
+
+
+def quantised() -> dict[str, bytes]:
+    """GPTQ, NF4, HQQ and FP8 weights in one file."""
+    state = dumped({"quant_type": "nf4", "blocksize": 8, "dtype": "float16", "shape": [4, 8]})
+    tensors = {
+        "a.qweight": torch.ones(8, 8, dtype=torch.int32),
+        "a.qzeros": torch.ones(2, 1, dtype=torch.int32),
+        "a.scales": torch.ones(2, 8),
+        "a.g_idx": torch.arange(64, dtype=torch.int32) // 32,
+        "b.weight": torch.ones(16, 1, dtype=torch.uint8),
+        "b.weight.absmax": torch.ones(4),
+        "b.weight.quant_map": torch.ones(16),
+        "b.weight.quant_state.bitsandbytes__nf4": torch.tensor(list(state), dtype=torch.uint8),
+        "c.W_q": torch.ones(4, 8, dtype=torch.uint8),
+        "c.scale": torch.ones(8, 1),
+        "c.zero": torch.ones(8, 1),
+        "c.nbits": torch.tensor(4),
+        "c.axis": torch.tensor(1),
+        "c.shape": torch.tensor([4, 16]),
+        "d.weight": torch.ones(4, 8).to(torch.float8_e4m3fn),
+        "d.weight_scale_inv": torch.ones(2, 2),
+    }
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "weight_block_size": [2, 4]}}
+    return {"q/model.safetensors": bytes(save(tensors)), "q/config.json": dumped(config)}
+
+
 def with_vocabulary() -> dict[str, bytes]:
     files = {name: each for name, each in (model("a") | model("b", 2.0)).items() if name != "a/tokenizer.json"}
     vocabulary, added = {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}, {"<x>": 5}
@@ -287,6 +322,7 @@ def all_targets() -> list[Target]:
         MaskLibrary.build(weights(), {"math": weights(2.0), "code": weights(3.0)}, place / "masks")
         gguf, study = gguf_file(place), study_file(place)
         permutations, irt = alignment_file(place), irt_file(place)
+        distributed = {f"ck/{name}": content for name, content in distributed_files(place / "ck").items()}
         library = {f"lib/{name}": content for name, content in files_of(place / "lib").items()}
         masks = {f"masks/{name}": content for name, content in files_of(place / "masks").items()}
     found = [
@@ -300,6 +336,8 @@ def all_targets() -> list[Target]:
         Target("gguf", {"m.gguf": gguf}, ("m.gguf",), lambda d: read_all(d / "m.gguf")),
         Target("torch", {"m.pt": torch_file(True)}, ("m.pt",), lambda d: read_all(d / "m.pt")),
         Target("torch-legacy", {"m.pt": torch_file(False)}, ("m.pt",), lambda d: read_all(d / "m.pt")),
+        Target("distributed", distributed, ("ck/.metadata", "ck/__0_0.distcp"), lambda d: read_all(d / "ck")),
+        Target("quantised", quantised(), ("q/model.safetensors", "q/config.json"), lambda d: read_all(d / "q")),
         Target("modules", modules() | recipe("method: linear\nmodels: [./s, ./s]\n"), ("s/modules.json",), merge),
         Target("vocabulary", with_vocabulary() | recipe(VOCABULARY), ("a/vocab.json", "a/added_tokens.json"), merge),
         Target("recipe", pair | both("recipe", STAGES), ("recipe.yml", "recipe.json"), plan),

@@ -17,7 +17,19 @@ from fuzz.harness import GOOD, Target, attempt
 ROOT = Path(__file__).parents[2]
 CASES = 15
 TARGETS = (
-    *("safetensors", "index", "config", "tokenizer", "vocabulary", "adapter", "modules", "gguf", "torch"),
+    *(
+        "safetensors",
+        "index",
+        "config",
+        "tokenizer",
+        "vocabulary",
+        "adapter",
+        "modules",
+        "gguf",
+        "torch",
+        "distributed",
+        "quantised",
+    ),
     *("torch-legacy", "recipe", "mergekit", "library", "masks", "journal", "study", "design", "runfile", "records"),
     *("sweep", "alignment", "irt", "changes", "lock"),
 )

@@ -13,6 +13,7 @@ from merganser.checkpoints.adapter_file import AdapterFile, is_adapter
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dequantised import dequantised
 from merganser.checkpoints.directory import Directory
+from merganser.checkpoints.distributed import METADATA, DistributedCheckpoint
 from merganser.checkpoints.gguf_file import GGUFFile
 from merganser.checkpoints.gguf_names import open_gguf
 from merganser.checkpoints.memory import Module, StateDict
@@ -48,8 +49,9 @@ def open(reference: Reference) -> Checkpoint:
     """Open a checkpoint without reading its weights.
 
     Args:
-        reference: A path (safetensors, torch or GGUF file, Hugging Face directory, PEFT adapter directory, expert of a
-            library), a hub id `owner/name[@revision]`, any of these followed by `+adapter`, a state dict, or a module.
+        reference: A path (safetensors, torch or GGUF file, Hugging Face directory, torch distributed checkpoint, PEFT
+            adapter directory, expert of a library), a hub id `owner/name[@revision]`, any of these followed by
+            `+adapter`, a state dict, or a module.
 
     Returns:
         A lazy mapping from names to tensors.
@@ -109,6 +111,8 @@ def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
     if path.is_dir():
         if is_adapter(path):
             return _open_adapter(path, over)
+        if (path / METADATA).is_file():
+            return DistributedCheckpoint(path)
         return dequantised(Directory(path))
     if path.suffix == ".safetensors":
         return dequantised(SafetensorsFile(path))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import pickletools
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from merganser.checkpoints.memory import StateDict
+from merganser.checkpoints.torch_archive import read_torch_archive
 from merganser.errors import CheckpointError
 from merganser.lazy import torch
 
@@ -20,11 +22,17 @@ if TYPE_CHECKING:
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _LONGEST_NAME = 300
 _PICKLES = 5  # of a file in torch's format before archives
+#: Objects that trainers keep beside the weights: settings of a run, which nothing here needs.
+_TRAINERS = re.compile(
+    r"(lightning|pytorch_lightning|lightning_fabric|omegaconf|hydra)\.|argparse\.Namespace$|pathlib\.\w*Path$|"
+    r"(collections\.defaultdict|typing\.Any|enum\.\w+|torch\.device|torch\.Size|builtins\.(list|int|float|str|bool))$"
+)
 _NESTED = ("state_dict", "model_state_dict", "model", "module")
 
 
 class TorchFile(StateDict):
-    """Memory-mapped where the file's format allows. A dict nested under `state_dict` or `model` is unwrapped."""
+    """Memory-mapped where the file's format allows. A dict nested under `state_dict` or `model` is unwrapped; objects
+    that a trainer keeps beside it, such as Lightning's settings of a run, are left out."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -52,6 +60,8 @@ def _load(path: Path) -> Any:
             _check_archive(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
+        if zipped and (content := _load_without_objects(path)) is not None:
+            return content
         raise CheckpointError(
             f"{path}: refused: the pickle wants to run code or is damaged ({_reason(error)}). "
             "If you trust its author, load it yourself and save it as safetensors."
@@ -60,6 +70,14 @@ def _load(path: Path) -> Any:
         raise
     except Exception as error:  # the unpickler raises whatever a damaged opcode runs into
         raise CheckpointError(f"{path}: not a readable torch file: {_reason(error)}") from None
+
+
+def _load_without_objects(path: Path) -> Any:
+    """Return the tensors of a checkpoint that a trainer wrote, without its objects; None if it names any others."""
+    try:
+        return read_torch_archive(path, lambda named: _TRAINERS.match(named) is not None)[0]
+    except (OSError, ValueError):
+        return None
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,195 @@
+"""A torch distributed checkpoint (DCP): a directory with `.metadata` and the chunks of tensors in `.distcp` files."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.checkpoints.dtypes import Element
+from merganser.checkpoints.inert_pickle import InertRecord, load_inert, numbers
+from merganser.checkpoints.torch_archive import read_torch_archive
+from merganser.confine import confine
+from merganser.errors import CheckpointError
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+METADATA = ".metadata"
+_ACCEPTED = (
+    "torch.distributed.checkpoint.",
+    "torch.Size",
+    "torch.serialization._get_layout",
+    "pathlib.",
+    "builtins.getattr",
+)
+#: What the state of a model is nested in, and what is not part of it.
+_OUTER = ("model", "module", "state_dict", "model_state_dict", "app")
+_OTHER = ("optimizer", "optim", "optimizers", "optimizer_state_dict", "lr_scheduler", "dataloader", "train_state")
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: Path
+    span: tuple[int, int]
+
+
+class DistributedCheckpoint(Checkpoint):
+    """The tensors of the model in a distributed checkpoint, under their names there; states of optimisers are left out.
+
+    Args:
+        path: The directory.
+
+    Raises:
+        CheckpointError: If the metadata is damaged, names anything but metadata, or does not fit the files.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.directory = Path(path)
+        self.label = str(path)
+        file = self.directory / METADATA
+        try:
+            content, _ = load_inert(file.read_bytes(), lambda each: each.startswith(_ACCEPTED) or _is_dtype(each))
+            self._tensors = _tensors(content, self.directory)
+        except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{file}: not the metadata of a distributed checkpoint: {error}") from None
+        if not self._tensors:
+            raise CheckpointError(f"{file}: it lists no tensors of a model")
+
+    def names(self) -> Sequence[str]:
+        return list(self._tensors)
+
+    def spec(self, name: str) -> TensorSpec:
+        return self._find(name)[0]
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        spec, chunks = self._find(name)
+        first, last = rows or (0, spec.shape[0] if spec.shape else 1)
+        if len(chunks) == 1 or not spec.shape:
+            return select_rows(self._chunk(name, chunks[0]), rows)
+        found = torch.empty((last - first, *spec.shape[1:]), dtype=spec.dtype)
+        for chunk in chunks:
+            start, stop = max(first, chunk.offsets[0]), min(last, chunk.offsets[0] + chunk.sizes[0])
+            if start < stop:
+                inner = [slice(o, o + n) for o, n in zip(chunk.offsets[1:], chunk.sizes[1:], strict=True)]
+                part = self._chunk(name, chunk)[start - chunk.offsets[0] : stop - chunk.offsets[0]]
+                found[(slice(start - first, stop - first), *inner)] = part
+        return found
+
+    def overhead(self, name: str, entries: int) -> int:
+        return entries * self.spec(name).element.itemsize
+
+    def files(self) -> Sequence[Path]:
+        used = {chunk.file for _, chunks in self._tensors.values() for chunk in chunks}
+        return [Path(str(self.directory)) / METADATA, *sorted(used)]
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256((self.files()[0]).read_bytes())
+        for file in self.files()[1:]:
+            with file.open("rb") as opened:
+                size = file.stat().st_size
+                for start in range(0, size, max(4096, size // 64)):
+                    opened.seek(start)
+                    digest.update(opened.read(4096))
+        return digest.hexdigest()
+
+    def _find(self, name: str) -> tuple[TensorSpec, list[_Chunk]]:
+        if name not in self._tensors:
+            raise self.missing(name)
+        return self._tensors[name]
+
+    def _chunk(self, name: str, chunk: _Chunk) -> Tensor:
+        try:
+            tensor = _read_chunk(chunk.file, chunk.span)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{chunk.file}: {name!r} cannot be read: {error}") from None
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or tuple(tensor.shape) != chunk.sizes
+            or tensor.dtype != self.spec(name).dtype
+        ):
+            raise CheckpointError(f"{chunk.file}: {name!r} is not what {METADATA} says")
+        return tensor
+
+
+@functools.lru_cache(maxsize=64)
+def _read_chunk(file: Path, span: tuple[int, int]) -> Any:
+    return read_torch_archive(file, lambda _: False, span)[0]
+
+
+def _is_dtype(path: str) -> bool:
+    return path.startswith("torch.") and path.count(".") == 1 and path.islower()
+
+
+def _tensors(content: Any, directory: Path) -> dict[str, tuple[TensorSpec, list[_Chunk]]]:
+    """Return the tensors of the model with their chunks, checked against the files they are in."""
+    listed: Mapping[str, Any] = content.state["state_dict_metadata"]
+    paths: Mapping[str, Any] = content.state.get("planner_data") or {}
+    stored: dict[tuple[str, tuple[int, ...]], Any] = {}
+    for index, info in content.state["storage_data"].items():
+        if index.state.get("offset") is not None:
+            stored[index.state["fqn"], numbers(index.state["offset"])] = info.state
+    found: dict[str, tuple[TensorSpec, list[_Chunk]]] = {}
+    for key, about in listed.items():
+        name = _name(paths.get(key, (key,)))
+        if name is None or not isinstance(about, InertRecord) or "chunks" not in about.state:
+            continue
+        spec = TensorSpec(numbers(about.state["size"]), _dtype(about.state["properties"]))
+        chunks = [_located(each, stored, key, directory) for each in about.state["chunks"]]
+        _check_cover(key, spec, chunks)
+        if name in found:
+            raise ValueError(f"{name!r} is in it twice")
+        found[name] = spec, chunks
+    return found
+
+
+def _name(path: Any) -> str | None:
+    """Return the name of a tensor in the model's own state; None if it belongs to something else."""
+    steps = [str(step) for step in path] if isinstance(path, (tuple, list)) else [str(path)]
+    while len(steps) > 1 and steps[0] in _OUTER:
+        steps = steps[1:]
+    return None if len(steps) > 1 and steps[0] in _OTHER else ".".join(steps)
+
+
+def _dtype(properties: InertRecord) -> Element:
+    state = properties.state.get("state", properties.state)
+    kind = state["dtype"] if isinstance(state, dict) else state[0]
+    if not (isinstance(kind, type) and issubclass(kind, InertRecord)):
+        raise ValueError("a tensor has no dtype")
+    return Element.of(kind.path.removeprefix("torch."))
+
+
+def _located(
+    about: InertRecord, stored: Mapping[tuple[str, tuple[int, ...]], Any], key: str, directory: Path
+) -> _Chunk:
+    offsets, sizes = numbers(about.state["offsets"]), numbers(about.state["sizes"])
+    info = stored[key, offsets]
+    if info.get("transform_descriptors"):
+        raise ValueError(f"{key!r} is stored in another form ({str(info['transform_descriptors'])[:60]})")
+    file = confine(directory, info["relative_path"], str(directory / METADATA))
+    start, length = numbers((info["offset"], info["length"]))
+    if not file.is_file() or start + length > file.stat().st_size:
+        raise ValueError(f"a part of {key!r} is not in {file.name}; is the copy complete?")
+    return _Chunk(offsets, sizes, file, (start, start + length))
+
+
+def _check_cover(key: str, spec: TensorSpec, chunks: Sequence[_Chunk]) -> None:
+    """Refuse chunks that leave entries out, or reach beyond the tensor."""
+    held = sum(math.prod(chunk.sizes) for chunk in chunks)
+    inside = all(
+        len(chunk.offsets) == len(chunk.sizes) == len(spec.shape)
+        and all(o + n <= size for o, n, size in zip(chunk.offsets, chunk.sizes, spec.shape, strict=True))
+        for chunk in chunks
+    )
+    room = sum(chunk.span[1] - chunk.span[0] for chunk in chunks)
+    if not inside or held != spec.numel or len({chunk.offsets for chunk in chunks}) < len(chunks) or spec.nbytes > room:
+        raise ValueError(f"the parts of {key!r} do not make up {spec}")
