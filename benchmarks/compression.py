@@ -1,11 +1,13 @@
-"""Text experts in few bytes: TSV-Compress by rank and by budget, against masks and plain low precision.
+"""Text experts in few bytes: codes chosen within a budget, TSV-Compress, masks, and plain low precision.
 
-    python -m benchmarks.compression [--cache ZOO] [--tasks 8] [--test N] [--quick] [--resume] [--json FILE]
+    python -m benchmarks.compression [--cache ZOO] [--tasks 8] [--test N] [--method M …] [--quick] [--resume]
+                                     [--json FILE]
 
-(`--quick`: four experts, few sentences, four lines; `--resume` keeps the lines that FILE has already and measures the
-others). Every expert is rebuilt and scored on test sentences of its own task. Only the tensors that training changed
-count: the frozen ones (three quarters of the base) would flatter every ratio. Budgets are in units of the trained
-tensors' bytes in float32: `2.0× in all` leaves all experts together as many bytes as one has.
+(`--method`: only lines of this method, such as "codes"; `--quick`: four experts, few sentences, one line; `--resume`
+keeps the lines that FILE has already and measures the others). Every expert is rebuilt and scored on test sentences of
+its own task. Only the tensors that training changed count: the frozen ones (three quarters of the base) would flatter
+every ratio. Budgets are in units of the trained tensors' bytes in float32: `2.0× in all` leaves all experts together as
+many bytes as one has. Budgets of codes are in units of the whole checkpoint, as users have it on their disks.
 
 Stored in `results`:
 
@@ -13,7 +15,8 @@ Stored in `results`:
   tensors that training changed; `base_bytes`: all of the base;
 - `rows`: `method` (the family), `setting`, `dtype` of what is stored, `bytes` of all experts (with what they share),
   `ratio` = (trained_bytes + bytes) / trained_bytes, `per_expert` = bytes of one / trained_bytes, `ratio_to_base` with
-  all tensors of the base counted, `accuracy`, `normalised` (by the experts as trained) and `per_task`.
+  all tensors of the base counted, `largest` = bytes of the largest expert / base_bytes where each has its own file,
+  `accuracy`, `normalised` (by the experts as trained) and `per_task`.
 """
 
 from __future__ import annotations
@@ -35,9 +38,14 @@ from benchmarks.text_experts import TextExperts, load_experts
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text_tasks import TASK_SETS, TASKS
 from merganser.library import Library, MaskLibrary
+from merganser.library.codes.coding import Code, Delta, decode, dense, encode
+from merganser.library.codes.levels import Levels
+from merganser.library.codes.mixed_factors import MixedFactors
+from merganser.library.codes.signs import Signs
 
-Rebuilt = tuple[dict[str, State], int]
-"""The experts as they come back, and the bytes all of them took."""
+Rebuilt = tuple[dict[str, State], Mapping[str, int]]
+"""The experts as they come back, and the bytes of each; those they share count under no expert's name."""
+SHARED = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,53 @@ def by_budget(share: float, dtype: str, setting: str) -> Line:
 
 def library(experts: TextExperts, path: Path, dtype: str, **ranks: Any) -> Rebuilt:
     built = Library.build(experts.trained, dict(experts.experts), path, dtype=dtype, **ranks)
-    return {name: built.expert(name).state_dict() for name in built.experts}, sum(built.size().experts.values())
+    return rebuilt(built)
+
+
+def rebuilt(built: Library) -> Rebuilt:
+    size = built.size()
+    return {name: built.expert(name).state_dict() for name in built.experts}, {**size.experts, SHARED: size.shared}
+
+
+def codes_each(share: float, setting: str) -> Line:
+    """Codes chosen within a budget of each expert's own: this share of the bytes of a whole expert."""
+
+    def store(experts: TextExperts, path: Path) -> Rebuilt:
+        budget = int(share * base_bytes(experts))
+        (first, state), *others = experts.experts.items()
+        built = Library.build(experts.trained, {first: state}, path, budget=budget)
+        for name, other in others:
+            built = built.add(name, other, budget=budget)
+        return rebuilt(built)
+
+    return Line("codes", setting, "mixed", store)
+
+
+def codes_together(share: float, setting: str) -> Line:
+    """Codes chosen within one budget for all experts: this share of the bytes of the base."""
+    return Line(
+        "codes",
+        setting,
+        "mixed",
+        lambda e, p: rebuilt(Library.build(e.trained, dict(e.experts), p, budget=int(share * base_bytes(e)))),
+    )
+
+
+def one_code(method: str, code: Code, setting: str, dtype: str) -> Line:
+    """Every matrix in the same code, vectors in eight bits."""
+
+    def store(experts: TextExperts, _: Path) -> Rebuilt:
+        found: dict[str, State] = {}
+        sizes: dict[str, int] = {}
+        for name, expert in experts.experts.items():
+            found[name], sizes[name] = {}, 0
+            for tensor, origin in experts.trained.items():
+                coded = encode(Delta(expert[tensor] - origin), code if origin.dim() > 1 else Levels(0.06))
+                found[name][tensor] = origin + dense(decode(coded.blob, origin.shape, tensor))
+                sizes[name] += coded.nbytes
+        return found, sizes
+
+    return Line(method, setting, dtype, store)
 
 
 def masks(kind: Any, dtype: torch.dtype, threshold: float = 0.4) -> Line:
@@ -80,7 +134,7 @@ def masks(kind: Any, dtype: torch.dtype, threshold: float = 0.4) -> Line:
             experts.trained, dict(experts.experts), path, kind=kind, dtype=dtype, threshold=threshold
         )
         size = built.size()
-        return {name: built.expert(name).state_dict() for name in built.experts}, size.total - size.base
+        return {name: built.expert(name).state_dict() for name in built.experts}, {**size.experts, SHARED: size.shared}
 
     setting = f"κ {threshold:g}" if kind == "tall" else ""
     return Line({"tall": "TALL masks", "emr": "EMR"}[kind], setting, short(dtype), store)
@@ -92,14 +146,14 @@ def low_precision(dtype: torch.dtype) -> Line:
     def store(experts: TextExperts, _: Path) -> Rebuilt:
         trained = experts.trained
         found: dict[str, State] = {}
-        size = 0
+        sizes: dict[str, int] = {}
         for name, expert in experts.experts.items():
-            found[name] = {}
+            found[name], sizes[name] = {}, 0
             for tensor, origin in trained.items():
                 delta, nbytes = rounded(expert[tensor] - origin, dtype)
                 found[name][tensor] = origin + delta
-                size += nbytes
-        return found, size
+                sizes[name] += nbytes
+        return found, sizes
 
     return Line("task vectors, rounded", "", short(dtype), store)
 
@@ -131,15 +185,28 @@ def lines_for(count: int) -> tuple[Line, ...]:
         *(by_rank(1 / parts, "int8") for parts in (2 * count, 4 * count)),
         *(by_budget(1 / count, dtype, "2.0× in all") for dtype in ("float32", "bfloat16", "int8")),
         by_budget(0.5 / count, "int8", "1.5× in all"),
+        one_code("signs (BitDelta)", Signs("rows"), "a scale a row", "1 bit"),
+        one_code("levels (UltraDelta-like)", Levels(1.0), "step 1.0", "2 bits"),
+        one_code("mixed factors (Delta-CoMe)", MixedFactors(66), "rank 66", "8 to 2 bits"),
+        codes_each(1 / 50, "1/50 of the expert each"),
+        codes_each(1 / 100, "1/100 of the expert each"),
+        codes_each(1 / 200, "1/200 of the expert each"),
+        codes_each(1 / 400, "1/400 of the expert each"),
+        codes_together(0.3, "1.3× the base"),
     )
+
+
+def base_bytes(experts: TextExperts) -> int:
+    """Bytes of a whole checkpoint."""
+    return sum(tensor.nbytes for tensor in experts.base.values())
 
 
 def measure(line: Line, experts: TextExperts, reference: Mapping[str, float]) -> dict[str, Any]:
     """Store the experts, rebuild and score them."""
     with tempfile.TemporaryDirectory() as directory:
-        rebuilt, nbytes = line.store(experts, Path(directory) / "stored")
-        found = summary(experts.own_scores(rebuilt), reference)
-    row = {"method": line.method, "setting": line.setting, "dtype": line.dtype, **sizes(experts, nbytes), **found}
+        states, each = line.store(experts, Path(directory) / "stored")
+        found = summary(experts.own_scores(states), reference)
+    row = {"method": line.method, "setting": line.setting, "dtype": line.dtype, **sizes(experts, each), **found}
     print(
         f"{line.method + ' ' + line.setting:<30} {line.dtype:<9} {row['ratio']:6.2f}× the trained tensors, "
         f"{row['per_expert']:.3f} each, normalised {row['normalised']:.4f}",
@@ -148,14 +215,15 @@ def measure(line: Line, experts: TextExperts, reference: Mapping[str, float]) ->
     return row
 
 
-def sizes(experts: TextExperts, nbytes: int) -> dict[str, Any]:
+def sizes(experts: TextExperts, each: Mapping[str, int]) -> dict[str, Any]:
     """What these bytes are of the trained tensors and of the base."""
-    trained, base = experts.trained_bytes, sum(tensor.nbytes for tensor in experts.base.values())
+    trained, base, nbytes = experts.trained_bytes, base_bytes(experts), sum(each.values())
     return {
         "bytes": nbytes,
         "ratio": (trained + nbytes) / trained,
         "per_expert": nbytes / len(experts.experts) / trained,
         "ratio_to_base": (base + nbytes) / base,
+        "largest": max(size for name, size in each.items() if name != SHARED) / base,
     }
 
 
@@ -171,6 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, choices=TASK_SETS, default=8, help="number of experts")
     parser.add_argument("--test", type=int, default=500, help="test sentences of each task")
+    parser.add_argument("--method", action="append", help="only lines of this method; may be repeated")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--resume", action="store_true", help="measure only the lines that the stored file lacks")
     parser.add_argument("--json", type=Path)
@@ -179,16 +248,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     count = 4 if options.quick else options.tasks
     names, test = (TASKS[:4], 50) if options.quick else (TASK_SETS[count], options.test)
     lines = lines_for(count)[-1:] if options.quick else lines_for(count)
+    if options.method:
+        lines = tuple(line for line in lines if line.method in options.method)
     experts = load_experts(options.cache, options.data, names, test=test, validation=0)
     reference = experts.own_scores(experts.experts)
     results: dict[str, Any] = {
         "sentences": {name: min(test, len(task.test)) for name, task in experts.tasks.items()},
         "trained_bytes": experts.trained_bytes,
-        "base_bytes": sum(tensor.nbytes for tensor in experts.base.values()),
+        "base_bytes": base_bytes(experts),
         "experts": reference,
         "rows": [],
     }
-    full = experts.trained_bytes * len(names)
+    full = dict.fromkeys(names, experts.trained_bytes)
     kept = {"method": "experts as trained", "setting": "", "dtype": "float32"}
     results["rows"].append({**kept, **sizes(experts, full), **summary(reference, reference)})
     known = kept_rows(options.json, reference) if options.resume else {}

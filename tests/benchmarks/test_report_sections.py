@@ -61,13 +61,15 @@ ADAPTIVE = {
     }
 }
 KEPT = {"ratio": 2.0, "per_expert": 0.5, "accuracy": 0.9}
+STORED = {"bytes": 2**20, "ratio_to_base": 1.25, "largest": 0.02}
 COMPRESSION = {
     "sentences": {"trec": 100},
     "experts": {"trec": 0.9},
     "trained_bytes": 2**20,
+    "base_bytes": 2**22,
     "rows": [
-        {"method": "experts as trained", "setting": "", "dtype": "float32", "normalised": 1.0, **KEPT},
-        {"method": "TSV-C", "setting": "rank 1/8", "dtype": "int8", "normalised": 0.99, **KEPT},
+        {"method": "experts as trained", "setting": "", "dtype": "float32", "normalised": 1.0, **KEPT, **STORED},
+        {"method": "TSV-C", "setting": "rank 1/8", "dtype": "int8", "normalised": 0.99, **KEPT, **STORED},
     ],
 }
 GAPS = [{"eta": eta, "gap": eta**2, "residual": eta**3} for eta in (0.01, 0.005)]
@@ -194,6 +196,16 @@ def test_compression_names_what_is_farther_off_than_the_error() -> None:
     far = {**COMPRESSION["rows"][1], "normalised": 0.5}
     text = text_of("compression", COMPRESSION | {"rows": [COMPRESSION["rows"][0], far]})
     assert "farther off is TSV-C rank 1/8 int8 (50.0 %)" in text
+
+
+def test_compression_says_which_goals_are_met() -> None:
+    tasks = {f"t{index}": 0.9 for index in range(8)}
+    eight = COMPRESSION | {"experts": tasks, "sentences": dict.fromkeys(tasks, 100)}
+    assert text_of("compression", eight).count("not met") == 1  # nothing has a hundredth of the bytes
+    small = {**COMPRESSION["rows"][1], "method": "codes", "largest": 0.01, "normalised": 0.996}
+    text = text_of("compression", eight | {"rows": [*COMPRESSION["rows"], small]})
+    assert "not met" not in text
+    assert "in at most 1/100 of a checkpoint for each expert. The smallest that reaches it is codes" in text
 
 
 def test_experts_are_called_by_their_epochs() -> None:

@@ -132,3 +132,29 @@ def test_adapters_from_the_command_line(models, tmp_path):
     assert old.stderr.endswith(f"merge-lora {tmp_path / 'math-lora'} --json {tmp_path / 'old'}\n")
     with pytest.raises(InputError, match="not a dtype"):
         call(LORA, "extract-lora", models["math"], tmp_path / "y", "--base", models["base"], "--dtype", "int8")
+
+
+def test_a_library_of_codes_and_its_report(models, tmp_path):
+    build(models, tmp_path, "--budget", "2500", "--code", "levels", "--code", "factors")
+    lib = tmp_path / "lib"
+    call(library.app, "add", lib, f"again={models['math']}", "--budget", "900")
+    shown = json.loads(call(library.app, "list", lib, "--json").stdout)
+    assert shown["experts"]["again"]["bytes"] <= 900
+    assert sum(each["bytes"] for each in shown["experts"].values()) <= 3400
+    lines = call(library.app, "report", lib).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["a", "norm"]
+    assert all("bits an entry" in line and "% lost" in line for line in lines)
+    told = json.loads(call(library.app, "report", lib, "--expert", "again", "--tensors", "--json").stdout)
+    assert {each["expert"] for each in told["tensors"]} == {"again"}
+    assert {each["code"] for each in told["tensors"]} <= {"levels", "factors", "whole", "dropped"}
+    assert 0 < told["layers"][0]["lost"] < 1
+    assert "again: a.weight" in call(library.app, "report", lib, "-e", "again", "--tensors").stdout
+    report = call(
+        library.app, "extract", lib, "math", tmp_path / "ad", "--as", "lora", "--budget", "600", "--low-rank-only"
+    )
+    assert "rank" in report.stdout
+    assert json.loads((tmp_path / "ad/adapter_config.json").read_text())["bias"] == "none"
+    with pytest.raises(InputError, match="add --as lora"):
+        call(library.app, "extract", lib, "math", tmp_path / "out", "--budget", "600")
+    with pytest.raises(InputError, match="has no expert 'nobody'"):
+        call(library.app, "report", lib, "-e", "nobody")

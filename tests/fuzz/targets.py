@@ -33,6 +33,11 @@ from merganser.errors import CheckpointError, MerganserError
 from merganser.evaluate.records import read_records
 from merganser.evolve import runfile
 from merganser.evolve.irt.model import IRT
+from merganser.library.codes.coding import Delta, encode
+from merganser.library.codes.levels import Levels
+from merganser.library.codes.mixed_factors import MixedFactors
+from merganser.library.codes.signs import Signs
+from merganser.library.expert_file import ExpertFile
 from merganser.library.library import Library
 from merganser.library.masks import MaskLibrary
 from merganser.tuning.score_journal import ScoreJournal
@@ -152,6 +157,29 @@ def read_library(directory: Path) -> None:
         read_all(directory / "lib" / "experts" / f"{name}.safetensors")
     for name in list(library.experts)[:1]:
         library.remove(name)
+
+
+def codes() -> dict[str, bytes]:
+    """An expert in every code and what it shares, without the library whose checksums would refuse any damage."""
+    shapes = {name: tensor.shape for name, tensor in weights().items()}
+    deltas = {name: Delta(torch.arange(1.0, 1 + shape.numel()).reshape(shape)) for name, shape in shapes.items()}
+    blobs = [
+        encode(deltas[name], code).blob
+        for name, code in zip(shapes, (Levels(1.0), MixedFactors(2), Signs()), strict=True)
+    ]
+    stored = [torch.frombuffer(bytearray(blob), dtype=torch.uint8) for blob in blobs]
+    parts = ("::code", "::code", "::residual")
+    expert = {name + part: blob for name, part, blob in zip(shapes, parts, stored, strict=True)}
+    metadata = {"dropped": '{"model.other": 0.5}'}
+    shared = {"model.norm.weight::code": stored[2]}
+    return {"shared.safetensors": bytes(save(shared)), "math.safetensors": bytes(save(expert, metadata))}
+
+
+def read_codes(directory: Path) -> None:
+    file = ExpertFile(directory / "math.safetensors", ExpertFile(directory / "shared.safetensors"))
+    for name, tensor in weights().items():
+        if name in file.kinds and file.kinds[name] != "full" and file.fits(name, tuple(tensor.shape)):
+            file.added_to(tensor, name)
 
 
 def read_masks(directory: Path) -> None:
@@ -344,6 +372,7 @@ def all_targets() -> list[Target]:
         Target("mergekit", pair | both("recipe", MERGEKIT), ("recipe.yml", "recipe.json"), plan),
         Target("library", library, ("lib/library.json", "lib/experts/math.safetensors"), read_library,
                may_leave=("lib/.lock",)),
+        Target("codes", codes(), ("shared.safetensors", "math.safetensors"), read_codes),
         Target("masks", masks, ("masks/masks.json",), read_masks),
         Target("journal", pair | recipe(PAIR) | {"damage": WHOLE}, ("damage",), resume, may_leave=("out",)),
         Target("study", {"study.sqlite": study}, ("study.sqlite",), read_study, may_leave=("study.sqlite-",)),

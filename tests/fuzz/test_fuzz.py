@@ -30,7 +30,19 @@ TARGETS = (
         "distributed",
         "quantised",
     ),
-    *("torch-legacy", "recipe", "mergekit", "library", "masks", "journal", "study", "design", "runfile", "records"),
+    *(
+        "torch-legacy",
+        "recipe",
+        "mergekit",
+        "library",
+        "codes",
+        "masks",
+        "journal",
+        "study",
+        "design",
+        "runfile",
+        "records",
+    ),
     *("sweep", "alignment", "irt", "changes", "lock"),
 )
 

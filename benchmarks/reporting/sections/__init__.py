@@ -62,6 +62,7 @@ PAGES = (
             Section("multi_task", "Several tasks: text experts in one encoder", multi_task.parts),
             Section("multi_task_images", "Several tasks: image experts in one backbone", multi_task.image_parts),
             Section("compression", "Compression: experts in few bytes", compression.parts),
+            Section("compression_20", "Compression: twenty experts", compression.parts),
             Section("adaptive", "Adaptive: one model for inputs of unknown task", adaptive.parts),
             Section("mergeability", "Mergeability: guessing the cost of a merge", mergeability.parts),
             Section("theory", "Theory: task vectors as gradients", theory.parts),

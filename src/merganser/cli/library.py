@@ -1,4 +1,4 @@
-"""`merganser library`: a library of experts in about twice the space of their base."""
+"""`merganser library`: many experts of one base in few bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.options import Base, Json, LibraryPath, MovedBase, Out, Overwrite, RankFraction, Resume
+from merganser.cli.options import (
+    Base,
+    Json,
+    LibraryPath,
+    LowRankOnly,
+    MovedBase,
+    Out,
+    Overwrite,
+    RankFraction,
+    Resume,
+    Tensors,
+)
 from merganser.cli.output import emit, say, wrote
 from merganser.units import parse_size, show_size
 
@@ -17,10 +28,23 @@ if TYPE_CHECKING:
 
 _MARKS = {True: "ok ", False: "BAD", None: "?  "}
 
-app = typer.Typer(help="Keep many experts of one base as low-rank factors.", no_args_is_help=True)
+app = typer.Typer(help="Keep many experts of one base in few bytes.", no_args_is_help=True)
 
 Energy = Annotated[float | None, typer.Option(help="Share of the energy of each matrix to keep instead.")]
-Budget = Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes for all expert files instead, e.g. 2GB.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="Bytes for all expert files instead, e.g. 2GB; each tensor gets the code that pays best."
+    ),
+]
+Codes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--code",
+        metavar="CODE",
+        help="What the budget chooses from, may be repeated: signs, levels, factors, shared. Default: all.",
+    ),
+]
 Randomized = Annotated[bool, typer.Option("--randomized", help="Faster, approximate factors.")]
 
 
@@ -32,8 +56,18 @@ def build(
     rank_fraction: RankFraction = None,
     energy: Energy = None,
     budget: Budget = None,
+    codes: Codes = None,
+    grams: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gram",
+            metavar="NAME=FILE",
+            help="Gram matrices of an expert's inputs, by which its errors count; may be repeated.",
+        ),
+    ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Dtype of the factors: float32, bfloat16, float16 or int8; default: the base's.")
+        str | None,
+        typer.Option(help="Dtype of plain factors: float32, bfloat16, float16 or int8; default: the base's."),
     ] = None,
     copy_base: Annotated[bool, typer.Option("--copy-base", help="Keep a copy of the base in the library.")] = False,
     randomized: Randomized = False,
@@ -49,6 +83,8 @@ def build(
         rank_fraction=rank_fraction,
         energy=energy,
         budget=parse_size(budget) if budget else None,
+        codes=codes or None,
+        grams=_all_named(grams or []),
         dtype=dtype,
         copy_base=copy_base,
         randomized=randomized,
@@ -64,6 +100,8 @@ def add(
     rank_fraction: RankFraction = None,
     energy: Energy = None,
     budget: Budget = None,
+    codes: Codes = None,
+    gram: Annotated[str | None, typer.Option(metavar="FILE", help="Gram matrices of its inputs.")] = None,
     randomized: Randomized = False,
     base: MovedBase = None,
     as_json: Json = False,
@@ -76,6 +114,8 @@ def add(
         rank_fraction=rank_fraction,
         energy=energy,
         budget=parse_size(budget) if budget else None,
+        codes=codes or None,
+        gram=gram,
         randomized=randomized,
     )
     _show(grown, as_json)
@@ -107,6 +147,10 @@ def extract(
         str, typer.Option("--as", help="What to write: checkpoint, or lora for a PEFT adapter.")
     ] = "checkpoint",
     rank: Annotated[int | None, typer.Option(min=1, help="Rank of the adapter; default: the stored one.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bytes for the factors of an adapter instead, e.g. 5MB.")
+    ] = None,
+    low_rank_only: LowRankOnly = False,
     dtype: Annotated[str, typer.Option(help="Dtype of the factors of an adapter.")] = "bfloat16",
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -121,9 +165,20 @@ def extract(
     if form == "lora":
         from merganser.library.lora import export_expert
 
-        report = export_expert(opened.expert(name), out, rank=rank, dtype=dtype, overwrite=overwrite)
-        show_report(report, as_json)
+        spent = parse_size(budget) if budget else None
+        made = export_expert(
+            opened.expert(name),
+            out,
+            rank=rank,
+            budget=spent,
+            whole=not low_rank_only,
+            dtype=dtype,
+            overwrite=overwrite,
+        )
+        show_report(made, as_json)
     elif form == "checkpoint":
+        if rank is not None or budget is not None or low_rank_only:
+            raise InputError("a rank, a budget and --low-rank-only are for adapters: add --as lora")
         wrote(opened.extract(name, out, resume=resume, overwrite=overwrite), as_json)
     else:
         raise InputError(f"--as {form}: choose checkpoint or lora")
@@ -152,6 +207,41 @@ def merge(
         settings["rank_fraction"] = rank_fraction
     merged = _open(library, base).merge(experts or None, **settings)
     wrote(save(merged, out, resume=resume, overwrite=overwrite), as_json)
+
+
+@app.command()
+def report(
+    library: LibraryPath,
+    experts: Annotated[
+        list[str] | None,
+        typer.Option("--expert", "-e", metavar="NAME", help="Expert to look at; may be repeated. Default: all."),
+    ] = None,
+    tensors: Tensors = False,
+    base: MovedBase = None,
+    as_json: Json = False,
+) -> None:
+    """Show what each layer takes and what it lost, and in which codes it is stored."""
+    from merganser.library.reporting import by_layer, stored_tensors
+
+    opened = _open(library, base)
+    found = [each for name in experts or opened.experts for each in stored_tensors(opened, name)]
+    layers = by_layer(found)
+    if as_json:
+        emit({"layers": layers, "tensors": found if tensors else None})
+        return
+    if tensors:
+        for each in found:
+            lost = each.error / each.energy if each.energy and each.error is not None else None
+            bits = 8 * each.nbytes / max(1, each.entries)
+            _row(f"{each.expert}: {each.tensor}", each.nbytes, bits, lost, each.code)
+    for layer in layers:
+        codes = ", ".join(f"{count} {code}" for code, count in layer.codes.items())
+        _row(layer.layer, layer.nbytes, layer.bits, layer.lost, codes)
+
+
+def _row(name: str, nbytes: int, bits: float, lost: float | None, codes: str) -> None:
+    share = "    ?" if lost is None else f"{lost:6.2%}"
+    say(f"{name:<48} {show_size(nbytes):>12} {bits:7.3f} bits an entry {share:>8} lost   {codes}")
 
 
 @app.command()
@@ -201,6 +291,7 @@ def _show(library: Library, as_json: bool) -> None:
             "path": str(library.path),
             "base": library.base.label,
             "base_bytes": size.base,
+            "shared_bytes": size.shared,
             "ratio": size.ratio,
             "experts": {
                 name: {"bytes": record.nbytes, "energy": record.energy, "source": record.source}
@@ -210,6 +301,8 @@ def _show(library: Library, as_json: bool) -> None:
         emit(content)
         return
     say(f"base     {library.base.label}, {show_size(size.base)}")
+    if size.shared:
+        say(f"{'shared':<24} {show_size(size.shared):>12}")
     for name, record in records.items():
         say(f"{name:<24} {show_size(record.nbytes):>12}   {record.energy:.1%} of its energy")
     say(f"in all {show_size(size.total)}, {size.ratio:.2f}× the base")

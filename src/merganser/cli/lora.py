@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from merganser.cli.options import Base, Json, Out, Overwrite, Seed
+from merganser.cli.options import Base, Json, LowRankOnly, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ def command(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Parameters to leave out; may be repeated.")
     ] = None,
-    low_rank_only: Annotated[
-        bool, typer.Option("--low-rank-only", help="Save no norms and biases, for servers that take none.")
-    ] = False,
+    low_rank_only: LowRankOnly = False,
     dtype: Dtype = "bfloat16",
     fan_in_fan_out: Annotated[
         bool | None,

@@ -27,6 +27,9 @@ MovedBase = Annotated[
 RankFraction = Annotated[
     float | None, typer.Option("--rank-fraction", help="Share of the singular components used; default 1/T.")
 ]
+LowRankOnly = Annotated[
+    bool, typer.Option("--low-rank-only", help="Save no norms and biases, for servers that take none.")
+]
 Model = Annotated[
     str, typer.Option("--model", metavar="MODULE:FUNCTION", help="Function that returns the network, e.g. net:build.")
 ]

@@ -15,7 +15,7 @@ from merganser.errors import CheckpointError, InputError
 from merganser.interference.sti import Overlap
 from merganser.kernels.leading import leading_svd, spectrum_and_leading_svd
 from merganser.kernels.spectra import Factors
-from merganser.library.building import check_finite, check_fit, is_change, task_matrix
+from merganser.library.changes import check_finite, check_fit, is_change, task_matrix
 from merganser.library.library import Library
 from merganser.library.unfolding import as_matrix, is_matrix
 from merganser.methods.matrices import FLOOR, matrix_shape, side_by_side
@@ -145,7 +145,7 @@ class StoredTaskMatrices(TaskMatrices):
 
     def inner_products(self, name: str) -> Tensor:
         shape = self.base.spec(name).shape
-        if is_matrix(shape) and all(expert.file.kinds.get(name) != "full" for expert in self._experts):
+        if is_matrix(shape) and all(expert.file.kinds.get(name) in (None, "factors") for expert in self._experts):
             return Overlap.of(self.factors(name, min(matrix_shape(shape)))).inner_products()
         flat = torch.stack([expert.delta(name).double().flatten() for expert in self._experts])
         return flat @ flat.T

@@ -1,22 +1,25 @@
-"""Making the files of a library: what changed, at which ranks it is worth keeping, and the factors themselves."""
+"""Making the files of a library: what changed, how it is worth keeping, and the stored tensors themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.base import Checkpoint, TensorSpec
 from merganser.checkpoints.dtypes import dtype_of
-from merganser.checkpoints.quantised import refuse_quantised
 from merganser.errors import CheckpointError, MerganserError
-from merganser.kernels.spectra import randomized_svd, spectrum, top_svd
+from merganser.kernels.spectra import randomized_svd, top_svd
 from merganser.lazy import torch
-from merganser.library.manifest import ExpertRecord, Manifest, expert_file
-from merganser.library.ranks import Changed, RankPolicy, allot
-from merganser.library.storage import FACTOR_DTYPES, Slot, encode, header_room, product, write_expert
-from merganser.library.unfolding import as_matrix, is_matrix
+from merganser.library.changes import changes, is_change, task_matrix
+from merganser.library.codes.catalogue import TensorChoice
+from merganser.library.expert_file import ExpertFile
+from merganser.library.manifest import SHARED_FILE, ExpertRecord, Manifest, StoredFile, expert_file
+from merganser.library.mixing import Mixer, note_dropped
+from merganser.library.ranks import RankPolicy, allot
+from merganser.library.storage import FACTOR_DTYPES, Slot, encode, header_room, product, write_tensors
+from merganser.library.unfolding import as_matrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,59 +29,78 @@ Step = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Compressor:
-    """A library being made: its directory, the opened base, and how it was asked to be."""
+    """A library being made: its directory, the opened base, how it was asked to be, and Gram matrices by expert."""
 
     directory: Path
     base: Checkpoint
     manifest: Manifest
     randomized: bool = False
+    grams: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
         return dtype_of(self.manifest.dtype, FACTOR_DTYPES)
 
-    def plan(self, experts: Mapping[str, Checkpoint], policy: RankPolicy, on_step: Step) -> dict[str, dict[str, Any]]:
-        """The ranks of every expert as JSON: tensor -> rank, None for a tensor kept whole."""
+    def plan(
+        self, experts: Mapping[str, Checkpoint], policy: RankPolicy, on_step: Step
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """Return what to do with every expert, as JSON, and the codes of what they share, by tensor.
+
+        For an expert: tensor -> rank, None for a tensor kept whole; or tensor -> code.
+        """
         changed = {}
         for name, expert in experts.items():
             on_step("looking at", name)
-            changed[name] = list(changes(self.base, expert, policy.needs_spectra, f"expert {name!r}, {expert.label}"))
+            spectra = policy.needs_spectra and not policy.codes
+            changed[name] = list(changes(self.base, expert, spectra, f"expert {name!r}, {expert.label}"))
+        sources = {name: {"fingerprint": expert.fingerprint()} for name, expert in experts.items()}
+        if policy.codes:
+            mixer = self._mixer(policy.codes)
+            codes, shared = mixer.plan(experts, changed, int(policy.value), self._metadata, on_step)
+            return {name: {**sources[name], "codes": codes[name]} for name in experts}, shared
         rooms = {name: self._room(name, [(c.name, c.spec) for c in changed[name]]) for name in experts}
         slots = allot(policy, changed, self.dtype, rooms)
         return {
-            name: {
-                "fingerprint": experts[name].fingerprint(),
-                "room": rooms[name],
-                "ranks": {slot.name: slot.rank for slot in slots[name]},
-            }
+            name: {**sources[name], "room": rooms[name], "ranks": {slot.name: slot.rank for slot in slots[name]}}
             for name in experts
+        }, {}
+
+    def share(self, experts: Mapping[str, Checkpoint], plan: Mapping[str, str]) -> StoredFile:
+        """Write the file of what experts share as planned."""
+        mixer = self._mixer(())
+        blobs = {
+            f"{tensor}::code": _bytes(mixer.encode_mean(tensor, experts.values(), TensorChoice.parse(text)).blob)
+            for tensor, text in plan.items()
         }
+        entries = {key: TensorSpec(tuple(blob.shape), blob.dtype) for key, blob in blobs.items()}
+        path = self.directory / SHARED_FILE
+        return StoredFile(sha256=write_tensors(path, entries, {}, blobs.items()), nbytes=path.stat().st_size)
 
     def compress(self, name: str, expert: Checkpoint, plan: Mapping[str, Any]) -> ExpertRecord:
         """Write the file of one expert as planned."""
         if plan["fingerprint"] != expert.fingerprint():
             raise CheckpointError(f"{expert.label}: has changed since the build of {name!r} was begun")
-        slots = [Slot(tensor, expert.spec(tensor), rank) for tensor, rank in plan["ranks"].items()]
-        slots = [slot for slot in slots if slot.rank != 0]
         ledger = _Ledger()
         file = expert_file(name)
         path = self.directory / file
-        sha256 = write_expert(
-            path, slots, self.dtype, self._metadata(name), plan["room"], self._stored(name, expert, slots, plan, ledger)
-        )
+        if "codes" in plan:
+            sha256 = self._write_codes(path, name, expert, plan["codes"], ledger)
+        else:
+            slots = [Slot(tensor, expert.spec(tensor), rank) for tensor, rank in plan["ranks"].items() if rank != 0]
+            entries = {key: spec for slot in slots for key, spec in slot.entries(self.dtype).items()}
+            stored = self._stored(name, expert, slots, plan, ledger)
+            sha256 = write_tensors(path, entries, self._metadata(name), stored, plan["room"])
         return ExpertRecord(file, path.stat().st_size, sha256, expert.label, plan["fingerprint"], ledger.share)
 
     def _stored(
         self, name: str, expert: Checkpoint, slots: Sequence[Slot], plan: Mapping[str, Any], ledger: _Ledger
-    ) -> Iterator[tuple[Slot, tuple[Tensor, ...]]]:
+    ) -> Iterator[tuple[str, Tensor]]:
         decompose = randomized_svd if self.randomized else top_svd
         for dropped in (tensor for tensor, rank in plan["ranks"].items() if rank == 0):
             ledger.add(delta := task_matrix(self.base, expert, dropped), lost=delta)
         for slot in slots:
             if slot.rank is None:
-                if is_change(self.base, slot.name, slot.spec):
-                    ledger.add(task_matrix(self.base, expert, slot.name))
-                yield slot, (expert.read(slot.name).to(slot.spec.dtype),)
+                yield f"{slot.name}::full", self._whole(expert, slot.name, ledger)
                 continue
             delta = as_matrix(task_matrix(self.base, expert, slot.name))
             try:
@@ -87,7 +109,45 @@ class Compressor:
                 raise MerganserError(f"{name}: {slot.name!r}: {error}") from error
             stored = encode(factors, self.dtype, slot.rank)
             ledger.add(delta, lost=delta - product(*stored))
-            yield slot, stored
+            yield from zip(slot.entries(self.dtype), stored, strict=True)
+
+    def _write_codes(self, path: Path, name: str, expert: Checkpoint, plan: Mapping[str, str], ledger: _Ledger) -> str:
+        """Write the file of an expert in codes; they are made first, since they decide its size."""
+        mixer = self._mixer(())
+        blobs: dict[str, Tensor] = {}
+        whole: dict[str, TensorSpec] = {}
+        dropped: dict[str, float] = {}
+        for tensor, choice in ((tensor, TensorChoice.parse(text)) for tensor, text in plan.items()):
+            if choice.full:
+                whole[f"{tensor}::full"] = expert.spec(tensor)
+                continue
+            delta = task_matrix(self.base, expert, tensor)
+            if choice.code is None:
+                ledger.add(delta, lost=delta)
+                dropped[tensor] = _energy(delta)
+                continue
+            coded, lost = mixer.encode(name, tensor, delta, choice)
+            blobs[f"{tensor}::{'residual' if choice.residual else 'code'}"] = _bytes(coded.blob)
+            ledger.add(delta, lost=lost)
+        entries = whole | {key: TensorSpec(tuple(blob.shape), blob.dtype) for key, blob in blobs.items()}
+
+        def stored() -> Iterator[tuple[str, Tensor]]:
+            yield from blobs.items()
+            for key in whole:
+                yield key, self._whole(expert, key.removesuffix("::full"), ledger)
+
+        metadata = self._metadata(name) | ({"dropped": note_dropped(dropped)} if dropped else {})
+        return write_tensors(path, entries, metadata, stored())
+
+    def _whole(self, expert: Checkpoint, tensor: str, ledger: _Ledger) -> Tensor:
+        spec = expert.spec(tensor)
+        if is_change(self.base, tensor, spec):
+            ledger.add(task_matrix(self.base, expert, tensor))
+        return expert.read(tensor).to(spec.dtype)
+
+    def _mixer(self, codes: Sequence[str]) -> Mixer:
+        shared = ExpertFile(self.directory / SHARED_FILE) if self.manifest.shared else None
+        return Mixer(self.base, codes, self.grams, shared, self.randomized)
 
     def _metadata(self, name: str) -> dict[str, str]:
         return {"expert": name, "base": self.manifest.base_fingerprint}
@@ -117,55 +177,5 @@ def _energy(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
 
 
-def is_change(base: Checkpoint, name: str, spec: TensorSpec) -> bool:
-    """Whether a tensor of an expert differs from the base by a Δ: numbers of a tensor that both have in one shape."""
-    return name in base and base.spec(name).shape == spec.shape and not is_integer(spec.dtype)
-
-
-def check_fit(base: Checkpoint, expert: Checkpoint) -> None:
-    """A tensor the base has and the expert lacks is an error, and so are codes; heads of its own it may have."""
-    for checkpoint in (base, expert):
-        refuse_quantised(checkpoint)
-    for name in base.names():
-        if name not in expert:
-            raise CheckpointError(f"{expert.label}: has no tensor {name!r}, which the base {base.label} has")
-
-
-def check_finite(tensor: Tensor, name: str, where: str) -> None:
-    """NaN and infinity are no change that could be kept, compared or merged. `where` names the model."""
-    if is_integer(tensor.dtype):
-        return
-    wide = tensor.float() if tensor.dtype.itemsize < 4 else tensor
-    # A sum is the cheapest sieve: only a suspicious one is looked at twice.
-    if not bool(wide.sum().isfinite()) and not bool(wide.isfinite().all()):
-        what = "NaN" if bool(wide.isnan().any()) else "infinite values"
-        raise CheckpointError(f"{where}: tensor {name!r} contains {what}; use a sound checkpoint")
-
-
-def changes(base: Checkpoint, expert: Checkpoint, spectra: bool, where: str) -> Iterator[Changed]:
-    """Every tensor of the expert that is not the base's; `where` is how messages call the expert."""
-    for name in expert.names():
-        spec = expert.spec(name)
-        theirs = expert.read(name)
-        if name not in base or base.spec(name).shape != spec.shape:
-            check_finite(theirs, name, where)
-            yield Changed(name, spec, False)
-            continue
-        ours = base.read(name)
-        if torch.equal(theirs, ours.to(spec.dtype)):
-            continue
-        check_finite(theirs, name, where)
-        check_finite(ours, name, base.label)
-        matrix = is_matrix(spec.shape) and not is_integer(spec.dtype)
-        if not (matrix and spectra):
-            yield Changed(name, spec, matrix)
-            continue
-        squares = spectrum(as_matrix(task_matrix(base, expert, name))).square()
-        yield Changed(name, spec, True, squares.numpy())
-
-
-def task_matrix(base: Checkpoint, expert: Checkpoint, name: str) -> Tensor:
-    """θ_t − θ₀ in the tensor's own shape, in float32, or float64 where a source is."""
-    ours, theirs = base.read(name), expert.read(name)
-    wide = torch.float64 if torch.float64 in (ours.dtype, theirs.dtype) else torch.float32
-    return theirs.to(wide) - ours.to(wide)
+def _bytes(blob: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(blob), dtype=torch.uint8)

@@ -1,62 +1,43 @@
-"""The expert library (TSV-Compress): many experts of one base in about twice the base's size."""
+"""The expert library: many experts of one base as low-rank factors (TSV-Compress), or in codes within a budget."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.dtypes import dtype_name, name_of
+from merganser.checkpoints.dtypes import dtype_name
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.confine import confine
-from merganser.engine.directories import check_writable
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean
 from merganser.kernels.spectra import Factors
-from merganser.lazy import torch
-from merganser.library import storage
-from merganser.library.bases import main_dtype, open_base, place_of, weights_checksum
-from merganser.library.building import Compressor, Step, check_fit
-from merganser.library.manifest import FILE, LOCK, ExpertRecord, Manifest, check_name, expert_file, locked
-from merganser.library.ranks import RankPolicy
-from merganser.library.storage import FACTOR_DTYPES, ExpertFile, checksum, delete, partial_of
+from merganser.library.bases import open_base, place_of, weights_checksum
+from merganser.library.building import Compressor, Step
+from merganser.library.changes import check_fit
+from merganser.library.codes.catalogue import CHOICES
+from merganser.library.expert_file import ExpertFile
+from merganser.library.manifest import SHARED_FILE, ExpertRecord, Manifest, StoredFile, check_name, expert_file, locked
+from merganser.library.ranks import RankPolicy, with_codes
+from merganser.library.sizes import Finding, Size
+from merganser.library.starting import begin, factor_dtype, interrupted, make
+from merganser.library.storage import FACTOR_DTYPES, checksum, delete, partial_of
 from merganser.library.views import Expert, MergedExperts
 from merganser.methods.registry import build as build_method
 from merganser.methods.tsv import TSV
 from merganser.notebooks import Shown
 from merganser.recipes.saving import save
 
-
-@dataclass(frozen=True)
-class Size:
-    """Bytes: the base's weights, the files of the experts, and how much the whole is of the base alone."""
-
-    base: int
-    experts: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        return self.base + sum(self.experts.values())
-
-    @property
-    def ratio(self) -> float:
-        return self.total / max(1, self.base)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What `verify` has to say of one part of a library. `sound` is None where it could not be found out."""
-
-    part: str
-    sound: bool | None
-    message: str
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Library(Shown):
-    """Experts of one base, stored in a directory as low-rank factors. Create one with `Library.build`.
+    """Experts of one base, stored in a directory as low-rank factors or in codes. Create one with `Library.build`.
 
     Args:
         path: The directory of the library.
@@ -83,6 +64,7 @@ class Library(Shown):
         known = (self.manifest.base_fingerprint, self.manifest.source_fingerprint)
         self.base = open_base(self.path, place, known, base)
         self._checked: dict[str, Expert] = {}
+        self._shared: ExpertFile | None = None
 
     @classmethod
     def build(
@@ -94,6 +76,8 @@ class Library(Shown):
         rank_fraction: float | None = None,
         energy: float | None = None,
         budget: int | str | None = None,
+        codes: Sequence[str] | None = None,
+        grams: Mapping[str, Reference] | None = None,
         dtype: str | torch.dtype | None = None,
         copy_base: bool = False,
         randomized: bool = False,
@@ -107,8 +91,13 @@ class Library(Shown):
             path: The directory to create.
             rank_fraction: The share of singular components to keep; 1/T by default.
             energy: Instead: the share of the energy to keep in each matrix.
-            budget: Instead: the size of all expert files, in bytes or as text such as `"1MB"`.
-            dtype: The dtype of the factors: float32, bfloat16, float16, or int8 with a scale per column; by default
+            budget: Instead: the size of all expert files, in bytes or as text such as `"1MB"`. Every tensor gets the
+                code that loses least for its bytes, unless `dtype` asks for plain factors.
+            codes: What a budget chooses from: some of `"signs"`, `"levels"`, `"factors"`, and `"shared"` for a part
+                that experts have in common; all by default.
+            grams: Gram matrices of inputs by expert, as `mg.tuning.gram` gives and saves them. Errors of these experts
+                then count by what they do to the layers' outputs.
+            dtype: The dtype of plain factors: float32, bfloat16, float16, or int8 with a scale per column; by default
                 that of the base.
             copy_base: Copy the base into the library.
             randomized: Use a randomised SVD, which is faster and slightly less accurate.
@@ -131,7 +120,11 @@ class Library(Shown):
         for checkpoint in checkpoints.values():
             check_fit(opened, checkpoint)
         policy = RankPolicy.choose(rank_fraction, energy, budget, len(experts))
-        factors = _factor_dtype(opened) if dtype is None else dtype_name(dtype, FACTOR_DTYPES, "factors")
+        policy = with_codes(policy, codes, CHOICES if dtype is None else ())
+        if codes is not None and dtype is not None:
+            raise InputError("dtype is that of plain factors: leave it out where codes are given")
+        weights = _open_grams(grams or {}, policy, experts)
+        factors = factor_dtype(opened) if dtype is None else dtype_name(dtype, FACTOR_DTYPES, "factors")
         place = place_of(base)
         copied = copy_base or place is None  # of tensors in memory nothing but a copy can be found again
         wanted = Manifest(
@@ -143,13 +136,19 @@ class Library(Shown):
             policy=policy.to_dict(),
             pending={name: {"fingerprint": ckpt.fingerprint()} for name, ckpt in checkpoints.items()},
         )
-        if _interrupted(directory, wanted) is None:  # ranks are planned before anything is written
-            planned = Compressor(directory, opened, wanted, randomized).plan(checkpoints, policy, on_step)
+        shared: dict[str, str] = {}
+        if interrupted(directory, wanted) is None:  # everything is planned before anything is written
+            planning = Compressor(directory, opened, wanted, randomized, weights)
+            planned, shared = planning.plan(checkpoints, policy, on_step)
             wanted = replace(wanted, pending=planned)
-        _make(directory)
+        make(directory)
         with locked(directory):
-            manifest = _interrupted(directory, wanted) or _begin(directory, wanted, opened)
-            compressor = Compressor(directory, opened, manifest, randomized)
+            if (manifest := interrupted(directory, wanted)) is None:
+                if shared:
+                    stored = Compressor(directory, opened, wanted).share(checkpoints, shared)
+                    wanted = replace(wanted, shared=stored)
+                manifest = begin(directory, wanted, opened)
+            compressor = Compressor(directory, opened, manifest, randomized, weights)
             for name in list(manifest.pending):
                 on_step("compressing", name)
                 record = compressor.compress(name, checkpoints[name], manifest.pending[name])
@@ -165,22 +164,39 @@ class Library(Shown):
         rank_fraction: float | None = None,
         energy: float | None = None,
         budget: int | str | None = None,
+        codes: Sequence[str] | None = None,
+        gram: Reference | None = None,
         randomized: bool = False,
     ) -> Library:
-        """The library with one more expert, by the library's own rule for ranks unless told otherwise. One built within
-        a budget gives a new expert the mean size of the others, or all of the budget if there is none. No other file is
-        touched, and this object goes on to show what it was opened with."""
+        """Return the library with one more expert, by its own rule unless told otherwise.
+
+        A library built within a budget gives a new expert the mean size of the others, or all of the budget if there is
+        none. No other file is touched, and this object goes on to show what it was opened with.
+
+        Args:
+            name: What to call the expert.
+            expert: Its checkpoint.
+            rank_fraction: The share of singular components to keep.
+            energy: Instead: the share of the energy to keep in each matrix.
+            budget: Instead: the size of its file, in bytes or as text.
+            codes: What a budget chooses from; by default what the library was built with.
+            gram: Gram matrices of its inputs.
+            randomized: Use a randomised SVD.
+        """
         check_name(name)
         told = (rank_fraction, energy, budget) != (None, None, None)
-        policy = RankPolicy.choose(rank_fraction, energy, budget, 1) if told else None
         opened = open_checkpoint(expert)
         check_fit(self.base, opened)
         with locked(self.path):
             current = Library(self.path, self.base)  # it may have changed since this one was opened
             if name in current:
                 raise InputError(f"{self.path}: has an expert {name!r} already; remove it first")
-            compressor = Compressor(self.path, self.base, current.manifest, randomized)
-            plan = compressor.plan({name: opened}, policy or current._policy(), lambda action, which: None)
+            own = current._policy()
+            policy = RankPolicy.choose(rank_fraction, energy, budget, 1) if told else replace(own, codes=())
+            policy = with_codes(policy, codes, own.codes)
+            weights = _open_grams({name: gram} if gram is not None else {}, policy, [name])
+            compressor = Compressor(self.path, self.base, current.manifest, randomized, weights)
+            plan, _ = compressor.plan({name: opened}, policy, lambda action, which: None)
             current.manifest.with_expert(name, compressor.compress(name, opened, plan[name])).write(self.path)
         return Library(self.path, self.base)
 
@@ -216,10 +232,21 @@ class Library(Shown):
         """An expert as a checkpoint, rebuilt as it is read. Its file is checked against its checksum once."""
         if name not in self._checked:
             record = self._record(name)
-            if problem := self._damage(record):
+            if problem := self._damage(self.path / record.file, record):
                 raise CheckpointError(f"{self.path / record.file}: {problem}; build or add the expert {name!r} again")
-            self._checked[name] = Expert(self.base, ExpertFile(self.path / record.file), name)
+            self._checked[name] = Expert(self.base, self._file(record), name)
         return self._checked[name]
+
+    def shared(self) -> ExpertFile | None:
+        """Return the file of what experts share, if they do; it is checked against its checksum once."""
+        if self._shared is None and self.manifest.shared is not None:
+            if problem := self._damage(self.path / SHARED_FILE, self.manifest.shared):
+                raise CheckpointError(f"{self.path / SHARED_FILE}: {problem}; build the library again")
+            self._shared = ExpertFile(self.path / SHARED_FILE)
+        return self._shared
+
+    def _file(self, record: ExpertRecord) -> ExpertFile:
+        return ExpertFile(self.path / record.file, self.shared())
 
     def factors(self, name: str, tensor: str) -> Factors | None:
         """The task matrix of one tensor of an expert as float64 factors; None if the expert did not change it."""
@@ -244,20 +271,24 @@ class Library(Shown):
         return save(self.expert(name), out, **options)
 
     def size(self) -> Size:
-        """Bytes on disk of the base's weights and of every expert."""
+        """Bytes on disk of the base's weights, of every expert, and of what they share."""
         weights = sum(self.base.spec(name).nbytes for name in self.base.names())
-        return Size(weights, {name: record.nbytes for name, record in self.manifest.experts.items()})
+        shared = self.manifest.shared.nbytes if self.manifest.shared else 0
+        return Size(weights, {name: record.nbytes for name, record in self.manifest.experts.items()}, shared)
 
     def verify(self, on_part: Callable[[str], None] = lambda part: None) -> list[Finding]:
         """Read every byte of the base and of the experts, and compare their checksums with the manifest."""
         on_part("base")
         findings = [self._verify_base()]
+        if self.manifest.shared is not None:
+            problem = self._damage(self.path / SHARED_FILE, self.manifest.shared)
+            findings.append(Finding("shared", problem is None, problem or "the part that experts share is as it was"))
         for name, record in self.manifest.experts.items():
             on_part(name)
-            problem = self._damage(record)
+            problem = self._damage(self.path / record.file, record)
             if problem is None:
                 try:
-                    Expert(self.base, ExpertFile(self.path / record.file), name)
+                    Expert(self.base, self._file(record), name)
                 except CheckpointError as error:
                     problem = str(error)
             findings.append(Finding(name, problem is None, problem or f"{record.energy:.1%} of its energy kept"))
@@ -279,18 +310,18 @@ class Library(Shown):
 
     def _policy(self) -> RankPolicy:
         """The rule for the ranks of one more expert."""
-        own = RankPolicy(**self.manifest.policy)
+        own = RankPolicy.from_dict(self.manifest.policy)
         if own.kind != "budget" or not self.experts:
             return own
-        return RankPolicy("budget", sum(self.size().experts.values()) // len(self))
+        return replace(own, value=sum(self.size().experts.values()) // len(self))
 
     def _record(self, name: str) -> ExpertRecord:
         if name not in self.manifest.experts:
             raise InputError(f"{self.path}: has no expert {name!r}{did_you_mean(name, self.experts)}")
         return self.manifest.experts[name]
 
-    def _damage(self, record: ExpertRecord) -> str | None:
-        path = self.path / record.file
+    @staticmethod
+    def _damage(path: Path, record: ExpertRecord | StoredFile) -> str | None:
         if not path.is_file():
             return "missing"
         if path.stat().st_size != record.nbytes:
@@ -298,62 +329,16 @@ class Library(Shown):
         return None if checksum(path) == record.sha256 else "damaged: its checksum is not the library's"
 
 
-def _interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
-    """The manifest of an interrupted build of the same library, if there is one; refuses whatever else is there."""
-    check_writable(directory, directory)
-    present = set(os.listdir(directory)) if os.path.isdir(directory) else set()
-    if FILE not in present:
-        begun = {"experts", LOCK}  # by a build that was interrupted before its manifest, and nothing else
-        if begun <= present:
-            begun |= {"base", "base.partial", ".base.lock", f"{FILE}.partial"}
-        if present - begun or ("experts" in present and any((directory / "experts").iterdir())):
-            raise InputError(f"{directory}: exists and is not an expert library; choose another path")
-        return None
-    found = Manifest.read(directory)
-    if not found.pending:
-        raise InputError(f"{directory}: is a finished library; use `add` for another expert, or another path")
-    unlike = [
-        what
-        for what, ours, theirs in (
-            ("base", wanted.source_fingerprint, found.source_fingerprint),
-            ("place of the base", wanted.base, found.base),
-            ("dtype", wanted.dtype, found.dtype),
-            ("rule for ranks", wanted.policy, found.policy),
-            ("experts", _sources(wanted), _sources(found)),
-        )
-        if ours != theirs
-    ]
-    if unlike:
-        raise InputError(f"{directory}: a build with another {unlike[0]} was interrupted here; remove it first")
-    return found
-
-
-def _make(directory: Path) -> None:
-    try:
-        storage.DISK.make_directory(directory / "experts")
-    except OSError as error:
-        raise InputError(f"{directory}: cannot be made: {error.strerror}") from None
-
-
-def _begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
-    """The manifest of a new library, on disk, after the copy of the base if there is to be one."""
-    if wanted.base_copied:
-        # Goes on with an unfinished copy, leaves a finished one as it is, and refuses whatever else is there.
-        base = open_checkpoint(save(base, directory / "base", resume=True, disk=storage.DISK))
-        wanted = replace(wanted, base_fingerprint=base.fingerprint())
-    wanted = replace(wanted, base_sha256=weights_checksum(base))
-    wanted.write(directory)
-    return wanted
-
-
-def _sources(manifest: Manifest) -> dict[str, str]:
-    done = {name: record.fingerprint for name, record in manifest.experts.items()}
-    return done | {name: plan["fingerprint"] for name, plan in manifest.pending.items()}
-
-
-def _factor_dtype(base: Checkpoint) -> str:
-    name = name_of(main_dtype(base))
-    return name if name in FACTOR_DTYPES else "float32"
+def _open_grams(
+    grams: Mapping[str, Reference], policy: RankPolicy, experts: Collection[str]
+) -> dict[str, Mapping[str, Tensor]]:
+    """The Gram matrices by expert, where the policy can use them."""
+    if grams and not policy.codes:
+        raise InputError("Gram matrices weigh the errors of codes: give a budget, and no dtype of factors")
+    for name in grams:
+        if name not in experts:
+            raise InputError(f"grams: there is no expert {name!r}{did_you_mean(name, experts)}")
+    return {name: open_checkpoint(reference) for name, reference in grams.items()}
 
 
 def open_expert(path: Path) -> Checkpoint:

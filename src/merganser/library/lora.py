@@ -33,7 +33,7 @@ from merganser.library.adapter_writing import (
     save_adapter,
     share,
 )
-from merganser.library.building import check_finite, check_fit, task_matrix
+from merganser.library.changes import check_finite, check_fit, task_matrix
 from merganser.library.ranks import RankPolicy
 from merganser.library.unfolding import as_matrix
 from merganser.library.views import Expert
@@ -115,16 +115,22 @@ def export_expert(
     out: str | os.PathLike[str],
     *,
     rank: int | None = None,
+    budget: int | str | None = None,
+    whole: bool = True,
     dtype: str | torch.dtype = "bfloat16",
     fan_in_fan_out: bool | None = None,
     overwrite: bool = False,
 ) -> AdapterReport:
     """Write an expert of a library as an adapter, at its own rank (that of its largest matrix) or less.
 
+    A matrix that is not stored as factors is decomposed; an expert without any has rank 64 unless told otherwise.
+
     Args:
         expert: The expert.
         out: Directory of the adapter to be made.
         rank: Rank of every update, at most.
+        budget: Instead of a rank: bytes, or a size such as "5MB", for all factors, spent where they keep most.
+        whole: Save norms and biases whole; servers that know low-rank updates alone want False.
         dtype: float32, bfloat16 or float16.
         fan_in_fan_out: Whether weights are stored input × output; by default as the config says.
         overwrite: Replace `out`.
@@ -138,12 +144,25 @@ def export_expert(
     Example:
         >>> export_expert(library.expert("law"), "law-lora", rank=16)  # doctest: +SKIP
     """
+    if budget is not None:
+        return extract_lora(
+            expert,
+            expert.source,
+            out,
+            rank=rank,
+            budget=budget,
+            whole=whole,
+            dtype=dtype,
+            fan_in_fan_out=fan_in_fan_out,
+            overwrite=overwrite,
+        )
     check_rank(rank)
     stored = dtype_of(dtype, DTYPES, "adapters")
     check_out(Path(out), overwrite, expert.files())
     file = expert.file
-    limit = rank or max((file.rank(name) for name, kind in file.kinds.items() if kind == "factors"), default=1)
-    draft = _Draft(AdapterModules(expert.source, expert, fan_in_fan_out), expert.source, stored, whole=True)
+    own = (file.rank(name) for name, kind in file.kinds.items() if kind == "factors")
+    limit = rank or max(own, default=_DEFAULT_RANK)
+    draft = _Draft(AdapterModules(expert.source, expert, fan_in_fan_out), expert.source, stored, whole)
     for name in file.kinds:
         factors = None
         if expert.merges(name) and draft.orientation(name, expert.spec(name).shape):

@@ -15,6 +15,7 @@ from typing import Any
 from merganser import strict_json
 from merganser.confine import confine
 from merganser.errors import CheckpointError, InputError, MerganserError
+from merganser.library.codes.catalogue import CHOICES, TensorChoice
 from merganser.library.ranks import KINDS
 from merganser.library.schema import Section
 from merganser.library.storage import FACTOR_DTYPES, write_whole
@@ -22,9 +23,12 @@ from merganser.library.storage import FACTOR_DTYPES, write_whole
 FILE = "library.json"
 LOCK = ".lock"
 FORMAT = "merganser-experts"
-#: Version 2 has the checksum of the base's weights, and experts may keep convolution kernels as factors.
-VERSION = 2
-READABLE = (1, 2)
+#: Version 2 has the checksum of the base's weights, and experts may keep convolution kernels as factors. Version 3 has
+#: tensors in codes, and a part that all experts share.
+VERSION = 3
+READABLE = (1, 2, 3)
+#: Where the part that all experts share is stored.
+SHARED_FILE = "shared.safetensors"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -116,10 +120,25 @@ class ExpertRecord:
 
 
 @dataclass(frozen=True)
+class StoredFile:
+    """The size and checksum of a file of the library."""
+
+    nbytes: int
+    sha256: str
+
+    @classmethod
+    def read(cls, record: Section) -> StoredFile:
+        found = cls(record.count("nbytes"), record.text("sha256"))
+        record.done()
+        return found
+
+
+@dataclass(frozen=True)
 class Manifest:
     """`base` is a path or hub id, or `base` inside the library when it was copied; then the fingerprint of what was
     copied stands beside that of the copy. `base_sha256` is that of all the base's weights, None in libraries of
-    version 1. `pending` are experts a build has promised and not yet finished, with the ranks decided for them."""
+    version 1. `pending` are experts a build has promised and not yet finished, with what was decided for them: ranks or
+    codes by tensor. `shared` is the file of what experts share, if they do."""
 
     base: str
     base_copied: bool
@@ -130,6 +149,7 @@ class Manifest:
     base_sha256: str | None = None
     experts: dict[str, ExpertRecord] = field(default_factory=dict)
     pending: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shared: StoredFile | None = None
 
     def with_expert(self, name: str, record: ExpertRecord) -> Manifest:
         pending = {other: plan for other, plan in self.pending.items() if other != name}
@@ -157,6 +177,7 @@ class Manifest:
                 name: ExpertRecord.read(directory, name, record) for name, record in named_sections(content, "experts")
             },
             pending={name: _promise(plan) for name, plan in named_sections(content, "pending")},
+            shared=StoredFile.read(content.section("shared")) if content.has("shared") else None,
         )
         content.done()
         if found.base_copied:
@@ -178,18 +199,31 @@ def named_sections(content: Section, key: str) -> Iterator[tuple[str, Section]]:
 
 
 def _policy(policy: Section) -> dict[str, Any]:
-    found = {"kind": policy.choice("kind", KINDS), "value": policy.number("value")}
+    found: dict[str, Any] = {"kind": policy.choice("kind", KINDS), "value": policy.number("value")}
+    if policy.has("codes"):
+        found["codes"] = codes = policy.text("codes")
+        if any(code not in CHOICES for code in codes.split()):
+            raise policy.damaged("codes", f"some of {', '.join(CHOICES)}", codes)
     policy.done()
     return found
 
 
 def _promise(plan: Section) -> dict[str, Any]:
     """What a build has decided for an expert: of which source, and how its file is laid out."""
-    ranks = plan.section("ranks")
-    found = {
-        "fingerprint": plan.text("fingerprint"),
-        "room": plan.count("room"),
-        "ranks": {tensor: ranks.optional_count(tensor) for tensor in ranks.names()},
-    }
+    found: dict[str, Any] = {"fingerprint": plan.text("fingerprint")}
+    if plan.has("codes"):
+        codes = plan.section("codes")
+        found["codes"] = {tensor: codes.text(tensor) for tensor in codes.names()}
+        for tensor, text in found["codes"].items():
+            try:
+                TensorChoice.parse(text)
+            except ValueError:
+                raise codes.damaged(tensor, "a code", text) from None
+    else:
+        ranks = plan.section("ranks")
+        found |= {
+            "room": plan.count("room"),
+            "ranks": {tensor: ranks.optional_count(tensor) for tensor in ranks.names()},
+        }
     plan.done()
     return found

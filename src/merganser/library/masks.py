@@ -18,7 +18,6 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -40,26 +39,15 @@ from merganser.engine.publishing import check_out, publish
 from merganser.engine.task_vector import Applied
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean, one_of
 from merganser.library.bases import main_dtype, open_base, place_of
-from merganser.library.building import check_finite
-from merganser.library.library import Size
+from merganser.library.changes import check_finite
 from merganser.library.manifest import check_name, named_sections, read_json, write_json
 from merganser.library.mask_bits import FULL, Kind, Packed, unpack
 from merganser.library.schema import Section
+from merganser.library.sizes import Size
 from merganser.recipes.saving import save
 
 FILE = "masks.json"
 FORMAT, VERSION = "merganser-masks", 1
-
-
-@dataclass(frozen=True)
-class MaskSize(Size):
-    """As a library's, with the vector that all experts share."""
-
-    shared: int = 0
-
-    @property
-    def total(self) -> int:
-        return super().total + self.shared
 
 
 class MaskLibrary:
@@ -198,9 +186,9 @@ class MaskLibrary:
         """Rebuild an expert as an ordinary checkpoint directory (options of `mg.save`)."""
         return save(self.expert(name), out, **options)
 
-    def size(self) -> MaskSize:
+    def size(self) -> Size:
         """Bytes of the base's weights, of the shared vector and of every expert's masks."""
-        return MaskSize(
+        return Size(
             base=sum(self.base.spec(name).nbytes for name in self.base.names()),
             experts={name: _nbytes(self._bits(name)) for name in self.experts},
             shared=_nbytes(open_checkpoint(self.path / "shared")),

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.errors import InputError
 from merganser.lazy import np, torch
+from merganser.library.choosing import Floats, buy
+from merganser.library.codes.catalogue import check_codes
 from merganser.library.storage import Slot, component_bytes
 from merganser.methods.matrices import matrix_shape, rank_kept
 from merganser.units import parse_size
 
 Kind = Literal["fraction", "energy", "budget"]
 KINDS: tuple[str, ...] = get_args(Kind)
-Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
 @dataclass(frozen=True)
 class RankPolicy:
     """`fraction`: k = max(1, ⌊value · n⌋). `energy`: the least k with Σ_{r≤k} σ_r² ≥ value · ‖Δ‖². `budget`: the expert
-    files together take at most `value` bytes, spent where a byte buys the largest share of an expert's energy."""
+    files together take at most `value` bytes, spent where a byte buys the largest share of an expert's energy: on
+    ranks, or on any of the `codes` named."""
 
     kind: Kind
     value: float
+    codes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind != "budget" and not 0 < self.value <= 1:
@@ -53,17 +56,39 @@ class RankPolicy:
         return self.kind != "fraction"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "value": self.value}
+        plain: dict[str, Any] = {"kind": self.kind, "value": self.value}
+        return plain | {"codes": " ".join(self.codes)} if self.codes else plain
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> RankPolicy:
+        """The policy that `to_dict` gave."""
+        return cls(content["kind"], content["value"], tuple(content.get("codes", "").split()))
+
+
+def with_codes(policy: RankPolicy, codes: Sequence[str] | None, default: Sequence[str]) -> RankPolicy:
+    """Return a policy that chooses among codes: those asked for, else, where it is a budget, the default.
+
+    Raises:
+        InputError: Codes are asked for without a budget, or are not known.
+    """
+    if codes is not None and policy.kind != "budget":
+        raise InputError("codes are chosen within a budget: give one, in bytes")
+    chosen = check_codes(codes) if codes is not None else tuple(default)
+    return replace(policy, codes=chosen) if policy.kind == "budget" else policy
 
 
 @dataclass(frozen=True)
 class Changed:
-    """A tensor of an expert that differs from the base; σ² of its task matrix if it is one and spectra are needed."""
+    """A tensor of an expert that differs from the base; σ² of its task matrix if it is one and spectra are needed.
+
+    `coded` says whether the difference is one of numbers, which a code can hold; new tensors and integers have none.
+    """
 
     name: str
     spec: TensorSpec
     matrix: bool
     squares: Floats | None = None
+    coded: bool = False
 
 
 def allot(
@@ -128,7 +153,7 @@ def _within(
         return {expert: [_slot(t, 0, dtype) for t in tensors] for expert, tensors in changed.items()}
     worth = np.concatenate(gains) > 0
     cost, owner, value = (np.concatenate(parts)[worth] for parts in (costs, owners, values))
-    bought = _buy(value, cost.astype(np.int64), owner, len(matrices), budget - fixed)
+    bought = buy(value, cost.astype(np.int64), owner, len(matrices), budget - fixed)
     slots: dict[str, list[Slot]] = {expert: [] for expert in changed}
     count = iter(bought)
     for expert, tensor in flat:
@@ -139,29 +164,3 @@ def _within(
         else:
             slots[expert].append(Slot(tensor.name, tensor.spec, None))
     return slots
-
-
-def _buy(
-    value: Floats,
-    cost: np.ndarray[Any, np.dtype[np.int64]],
-    owner: np.ndarray[Any, np.dtype[np.int64]],
-    owners: int,
-    purse: int,
-) -> list[int]:
-    """Steps taken of each owner, by value per byte."""
-    taken = np.zeros(owners, dtype=np.int64)
-    order = np.argsort(-value, kind="stable")  # stable: the steps of one owner stay in order among equals
-    affordable = int(np.searchsorted(np.cumsum(cost[order]), purse, side="right"))
-    np.add.at(taken, owner[order[:affordable]], 1)
-    purse -= int(cost[order[:affordable]].sum())
-    closed: set[int] = set()
-    for step in order[affordable:]:
-        who = int(owner[step])
-        if who in closed or cost[step] > purse:
-            closed.add(who)
-            if len(closed) == owners:
-                break
-            continue
-        taken[who] += 1
-        purse -= int(cost[step])
-    return [int(n) for n in taken]

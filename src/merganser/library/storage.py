@@ -1,10 +1,12 @@
-"""An expert on disk: per matrix its factors u · diag(s) · vᵀ, for every other changed tensor the tensor itself.
+"""An expert on disk: one safetensors file, written whole.
 
-Convolution kernels are matrices too, output × (input · window); the base knows their shape.
+Per matrix its factors u · diag(s) · vᵀ under the keys `NAME::u`, `NAME::s` and `NAME::v`, or any changed tensor whole
+as `NAME::full`. Column scales of int8 factors are folded into s, so that the same product rebuilds the task matrix
+whatever the dtype. Sizes follow from shapes and ranks alone: the header has a fixed room, whatever the ranks turn out
+to be. Convolution kernels are matrices too, output × (input · window); the base knows their shape.
 
-One safetensors file per expert, with the keys `NAME::u`, `NAME::s`, `NAME::v` or `NAME::full`. Column scales of int8
-factors are folded into s, so that the same product rebuilds the task matrix whatever the dtype. Sizes follow from
-shapes and ranks alone: the header has a fixed room, whatever the ranks turn out to be.
+In libraries that mix codes a tensor is `NAME::code`, a blob of `codes.coding`, or `NAME::residual`, one of what is left
+after the shared part. The metadata name the tensors that were dropped, with their energies.
 """
 
 from __future__ import annotations
@@ -13,18 +15,16 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from merganser.checkpoints.base import Rows, TensorSpec, select_rows
-from merganser.checkpoints.safetensors_file import CODES, SafetensorsFile
+from merganser.checkpoints.base import TensorSpec
+from merganser.checkpoints.safetensors_file import CODES
 from merganser.engine.disk import Disk
-from merganser.errors import CheckpointError
-from merganser.kernels.spectra import Factors
+from merganser.kernels.spectra import Factors, top_svd
 from merganser.lazy import torch
-from merganser.library.unfolding import as_matrix
 from merganser.methods.matrices import matrix_shape
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ FACTOR_DTYPES = ("float32", "bfloat16", "float16", "int8")
 DISK = Disk()
 Write = Callable[[int, memoryview], None]
 _LARGEST = 10**16
-_PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,6 @@ class Slot:
             f"{self.name}::s": TensorSpec((self.rank,), torch.float32),
             f"{self.name}::v": TensorSpec((m, self.rank), dtype),
         }
-
-    def nbytes(self, dtype: torch.dtype) -> int:
-        return sum(spec.nbytes for spec in self.entries(dtype).values())
 
 
 def component_bytes(spec: TensorSpec, dtype: torch.dtype) -> int:
@@ -97,6 +93,13 @@ def normalized(u: Tensor, s: Tensor, v: Tensor) -> Factors:
     return Factors(u[:, there] / u_norm, s[there] * u_norm * v_norm, v[:, there] / v_norm)
 
 
+def orthonormal(u: Tensor, s: Tensor, v: Tensor) -> Factors:
+    """The singular value decomposition of u · diag(s) · vᵀ, whose columns are rounded too coarsely to be orthogonal."""
+    (left, upper), (right, lower) = torch.linalg.qr(u.double() * s), torch.linalg.qr(v.double())
+    core = top_svd(upper @ lower.T, len(s))
+    return Factors(left @ core.u, core.s, right @ core.v)
+
+
 def header_room(slots: Iterable[tuple[str, TensorSpec]], metadata: Mapping[str, str]) -> int:
     """Bytes that hold the header of these tensors at any ranks."""
     text: dict[str, object] = {"__metadata__": dict(metadata)}
@@ -108,35 +111,45 @@ def header_room(slots: Iterable[tuple[str, TensorSpec]], metadata: Mapping[str, 
     return 8 + math.ceil(len(json.dumps(text, separators=(",", ":"))) / 8) * 8
 
 
-def write_expert(
+def write_tensors(
     path: Path,
-    slots: Iterable[Slot],
-    dtype: torch.dtype,
+    entries: Mapping[str, TensorSpec],
     metadata: Mapping[str, str],
-    room: int,
-    tensors: Iterator[tuple[Slot, tuple[Tensor, ...]]],
+    tensors: Iterable[tuple[str, Tensor]],
+    room: int | None = None,
 ) -> str:
-    """Write `tensors` (each as the entries of its slot say) and return the file's sha256."""
-    entries = {key: spec for slot in slots for key, spec in slot.entries(dtype).items()}
+    """Write a safetensors file, tensor by tensor.
+
+    Args:
+        path: The file.
+        entries: What it is to hold, by key.
+        metadata: What its header says besides.
+        tensors: Every entry once, in any order.
+        room: Bytes of the header; by default as few as it needs.
+
+    Returns:
+        The sha256 of the file.
+    """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
-    places: dict[str, int] = {}
+    begins: dict[str, int] = {}
     end = 0
     # Wide types first, so that every tensor is aligned to its own item size.
     for key, spec in sorted(entries.items(), key=lambda item: -item[1].dtype.itemsize):
-        places[key] = room + end
+        begins[key] = end
         described = {"dtype": CODES[spec.element.name], "shape": list(spec.shape)}
         header[key] = described | {"data_offsets": [end, end + spec.nbytes]}
         end += spec.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode().ljust(room - 8)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    start = 8 + math.ceil(len(text) / 8) * 8 if room is None else room
+    text = text.ljust(start - 8)
 
     def fill(write: Write) -> None:
         write(0, memoryview(len(text).to_bytes(8, "little") + text))
-        for slot, parts in tensors:
-            for key, part in zip(slot.entries(dtype), parts, strict=True):
-                assert (tuple(part.shape), part.dtype) == (entries[key].shape, entries[key].dtype), key
-                write(places[key], part.contiguous().view(-1).view(torch.uint8).numpy().data)
+        for key, part in tensors:
+            assert (tuple(part.shape), part.dtype) == (entries[key].shape, entries[key].dtype), key
+            write(start + begins[key], part.contiguous().view(-1).view(torch.uint8).numpy().data)
 
-    return write_whole(path, room + end, fill)
+    return write_whole(path, start + end, fill)
 
 
 def write_whole(path: Path, size: int, fill: Callable[[Write], object]) -> str:
@@ -172,54 +185,6 @@ def delete(path: Path) -> None:
     DISK.before("remove", path)
     path.unlink()
     DISK.sync_directory(path.parent)
-
-
-class ExpertFile:
-    """The stored tensors of one expert, memory-mapped."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.weights = SafetensorsFile(path)
-        self.kinds: dict[str, Literal["factors", "full"]] = {}
-        for key in self.weights.names():
-            name, separator, part = key.rpartition("::")
-            if not separator or part not in ("u", "s", "v", "full"):
-                raise CheckpointError(f"{path}: {key!r} is no part of an expert; the file is not one of ours")
-            self.kinds[name] = "full" if part == "full" else "factors"
-
-    def spec(self, name: str) -> TensorSpec:
-        """Shape of a changed tensor, or of its matrix where factors are kept; the dtype is the expert's own where the
-        tensor is kept whole."""
-        if self.kinds[name] == "full":
-            return self.weights.spec(f"{name}::full")
-        d, m = (self.weights.spec(f"{name}::{part}").shape[0] for part in "uv")
-        return TensorSpec((d, m), torch.float32)
-
-    def rank(self, name: str) -> int:
-        return self.weights.spec(f"{name}::s").shape[0]
-
-    def full(self, name: str, rows: Rows | None = None) -> Tensor:
-        return self.weights.read(f"{name}::full", rows)
-
-    def factors(self, name: str) -> Factors:
-        u, s, v = (self.weights.read(f"{name}::{part}") for part in "usv")
-        return normalized(u, s, v)
-
-    def product(self, name: str) -> Tensor:
-        return product(*(self.weights.read(f"{name}::{part}") for part in "usv"))
-
-    def added_to(self, base: Tensor, name: str, rows: Rows | None = None) -> Tensor:
-        """base + u · diag(s) · vᵀ in the base's shape, or these rows of it, in at least float32."""
-        u, s, v = (self.weights.read(f"{name}::{part}") for part in "usv")
-        shape, base = base.shape, as_matrix(base)
-        out = torch.empty(base.shape, dtype=torch.promote_types(base.dtype, torch.float32))
-        left, right = (select_rows(u, rows).float() * s).to(out.dtype), v.to(out.dtype).T
-        # In pieces that stay in cache between the copy and the product.
-        step = max(1, _PIECE // max(1, base.shape[1]))
-        for start in range(0, base.shape[0], step):
-            piece = slice(start, start + step)
-            out[piece].copy_(base[piece]).addmm_(left[piece], right)
-        return out.view(shape)
 
 
 def checksum(path: Path) -> str:

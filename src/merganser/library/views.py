@@ -14,8 +14,8 @@ from merganser.checkpoints.cards import Lineage
 from merganser.errors import CheckpointError, InputError
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.lazy import torch
-from merganser.library.building import task_matrix
-from merganser.library.storage import ExpertFile
+from merganser.library.changes import task_matrix
+from merganser.library.expert_file import ExpertFile
 from merganser.library.unfolding import as_matrix, is_matrix
 from merganser.methods.matrices import FLOOR, matrix_shape, rank_kept
 from merganser.methods.tsv import TSV, orthogonal_sum
@@ -25,19 +25,20 @@ if TYPE_CHECKING:
 
 
 class Expert(View):
-    """θ₀ + u · diag(s) · vᵀ for matrices, the stored tensor where it was kept whole, the base's everywhere else.
+    """θ₀ + u · diag(s) · vᵀ for matrices, θ₀ + the decoded change where it was coded, the stored tensor where it was
+    kept whole, the base's everywhere else.
 
-    Rebuilt matrices are read in float32: they are rounded once, when written.
+    Rebuilt tensors are read in float32: they are rounded once, when written.
     """
 
     def __init__(self, base: Checkpoint, file: ExpertFile, name: str) -> None:
         super().__init__(base, f"{file.path.parent.parent}:{name}")
         self.name = name
         self.file = file
-        for changed in file.kinds:
-            stored = file.spec(changed).shape
-            if file.kinds[changed] == "factors" and (changed not in base or _matrix(base.spec(changed)) != stored):
-                raise CheckpointError(f"{file.path}: changes {changed!r} of shape {list(stored)}, not in the base")
+        for changed, kind in file.kinds.items():
+            if kind != "full" and not (changed in base and file.fits(changed, base.spec(changed).shape)):
+                stored = list(file.spec(changed).shape)
+                raise CheckpointError(f"{file.path}: changes {changed!r} of shape {stored}, not in the base")
 
     def names(self) -> Sequence[str]:
         own = [name for name in self.file.kinds if name not in self.source]
@@ -55,18 +56,25 @@ class Expert(View):
         tensor = self.source.read(name, rows)
         return tensor if kind is None else self.file.added_to(tensor, name, rows)
 
+    def overhead(self, name: str, entries: int) -> int:
+        coded = self.file.kinds.get(name) == "coded"
+        return super().overhead(name, entries) + (4 * self.source.spec(name).numel if coded else 0)
+
     def fingerprint(self) -> str:
-        parts = f"{self.source.fingerprint()} {self.file.weights.fingerprint()}"
+        shared = f" {self.file.shared.weights.fingerprint()}" if self.file.shared else ""
+        parts = f"{self.source.fingerprint()} {self.file.weights.fingerprint()}{shared}"
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def files(self) -> Sequence[Path]:
-        return [*self.source.files(), *self.file.weights.files()]
+        shared = self.file.shared.weights.files() if self.file.shared else ()
+        return [*self.source.files(), *self.file.weights.files(), *shared]
 
     def lineage(self) -> Lineage:
-        return Lineage(self.source.label, (self.label,), ("low-rank expert",))
+        kind = "compressed expert" if "coded" in self.file.kinds.values() else "low-rank expert"
+        return Lineage(self.source.label, (self.label,), (kind,))
 
     def factors(self, name: str, k: int | None = None) -> Factors | None:
-        """The task matrix of a tensor as float64 factors: none if it did not change, decomposed if kept whole."""
+        """The task matrix of a tensor as float64 factors: none if it did not change, decomposed unless stored so."""
         if name not in self:
             raise self.missing(name)
         name = self.source.aliases().get(name, name)
@@ -84,8 +92,8 @@ class Expert(View):
 
     def delta(self, name: str) -> Tensor:
         """θ_t − θ₀ in float32, in the tensor's own shape; in float64 if the tensor is and was kept whole."""
-        if self.file.kinds.get(name) == "factors":
-            return self.file.product(name).view(self.source.spec(name).shape)
+        if self.file.kinds.get(name) in ("factors", "coded"):
+            return self.file.change(name).view(self.source.spec(name).shape)
         return task_matrix(self.source, self, name)
 
     def merges(self, name: str) -> bool:
@@ -169,8 +177,3 @@ class MergedExperts(View):
     def lineage(self) -> Lineage:
         names = [expert.name for expert in self.experts]
         return Lineage(self.source.label, tuple(names), (self.rule.name,))
-
-
-def _matrix(spec: TensorSpec) -> tuple[int, ...]:
-    """The shape of a tensor's factors, multiplied; a vector has none."""
-    return matrix_shape(spec.shape) if len(spec.shape) > 1 else ()

@@ -20,11 +20,13 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     """From the manifest alone if the base is not at hand; `check` compares every file with its checksum."""
     manifest = Manifest.read(directory)
     library, problem = _opened(directory)
-    policy = RankPolicy(**manifest.policy)
+    policy = RankPolicy.from_dict(manifest.policy)
     bytes_of = {name: record.nbytes for name, record in manifest.experts.items()}
     lines = [
         f"{len(manifest.experts)} experts of {manifest.base}{' (copied here)' if manifest.base_copied else ''}",
-        f"factors in {manifest.dtype}, ranks by {policy.kind.replace('_', ' ')} {policy.value:g}",
+        f"{', '.join(policy.codes)} within {policy.value:,.0f} bytes"
+        if policy.codes
+        else f"factors in {manifest.dtype}, ranks by {policy.kind.replace('_', ' ')} {policy.value:g}",
         f"expert files: {sum(bytes_of.values()) / 2**20:,.1f} MiB",
     ]
     if library is not None:

@@ -11,8 +11,8 @@ from merganser.errors import InputError
 from merganser.studio.roots import Roots
 
 if TYPE_CHECKING:
+    from merganser.library.expert_file import ExpertFile
     from merganser.library.library import Library
-    from merganser.library.storage import ExpertFile
     from merganser.routing.adaptive import AdaptiveModel
 
 #: Budgets at which the loss of a library is predicted.
@@ -110,9 +110,14 @@ def predict_budgets(library: Library) -> list[dict[str, Any]]:
     chooses them among the components the library holds: a build from the experts themselves keeps at least that.
     """
     from merganser.checkpoints.dtypes import dtype_of
+    from merganser.library.expert_file import ExpertFile
     from merganser.library.ranks import Changed, RankPolicy, allot
-    from merganser.library.storage import FACTOR_DTYPES, ExpertFile, header_room
+    from merganser.library.storage import FACTOR_DTYPES, header_room
 
+    records = library.manifest.experts
+    if RankPolicy.from_dict(library.manifest.policy).codes:  # a smaller budget may take other codes altogether
+        energy = {name: record.energy for name, record in records.items()}
+        return [{"bytes": sum(library.size().experts.values()), "energy": energy}]
     changed: dict[str, list[Changed]] = {}
     whole: dict[str, float] = {}
     for name in library.experts:

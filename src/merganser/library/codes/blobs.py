@@ -1,0 +1,132 @@
+"""Numbers, arrays and few-level symbols as bytes, deflated where that pays, and back with every length checked."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from functools import cache
+from typing import Any
+
+from merganser.errors import CheckpointError
+from merganser.lazy import np
+
+_RAW, _DEFLATED = 0, 1
+
+
+class BlobWriter:
+    """Collects the parts of a blob; `BlobReader` asks for the same parts in the same order."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def numbers(self, layout: str, *values: float) -> None:
+        """Append numbers in a `struct` layout, little-endian."""
+        self._parts.append(struct.pack(f"<{layout}", *values))
+
+    def array(self, values: np.ndarray[Any, Any]) -> None:
+        """Append an array whose dtype and length the reader knows."""
+        raw = np.ascontiguousarray(values).tobytes()
+        method, stored = _squeeze(raw)
+        self.numbers("BI", method, len(stored))
+        self._parts.append(stored)
+
+    def symbols(self, values: np.ndarray[Any, Any], levels: int) -> None:
+        """Append whole numbers from −levels to levels, as many to a byte as fit, so that a Huffman code for bytes can
+        spend less than one bit on each."""
+        base, together = 2 * levels + 1, _together(levels)
+        digits = (values.astype(np.int16).ravel() + levels).astype(np.uint8)
+        rows = np.pad(digits, (0, -len(digits) % together), constant_values=levels).reshape(-1, together)
+        packed = np.zeros(len(rows), dtype=np.uint8)
+        for column in reversed(range(together)):
+            packed = packed * base + rows[:, column]
+        self.array(packed)
+
+    def content(self) -> bytes:
+        return b"".join(self._parts)
+
+
+class BlobReader:
+    """Reads a blob part by part; whatever does not fit is damage, named with `where`."""
+
+    def __init__(self, blob: bytes | memoryview, where: str) -> None:
+        self._blob, self._place, self._where = memoryview(blob), 0, where
+
+    def numbers(self, layout: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{layout}", self._take(struct.calcsize(f"<{layout}")))
+
+    def array(self, dtype: str, count: int) -> np.ndarray[Any, Any]:
+        """Read an array of `count` items."""
+        kind = np.dtype(dtype).newbyteorder("<")
+        method, length = self.numbers("BI")
+        stored, size = self._take(length), count * kind.itemsize
+        if method == _DEFLATED:
+            inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+            try:
+                raw = inflate.decompress(stored, size + 1)
+            except zlib.error as error:
+                raise self.damaged(str(error)) from None
+            if not inflate.eof or inflate.unused_data:
+                raise self.damaged("an array has another length than its tensor needs")
+        elif method == _RAW:
+            raw = bytes(stored)
+        else:
+            raise self.damaged(f"no way {method} to pack an array")
+        if len(raw) != size:
+            raise self.damaged("an array has another length than its tensor needs")
+        found: np.ndarray[Any, Any] = np.frombuffer(raw, dtype=kind)
+        if kind.kind == "f" and not bool(np.isfinite(found).all()):
+            raise self.damaged("a scale is not a finite number")
+        return found
+
+    def symbols(self, levels: int, count: int) -> np.ndarray[Any, Any]:
+        """Read `count` whole numbers from −levels to levels, as int8."""
+        base, together = 2 * levels + 1, _together(levels)
+        packed = self.array("u1", -(-count // together))
+        if packed.size and int(packed.max()) >= base**together:
+            raise self.damaged("a symbol is out of range")
+        found: np.ndarray[Any, Any] = _table(levels)[packed].reshape(-1)[:count]
+        return found
+
+    def done(self) -> None:
+        """Refuse bytes that nobody has asked for."""
+        if self._place != len(self._blob):
+            raise self.damaged("bytes are left over")
+
+    def damaged(self, why: str) -> CheckpointError:
+        return CheckpointError(f"{self._where}: damaged: {why}")
+
+    def _take(self, size: int) -> memoryview:
+        if size > len(self._blob) - self._place:
+            raise self.damaged("it ends too early")
+        self._place += size
+        return self._blob[self._place - size : self._place]
+
+
+def _squeeze(raw: bytes) -> tuple[int, bytes]:
+    """The shortest of: as it is, Huffman codes alone, with runs too.
+
+    Huffman codes of symbols packed like this take 2 % more than their entropy, 7 % where nine of ten are zero. On
+    rounded task vectors, which repeat nothing, LZMA takes 20 to 40 % more, Deflate with its search for repetitions 15
+    to 25 %.
+    """
+    best = (_RAW, raw)
+    for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE):
+        deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, strategy)
+        found = deflate.compress(raw) + deflate.flush()
+        if len(found) < len(best[1]):
+            best = (_DEFLATED, found)
+    return best
+
+
+def _together(levels: int) -> int:
+    """How many symbols go into a byte."""
+    return int(math.log(256.5) / math.log(2 * levels + 1))
+
+
+@cache
+def _table(levels: int) -> np.ndarray[Any, Any]:
+    """The symbols in every byte, shape (bytes, symbols)."""
+    base, together = 2 * levels + 1, _together(levels)
+    codes = np.arange(base**together)[:, None]
+    return (codes // base ** np.arange(together) % base - levels).astype(np.int8)

@@ -1,0 +1,236 @@
+"""One tensor's difference Δ as a blob: `encode` and `decode`, whatever the code.
+
+A blob says which code made it, the tensor's shape, ‖Δ‖² and the squared error of what it holds, and which rows changed
+at all: rows of zeros, as those of tokens that training did not see, cost a bit each and come back as zeros exactly.
+Where a Gram matrix G = XᵀX of the layer's inputs is given, squares are weighted, ‖E‖² = tr(E G Eᵀ) / (tr G / n): errors
+count by what they do to the layer's outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from merganser.errors import InputError
+from merganser.kernels.spectra import Factors, randomized_svd, top_svd
+from merganser.lazy import np, torch
+from merganser.library.codes.blobs import BlobReader, BlobWriter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VERSION = 1
+_MOST_AXES = 8
+_RIDGE = 1e-4
+
+
+class Triple(NamedTuple):
+    """A matrix as stored factors u · diag(s) · vᵀ: u and v are whole numbers, s has their scales."""
+
+    u: Tensor
+    s: Tensor
+    v: Tensor
+
+
+class Delta:
+    """The difference of one tensor, as a matrix of the rows that changed, with what several codes ask of it.
+
+    Args:
+        delta: The difference, in the tensor's own shape.
+        gram: The Gram matrix of the layer's inputs, for a weighted error.
+        randomized: Decompose it approximately, up to a quarter of the full rank.
+    """
+
+    def __init__(self, delta: Tensor, gram: Tensor | None = None, randomized: bool = False) -> None:
+        self.randomized = randomized
+        self.shape = tuple(delta.shape)
+        height, width = flat(self.shape)
+        whole = delta.float().reshape(height, width)
+        there = whole.ne(0).any(dim=1)
+        self.rows = None if bool(there.all()) else there
+        self.matrix = whole if self.rows is None else whole[there]
+        if gram is not None and gram.shape != (width, width):
+            raise InputError(f"a Gram matrix of {list(gram.shape)} does not fit a tensor of {list(self.shape)}")
+        self.gram = None if gram is None else _conditioned(gram)
+        self.energy = self.error(None)
+
+    def error(self, approximation: Tensor | None) -> float:
+        """Return the squared error of an approximation of the matrix, weighted where there is a Gram matrix."""
+        off = (self.matrix if approximation is None else self.matrix - approximation).double()
+        return float((off * self.weigh(off)).sum())
+
+    def weigh(self, rows: Tensor) -> Tensor:
+        """Return rows · G."""
+        return rows if self.gram is None else rows @ self.gram
+
+    @cached_property
+    def factors(self) -> Factors:
+        """The singular value decomposition; with weights, of Δ L where G = L Lᵀ, with v in the original inputs."""
+        n = min(self.matrix.shape)
+        decompose = partial(randomized_svd, k=-(-n // 4)) if self.randomized else partial(top_svd, k=n)
+        if self.gram is None:
+            return decompose(self.matrix)
+        root = torch.linalg.cholesky(self.gram)
+        found = decompose(self.matrix.double() @ root)
+        return found._replace(v=torch.linalg.solve_triangular(root.T, found.v, upper=True))
+
+
+class Code(ABC):
+    """A way to store a matrix of differences. Frozen records: the fields are its settings."""
+
+    #: In recipes of builds and in reports, and in blobs.
+    name: ClassVar[str]
+    number: ClassVar[int]
+
+    @abstractmethod
+    def write(self, change: Delta, out: BlobWriter) -> None:
+        """Append the matrix of a change."""
+
+    @staticmethod
+    @abstractmethod
+    def read(source: BlobReader, height: int, width: int) -> Tensor | Triple:
+        """Read what `write` has written for a matrix of this shape."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a blob says of itself: the number of its code, the tensor's shape, and the squares of error and change."""
+
+    number: int
+    shape: tuple[int, ...]
+    error: float
+    energy: float
+    _rows: bool = field(default=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Coded:
+    """An encoded tensor with its squared error."""
+
+    blob: bytes
+    error: float
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.blob)
+
+
+def encode(change: Delta, code: Code, energy: float | None = None) -> Coded:
+    """Encode a change.
+
+    Args:
+        change: The difference of one tensor.
+        code: How to store it.
+        energy: The energy to note in the blob, where the change is what is left of a larger one.
+
+    Returns:
+        The blob and the squared error of what `decode` makes of it.
+
+    Example:
+        >>> coded = encode(Delta(torch.randn(8, 8)), Levels(step=0.5))
+        >>> decode(coded.blob, (8, 8), "memory").shape
+        torch.Size([8, 8])
+    """
+    inner = BlobWriter()
+    height, width = change.matrix.shape
+    if change.matrix.numel():
+        code.write(change, inner)
+        content = inner.content()
+        error = change.error(dense(code.read(BlobReader(content, code.name), height, width)))
+    else:
+        content, error = b"", 0.0
+    out = BlobWriter()
+    out.numbers("BBBB", VERSION, code.number, change.rows is not None, len(change.shape))
+    out.numbers(f"{len(change.shape)}I", *change.shape)
+    out.numbers("dd", error, change.energy if energy is None else energy)
+    if change.rows is not None:
+        out.array(np.packbits(change.rows.numpy()))
+    return Coded(out.content() + content, error)
+
+
+def read_head(blob: bytes | memoryview, where: str) -> Head:
+    """Read what a blob says of itself, and nothing else."""
+    return _head(BlobReader(blob, where))
+
+
+def decode(
+    blob: bytes | memoryview, shape: Sequence[int], where: str, codes: Sequence[type[Code]] = ()
+) -> Tensor | Triple:
+    """Decode a blob.
+
+    Args:
+        blob: What `encode` made.
+        shape: The shape the tensor has in the base.
+        where: What to call the blob in messages.
+        codes: The codes known; by default all of the catalogue.
+
+    Returns:
+        The difference as a float32 tensor of this shape, or as factors of its matrix where it was stored so.
+
+    Raises:
+        CheckpointError: The blob is damaged, or of a tensor of another shape.
+    """
+    if not codes:
+        from merganser.library.codes.catalogue import CODES
+
+        codes = tuple(CODES.values())
+    source = BlobReader(blob, where)
+    head = _head(source)
+    if head.shape != tuple(shape):
+        raise source.damaged(f"a tensor of {list(head.shape)}, the base has {list(shape)}")
+    height, width = flat(head.shape)
+    rows = None
+    if head._rows:
+        bits = np.unpackbits(source.array("u1", -(-height // 8)), count=height).astype(bool)
+        rows = torch.from_numpy(bits)
+    count = height if rows is None else int(rows.sum())
+    code = next((each for each in codes if each.number == head.number), None)
+    if code is None:
+        raise source.damaged(f"code {head.number} is not known; a later version may have written it")
+    if count * width == 0:
+        source.done()
+        return torch.zeros(head.shape)
+    found = code.read(source, count, width)
+    source.done()
+    if rows is not None:
+        inner = found.u if isinstance(found, Triple) else found
+        spread = inner.new_zeros(height, inner.shape[1])
+        spread[rows] = inner
+        found = found._replace(u=spread) if isinstance(found, Triple) else spread
+    return found if isinstance(found, Triple) else found.view(head.shape)
+
+
+def dense(found: Tensor | Triple) -> Tensor:
+    """Return a decoded difference as one float32 tensor, a matrix if it was stored as factors."""
+    if isinstance(found, Triple):
+        return (found.u.float() * found.s) @ found.v.float().T
+    return found
+
+
+def flat(shape: Sequence[int]) -> tuple[int, int]:
+    """Return a tensor's rows and the entries in each, one row for vectors and numbers."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+
+
+def _head(source: BlobReader) -> Head:
+    version, number, rows, axes = source.numbers("BBBB")
+    if version != VERSION:
+        raise source.damaged(f"version {version} of codes is not known; a later version may have written it")
+    if rows > 1 or axes > _MOST_AXES:
+        raise source.damaged("its head is none")
+    shape = source.numbers(f"{axes}I")
+    error, energy = source.numbers("dd")
+    if not (0 <= error < math.inf and 0 <= energy < math.inf):
+        raise source.damaged("its error is not a number")
+    return Head(number, shape, error, energy, bool(rows))
+
+
+def _conditioned(gram: Tensor) -> Tensor:
+    """Return a Gram matrix with mean diagonal 1 and a little of the identity, so that it can be inverted."""
+    wide = gram.double()
+    mean = wide.diagonal().mean().clamp(min=1e-300)
+    return (wide + wide.T) / (2 * mean * (1 + _RIDGE)) + torch.eye(len(wide), dtype=wide.dtype) * _RIDGE

@@ -1,0 +1,70 @@
+"""Few levels, small entries pruned: grouped, pruned and quantised to at most four bits, or to eight for vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+from merganser.lazy import np, torch
+from merganser.library.codes.blobs import BlobReader, BlobWriter
+from merganser.library.codes.coding import Code, Delta
+from merganser.library.codes.signs import read_scales, write_scales
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Groups = Literal["tensor", "rows"]
+_GROUPS: tuple[str, ...] = get_args(Groups)
+#: Largest symbols of 2, 3, 4 and 8 bits.
+SYMBOLS = (1, 3, 7, 127)
+#: The dead zone reaches this share of a step on either side of zero; half a step would be plain rounding.
+_PRUNED = 0.6
+
+
+@dataclass(frozen=True)
+class Levels(Code):
+    """Δ ≈ ρ_g · c_|q| · sign(q), q = sign(Δ) ⌊|Δ| / (ρ_g · step) + 0.4⌋, at most 1, 3, 7 or 127 by the step.
+
+    ρ_g is the root mean square of a group (the tensor, or each row), c_j the mean of |Δ|/ρ_g over the entries of level
+    j (up to four bits), and entries below 0.6 steps are pruned. The symbols are Huffman-coded, so that a longer step
+    costs fewer bytes: it prunes more and needs fewer levels. After UltraDelta (Wang et al. 2025, arXiv:2505.13563),
+    which quantises uniformly and prunes within groups; there pruning is random and rescaled, here it takes the smallest
+    entries, which leaves the smaller error for the same bytes.
+    """
+
+    name: ClassVar[str] = "levels"
+    number: ClassVar[int] = 2
+    step: float = 1.0
+    groups: Groups = "tensor"
+
+    def write(self, change: Delta, out: BlobWriter) -> None:
+        delta = change.matrix
+        squares = delta.double().square()
+        scales = (squares.mean(1) if self.groups == "rows" else squares.mean().reshape(1)).sqrt()
+        kind = 0 if self.step >= 2.4 else 1 if self.step >= 1.2 else 2 if self.step >= 0.5 else 3
+        out.numbers("BBf", _GROUPS.index(self.groups), kind, self.step)
+        write_scales(out, scales)
+        most = SYMBOLS[kind]
+        size = delta.abs() / (scales.float()[:, None].clamp(min=1e-38) * self.step)
+        symbols = (size + (1 - _PRUNED)).floor_().clamp_(max=most)
+        if kind < 3:
+            codes = symbols.long().reshape(-1)
+            sums = torch.bincount(codes, size.double().reshape(-1), minlength=most + 1)[1:]
+            counts = torch.bincount(codes, minlength=most + 1)[1:]
+            means = torch.where(counts > 0, sums / counts.clamp(min=1), 0.0)
+            out.array(means.to(torch.float16).numpy())
+        out.symbols((symbols * delta.sign()).to(torch.int8).numpy(), most)
+
+    @staticmethod
+    def read(source: BlobReader, height: int, width: int) -> Tensor:
+        groups, kind, step = source.numbers("BBf")
+        if groups >= len(_GROUPS) or kind >= len(SYMBOLS) or not 0 < step < 1e9:
+            raise source.damaged("its levels are none")
+        scales = read_scales(source, (1, height)[groups])[:, None] * step
+        most = SYMBOLS[kind]
+        values = np.arange(most + 1, dtype=np.float32)
+        if kind < 3:
+            values[1:] = source.array("f2", most)
+        table = torch.from_numpy(np.concatenate([-values[:0:-1], values]))
+        symbols = torch.from_numpy(source.symbols(most, height * width)).view(height, width)
+        return table[symbols.int() + most] * scales

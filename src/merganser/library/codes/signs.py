@@ -1,0 +1,68 @@
+"""Sign and scale: one bit for each entry (BitDelta, Liu et al. 2024, arXiv:2402.10193)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+from merganser.lazy import np, torch
+from merganser.library.codes.blobs import BlobReader, BlobWriter
+from merganser.library.codes.coding import Code, Delta
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Axis = Literal["tensor", "rows", "columns"]
+_AXES: tuple[str, ...] = get_args(Axis)
+
+
+@dataclass(frozen=True)
+class Signs(Code):
+    """α · sign(Δ) with one α for the tensor, or for each row or column.
+
+    α = mean |Δ| minimises ‖Δ − α sign(Δ)‖. Where the inputs' Gram matrix G is given, scales of the tensor and of rows
+    are calibrated to it: α = ⟨Δ, S⟩_G / ⟨S, S⟩_G with S = sign(Δ).
+    """
+
+    name: ClassVar[str] = "signs"
+    number: ClassVar[int] = 1
+    axis: Axis = "tensor"
+
+    def write(self, change: Delta, out: BlobWriter) -> None:
+        delta = change.matrix
+        positive = delta >= 0
+        signs = positive.double() * 2 - 1
+        along = {"tensor": (0, 1), "rows": (1,), "columns": (0,)}[self.axis]
+        weighed = signs if self.axis == "columns" else change.weigh(signs)
+        scales = (weighed * delta).sum(along) / (weighed * signs).sum(along)
+        out.numbers("B", _AXES.index(self.axis))
+        write_scales(out, scales.reshape(-1))
+        out.array(np.packbits(positive.numpy()))
+
+    @staticmethod
+    def read(source: BlobReader, height: int, width: int) -> Tensor:
+        (axis,) = source.numbers("B")
+        if axis >= len(_AXES):
+            raise source.damaged("its scales run along no axis")
+        scales = read_scales(source, (1, height, width)[axis])
+        bits = np.unpackbits(source.array("u1", -(-height * width // 8)), count=height * width)
+        signs = torch.from_numpy(bits.reshape(height, width).astype(np.float32)) * 2 - 1
+        return signs * (scales[:, None] if _AXES[axis] == "rows" else scales)
+
+
+def write_scales(out: BlobWriter, scales: Tensor) -> None:
+    """Write scales in half precision beside the largest of them."""
+    largest = float(scales.abs().max())
+    out.numbers("f", largest)
+    if scales.numel() > 1:
+        out.array((scales.double() / (largest or 1.0)).to(torch.float16).numpy())
+
+
+def read_scales(source: BlobReader, count: int) -> Tensor:
+    """Read what `write_scales` has written for so many."""
+    (largest,) = source.numbers("f")
+    if not np.isfinite(largest):
+        raise source.damaged("a scale is not a finite number")
+    if count == 1:
+        return torch.tensor([largest])
+    return torch.from_numpy(source.array("f2", count).astype(np.float32)) * largest

@@ -1,0 +1,120 @@
+"""Bytes against error, tensor by tensor and layer by layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from merganser.library.codes.catalogue import CODES
+
+if TYPE_CHECKING:
+    from merganser.library.expert_file import ExpertFile
+    from merganser.library.library import Library
+
+_NAMES = {code.number: code.name for code in CODES.values()}
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """How one tensor of an expert is stored.
+
+    `error` and `energy` are squares, ‖Δ − stored Δ‖² and ‖Δ‖², weighted where the library was built with Gram matrices;
+    None where a library of plain factors does not know them.
+    """
+
+    expert: str
+    tensor: str
+    code: str
+    nbytes: int
+    entries: int
+    error: float | None
+    energy: float | None
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What one layer takes, all experts asked for together: `lost` is Σ‖Δ − stored Δ‖² / Σ‖Δ‖², None if unknown."""
+
+    layer: str
+    codes: dict[str, int]
+    nbytes: int
+    bits: float
+    lost: float | None
+
+
+def stored_tensors(library: Library, name: str) -> list[TensorReport]:
+    """Return how every changed tensor of an expert is stored.
+
+    Args:
+        library: The library.
+        name: The expert.
+
+    Returns:
+        One record for each tensor, those that were dropped among them.
+    """
+    expert = library.expert(name)
+    file = expert.file
+    found = []
+    for tensor, kind in file.kinds.items():
+        error, energy = None, None
+        if tensor in file.heads:
+            error, energy = file.heads[tensor].error, file.heads[tensor].energy
+        elif kind == "full":
+            error = 0.0
+            if expert.merges(tensor):
+                energy = float(expert.delta(tensor).double().square().sum())
+        code = _code(file, tensor)
+        found.append(TensorReport(name, tensor, code, file.nbytes(tensor), expert.spec(tensor).numel, error, energy))
+    for tensor, energy in file.dropped.items():
+        entries = expert.spec(tensor).numel if tensor in expert else 0
+        found.append(TensorReport(name, tensor, "dropped", 0, entries, energy, energy))
+    return found
+
+
+def by_layer(tensors: Iterable[TensorReport]) -> list[LayerReport]:
+    """Return the sums over layers: the numbered module a tensor belongs to, or the module itself.
+
+    Args:
+        tensors: Records of one expert or of several.
+    """
+    groups: dict[str, list[TensorReport]] = {}
+    for each in tensors:
+        groups.setdefault(layer_of(each.tensor), []).append(each)
+    found = []
+    for layer, group in groups.items():
+        known = [(each.error, each.energy) for each in group if each.error is not None and each.energy is not None]
+        energy = sum(pair[1] for pair in known)
+        lost = sum(pair[0] for pair in known) / energy if energy and _all_known(group) else None
+        nbytes, entries = sum(each.nbytes for each in group), sum(each.entries for each in group)
+        codes = dict(Counter(each.code for each in group).most_common())
+        found.append(LayerReport(layer, codes, nbytes, 8 * nbytes / max(1, entries), lost))
+    return found
+
+
+def layer_of(tensor: str) -> str:
+    """Return the layer of a tensor: its name up to the last number, or without its last part.
+
+    Args:
+        tensor: The name of a tensor.
+
+    Example:
+        >>> layer_of("encoder.layer.3.output.dense.weight"), layer_of("embeddings.word.weight")
+        ('encoder.layer.3', 'embeddings.word')
+    """
+    parts = tensor.split(".")
+    numbers = [index for index, part in enumerate(parts[:-1]) if part.isdigit()]
+    return ".".join(parts[: numbers[-1] + 1] if numbers else parts[:-1]) or tensor
+
+
+def _all_known(group: list[TensorReport]) -> bool:
+    """Whether the error of all changes is known; new tensors are no changes and have no energy."""
+    return all(each.error is not None for each in group)
+
+
+def _code(file: ExpertFile, tensor: str) -> str:
+    if tensor in file.heads:
+        name = _NAMES.get(file.heads[tensor].number, "unknown")
+        return f"residual {name}" if file.is_residual(tensor) else name
+    return "whole" if file.kinds[tensor] == "full" else "plain factors"

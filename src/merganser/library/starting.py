@@ -1,0 +1,76 @@
+"""The first steps of a build: what may be in its directory, the copy of the base, the first manifest."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.dtypes import name_of
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.directories import check_writable
+from merganser.errors import InputError
+from merganser.library import storage
+from merganser.library.bases import main_dtype, weights_checksum
+from merganser.library.manifest import FILE, LOCK, SHARED_FILE, Manifest
+from merganser.library.storage import FACTOR_DTYPES
+from merganser.recipes.saving import save
+
+
+def interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
+    """The manifest of an interrupted build of the same library, if there is one; refuses whatever else is there."""
+    check_writable(directory, directory)
+    present = set(os.listdir(directory)) if os.path.isdir(directory) else set()
+    if FILE not in present:
+        begun = {"experts", LOCK}  # by a build that was interrupted before its manifest, and nothing else
+        if begun <= present:
+            begun |= {"base", "base.partial", ".base.lock", f"{FILE}.partial", SHARED_FILE, f"{SHARED_FILE}.partial"}
+        if present - begun or ("experts" in present and any((directory / "experts").iterdir())):
+            raise InputError(f"{directory}: exists and is not an expert library; choose another path")
+        return None
+    found = Manifest.read(directory)
+    if not found.pending:
+        raise InputError(f"{directory}: is a finished library; use `add` for another expert, or another path")
+    unlike = [
+        what
+        for what, ours, theirs in (
+            ("base", wanted.source_fingerprint, found.source_fingerprint),
+            ("place of the base", wanted.base, found.base),
+            ("dtype", wanted.dtype, found.dtype),
+            ("rule for ranks", wanted.policy, found.policy),
+            ("experts", sources(wanted), sources(found)),
+        )
+        if ours != theirs
+    ]
+    if unlike:
+        raise InputError(f"{directory}: a build with another {unlike[0]} was interrupted here; remove it first")
+    return found
+
+
+def make(directory: Path) -> None:
+    try:
+        storage.DISK.make_directory(directory / "experts")
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be made: {error.strerror}") from None
+
+
+def begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
+    """The manifest of a new library, on disk, after the copy of the base if there is to be one."""
+    if wanted.base_copied:
+        # Goes on with an unfinished copy, leaves a finished one as it is, and refuses whatever else is there.
+        base = open_checkpoint(save(base, directory / "base", resume=True, disk=storage.DISK))
+        wanted = replace(wanted, base_fingerprint=base.fingerprint())
+    wanted = replace(wanted, base_sha256=weights_checksum(base))
+    wanted.write(directory)
+    return wanted
+
+
+def sources(manifest: Manifest) -> dict[str, str]:
+    done = {name: record.fingerprint for name, record in manifest.experts.items()}
+    return done | {name: plan["fingerprint"] for name, plan in manifest.pending.items()}
+
+
+def factor_dtype(base: Checkpoint) -> str:
+    name = name_of(main_dtype(base))
+    return name if name in FACTOR_DTYPES else "float32"
