@@ -102,7 +102,7 @@ def codes_each(share: float, setting: str) -> Line:
 def codes_together(share: float, setting: str) -> Line:
     """Codes chosen within one budget for all experts: this share of the bytes of the base."""
     return Line(
-        "codes",
+        "codes, one budget",
         setting,
         "mixed",
         lambda e, p: rebuilt(Library.build(e.trained, dict(e.experts), p, budget=int(share * base_bytes(e)))),
@@ -188,11 +188,10 @@ def lines_for(count: int) -> tuple[Line, ...]:
         one_code("signs (BitDelta)", Signs("rows"), "a scale a row", "1 bit"),
         one_code("levels (UltraDelta-like)", Levels(1.0), "step 1.0", "2 bits"),
         one_code("mixed factors (Delta-CoMe)", MixedFactors(66), "rank 66", "8 to 2 bits"),
-        codes_each(1 / 50, "1/50 of the expert each"),
         codes_each(1 / 100, "1/100 of the expert each"),
         codes_each(1 / 200, "1/200 of the expert each"),
         codes_each(1 / 400, "1/400 of the expert each"),
-        codes_together(0.3, "1.3× the base"),
+        *([codes_together(0.3, "1.3× the base")] if count == 20 else []),
     )
 
 

@@ -101,6 +101,13 @@ def test_factors_beat_plain_rounding_at_their_bytes():
     assert widths[0] > 7 >= widths[-1]  # fewer levels for smaller components
 
 
+def test_a_spectrum_that_ends_is_followed_to_its_end():
+    delta = Delta(torch.randn(60, 5) @ torch.randn(5, 40) + 1e-6 * torch.randn(60, 40))
+    best = min((encode(delta, code) for code in candidates(delta, ["factors"])), key=lambda coded: coded.error)
+    assert best.error < 2e-4 * delta.energy
+    assert {code.rank for code in candidates(delta, ["factors"]) if code.step < 1} == {5}
+
+
 def test_weighted_factors_have_the_smaller_weighted_error():
     delta, inputs = torch.randn(30, 40), torch.randn(200, 40) * torch.logspace(0, -2, 40)
     weighted = Delta(delta, inputs.T @ inputs)
@@ -163,14 +170,23 @@ def test_a_bomb_is_not_unpacked():
 
 
 def test_names_and_settings():
-    for code in candidates((384, 384)):
+    for code in candidates(Delta(torch.randn(40, 30))):
         assert parse(describe(code)) == code
-    assert {code.name for code in candidates((8, 8), ["signs"])} == {"signs"}
-    assert not [code for code in candidates((9,)) if isinstance(code, MixedFactors)]
+    assert {code.name for code in candidates(Delta(torch.randn(8, 8)), ["signs"])} == {"signs"}
+    assert not [code for code in candidates(Delta(torch.randn(9))) if isinstance(code, MixedFactors)]
+    assert list(candidates(Delta(torch.zeros(4, 4))))
     assert check_codes(["factors", "signs"]) == ("signs", "factors")
     with pytest.raises(InputError, match="did you mean 'signs'"):
         check_codes(["sings"])
-    for wrong in ("levels", "levels nan tensor", "factors -1", "factors 1.5", "signs x y", "none 1", "levels 1.0 rows"):
+    for wrong in (
+        "levels",
+        "levels nan tensor",
+        "factors -1 1",
+        "factors 1.5 1",
+        "signs x y",
+        "none 1",
+        "levels 1.0 rows",
+    ):
         with pytest.raises(ValueError, match="."):
             parse(wrong)
     assert list(CODES) == ["signs", "levels", "factors"]

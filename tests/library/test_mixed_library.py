@@ -201,6 +201,9 @@ def test_report_adds_up(models, tmp_path):
     layers = by_layer(rows)
     assert [layer.layer for layer in layers if layer.layer in ("a", "b")] == ["a", "b"]
     assert layer_of("h.11.mlp.0.weight") == "h.11.mlp.0"
+    page = mg.report.report(tmp_path / "lib")[0].render()
+    assert "Bytes against error" in page
+    assert "signs, levels, factors, shared within 4,000 bytes" in page
     factors = Library.build(models["base"], experts(models), tmp_path / "plain")
     assert {row.error for row in stored_tensors(factors, "math") if row.code == "plain factors"} == {None}
     assert [layer.lost for layer in by_layer(stored_tensors(factors, "math")) if layer.layer == "a"] == [None]

@@ -142,7 +142,7 @@ class Mixer:
         return change.energy, options
 
     def _options(self, tensor: str, change: Delta, residual: bool = False) -> Iterator[Option]:
-        for code in candidates(change.shape, self.codes):
+        for code in candidates(change, self.codes):
             coded = encode(change, code)
             size = coded.nbytes + _entry_bytes(f"{tensor}::{'residual' if residual else 'code'}", "U8", (coded.nbytes,))
             yield Option(size, coded.error, str(TensorChoice(code, residual)))
@@ -151,12 +151,12 @@ class Mixer:
         """Return what storing the mean change of a tensor once would make of its curves, if that can pay.
 
         With ρ = ‖mean‖² / mean ‖Δ_t‖², what is left of an expert needs ½ log₂ 1/(1 − ρ) bits less for an entry; the
-        mean must cost less than that of each expert, and takes at least a bit.
+        mean must cost less than that of each expert, and takes about two bits.
         """
         mean, energy = self._mean(tensor, experts.values())
         change = Delta(mean)
         share = change.energy / energy if energy else 0.0
-        if share < 1 and 0.5 * math.log2(1 / (1 - share)) <= 1 / len(experts):
+        if share < 1 and 0.5 * math.log2(1 / (1 - share)) <= 2 / len(experts):
             return []
         good = [each for each in self._options(tensor, change) if each.error <= _SHARED_ERROR * change.energy]
         if not good:

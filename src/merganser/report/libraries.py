@@ -9,6 +9,7 @@ from merganser.errors import CheckpointError
 from merganser.library import Library
 from merganser.library.manifest import Manifest
 from merganser.library.ranks import RankPolicy
+from merganser.library.reporting import LayerReport, by_layer, stored_tensors
 from merganser.report.charts import Dot, dot_plot
 from merganser.report.page import Page
 from merganser.report.tables import Table
@@ -51,6 +52,10 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         "their base shows the mean over matrices instead, in which each counts the same; of a library, shares of what "
         "it holds."
     )
+    if library is not None and policy.codes and names:
+        layers = by_layer(each for name in names for each in stored_tensors(library, name))
+        lines = [[each.layer, _codes(each), each.nbytes / 2**10, each.bits, each.lost] for each in layers]
+        page.add(Table(["layer", "stored as", "KiB", "bits an entry", "energy lost"], lines, "Bytes against error"))
     findings = library.verify() if check and library is not None else []
     if findings:
         checked = [[finding.part, _SOUND[finding.sound], finding.message] for finding in findings]
@@ -63,6 +68,10 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         "ratio": library.size().ratio if library else None,
         "sound": all(finding.sound is not False for finding in findings) if findings else None,
     }
+
+
+def _codes(layer: LayerReport) -> str:
+    return ", ".join(f"{count} {code}" for code, count in layer.codes.items())
 
 
 def _opened(directory: Path) -> tuple[Library | None, str]:

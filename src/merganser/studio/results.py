@@ -107,7 +107,8 @@ def predict_budgets(library: Library) -> list[dict[str, Any]]:
     """Return, for budgets up to the library's own size, the energy that each expert would keep.
 
     The energy is the share of ‖Δ‖² of a task vector Δ that is kept, with ranks chosen as a build with that budget
-    chooses them among the components the library holds: a build from the experts themselves keeps at least that.
+    of plain factors chooses them among the components the library holds. A build from the experts themselves keeps at
+    least that, and one that is free to choose codes about that or more.
     """
     from merganser.checkpoints.dtypes import dtype_of
     from merganser.library.expert_file import ExpertFile

@@ -112,6 +112,8 @@ def _squeeze(raw: bytes) -> tuple[int, bytes]:
     """
     best = (_RAW, raw)
     for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE):
+        if strategy == zlib.Z_RLE and len(best[1]) > len(raw) // 2:
+            break  # no symbol is frequent enough for runs
         deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, strategy)
         found = deflate.compress(raw) + deflate.flush()
         if len(found) < len(best[1]):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import astuple, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from merganser.errors import InputError, did_you_mean
-from merganser.library.codes.coding import Code, flat
+from merganser.library.codes.coding import Code, Delta
 from merganser.library.codes.levels import Levels
-from merganser.library.codes.mixed_factors import MixedFactors
+from merganser.library.codes.mixed_factors import LAST, MixedFactors
 from merganser.library.codes.signs import Signs
 from merganser.library.unfolding import is_matrix
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CODES: dict[str, type[Code]] = {code.name: code for code in (Signs, Levels, MixedFactors)}
 #: Besides the codes: whether experts may share a part.
@@ -20,30 +23,37 @@ SHARED = "shared"
 CHOICES = (*CODES, SHARED)
 _FINE = (0.03, 0.06, 0.12, 0.25)
 _COARSE = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+#: Steps of factors where the spectrum ends, and the ratio of singular values that counts as its end.
+_SHORTER = (0.5, 0.2, 0.08, 0.03)
+_FALL = 8.0
 
 
-def candidates(shape: Sequence[int], names: Collection[str] | None = None) -> Iterator[Code]:
-    """Yield the codes worth trying on a tensor of a shape.
+def candidates(delta: Delta, names: Collection[str] | None = None) -> Iterator[Code]:
+    """Yield the codes worth trying on a difference.
 
     Args:
-        shape: The tensor's own shape.
+        delta: The difference.
         names: The codes to choose from; all by default.
 
     Yields:
-        Codes with their settings; `factors`, and scales by row or column, only for matrices.
+        Codes with their settings; `factors`, and scales by row or column, only for matrices. Factors of more entries
+        than the matrix has are no good.
     """
     allowed = CODES if names is None else names
-    matrix = is_matrix(shape)
+    matrix = is_matrix(delta.shape) and min(delta.matrix.shape) > 0
     if "levels" in allowed:
-        yield from (Levels(step) for step in (*_FINE, *_COARSE))
+        yield from (Levels(step) for step in ((*_FINE[::2], *_COARSE) if matrix else (*_FINE, *_COARSE)))
         if matrix:
-            yield from (Levels(step, "rows") for step in _COARSE[1::2])
+            yield from (Levels(step, "rows") for step in _COARSE[3::2])
     if "signs" in allowed:
         yield Signs("tensor")
         if matrix:
             yield from (Signs("rows"), Signs("columns"))
     if "factors" in allowed and matrix:
-        yield from (MixedFactors(rank) for rank in _ranks(min(flat(shape))))
+        d, m = delta.matrix.shape
+        yield from (MixedFactors(rank) for rank in _ranks(min(delta.factors.rank, 1 + d * m // (d + m))))
+        if end := _end(delta.factors.s):
+            yield from (MixedFactors(end, step) for step in (LAST, *_SHORTER))
 
 
 def check_codes(names: Collection[str]) -> tuple[str, ...]:
@@ -119,9 +129,15 @@ def _values(code: Code) -> tuple[Any, ...]:
     return astuple(code)  # type: ignore[call-overload,no-any-return]
 
 
+def _end(spectrum: Tensor) -> int:
+    """Return the rank after which singular values fall at once, as those of a merged adapter do; 0 if they never do."""
+    falls = spectrum[:-1] / spectrum[1:]
+    return 1 + int(falls.argmax()) if falls.numel() and float(falls.max()) > _FALL else 0
+
+
 def _ranks(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, … up to the full rank."""
-    found = [1]
-    while found[-1] < most:
+    """1, 2, 3, 4, 6, 8, 11, … up to a rank."""
+    found = [1] if most else []
+    while found and found[-1] < most:
         found.append(min(most, max(found[-1] + 1, round(found[-1] * 2**0.5))))
     return found

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Step of the last component, in root mean squares of its entries. Longer steps make it cost more than it is worth:
 #: error and λ · bytes of a Gaussian component of d + d entries exceed its energy from here on.
-_LAST = 1.35
+LAST = 1.35
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,16 @@ class MixedFactors(Code):
     """Δ ≈ Σ_{r ≤ rank} u_r s_r v_rᵀ with u_r and v_r in 8, 4, 3 and 2 bits, by rank.
 
     What rounding u_r and v_r costs grows with σ_r², so the steps of σ_r u_r and σ_r v_r are the same for every r, which
-    is what shares out bits best: large components have many levels, small ones few. The left factor is fitted to the
-    rounded right one by least squares, A = Δ G V (Vᵀ G V)⁻¹, before it is rounded itself. Symbols of the components
-    with the same bits are Huffman-coded together.
+    is what shares out bits best: large components have many levels, small ones few. `step` is that of the last
+    component in root mean squares of its entries; a shorter one pays only where the spectrum ends with it. The left
+    factor is fitted to the rounded right one by least squares, A = Δ G V (Vᵀ G V)⁻¹, before it is rounded itself.
+    Symbols of the components with the same bits are Huffman-coded together.
     """
 
     name: ClassVar[str] = "factors"
     number: ClassVar[int] = 3
     rank: int = 1
+    step: float = LAST
 
     def write(self, change: Delta, out: BlobWriter) -> None:
         found = change.factors.truncate(self.rank)
@@ -39,7 +41,7 @@ class MixedFactors(Code):
         if not found.rank:
             out.numbers("I", 0)
             return
-        step = _LAST * float(found.s[-1]) / math.sqrt((d + m) / 2)
+        step = self.step * float(found.s[-1]) / math.sqrt((d + m) / 2)
         right, right_steps = _rounded(found.v, step / found.s)
         v = right * right_steps
         weighed = change.weigh(v.T)
