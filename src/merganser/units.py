@@ -18,6 +18,16 @@ def parse_size(text: str) -> int:
     return int(Decimal(match[1]) * _FACTORS[match[2].lower()])
 
 
+def parse_time(text: str) -> float:
+    """Seconds in "90s", "10m", "1.5h" or "1h30m"."""
+    number = r"(?:(\d+(?:\.\d+)?){})?\s*"
+    match = re.fullmatch(r"\s*" + "".join(map(number.format, "hms")), text, re.IGNORECASE | re.ASCII)
+    hours, minutes, seconds = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
+    if not (total := 3600 * hours + 60 * minutes + seconds):
+        raise InputError(f"{text!r} is not a time; write for example 90s, 10m or 1h30m")
+    return total
+
+
 def show_size(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024 or unit == "GiB":

@@ -29,6 +29,7 @@ COMMANDS = {
     "moe": "merganser.cli.moe",
     "decode": "merganser.cli.decode",
     "serve": "merganser.cli.serve",
+    "auto": "merganser.cli.auto",
     "evaluate": "merganser.cli.evaluate",
     "sweep": "merganser.cli.sweep",
     "evolve": "merganser.cli.evolve",

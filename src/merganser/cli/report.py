@@ -13,7 +13,8 @@ from merganser.cli.output import emit, say
 
 def command(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Output of merge, library, align, evolve, sweep or demo.")
+        Path,
+        typer.Argument(metavar="DIR", help="Output of merge, library, align, auto (OUT.auto), evolve, sweep or demo."),
     ],
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the page to this file; default: report.html in DIR.")

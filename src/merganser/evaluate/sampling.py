@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,14 @@ def sampled(examiner: Sized, seed: int = 0) -> list[int]:
         [0, 1, 2]
     """
     records = getattr(examiner, "records", None)
-    strata: dict[Any, list[int]] = {}
-    for item in range(len(examiner)):
-        strata.setdefault(None if records is None else _stratum(records[item]), []).append(item)
+    return order_by_strata([None] * len(examiner) if records is None else list(map(_stratum, records)), seed)
+
+
+def order_by_strata(labels: Sequence[Hashable], seed: int = 0) -> list[int]:
+    """Return the positions of labels in a random order whose every beginning has about each label's share of all."""
+    strata: dict[Hashable, list[int]] = {}
+    for item, label in enumerate(labels):
+        strata.setdefault(label, []).append(item)
     generator = np.random.default_rng(seed)
     places: list[tuple[float, int]] = []
     for members in strata.values():

@@ -65,6 +65,34 @@ def score_interval(values: Array, level: float = 0.95) -> Interval:
     return Interval(mean, min(mean, centre - reach), max(mean, centre + reach))
 
 
+def objective_error(objective: Objective, answers: Mapping[str, Array]) -> float:
+    """Return the standard error of a weighted sum of means.
+
+    Measures of one task are of the same items, different tasks have different ones.
+    """
+    tasks: dict[str, dict[str, float]] = {}
+    for measure, weight in objective.weights.items():
+        tasks.setdefault(measure.split(".")[0], {})[measure] = weight
+    variance = 0.0
+    for weights in tasks.values():
+        # Divided by the sum of the weights, answers in [0, 1] are such answers again.
+        scale = sum(weights.values()) or 1.0
+        values = sum((weight / scale * answers[measure] for measure, weight in weights.items()), np.zeros(1))
+        variance += (scale * standard_error(values)) ** 2
+    return float(variance**0.5)
+
+
+def objective_interval(objective: Objective, answers: Mapping[str, Array], level: float = 0.95) -> Interval:
+    """Return an objective's value with its interval: the value ± z standard errors, within what it can reach."""
+    value = objective.value({measure: float(values.mean()) for measure, values in answers.items()})
+    reach = float(norm.ppf(0.5 + level / 2)) * objective_error(objective, answers)
+    low, high = -float("inf"), float("inf")
+    if all(_graded(answers[measure]) for measure in objective.weights):
+        low = sum(min(weight, 0.0) for weight in objective.weights.values())
+        high = sum(max(weight, 0.0) for weight in objective.weights.values())
+    return Interval(value, max(low, value - reach), min(high, value + reach))
+
+
 def paired_interval(
     objective: Objective, left: Mapping[str, Array], right: Mapping[str, Array], level: float = 0.95
 ) -> Interval:

@@ -13,7 +13,7 @@ from merganser.evolve import subsets
 from merganser.evolve.arrays import Array
 from merganser.evolve.design import Design, Objective
 from merganser.evolve.estimators import Estimator, compare
-from merganser.evolve.intervals import Interval, paired_interval, score_interval, standard_error
+from merganser.evolve.intervals import Interval, objective_error, paired_interval, score_interval, standard_error
 from merganser.evolve.preparation import Prepared
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
@@ -242,24 +242,10 @@ def _tested(design: Design, answers: Mapping[str, Array]) -> dict[str, Any]:
         "test": test,
         "errors": {measure: standard_error(values) for measure, values in answers.items()},
         "objectives": {o.name: o.value(test) for o in known},
-        "objective_errors": {o.name: _error_of(o, answers) for o in known},
+        "objective_errors": {o.name: objective_error(o, answers) for o in known},
         "items": {measure: len(values) for measure, values in answers.items()},
         "intervals": {measure: score_interval(values) for measure, values in answers.items()},
     }
-
-
-def _error_of(objective: Objective, answers: Mapping[str, Array]) -> float:
-    """Of a weighted sum of means: measures of one task are of the same items, different tasks have different ones."""
-    tasks: dict[str, dict[str, float]] = {}
-    for measure, weight in objective.weights.items():
-        tasks.setdefault(measure.split(".")[0], {})[measure] = weight
-    variance = 0.0
-    for weights in tasks.values():
-        # Divided by the sum of the weights, answers in [0, 1] are such answers again.
-        scale = sum(weights.values()) or 1.0
-        values = sum((weight / scale * answers[measure] for measure, weight in weights.items()), np.zeros(1))
-        variance += (scale * standard_error(values)) ** 2
-    return float(variance**0.5)
 
 
 def _test_answers(study: Study, label: str) -> dict[str, Array]:

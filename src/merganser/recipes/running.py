@@ -82,12 +82,12 @@ def merge(
     check_workers(workers, device)
     parameters = {name: _plain(value) for name, value in parameters.items()}
     labelled = _labelled(models)
-    opened = {label: _open(reference, label) for label, reference in labelled.items()}
+    opened = {label: open_labelled(reference, label) for label, reference in labelled.items()}
     entries = _entries(method, list(opened), parameters)
     for entry, sides in zip(entries, _sides(statistics or {}, list(opened)), strict=True):
         for kind, side in sides.items():
             entry[kind] = _free(f"{kind} of {entry['path']}", "statistics", opened)
-            opened[entry[kind]] = _open(getattr(side, "tensors", side), entry[kind])
+            opened[entry[kind]] = open_labelled(getattr(side, "tensors", side), entry[kind])
     document: dict[str, Any] = {
         "method": method,
         "models": entries,
@@ -100,7 +100,7 @@ def merge(
         among = next((label for label, model in labelled.items() if _same(model, base)), None)
         document["base"] = key = among or _free(_name(base) or "base", "base", opened)
         if not among:
-            opened[key] = _open(base, key)
+            opened[key] = open_labelled(base, key)
     prepared = prepare(load(document), open=opened.__getitem__)
     sink = DictSink(prepared.plan)
     execute(prepared, sink, workers=workers, memory=memory, settings=Arithmetic(device, allow_nan))
@@ -269,7 +269,8 @@ def _free(label: str, role: str, taken: Collection[str]) -> str:
     return label
 
 
-def _open(reference: Reference, label: str) -> Checkpoint:
+def open_labelled(reference: Reference, label: str) -> Checkpoint:
+    """Open a model; weights in memory take the label they have in a recipe."""
     checkpoint = open_checkpoint(reference)
     if isinstance(checkpoint, StateDict):
         checkpoint = copy.copy(checkpoint)  # the caller's own keeps its label

@@ -10,7 +10,7 @@ from typing import Any
 
 from merganser.errors import InputError
 from merganser.library.manifest import FILE as LIBRARY
-from merganser.report import alignments, checkpoints, demonstration, libraries, studies, sweeps
+from merganser.report import alignments, autopilots, checkpoints, demonstration, libraries, studies, sweeps
 from merganser.report.page import Page
 from merganser.report.tables import Link
 
@@ -34,6 +34,7 @@ DIRECTORIES = (
         lambda path: (path / alignments.PERMUTATIONS).is_file(),
         alignments.fill,
     ),
+    Kind("Autopilot", f"{autopilots.FILE} of the autopilot", autopilots.is_decision, autopilots.fill),
     Kind("Demo", f"{demonstration.FILE} of the demo", demonstration.is_demo, demonstration.fill),
     Kind("Checkpoint", "weights (model*.safetensors, adapter_model.*)", checkpoints.holds_weights, checkpoints.fill),
 )
@@ -114,6 +115,8 @@ def _brief(found: dict[str, Any]) -> str:
             return f"{len(found['models'])} networks, {found['permutations']} permutations"
         case "demo":
             return f"{len(found['merging'])} models on {len(found['tasks'])} tasks"
+        case "autopilot":
+            return f"{found['verdict']}: {found['kept']}"
         case "study":
             return f"{found['trials']} trials{'' if found['ended'] else ', not ended'}"
         case "sweep":

@@ -14,9 +14,10 @@ from merganser.evaluate.models import Evaluation
 from merganser.evolve.study import Study
 from merganser.interference.surveys import Survey
 from merganser.library.library import Library
-from merganser.report import contents, interference, libraries, studies
+from merganser.report import autopilots, contents, interference, libraries, studies
 from merganser.report.page import Page
 from merganser.report.tables import Table
+from merganser.tuning.autopilot.decisions import Decision
 from merganser.tuning.sweep import Sweep
 
 #: Rows of a table that a notebook shows open.
@@ -27,7 +28,7 @@ def render(shown: object) -> str:
     """Return an object as a piece of HTML.
 
     Args:
-        shown: A checkpoint, plan, library, survey, universe, sweep, study or evaluation.
+        shown: A checkpoint, plan, library, survey, universe, sweep, decision, study or evaluation.
 
     Returns:
         HTML with its own style, which does not touch the page around it.
@@ -110,6 +111,11 @@ def _(shown: Sweep, page: Page) -> None:
     names = list(dict.fromkeys(name for trial in shown.trials for name in trial.values))
     rows = [[trial.score, *(trial.values.get(name) for name in names)] for trial in shown.trials]
     _add(page, Table(["score", *names], rows, "Every variant, the best first"))
+
+
+@fill.register
+def _(shown: Decision, page: Page) -> None:
+    autopilots.fill_decision(page, shown.to_dict())
 
 
 @fill.register

@@ -1,8 +1,9 @@
-"""Merging with data: statistics as side checkpoints, AdaMerging, AdaRank, RegMean++, ATM, soups, scales, forgetting.
+"""Merging with data: the autopilot, statistics as side checkpoints, AdaMerging, AdaRank, RegMean++, ATM, soups, scales.
 
-Start with `adamerge`, `greedy_soup` and `choose_scale`; each returns the merged weights and a record of how they were
-found. `diagonal_fisher` and `linear_grams` compute what `mg.merge(..., "fisher" | "regmean", statistics=…)` needs;
-`esm` takes Gram matrices too. `Continual` adds experts to a merge one by one.
+Start with `auto`, which chooses a method and its scale and may say no; or with `adamerge`, `greedy_soup` and
+`choose_scale`. Each returns the merged weights and a record of how they were found. `diagonal_fisher` and
+`linear_grams` compute what `mg.merge(..., "fisher" | "regmean", statistics=…)` needs; `esm` takes Gram matrices too.
+`Continual` adds experts to a merge one by one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ __getattr__, __dir__, __all__ = exports(
     {
         "adamerging": ("adamerge",),
         "continual": ("Continual",),
+        "autopilot.decisions": ("Decision",),
+        "autopilot.pilot": ("auto",),
         "fisher": ("diagonal_fisher",),
         "gram": ("linear_grams",),
         "merged_grams": ("regmean_pp",),
@@ -60,6 +63,8 @@ if TYPE_CHECKING:
     from merganser.tuning import sweep as sweep
     from merganser.tuning import validation as validation
     from merganser.tuning.adamerging import adamerge as adamerge
+    from merganser.tuning.autopilot.decisions import Decision as Decision
+    from merganser.tuning.autopilot.pilot import auto as auto
     from merganser.tuning.continual import Continual as Continual
     from merganser.tuning.fisher import diagonal_fisher as diagonal_fisher
     from merganser.tuning.gram import linear_grams as linear_grams

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.modules.batches import Batch, labelled, reusable
+from merganser.modules.batches import Batch, Inputs, labelled, reusable
 from merganser.modules.functional import Head, Weights, call, evaluation_copy
 
 IGNORED = -100
@@ -60,17 +60,71 @@ class Validation:
         """Return the accuracy on every task."""
         return {task: self._accuracy(weights, task, batches[:budget]) for task, batches in self.batches.items()}
 
+    def counts(self) -> dict[str, int]:
+        """Return how many samples of every task have a target."""
+        return {task: len(self._places(task)) for task in self.batches}
+
+    @torch.no_grad()
+    def answers(self, weights: Weights, samples: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
+        """Return for some samples of every task the share of their targets that is predicted.
+
+        Args:
+            weights: The weights to score.
+            samples: Numbers of samples by task, counting through its batches those that have a target.
+        """
+        return {task: self._answers(weights, task, chosen) for task, chosen in samples.items()}
+
+    def _answers(self, weights: Weights, task: str, chosen: Sequence[int]) -> list[float]:
+        places = self._places(task)
+        found = [0.0] * len(chosen)
+        by_batch: dict[int, list[int]] = {}
+        for position, sample in enumerate(chosen):
+            by_batch.setdefault(places[sample][0], []).append(position)
+        for batch, positions in by_batch.items():
+            inputs, targets = self.batches[task][batch]
+            rows = torch.tensor([places[chosen[position]][1] for position in positions])
+            right, wanted = self._right(weights, task, (select(inputs, rows, len(targets)), targets[rows]))
+            shares = right.reshape(len(rows), -1).sum(1) / wanted.reshape(len(rows), -1).sum(1)
+            for position, share in zip(positions, shares.tolist(), strict=True):
+                found[position] = share
+        return found
+
+    def _places(self, task: str) -> list[tuple[int, int]]:
+        """Return the batch and the row of every sample that has a target."""
+        return [
+            (number, row)
+            for number, (_, targets) in enumerate(self.batches[task])
+            for row in (targets != IGNORED).reshape(len(targets), -1).any(1).nonzero()[:, 0].tolist()
+        ]
+
     def _accuracy(self, weights: Weights, task: str, batches: Sequence[Batch]) -> float:
         right = asked = 0
-        for inputs, targets in batches:
-            output = call(self.module, weights, inputs)
-            predicted = (self.heads[task](output) if self.heads else output).argmax(-1)
-            if predicted.shape != targets.shape:
-                raise InputError(
-                    f"data of {task!r}: targets of shape {tuple(targets.shape)} for predictions of shape "
-                    f"{tuple(predicted.shape)}; classes are expected"
-                )
-            wanted = targets != IGNORED
-            right += int((predicted == targets)[wanted].sum())
+        for batch in batches:
+            hits, wanted = self._right(weights, task, batch)
+            right += int(hits.sum())
             asked += int(wanted.sum())
         return right / asked if asked else float("nan")
+
+    def _right(self, weights: Weights, task: str, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return which targets are predicted, and which are there."""
+        inputs, targets = batch
+        output = call(self.module, weights, inputs)
+        predicted = (self.heads[task](output) if self.heads else output).argmax(-1)
+        if predicted.shape != targets.shape:
+            raise InputError(
+                f"data of {task!r}: targets of shape {tuple(targets.shape)} for predictions of shape "
+                f"{tuple(predicted.shape)}; classes are expected"
+            )
+        wanted = targets != IGNORED
+        return (predicted == targets) & wanted, wanted
+
+
+def select(inputs: Inputs, rows: Tensor, count: int) -> Inputs:
+    """Return some samples of a batch of `count`; tensors of another length are the same for all samples."""
+    if isinstance(inputs, Tensor):
+        return inputs[rows] if inputs.dim() and len(inputs) == count else inputs
+    if isinstance(inputs, Mapping):
+        return {
+            name: select(value, rows, count) if isinstance(value, Tensor) else value for name, value in inputs.items()
+        }
+    return tuple(select(value, rows, count) if isinstance(value, Tensor) else value for value in inputs)

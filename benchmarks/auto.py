@@ -1,0 +1,205 @@
+"""Does the autopilot find what a full grid finds, with a tenth of the questions, and say no where it should?
+
+    python -m benchmarks.auto [--cache ZOO] [--validation N] [--test N] [--seeds 0 1 2] [--quick] [--json FILE]
+
+Fifteen minutes of one core (`--quick`: two methods, few sentences). The eight text experts of `benchmarks.zoo.text` are
+merged by every method that `mg.tuning.auto` tries, at every scale of a grid, and asked all validation sentences, each
+through its task's head. The autopilot gets the same experts and sentences. Its winner and the grid's are compared on
+test sentences that neither has seen. Then experts are spoilt in three ways.
+
+Stored in `results`:
+
+- `tasks`, `validation` and `test`: sentences of each task;
+- `grid`: of every method and scale the validation `accuracy`; `full`, the questions of the whole grid;
+- `best`: `label`, validation and test accuracy of the best of the grid, and the standard `error` of the latter;
+- `runs`: of every seed the autopilot's `best` merge, what it `kept`, its `verdict`, the questions `asked` and their
+  `share` of the grid's; `test`, the accuracy of its best merge, `behind`, how far that is below the grid's, and
+  `paired`, the standard error of that difference;
+- `spoilt`: of every set what was done (`set`), the `culprit`, and the autopilot's `verdict`, `remarks` and `text`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import merganser as mg
+from benchmarks.records import record
+from benchmarks.text_experts import Part, State, TextExperts, load_experts
+from benchmarks.zoo.cards import add_locations
+from benchmarks.zoo.text_layers import layers_from
+from benchmarks.zoo.text_tasks import TASKS, pool
+from merganser.evolve.design import Objective
+from merganser.evolve.intervals import objective_error
+from merganser.methods.registry import registry
+from merganser.tuning.autopilot.contenders import METHODS
+from merganser.tuning.search import ALPHAS
+
+#: The scales of the grid: the usual ones, and beyond, where flat spectra are best.
+SCALES = (*ALPHAS, 2.4, 2.8, 3.2)
+#: Of the sets that are spoilt: what is wrong with them shows with few methods and questions.
+SPOILT_METHODS, SPOILT_BUDGET = ("task_arithmetic", "tsv"), 3000
+
+
+def right(
+    experts: TextExperts, weights: State, items: Mapping[str, Sequence[int]], part: Part
+) -> dict[str, np.ndarray]:
+    """Return whether an encoder answers some sentences of every task, each through the task's head."""
+    layers = layers_from({**experts.base, **weights})
+    found = {}
+    for task, chosen in items.items():
+        sentences, head = getattr(experts.tasks[task], part), experts.heads[task]
+        order = np.array(chosen)[np.argsort(sentences.lengths[list(chosen)], kind="stable")]
+        answers = {}
+        for start in range(0, len(order), 64):
+            own = order[start : start + 64]
+            with torch.no_grad():
+                logits = pool(layers, sentences.padded(own)) @ head["weight"].T + head["bias"]
+            answers |= dict(zip(own.tolist(), (logits.argmax(1) == sentences.labels[own]).tolist(), strict=True))
+        found[task] = np.array([answers[item] for item in chosen], dtype=float)
+    return found
+
+
+def mean(answers: Mapping[str, np.ndarray]) -> float:
+    return float(np.mean([own.mean() for own in answers.values()]))
+
+
+def measure_grid(experts: TextExperts, methods: Sequence[str], scales: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the validation accuracy of every method at every scale."""
+    everything = {name: range(len(task.validation)) for name, task in experts.tasks.items()}
+    rows = []
+    for method in methods:
+        vector = experts.task_vector(method, list(experts.experts))
+        for scale in scales:
+            accuracy = mean(right(experts, experts.weights(vector, scale), everything, "validation"))
+            rows.append({"method": method, "scale": scale, "accuracy": accuracy})
+        best = max((row for row in rows if row["method"] == method), key=lambda row: row["accuracy"])
+        print(f"grid: {method} {best['accuracy']:.4f} at scale {best['scale']:g}", flush=True)
+    return rows
+
+
+def pilot(experts: TextExperts, models: Mapping[str, State], **options: Any) -> Any:
+    """Return the autopilot's decision on experts by the validation sentences."""
+    items = {name: len(task.validation) for name, task in experts.tasks.items()}
+    score = lambda weights, chosen: right(experts, weights, chosen, "validation")  # noqa: E731
+    return mg.tuning.auto(models, experts.trained, score=score, items=items, **options)[1]
+
+
+def test_answers(experts: TextExperts, method: str, scale: float) -> dict[str, np.ndarray]:
+    everything = {name: range(len(task.test)) for name, task in experts.tasks.items()}
+    vector = experts.task_vector(method, list(experts.experts))
+    return right(experts, experts.weights(vector, scale), everything, "test")
+
+
+def compare(
+    experts: TextExperts, decision: Any, best: Mapping[str, np.ndarray], full: int, seed: int
+) -> dict[str, Any]:
+    """Return one run of the autopilot beside the best of the grid, on test sentences."""
+    recipe = decision.best_recipe
+    own = test_answers(experts, recipe["method"], recipe["parameters"]["scale"])
+    variance = sum(float((best[task] - own[task]).var(ddof=1)) / len(own[task]) for task in own) / len(own) ** 2
+    return {
+        "seed": seed,
+        "best": decision.best,
+        "kept": decision.kept,
+        "verdict": decision.verdict,
+        "asked": decision.asked,
+        "share": decision.asked / full,
+        "test": mean(own),
+        "behind": mean(best) - mean(own),
+        "paired": variance**0.5,
+    }
+
+
+def stretch(expert: State, base: State) -> State:
+    return {name: base[name] + 20 * (tensor - base[name]) for name, tensor in expert.items()}
+
+
+def shuffle(expert: State, base: State) -> State:
+    """Return the expert's values in random places: a network that has nothing to do with the base."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view_as(tensor)
+        for name, tensor in expert.items()
+    }
+
+
+SPOILT: Mapping[str, Callable[[State, State], State]] = {
+    "an expert of another base": shuffle,
+    "a duplicate": lambda expert, base: dict(expert),
+    "an expert with 20 times the norm": stretch,
+}
+
+
+def spoil(experts: TextExperts, what: str) -> dict[str, Any]:
+    """Return what the autopilot says of the experts when one of them is spoilt, or comes twice."""
+    models = {name: dict(expert) for name, expert in experts.experts.items()}
+    culprit = list(models)[-1]
+    name = "again" if what == "a duplicate" else culprit
+    models[name] = SPOILT[what](models[culprit], experts.trained)
+    decision = pilot(experts, models, methods=SPOILT_METHODS, budget=SPOILT_BUDGET)
+    remarks = [{"kind": r.kind, "experts": list(r.experts), "text": r.text} for r in decision.remarks]
+    return {
+        "set": what,
+        "culprit": name,
+        "verdict": decision.verdict,
+        "kept": decision.kept,
+        "remarks": remarks,
+        "text": decision.text,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--validation", type=int, default=48, help="validation sentences of each task")
+    parser.add_argument("--test", type=int, default=300, help="test sentences of each task")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="orders of the questions")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    add_locations(parser)
+    options = parser.parse_args(arguments)
+    names, test, validation = (TASKS[:3], 40, 18) if options.quick else (TASKS, options.test, options.validation)
+    methods = ("task_arithmetic", "tsv") if options.quick else [name for name in METHODS if name in registry()]
+    scales = (0.5, 1.0) if options.quick else SCALES
+    experts = load_experts(options.cache, options.data, names, test=test, validation=validation)
+    grid = measure_grid(experts, methods, scales)
+    full = len(grid) * sum(len(task.validation) for task in experts.tasks.values())
+    first = max(grid, key=lambda row: row["accuracy"])
+    best = test_answers(experts, first["method"], first["scale"])
+    objective = Objective("mean", {task: 1 / len(best) for task in best})
+    results: dict[str, Any] = {
+        "tasks": list(names),
+        "validation": {name: len(task.validation) for name, task in experts.tasks.items()},
+        "test": {name: len(task.test) for name, task in experts.tasks.items()},
+        "grid": grid,
+        "full": full,
+        "best": {
+            "label": f"{first['method']} scale={first['scale']:g}",
+            "validation": first["accuracy"],
+            "test": mean(best),
+            "error": objective_error(objective, best),
+        },
+        "runs": [],
+        "spoilt": [],
+    }
+    for seed in options.seeds[:1] if options.quick else options.seeds:
+        decision = pilot(experts, experts.experts, methods=methods, seed=seed)
+        results["runs"].append(compare(experts, decision, best, full, seed))
+        print(
+            "seed {seed}: {best}, {share:.1%} of the grid, {behind:+.4f} behind".format(**results["runs"][-1]),
+            flush=True,
+        )
+        record(options.json, results, options.seeds)
+    for what in SPOILT:
+        results["spoilt"].append(spoil(experts, what))
+        print("{set}: {verdict}; {text}".format(**results["spoilt"][-1]), flush=True)
+    record(options.json, results, options.seeds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""`merganser auto`: experts and a little data in; a merge, or the advice not to, out."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from merganser.cli.interrupts import command as same_command
+from merganser.cli.interrupts import explain_interrupt
+from merganser.cli.naming import name_checkpoints
+from merganser.cli.options import Device, Json, Memory, Out, Overwrite, Seed
+from merganser.cli.output import emit, say
+from merganser.units import parse_size
+
+if TYPE_CHECKING:
+    from merganser.tuning.autopilot.decisions import Decision
+    from merganser.tuning.autopilot.looking import Remark
+
+#: Rows of the race on a terminal; the page has all.
+SHOWN = 8
+
+
+def command(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="Checkpoint the experts were fine-tuned from.")],
+    experts: Annotated[list[str], typer.Argument(metavar="EXPERT...", help="Experts: paths, hub ids or NAME=PATH.")],
+    out: Out,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            "--task",
+            metavar="[NAME=]KIND:FILE",
+            help="Questions to choose by and to check with; may be repeated. Kinds as for `merganser evaluate`.",
+        ),
+    ] = None,
+    candidates: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--candidate", metavar="METHOD", help="Method to race; may be repeated. Default: those that do well."
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Bound on the race: questions (5000), time (10m, 1h30m), or both (5000,10m)."
+        ),
+    ] = None,
+    questions: Annotated[
+        int, typer.Option(min=1, help="Questions of each task that the best contenders are asked, at most.")
+    ] = 200,
+    calibration: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TASK=FILE", help="Answers of other models to a task's questions: asks a better sample of them."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    memory: Memory = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Choose how to merge experts of one base, or say that they should not be merged.
+
+    Looks at the weights, races methods and scales on a few questions, refines the winner's scale and checks it on
+    questions that the race did not ask. OUT is written only if a merge is better there than the best single model,
+    beyond a 95 % interval; if none is, exits with 1. Without --data, writes a default and says that nothing supports
+    it. OUT.auto keeps the answers, the recipe and a page that shows the race; the same command goes on after an
+    interruption.
+    """
+    from merganser.engine.directories import check_absent, check_replaceable, check_writable, paths_in
+    from merganser.engine.execute import DEFAULT_MEMORY
+    from merganser.evaluate.tasks import Task
+    from merganser.tuning.autopilot.exams import exam_of_tasks
+    from merganser.tuning.autopilot.merges import Merges
+    from merganser.tuning.autopilot.pilot import pilot
+
+    named = name_checkpoints(experts)
+    check_absent(out, overwrite)
+    check_replaceable(out, [path for model in (base, *named.values()) for path in paths_in(model)])
+    check_writable(out, out.parent)
+    tasks = [Task.parse(text) for text in data or ()]
+    limit = parse_size(memory) if memory else DEFAULT_MEMORY
+    merges = Merges(base, named, seed, limit)
+    beside = out.with_name(f"{out.name}.auto")
+
+    def on_look(remarks: tuple[Remark, ...]) -> None:
+        beside.mkdir(parents=True, exist_ok=True)
+        for remark in remarks:
+            say(_wrap(f"note: {remark.text}"), sys.stderr)
+
+    with explain_interrupt(lambda: f"{beside} keeps the answers so far; go on with: {same_command()}"):
+        try:
+            decision = pilot(
+                merges,
+                lambda known: exam_of_tasks(tasks, merges.base, device, seed, known) if tasks else None,
+                methods=candidates,
+                budget=budget,
+                questions=questions,
+                calibration=_calibrations(calibration or []),
+                journal=beside / "answers.jsonl",
+                on_answer=lambda label, asked, total: say(f"{total:8,} asked  +{asked:<5} {label}", sys.stderr),
+                on_look=on_look,
+            )
+        finally:
+            with suppress(OSError):
+                beside.rmdir()  # only if it is empty
+    _store(decision, beside)
+    if decision.recipe is not None:
+        _write(decision.recipe, out, overwrite, limit, device)
+    if as_json:
+        emit(
+            {**decision.to_dict(), "path": str(out) if decision.recipe else None, "report": str(beside / "report.html")}
+        )
+    else:
+        _show(decision, out, beside)
+    if decision.recipe is None:
+        raise typer.Exit(1)
+
+
+def _calibrations(given: list[str]) -> dict[str, str]:
+    from merganser.errors import InputError
+
+    found = {}
+    for text in given:
+        task, equals, file = text.partition("=")
+        if not (task and equals and file):
+            raise InputError(f"--calibration {text}: expected TASK=FILE")
+        found[task] = file
+    return found
+
+
+def _store(decision: Decision, beside: Path) -> None:
+    """Write the decision, the recipe of the best merge and the page."""
+    from merganser.plain import to_yaml
+    from merganser.report import autopilots
+    from merganser.report.page import Page
+
+    beside.mkdir(parents=True, exist_ok=True)
+    found = decision.to_dict()
+    autopilots.write(beside, found)
+    if decision.best_recipe is not None:
+        (beside / "recipe.yml").write_text(to_yaml(decision.best_recipe), encoding="utf-8")
+    page = Page(f"Autopilot: {decision.verdict}")
+    autopilots.fill_decision(page, found)
+    page.write(beside / "report.html")
+
+
+def _write(recipe: dict[str, Any], out: Path, overwrite: bool, memory: int, device: str) -> None:
+    from merganser.recipes.running import run
+
+    partial = out.with_name(f"{out.name}.partial")
+    with explain_interrupt(lambda: f"{partial} keeps what is finished; go on with: {same_command()}"):
+        run(recipe, out, resume=partial.exists(), overwrite=overwrite, memory=memory, device=device)
+
+
+def _show(decision: Decision, out: Path, beside: Path) -> None:
+    from merganser.report.autopilots import challenge_table, race_table
+
+    found = decision.to_dict()
+    if decision.rungs:
+        say(f"the race, the first {SHOWN} of {len(race_table(found).rows)}:\n{race_table(found, SHOWN).text()}\n")
+    if decision.challenges:
+        say(f"on unseen questions:\n{challenge_table(found).text()}\n")
+    say(_wrap(f"{decision.text}."))
+    if decision.recipe is not None:
+        say(f"wrote {out}")
+    elif decision.best_recipe is not None:
+        say(_wrap(f"to merge all the same: merganser merge {beside / 'recipe.yml'} {out}"))
+    say(f"wrote {beside / 'report.html'}")
+
+
+def _wrap(text: str) -> str:
+    width = min(100, max(60, shutil.get_terminal_size().columns))
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False, subsequent_indent="  ")

@@ -1,0 +1,109 @@
+"""What the autopilot decided: the race, the check on unseen questions, what was seen of the experts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from merganser.plain import to_yaml
+from merganser.report.charts import Dot, dot_plot
+from merganser.report.page import Page
+from merganser.report.tables import Table
+from merganser.strict_json import read_json
+
+FILE = "decision.json"
+_KEYS = {"verdict", "text", "kept", "remarks", "challenges", "rungs"}
+
+
+def write(directory: Path, decision: Mapping[str, Any]) -> None:
+    """Store a decision, as its `to_dict` gives it."""
+    (directory / FILE).write_text(json.dumps(decision, indent=1) + "\n", encoding="utf-8")
+
+
+def is_decision(path: Path) -> bool:
+    """Whether a directory holds a decision of the autopilot."""
+    try:
+        found = read_json(path / FILE)
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and set(found) >= _KEYS
+
+
+def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
+    found = read_json(directory / FILE)
+    fill_decision(page, found)
+    return {"kind": "autopilot", **{key: found[key] for key in ("verdict", "text", "kept", "score", "asked")}}
+
+
+def fill_decision(page: Page, found: Mapping[str, Any]) -> None:
+    """Add a decision, as its `to_dict` gives it, to a page."""
+    page.text(f"{found['text']}.")
+    page.items([remark["text"] for remark in found["remarks"]])
+    if found["challenges"]:
+        page.heading("On questions that the race did not ask")
+        page.add(challenge_table(found))
+        dots = [
+            Dot(c["label"], c["score"]["value"], c["score"]["low"], c["score"]["high"]) for c in found["challenges"]
+        ]
+        page.chart(dot_plot(dots, "score", caption="Scores on unseen questions with 95 % intervals."))
+    if found["rungs"]:
+        page.heading("The race")
+        page.text(
+            f"{found['asked']:,} questions in {found['seconds']:.0f} seconds of merging and asking"
+            + ("; the budget ended it early." if found["stopped"] else ".")
+        )
+        page.chart(race_chart(found))
+        page.add(race_table(found))
+    for title, key in (("Recipe", "recipe"), ("Recipe of the best merge, which is not kept", "best_recipe")):
+        if found[key] and not (key == "best_recipe" and found["recipe"] == found["best_recipe"]):
+            page.heading(title)
+            page.code(to_yaml(found[key]))
+
+
+def challenge_table(found: Mapping[str, Any]) -> Table:
+    """Return what was compared on unseen questions; a gain is over the last one above that was kept."""
+    rows = [
+        [
+            c["label"],
+            c["score"]["value"],
+            _ends(c["score"]),
+            "" if c["gain"] is None else f"{c['gain']['value']:+.3f}",
+            "" if c["gain"] is None else _ends(c["gain"]),
+            "yes" if c["kept"] else "no",
+        ]
+        for c in found["challenges"]
+    ]
+    return Table(["contender", "score", "95 %", "gain", "95 %", "better"], rows)
+
+
+def race_table(found: Mapping[str, Any], limit: int | None = None) -> Table:
+    """Return every contender with its last score, on how many questions of each task, and why it left."""
+    rejected = found["rejected"] or {}
+    rows = [[label, score, budget, rejected.get(label, "")] for label, (budget, score) in _last(found).items()]
+    return Table(["contender", "score", "on", "left the race"], rows[:limit])
+
+
+def race_chart(found: Mapping[str, Any]) -> str:
+    """Return the scores of contenders on every rung, those that got furthest on top."""
+    ends = sorted({rung["budget"] for rung in found["rungs"]})
+    dots = [
+        Dot(label, rung["scores"][label], series=ends.index(rung["budget"]))
+        for label in _last(found)
+        for rung in found["rungs"]
+        if rung["scores"].get(label) is not None
+    ]
+    legend = [f"{end} questions of each task" for end in ends]
+    return dot_plot(dots, "score", legend=legend, caption="Scores of the contenders on more and more questions.")
+
+
+def _last(found: Mapping[str, Any]) -> dict[str, tuple[int, float | None]]:
+    """Return the last rung of every contender and its score there, the furthest and best first."""
+    last = {label: (rung["budget"], score) for rung in found["rungs"] for label, score in rung["scores"].items()}
+    order = sorted(last, key=lambda label: (-last[label][0], float("inf") if (s := last[label][1]) is None else -s))
+    return {label: last[label] for label in order}
+
+
+def _ends(interval: Mapping[str, float]) -> str:
+    return f"{interval['low']:.3f} to {interval['high']:.3f}"

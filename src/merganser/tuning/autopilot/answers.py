@@ -1,0 +1,119 @@
+"""Answers of contenders: asked once, and kept in a journal, so that a race goes on after an interruption."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from merganser.evolve.arrays import Array
+from merganser.tuning.autopilot.budgets import Meter
+from merganser.tuning.autopilot.contenders import Contender
+from merganser.tuning.autopilot.exams import Exam
+from merganser.tuning.autopilot.merges import Merges
+from merganser.tuning.score_journal import LineJournal
+
+OnAnswer = Callable[[str, int, int], None]
+
+
+class BudgetSpentError(Exception):
+    """The next questions cost more than is left."""
+
+
+class AnswerJournal(LineJournal):
+    """The answers of a race: of every contender to the first questions of each task, by part of the exam."""
+
+    record, records, work = "an answer", "answers", "race"
+
+    def __init__(self, path: Path | None, scored_by: str, meter: Meter) -> None:
+        super().__init__(path, scored_by)
+        self.meter = meter
+        #: By part of the exam and contender, then by task.
+        self.answers: dict[tuple[str, str], dict[str, list[float]]] = {}
+
+    def accept(self, record: Mapping[str, Any]) -> None:
+        fresh = {str(task): [_number(value) for value in values] for task, values in record["answers"].items()}
+        known = self.answers.setdefault((str(record["part"]), str(record["label"])), {})
+        for task, values in fresh.items():
+            known.setdefault(task, []).extend(values)
+        self.meter.add(sum(map(len, fresh.values())), float(record["seconds"]), float(record["merging"]))
+
+    def add(self, label: str, part: str, answers: Mapping[str, list[float]], seconds: float, merging: float) -> None:
+        """Note answers that continue those that are known, and the time they took with and without merging."""
+        kept = {task: [None if value != value else value for value in values] for task, values in answers.items()}
+        record = {"label": label, "part": part, "answers": kept, "seconds": seconds, "merging": merging}
+        self.append(record)
+        self.accept(record)
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+class Scoreboard:
+    """Asks contenders, and knows what they answered.
+
+    Args:
+        exam: The questions.
+        merges: Makes the contenders.
+        journal: Keeps the answers.
+        on_answer: Called with the label, the questions just asked and those asked of all so far.
+    """
+
+    def __init__(self, exam: Exam, merges: Merges, journal: AnswerJournal, on_answer: OnAnswer) -> None:
+        self.exam = exam
+        self.merges = merges
+        self.journal = journal
+        self.objective = exam.objective
+        self._seen, self._unseen = exam.parts(unseen=False), exam.parts(unseen=True)
+        self._on_answer = on_answer
+
+    @property
+    def meter(self) -> Meter:
+        return self.journal.meter
+
+    def most(self, unseen: bool) -> int:
+        """Return the questions of the task that has most, in the race or unseen by it."""
+        return max(map(len, (self._unseen if unseen else self._seen).values()))
+
+    def cost(self, start: int, end: int, unseen: bool = False) -> int:
+        """Return how many questions there are from `start` to `end` of each task."""
+        return sum(len(items[start:end]) for items in (self._unseen if unseen else self._seen).values())
+
+    def missing(self, contender: Contender, count: int, *, unseen: bool = False) -> int:
+        """Return how many of the first `count` questions of each task were not asked yet."""
+        return sum(map(len, self._missing(contender, count, unseen).values()))
+
+    def _missing(self, contender: Contender, count: int, unseen: bool) -> dict[str, Sequence[int]]:
+        known = self.journal.answers.get((_part(unseen), contender.label), {})
+        items = (self._unseen if unseen else self._seen).items()
+        found = {task: own[len(known.get(task, ())) : count] for task, own in items}
+        return {task: own for task, own in found.items() if len(own)}
+
+    def ask(self, contender: Contender, count: int, *, unseen: bool = False, reserved: int = 0) -> dict[str, Array]:
+        """Return the answers to the first `count` questions of each task, asking those that are not known.
+
+        Raises:
+            BudgetSpentError: The budget does not allow these questions and `reserved` more.
+        """
+        if missing := self._missing(contender, count, unseen):
+            asked = sum(map(len, missing.values()))
+            if asked > self.meter.questions_left(reserved):
+                raise BudgetSpentError
+            began = time.perf_counter()
+            # What is checked is what would be written, bit for bit.
+            variant = self.merges.exact(contender) if unseen else self.merges.quick(contender)
+            merged = time.perf_counter()
+            fresh = self.exam.ask(variant, missing)
+            seconds = time.perf_counter() - began
+            self.journal.add(contender.label, _part(unseen), fresh, seconds, merged - began)
+            self._on_answer(contender.label, asked, self.meter.asked)
+        known = self.journal.answers[_part(unseen), contender.label]
+        return {task: np.array(own[:count], dtype=np.float64) for task, own in known.items()}
+
+
+def _part(unseen: bool) -> str:
+    return "check" if unseen else "race"

@@ -1,0 +1,99 @@
+"""Ways to merge that take part in a race, and what they are raced against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from merganser.errors import InputError
+from merganser.methods.registry import lookup, parameters, registry
+from merganser.tuning.autopilot.looking import LEFT_OUT, Remark
+
+PLAIN = "task_arithmetic"
+#: Methods that are proposed where they are registered, the plainest first.
+METHODS = (PLAIN, "ties", "tsv", "iso_c", "iso_cts", "wudi", "ace")
+#: Scales that a race begins with; the winner's is refined. Those of a plain sum are shares of one expert.
+SCALES = (0.5, 1.0, 2.0)
+SHARES = (1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method with its parameters and experts; without a method, a model as it is.
+
+    Attributes:
+        name: The model, or the method.
+        experts: Names of the experts that are merged.
+        parameters: Parameters of the method, with its scale.
+        without: Names of the experts that are left out although they could be merged.
+    """
+
+    name: str
+    experts: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+    @property
+    def is_merge(self) -> bool:
+        return bool(self.experts)
+
+    @property
+    def scale(self) -> float:
+        return float(self.parameters["scale"])
+
+    @property
+    def label(self) -> str:
+        """What results call it; contenders differ in it."""
+        values = "".join(f" {name}={_short(value)}" for name, value in self.parameters.items())
+        return self.name + values + (f" without {', '.join(self.without)}" if self.without else "")
+
+    def at(self, scale: float) -> Contender:
+        """Return the same merge at another scale, rounded to three digits."""
+        return replace(self, parameters={**self.parameters, "scale": float(f"{scale:.3g}")})
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def merged_experts(experts: Sequence[str], remarks: Sequence[Remark]) -> tuple[str, ...]:
+    """Return the experts that can be merged, in their order."""
+    out = {remark.experts[0] for remark in remarks if remark.kind in LEFT_OUT}
+    return tuple(name for name in experts if name not in out)
+
+
+def propose(experts: Sequence[str], remarks: Sequence[Remark], methods: Sequence[str] | None = None) -> list[Contender]:
+    """Return the merges that a race begins with: methods × scales.
+
+    Experts whose task vectors are far longer than the others' are tried with and without. Where lengths differ and a
+    method can make them equal (`norms`), that is tried too.
+
+    Args:
+        experts: The experts that can be merged, two or more.
+        remarks: What was seen of them.
+        methods: The methods; those of `METHODS` that are registered unless told.
+
+    Raises:
+        InputError: A method is unknown, has no scale, or is no method of task vectors.
+    """
+    known = registry()
+    named = list(methods) if methods else [name for name in METHODS if name in known]
+    kinds = {remark.kind for remark in remarks}
+    long = tuple(remark.experts[0] for remark in remarks if remark.kind == "long")
+    short = tuple(name for name in experts if name not in long)
+    sets = [(tuple(experts), ()), *([(short, long)] if long and len(short) > 1 else [])]
+    found: dict[str, Contender] = {}
+    for name in dict.fromkeys(named):
+        declared = parameters(lookup(name))
+        if "scale" not in declared or lookup(name).base != "required":
+            raise InputError(f"method {name!r} is not one that a race can try: it needs a base and a scale")
+        conditions: list[dict[str, Any]] = [{}]
+        if "norms" in declared and kinds & {"long", "norms"}:
+            conditions.append({"norms": "equal"})
+        for own, without in sets:
+            for more in conditions:
+                for scale in [share / len(own) for share in SHARES] if name == PLAIN else SCALES:
+                    contender = Contender(name, own, more, without).at(scale)
+                    found.setdefault(contender.label, contender)
+    return list(found.values())

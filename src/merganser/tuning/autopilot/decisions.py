@@ -1,0 +1,77 @@
+"""What the autopilot hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from merganser.evolve.intervals import Interval
+from merganser.notebooks import Shown
+from merganser.tuning.autopilot.looking import Remark
+from merganser.tuning.result import Result
+from merganser.tuning.search import Rung
+
+Verdict = Literal["merge", "do not merge", "no evidence"]
+
+
+@dataclass(frozen=True)
+class Challenge(Result):
+    """A contender on the questions that the race did not ask, and by how much it is better than what was kept before.
+
+    Attributes:
+        label: The contender.
+        score: Its score, with a 95 % interval.
+        against: What it was compared with; nothing for the first.
+        gain: The difference, question by question, with a 95 % interval.
+        kept: Whether it is better beyond the interval, and so took the other's place.
+    """
+
+    label: str
+    score: Interval
+    against: str | None = None
+    gain: Interval | None = None
+    kept: bool = True
+
+
+@dataclass(frozen=True)
+class Decision(Shown, Result):
+    """What to do with experts, and why.
+
+    Attributes:
+        verdict: `"merge"`, `"do not merge"`, or `"no evidence"` where there was nothing to choose by.
+        text: The verdict in words.
+        kept: What to use: a merge, an expert or the base.
+        recipe: The recipe of the merge to use; None where a model is kept as it is.
+        best: The best merge of the race, kept or not; None if there was no race.
+        best_recipe: Its recipe.
+        score: Score of what is kept on unseen questions, with a 95 % interval.
+        remarks: What was seen of the experts.
+        challenges: What was compared on unseen questions, in order.
+        rungs: The race: scores of contenders on the first questions of each task.
+        rejected: Why contenders left the race.
+        asked: Questions asked of all contenders.
+        seconds: Time spent on merging and asking.
+        stopped: Whether the budget ended the race early.
+        seed: What orders the questions.
+
+    Example:
+        >>> weights, decision = mg.tuning.auto(experts, base)
+        >>> decision.verdict
+        'no evidence'
+    """
+
+    verdict: Verdict
+    text: str
+    kept: str
+    recipe: dict[str, Any] | None = None
+    best: str | None = None
+    best_recipe: dict[str, Any] | None = None
+    score: Interval | None = None
+    remarks: tuple[Remark, ...] = ()
+    challenges: tuple[Challenge, ...] = ()
+    rungs: tuple[Rung, ...] = ()
+    rejected: dict[str, str] | None = None
+    asked: int = 0
+    seconds: float = 0.0
+    stopped: bool = False
+    seed: int = 0

@@ -1,0 +1,166 @@
+"""What contenders are asked: questions of several tasks in an order, and the one who asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.errors import InputError, did_you_mean
+from merganser.evaluate import language
+from merganser.evaluate.questions import SCORE
+from merganser.evaluate.sampling import order_by_strata, sampled
+from merganser.evaluate.tasks import Task
+from merganser.evolve.arrays import Array
+from merganser.evolve.design import Objective
+from merganser.evolve.preparation import Calibration
+from merganser.evolve.subsets import kmeans
+from merganser.tuning.sweep import Variant
+from merganser.tuning.validation import Validation
+
+Items: TypeAlias = Mapping[str, Sequence[int]]
+Asker: TypeAlias = Callable[[Variant, Items], Mapping[str, Sequence[float]]]
+#: The share of the questions of a task that is kept for the end, and how many it needs to have.
+UNSEEN, ENOUGH = 1 / 3, 9
+
+
+@dataclass(frozen=True, eq=False)
+class Exam:
+    """Questions of several tasks.
+
+    Attributes:
+        orders: The items of each task in the order they are asked; every beginning is a sample of them.
+        asker: Asks a variant some items and returns an answer for each.
+        name: Identifies the questions in a journal.
+        lower: Tasks of which less is better.
+    """
+
+    orders: Items
+    asker: Asker
+    name: str
+    lower: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for task, order in self.orders.items():
+            if len(order) < ENOUGH:
+                raise InputError(
+                    f"task {task!r}: {len(order)} questions are too few to choose by some and to check with others; "
+                    f"give {ENOUGH} or more"
+                )
+
+    @property
+    def objective(self) -> Objective:
+        """The mean over the tasks, of minus the score where less is better."""
+        share = 1 / len(self.orders)
+        return Objective("mean", {task: -share if task in self.lower else share for task in self.orders})
+
+    def parts(self, unseen: bool) -> dict[str, Sequence[int]]:
+        """Return the items that a race may ask, or those that it must not."""
+        cuts = {task: len(order) - int(len(order) * UNSEEN) for task, order in self.orders.items()}
+        return {task: order[cuts[task] :] if unseen else order[: cuts[task]] for task, order in self.orders.items()}
+
+    def ask(self, variant: Variant, items: Items) -> dict[str, list[float]]:
+        """Return the answers of a variant, one for each item.
+
+        Raises:
+            InputError: The one who asks returns something else.
+        """
+        found = self.asker(variant, items)
+        answers = {}
+        for task, chosen in items.items():
+            values = [float(value) for value in found.get(task, ())]
+            if len(values) != len(chosen):
+                raise InputError(f"task {task!r}: {len(values)} answers to {len(chosen)} items; one for each is needed")
+            answers[task] = values
+        return answers
+
+
+def exam_of_tasks(
+    tasks: Sequence[Task], base: Checkpoint, device: str, seed: int, calibrations: Mapping[str, Calibration]
+) -> Exam:
+    """Return an exam of task files, asked of a live module of the base's architecture."""
+    directory = base.directory
+    kind = language.kind_of_model(directory)
+    if directory is None or kind is None:
+        raise InputError(f"{base.label}: tasks need models that transformers loads; give data or a score for others")
+    if twice := [task.name for task in tasks if sum(task.name == other.name for other in tasks) > 1]:
+        raise InputError(f"two tasks are called {twice[0]!r}; name them apart")
+    examiners: dict[str, Any] = {task.name: task.examiner(str(directory)) for task in tasks}
+    orders = _orders({name: len(examiner) for name, examiner in examiners.items()}, seed, calibrations)
+    orders |= {name: sampled(examiner, seed) for name, examiner in examiners.items() if name not in calibrations}
+    module = language.load(Path(directory), kind, device).module
+
+    def ask(variant: Variant, items: Items) -> dict[str, Sequence[float]]:
+        model = variant.into(module).eval()
+        with torch.inference_mode():
+            return {task: examiners[task](model, chosen)[SCORE] for task, chosen in items.items()}
+
+    return Exam(
+        orders,
+        ask,
+        " ".join(sorted(f"{task.name}={task.kind}:{task.path}" for task in tasks)),
+        tuple(task.name for task in tasks if not task.higher_is_better),
+    )
+
+
+def exam_of_batches(validation: Validation, seed: int, calibrations: Mapping[str, Calibration]) -> Exam:
+    """Return an exam of labelled batches, each sample a question."""
+    counts = validation.counts()
+    return Exam(
+        _orders(counts, seed, calibrations),
+        lambda variant, items: validation.answers(variant.weights(), items),
+        f"samples {counts}",
+    )
+
+
+def exam_of_score(
+    score: Callable[..., Any], items: int | Mapping[str, int], seed: int, calibrations: Mapping[str, Calibration]
+) -> Exam:
+    """Return an exam of a function of (weights, items); with one number of items, of one task."""
+    counts = {"score": items} if isinstance(items, int) else dict(items)
+
+    def ask(variant: Variant, chosen: Items) -> Mapping[str, Sequence[float]]:
+        if isinstance(items, int):
+            return {"score": score(variant.weights(), list(chosen["score"]))}
+        found = score(variant.weights(), {task: list(own) for task, own in chosen.items()})
+        if not isinstance(found, Mapping):
+            raise InputError(
+                f"the score of tasks {list(counts)} returned a {type(found).__name__}, not answers by task"
+            )
+        return found
+
+    return Exam(_orders(counts, seed, calibrations), ask, f"a score {counts}")
+
+
+def _orders(counts: Mapping[str, int], seed: int, calibrations: Mapping[str, Calibration]) -> dict[str, list[int]]:
+    if unknown := next((name for name in calibrations if name not in counts), None):
+        raise InputError(f"calibration: no task {unknown!r}{did_you_mean(unknown, counts)}")
+    return {
+        name: _informed_order(calibrations[name], count, name, seed)
+        if name in calibrations
+        else order_by_strata([None] * count, seed)
+        for name, count in counts.items()
+    }
+
+
+def _informed_order(known: Calibration, count: int, task: str, seed: int) -> list[int]:
+    """Return an order whose every beginning holds items of every kind that an IRT tells apart, by their shares.
+
+    Items are clustered by discrimination and difficulty, and the clusters are the strata.
+    """
+    if known.items != count:
+        raise InputError(f"task {task!r}: the calibration tells of {known.items} items, and the task has {count}")
+    if known.irt is not None:
+        points: Array = known.irt.items.embedding
+    else:
+        from merganser.evolve.irt.fitting import fit
+
+        assert known.answers is not None
+        points = fit(known.answers, dimensions=min(2, len(np.atleast_2d(known.answers))), seed=seed).items.embedding
+    labels, _ = kmeans(points, min(16, max(1, count // 4)), seed=seed)
+    return order_by_strata(labels.tolist(), seed)

@@ -1,0 +1,171 @@
+"""`mg.tuning.auto`: experts and a little data in, a decision out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from merganser.checkpoints.hashing import content_hash
+from merganser.checkpoints.opening import Reference
+from merganser.engine.execute import DEFAULT_MEMORY
+from merganser.errors import InputError
+from merganser.evaluate.tasks import Task
+from merganser.evolve import calibrations as calibration_files
+from merganser.evolve.preparation import Calibration
+from merganser.tuning.autopilot.answers import AnswerJournal, OnAnswer, Scoreboard
+from merganser.tuning.autopilot.budgets import Budget, Meter
+from merganser.tuning.autopilot.contenders import Contender, merged_experts, propose
+from merganser.tuning.autopilot.deciding import decide
+from merganser.tuning.autopilot.decisions import Decision
+from merganser.tuning.autopilot.defaults import choose_default
+from merganser.tuning.autopilot.exams import Exam, exam_of_batches, exam_of_score, exam_of_tasks
+from merganser.tuning.autopilot.looking import Remark, look
+from merganser.tuning.autopilot.merges import Merges
+from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score, label
+from merganser.tuning.validation import Validation
+
+
+def auto(
+    models: Models,
+    base: Reference,
+    *,
+    data: Data | Sequence[Task] | None = None,
+    heads: Heads | None = None,
+    score: Score | None = None,
+    items: int | Mapping[str, int] | None = None,
+    methods: Sequence[str] | None = None,
+    budget: str | int | None = None,
+    questions: int = 200,
+    calibration: Mapping[str, Calibration | str] | None = None,
+    seed: int = 0,
+    journal: str | os.PathLike[str] | None = None,
+    memory: int = DEFAULT_MEMORY,
+    device: str = "cpu",
+    on_answer: OnAnswer = lambda label, asked, total: None,
+) -> tuple[dict[str, Tensor], Decision]:
+    """Choose how to merge experts, or not to.
+
+    Looks at the weights first: experts of another base and duplicates are left out. Then it races methods and scales
+    on the same few questions, refines the scale of the winner, and checks it on questions that the race did not ask. A
+    merge is chosen only if it is better there, beyond a 95 % interval, than the best single model; and something else
+    than task arithmetic only if it is better than that. Without data there is nothing to choose by: the result is the
+    default, and says so.
+
+    Args:
+        models: The experts, in a list or by label.
+        base: What they were fine-tuned from.
+        data: Labelled batches `(inputs, targets)` for each expert; or tasks, for models that `transformers` loads.
+        heads: For each expert, what maps the module's output to its task's logits.
+        score: Instead of `data`: a function of weights and items that returns a number for each item, higher being
+            better; of several tasks, a function of weights and items by task that returns numbers by task.
+        items: How many items `score` can be asked; by task, if there are several.
+        methods: Methods to race; by default those of task vectors that do well in the benchmarks.
+        budget: Bound on the race: a number of questions, a time such as `"10m"`, or both, `"5000,10m"`.
+        questions: Questions of each task that the best contenders are asked, at most.
+        calibration: By task, answers of other models or an IRT; questions are then spread over kinds of items.
+        seed: Orders the questions, and seeds methods that draw random numbers.
+        journal: A file that keeps the answers: the same call again goes on from there.
+        memory: How many bytes of merges to keep while they are raced.
+        device: Where tasks are asked.
+        on_answer: Called with a contender, the questions just asked of it and those asked of all so far.
+
+    Returns:
+        The weights to use (of a merge, an expert or the base), and the decision with everything it is based on.
+
+    Raises:
+        InputError: If the models do not fit together, the data cannot be asked, or the budget is too small.
+
+    Example:
+        >>> data = {"math": batches, "code": batches}
+        >>> weights, decision = mg.tuning.auto(experts, base, data=data)
+        >>> decision.verdict, decision.kept, decision.score
+    """
+    merges = Merges(base, label(models), seed, memory)
+    decision = pilot(
+        merges,
+        lambda known: build_exam(models, base, data, heads, score, items, known, seed, device, merges),
+        methods=methods,
+        budget=budget,
+        questions=questions,
+        calibration=calibration,
+        journal=journal,
+        on_answer=on_answer,
+    )
+    kept = Contender(decision.kept)
+    document = decision.recipe or merges.document(kept)
+    return merges.variant(document).weights(), decision
+
+
+def pilot(
+    merges: Merges,
+    exam: Callable[[Mapping[str, Calibration]], Exam | None],
+    *,
+    methods: Sequence[str] | None = None,
+    budget: str | int | None = None,
+    questions: int = 200,
+    calibration: Mapping[str, Calibration | str] | None = None,
+    journal: str | os.PathLike[str] | None = None,
+    on_answer: OnAnswer = lambda label, asked, total: None,
+    on_look: Callable[[tuple[Remark, ...]], None] = lambda remarks: None,
+) -> Decision:
+    """Look, race and decide; `auto` without the weights."""
+    if questions < 1:
+        raise InputError(f"questions must be at least 1, got {questions}")
+    limits = Budget.parse(budget)
+    known = {
+        task: calibration_files.read(found) if isinstance(found, str) else found
+        for task, found in (calibration or {}).items()
+    }
+    names = list(merges.experts)
+    remarks = look(merges.base, merges.experts)
+    experts = merged_experts(names, remarks)
+    candidates = propose(experts, remarks, methods) if len(experts) > 1 else []
+    for candidate in {each.name: each for each in candidates}.values():  # what is wrong is said before any work
+        notes = merges.exact(candidate).merge.plan.notes
+        remarks = (*remarks, *(Remark("note", note) for note in notes if Remark("note", note) not in remarks))
+    asked = exam(known)
+    on_look(remarks)
+    if asked is None or not candidates:
+        return choose_default(merges, experts, remarks)
+    identity = {
+        "models": {name: content_hash(model) for name, model in merges.experts.items()} if journal else {},
+        "base": content_hash(merges.base) if journal else "",
+        "questions": asked.name,
+        "seed": merges.seed,
+    }
+    place = None if journal is None else Path(journal)
+    with AnswerJournal(place, json.dumps(identity), Meter(limits)) as kept:
+        board = Scoreboard(asked, merges, kept, on_answer)
+        return decide(board, [Contender(name) for name in (*names, merges.base_name)], candidates, remarks, questions)
+
+
+def build_exam(
+    models: Models,
+    base: Reference,
+    data: Data | Sequence[Task] | None,
+    heads: Heads | None,
+    score: Score | None,
+    items: int | Mapping[str, int] | None,
+    known: Mapping[str, Calibration],
+    seed: int,
+    device: str,
+    merges: Merges,
+) -> Exam | None:
+    """Return what contenders are asked, from any kind of data; None without any."""
+    if data is None and score is None and heads is None and items is None:
+        return None
+    if isinstance(data, Sequence) and data and all(isinstance(task, Task) for task in data) and score is None:
+        tasks: Any = data
+        return exam_of_tasks(tasks, merges.base, device, seed, known)
+    batches: Any = data
+    found = held_out_score(models, base, batches, score, heads)
+    if isinstance(found, Validation) and score is None:
+        return exam_of_batches(found, seed, known)
+    if items is None:
+        raise InputError("a score needs items: the number of things it can be asked")
+    return exam_of_score(found, items, seed, known)
