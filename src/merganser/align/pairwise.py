@@ -10,6 +10,7 @@ from torch import Tensor
 
 from merganser.align.ascent import Ascent, Step
 from merganser.align.frank_wolfe import FrankWolfe
+from merganser.align.head_spectra import place_heads
 from merganser.align.initialisation import Start
 from merganser.align.matches import Match, Try, reaches
 from merganser.align.objective import inner
@@ -21,7 +22,7 @@ from merganser.align.symmetries import Symmetry
 from merganser.align.terms import TermLayout
 from merganser.errors import InputError, one_of
 
-STARTS = ("propagate", "identity")
+STARTS = ("propagate", "spectra", "identity")
 FIRST = frozenset({0})
 
 
@@ -40,7 +41,8 @@ def weight_matching(
 
     Args:
         start: Where the first try begins: "propagate" places the layers beside pinned axes first and goes on from
-            there (see `propagation`), "identity" is the published algorithm; or permutations of your own.
+            there (see `propagation`), "spectra" matches attention heads by their singular values first (see
+            `head_spectra`), "identity" is the published algorithm; or permutations of your own.
         tries: Runs at most; those after the first begin at the identity, in orders of their own. The best is kept. A
             try that reaches the bound of the objective ends the search.
         seed: Orders the sweeps of the first try; the others take the seeds after it.
@@ -84,6 +86,10 @@ def _ascend(
     if start == "propagate":
         propagate(ascent, 1)
         trace = [Step("propagate", placement.objective())]
+    elif start == "spectra":
+        place_heads(ascent, weights)
+        propagate(ascent, 1, placed=[root for root, tree in layout.trees.items() if tree.children])
+        trace = [Step("spectra", placement.objective())]
     generator = np.random.default_rng(seed)
     for _ in range(max_sweeps):
         if ascent.sweep((1, str(root)) for root in generator.permutation(list(layout.trees))) == 0.0:

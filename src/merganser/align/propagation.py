@@ -11,6 +11,7 @@ the highest score is placed next. Without noise this recovers any permutation th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -31,10 +32,11 @@ class _Candidate:
     score: float
 
 
-def propagate(ascent: Ascent, model: int) -> None:
-    """Place every tree of one model from the pinned axes outwards; trees that nothing determines stay."""
+def propagate(ascent: Ascent, model: int, placed: Sequence[str] = ()) -> None:
+    """Place every tree of one model, but those placed already, from the pinned axes outwards; trees that nothing
+    determines stay."""
     placement = ascent.placement
-    left = list(placement.layout.trees)
+    left = [root for root in placement.layout.trees if root not in placed]
     candidates: dict[str, _Candidate] = {}
     while left:
         for root in left:

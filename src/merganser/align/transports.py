@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from merganser.align.matches import Match
 from merganser.align.matching import match
 from merganser.align.permutations import Permutations, apply
 from merganser.align.state import Model, State, states_of
 from merganser.align.symmetries import Symmetry
+from merganser.checkpoints.base import Checkpoint, Rows, select_rows
+from merganser.checkpoints.cards import Lineage
+from merganser.checkpoints.differences import Difference, Kept, Vector
+from merganser.engine.task_vector import Applied
+from merganser.errors import InputError
+from merganser.modules.batches import Batch, labelled, several
+from merganser.modules.functional import run
+from merganser.modules.moments import evaluating
+from merganser.tuning.search import scale_search
+
+Score = Callable[[Mapping[str, Tensor]], float]
 
 
 def transport(
@@ -19,32 +34,46 @@ def transport(
     target: Model,
     symmetry: Symmetry,
     *,
-    scale: float = 1.0,
+    scale: float | Sequence[float] = 1.0,
+    score: Score | None = None,
     alignment: Match | Permutations | None = None,
+    gradient_batches: Iterable[Batch] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
     method: str = "weights",
     **options: Any,
 ) -> State:
     """Move a fine-tune to another base: θ_target + scale · π(θ_finetuned − θ_source).
 
-    π matches the source base to the target base. Counters are the target's.
+    π matches the source base to the target base. Counters are the target's. With `gradient_batches` an entry of the
+    moved vector counts only where its sign is that of −∇L(θ_target), the descent on a few batches of the task
+    (gradient-sign masking).
 
     Args:
         finetuned: The fine-tuned model.
         source: The base it was fine-tuned from.
-        target: The base to move it to.
+        target: The base to move it to; a module, if there are `gradient_batches`.
         symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
-        scale: The factor of the task vector.
+        scale: The factor of the task vector, or several to choose from by `score`.
+        score: A function of weights, higher being better. Do not score on the data you test on.
         alignment: π, if it is known.
+        gradient_batches: A few labelled batches `(inputs, targets)` of the task.
+        loss: The loss of outputs and targets whose gradient is taken.
         method: How to match the bases; see `match`.
         **options: Further options of `match`.
 
     Returns:
         The moved weights.
 
+    Raises:
+        InputError: The models do not fit the symmetry, or there are several scales and no score.
+
     Example:
         >>> symmetry = mg.align.symmetry(base, images)
         >>> moved = mg.align.transport(math, base, models[1], symmetry)
     """
+    scales = _scales(scale, score)
+    if gradient_batches is not None and not isinstance(target, nn.Module):
+        raise InputError("gradient_batches run the target: give a module, not weights")
     tuned, base, new = states_of([finetuned, source, target], symmetry)
     if alignment is None:
         alignment = match(target, source, symmetry, method, **options)
@@ -54,9 +83,91 @@ def transport(
         for name, tensor in new.items()
         if tensor.is_floating_point() or tensor.is_complex()
     }
-    delta = {name: tuned[name].to(dtype) - base[name].to(dtype) for name, dtype in wide.items()}
-    moved = apply(symmetry, permutations, delta)
+    moved = apply(symmetry, permutations, {name: tuned[name].to(t) - base[name].to(t) for name, t in wide.items()})
+    if gradient_batches is not None and isinstance(target, nn.Module):
+        gradient = mean_gradient(target, new, gradient_batches, loss)
+        moved = {name: t * (t.sign() == -gradient[name].sign()) if name in gradient else t for name, t in moved.items()}
+    best = scales[0]
+    if score is not None:
+        search = scale_search(new, moved, lambda weights, _: score(weights), budgets=(1,), alphas=scales)
+        best = float(search.best)
     return {
-        name: (tensor.to(wide[name]) + scale * moved[name]).to(tensor.dtype) if name in wide else tensor.clone()
+        name: (tensor.to(wide[name]) + best * moved[name]).to(tensor.dtype) if name in wide else tensor.clone()
         for name, tensor in new.items()
     }
+
+
+def mean_gradient(
+    module: nn.Module, state: State, batches: Iterable[Batch], loss: Callable[[Tensor, Tensor], Tensor]
+) -> State:
+    """Return the gradient of the summed loss of a module with these weights; names that nothing reads are left out."""
+    copy = deepcopy(module)
+    copy.load_state_dict(state)
+    copy.requires_grad_(True)
+    seen = False
+    with evaluating(copy), torch.enable_grad():
+        for batch in several(batches, "gradient_batches"):
+            inputs, targets = labelled(batch, "gradient_batches")
+            loss(run(copy, inputs), targets).backward()  # type: ignore[no-untyped-call]
+            seen = True
+    if not seen:
+        raise InputError("gradient_batches are empty; an iterator is spent after one pass: give a list")
+    named = copy.named_parameters(remove_duplicate=False)
+    return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+
+
+def _scales(scale: float | Sequence[float], score: Score | None) -> list[float]:
+    several_scales = list(scale) if isinstance(scale, Sequence) else [scale]
+    if not several_scales or not all(isinstance(one, int | float) for one in several_scales):
+        raise InputError(f"scale is a number, or several to choose from, not {scale!r}")
+    if len(several_scales) > 1 and score is None:
+        raise InputError(f"{len(several_scales)} scales to choose from need a score")
+    return [float(one) for one in several_scales]
+
+
+class MovedVector(Vector):
+    """π(τ) of a task vector, tensor by tensor; the last few are kept, since a gather needs a tensor whole."""
+
+    def __init__(self, vector: Vector, symmetry: Symmetry, permutations: Permutations) -> None:
+        known = {name: vector.spec(name) for name in vector.names()}
+        super().__init__(known, f"{vector.label}, matched", (vector,))
+        self.symmetry, self.permutations = symmetry, permutations
+        self._whole: Kept[Tensor] = Kept(2)
+
+    def compute(self, name: str, rows: Rows | None) -> Tensor:
+        return select_rows(self._whole.get(name, lambda: self._move(name)), rows).clone()
+
+    def _move(self, name: str) -> Tensor:
+        moved = apply(self.symmetry, self.permutations, {name: self.parts[0].read(name)})
+        return moved[name]
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(super().fingerprint().encode())
+        for name in sorted(self.permutations):
+            digest.update(name.encode() + self.permutations[name].tobytes())
+        return digest.hexdigest()
+
+
+class Transported(Applied):
+    """θ_target + scale · π(τ) as a checkpoint, computed as it is read."""
+
+    vector: MovedVector
+
+    def overhead(self, name: str, entries: int) -> int:
+        """The whole tensor as it was, as it is folded, and moved."""
+        return super().overhead(name, entries) + (4 * 4 * self.spec(name).numel if name in self.vector else 0)
+
+    def lineage(self) -> Lineage:
+        return Lineage(self.source.label, (self.vector.parts[0].label,), ("transport",))
+
+
+def transported(
+    finetuned: Checkpoint,
+    source: Checkpoint,
+    target: Checkpoint,
+    symmetry: Symmetry,
+    permutations: Permutations,
+    scale: float,
+) -> Checkpoint:
+    """Return what `transport` does as a checkpoint that holds a tensor at a time, for symmetries of permutations."""
+    return Transported(target, MovedVector(Difference(finetuned, source), symmetry, permutations), scale)

@@ -34,8 +34,9 @@ def build_skeleton(checkpoint: Checkpoint) -> nn.Module | None:
     return _build(json.dumps(config, sort_keys=True))
 
 
-def new_skeleton(config: Mapping[str, Any]) -> nn.Module | None:
-    """Build the model of a config on the meta device, for callers that change it; None as in `build_skeleton`."""
+def new_skeleton(config: Mapping[str, Any], device: str = "meta") -> nn.Module | None:
+    """Build the model of a config, for callers that change it, with random weights elsewhere than on the meta device;
+    None as in `build_skeleton`."""
     try:
         import transformers
     except (ImportError, RuntimeError):  # RuntimeError: a torchvision that does not fit this torch
@@ -49,7 +50,7 @@ def new_skeleton(config: Mapping[str, Any]) -> nn.Module | None:
             settings = transformers.AutoConfig.for_model(**plain)
             built: Any = getattr(transformers, name, None)
             model: nn.Module
-            with torch.device("meta"):
+            with torch.device(device):
                 own = isinstance(built, type) and issubclass(built, transformers.PreTrainedModel)
                 model = built._from_config(settings) if own else transformers.AutoModel.from_config(settings)
             return model.eval()

@@ -22,6 +22,7 @@ COMMANDS = {
     "schema": "merganser.cli.schema",
     "inspect": "merganser.cli.inspect",
     "align": "merganser.cli.align",
+    "transport": "merganser.cli.transport",
     "library": "merganser.cli.library",
     "extract-lora": "merganser.cli.lora",
     "merge-lora": "merganser.cli.lora:merge_command",

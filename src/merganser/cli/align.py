@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.factories import build_network
+from merganser.cli.factories import derive_symmetry
 from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Json, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
@@ -77,7 +77,7 @@ def command(
         raise InputError("--model pkg.module:factory is needed to derive the symmetries (or --permutations of a run)")
     inputs = [path for reference in named.values() for path in paths_in(reference)]
     check_out(out, overwrite, [*inputs, *([permutations] if permutations else [])])
-    derive = partial(_symmetry, model, shape, outputs or None, allow_unused)
+    derive = partial(derive_symmetry, model or "", shape, outputs=outputs or None, allow_unused=allow_unused)
     _align(named, out, overwrite, derive, matching, permutations, seed, as_json)
 
 
@@ -107,20 +107,6 @@ def _align(
     report = {"method": "given" if permutations else matching, **_report(list(named), found)}
     publish(out, lambda directory: _write(found, list(named), stored, report, directory), overwrite=overwrite)
     _show({**report, "out": str(out)}, as_json)
-
-
-def _symmetry(model: str | None, shape: str | None, outputs: list[str] | None, allow_unused: bool) -> Symmetry:
-    from merganser import align
-    from merganser.errors import InputError
-
-    assert model is not None
-    network, inputs = build_network(model, shape)
-    if inputs is None:
-        raise InputError(
-            f"--model {model}: the symmetry is traced on an example input: return (module, example_inputs) from the "
-            "factory, or give its shape, e.g. --shape 1x784"
-        )
-    return align.symmetry(network, inputs, outputs=outputs, allow_unused=allow_unused)
 
 
 def _match(states: Sequence[dict[str, Tensor]], symmetry: Symmetry, matching: str, seed: int) -> Universe:

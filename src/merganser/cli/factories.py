@@ -11,6 +11,8 @@ from merganser.evaluate.references import imported
 if TYPE_CHECKING:
     from torch import nn
 
+    from merganser.align import Symmetry
+
 
 def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
     """The module and example inputs of a factory importable from the current directory.
@@ -37,6 +39,19 @@ def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
         if inputs is None:
             inputs = getattr(module, attribute, None)
     return module, inputs
+
+
+def derive_symmetry(model: str, shape: str | None, **options: Any) -> Symmetry:
+    """The symmetry of the network of a factory, with the options of `align.symmetry`."""
+    from merganser import align
+
+    network, inputs = build_network(model, shape)
+    if inputs is None:
+        raise InputError(
+            f"--model {model}: the symmetry is traced on an example input: return (module, example_inputs) from the "
+            "factory, or give its shape, e.g. --shape 1x784"
+        )
+    return align.symmetry(network, inputs, **options)
 
 
 def _zeros(shape: str) -> Any:

@@ -13,11 +13,11 @@ from merganser.cli.progress import ProgressReporter
 from merganser.units import parse_size, show_time
 
 if TYPE_CHECKING:
-    from merganser.engine.nested import Merged
+    from merganser.checkpoints.base import Checkpoint
 
 
 def write_view(
-    view: Merged,
+    view: Checkpoint,
     out: Path,
     dtype: str | None,
     dry_run: bool,
@@ -29,12 +29,11 @@ def write_view(
 ) -> None:
     """Show what a view will compute, and write it unless this is a dry run."""
     from merganser.engine.execute import DEFAULT_MEMORY, Progress
-    from merganser.engine.merge import Merge
-    from merganser.recipes.saving import save
+    from merganser.recipes.saving import prepare_copy, save
 
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
     began = time.monotonic()
-    show_summary(summarise(Merge(view.plan, view.sources), limit, workers, strict=memory is not None), as_json)
+    show_summary(summarise(prepare_copy(view)[0], limit, workers, strict=memory is not None), as_json)
     if dry_run:
         return
     complete: list[Path] = []

@@ -73,7 +73,7 @@ def save(
     """
     check_workers(workers, "cpu")
     source = open_checkpoint(checkpoint)
-    prepared, recipe = (_cast(source, dtype), None) if isinstance(source, Merged) else _prepare(source, dtype)
+    prepared, recipe = prepare_copy(source, dtype)
     settings = Arithmetic(digest=choose_digest(prepared))
 
     def compute(writer: CheckpointWriter) -> None:
@@ -92,8 +92,10 @@ def save(
     )
 
 
-def _prepare(source: Checkpoint, dtype: str | torch.dtype | None) -> tuple[Merge, dict[str, Any] | None]:
-    """Return the merge that copies a checkpoint, and its recipe if one can name what is copied."""
+def prepare_copy(source: Checkpoint, dtype: str | torch.dtype | None = None) -> tuple[Merge, dict[str, Any] | None]:
+    """Return the merge that copies a checkpoint, or that computes it, and its recipe if one can name what is copied."""
+    if isinstance(source, Merged):
+        return _cast(source, dtype), None
     output = {} if dtype is None else {"dtype": dtype_name(dtype)}
     lineage = source.lineage()
     is_view = lineage != Lineage()

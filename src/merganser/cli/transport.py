@@ -1,0 +1,210 @@
+"""`merganser transport`: a fine-tune of an old base, moved to a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from merganser.cli.factories import derive_symmetry
+from merganser.cli.options import DryRun, Json, Memory, Out, Overwrite, Resume, Workers
+from merganser.cli.output import emit, say
+from merganser.cli.views import write_view
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from merganser.align import Symmetry
+    from merganser.checkpoints import Checkpoint
+
+MATCHINGS = ("weights", "frank_wolfe", "none")
+#: Networks of transformers up to this size are built to self-test their symmetry.
+TESTED = 50_000_000
+
+
+def command(
+    expert: Annotated[str, typer.Argument(metavar="EXPERT", help="Fine-tuned checkpoint.")],
+    out: Out,
+    old: Annotated[str, typer.Option("--from", metavar="CKPT", help="Base that EXPERT was fine-tuned from.")],
+    new: Annotated[str, typer.Option("--to", metavar="CKPT", help="Base to move it to, of the same architecture.")],
+    scale: Annotated[
+        list[float] | None,
+        typer.Option(help="Factor of what was learned; default 1. May be repeated, to choose from by --score."),
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Function of a state dict, higher is better; chooses the scale."),
+    ] = None,
+    matching: Annotated[str, typer.Option(help="How to match the bases: weights, frank_wolfe or none.")] = "weights",
+    start: Annotated[
+        str, typer.Option(help="Where --matching weights begins: propagate, spectra (of attention heads) or identity.")
+    ] = "propagate",
+    kind: Annotated[
+        str, typer.Option(help="What may differ between bases: permutation or orthogonal.")
+    ] = "permutation",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Function that returns the network; default: by the config of --to."
+        ),
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="Shape of an example input, e.g. 1x3x32x32.")] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option("--output", metavar="NAME", help="Output of the network that counts; may be repeated."),
+    ] = None,
+    allow_unused: Annotated[
+        bool, typer.Option("--allow-unused", help="Go on where the example leaves out weights that may matter.")
+    ] = False,
+    dtype: Annotated[str | None, typer.Option(help="Dtype of the output; default: that of --to.")] = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    memory: Memory = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Move a fine-tune to another release of its base: NEW + scale · π(EXPERT − OLD).
+
+    π reorders the units of the old base so that they match those of the new one (or rotates them, with --kind
+    orthogonal). It is found from the weights of the bases; no data is needed. Matching holds both bases in memory; the
+    result is written tensor by tensor, unless units are rotated or a score is asked for.
+    """
+    from merganser.checkpoints import open as open_checkpoint
+    from merganser.engine.publishing import check_out
+    from merganser.errors import InputError, one_of
+    from merganser.evaluate.references import imported
+
+    one_of("--matching", matching, MATCHINGS)
+    one_of("--start", start, ("propagate", "spectra", "identity"))
+    one_of("--kind", kind, ("permutation", "orthogonal"))
+    if scale and len(scale) > 1 and score is None:
+        raise InputError(f"{len(scale)} scales to choose from need --score")
+    judge = imported(score, "--score") if score else None
+    models = [open_checkpoint(reference) for reference in (expert, old, new)]
+    _check(models)
+    if not resume:
+        check_out(out, overwrite, [file for each in models for file in each.files()])
+    symmetry, tested = _derive(models[2], matching, model, shape, kind, outputs, allow_unused)
+    view, report = _transport(models, symmetry, matching, start, scale, judge)
+    report |= {"event": "transport", "self_tested": tested}
+    emit(report) if as_json else _show(report)
+    write_view(view, out, dtype, dry_run, resume, overwrite, memory, workers, as_json)
+
+
+def _check(models: list[Checkpoint]) -> None:
+    """Refuse models of different architectures, from their headers."""
+    from merganser.checkpoints.differences import Difference
+    from merganser.engine.task_vector import Applied
+
+    expert, old, new = models
+    Applied(new, Difference(expert, old))
+
+
+def _derive(
+    new: Checkpoint,
+    matching: str,
+    model: str | None,
+    shape: str | None,
+    kind: Any,
+    outputs: list[str] | None,
+    allow_unused: bool,
+) -> tuple[Symmetry, bool]:
+    """The symmetry of the architecture, and whether it was self-tested; one without atoms if nothing is matched."""
+    from merganser.align.symmetries import Factor, Symmetry, product
+    from merganser.errors import InputError
+
+    if matching == "none":
+        axes = {name: tuple(product(Factor(None, n)) for n in new.spec(name).shape) for name in new}
+        return Symmetry({}, axes, aliases=dict(new.aliases())), True
+    if model is not None:
+        return derive_symmetry(model, shape, kind=kind, outputs=outputs, allow_unused=allow_unused), True
+    import torch
+
+    from merganser import align
+    from merganser.checkpoints.json_file import read_config
+    from merganser.checkpoints.skeleton import new_skeleton
+
+    tested = sum(new.spec(name).numel for name in new.names()) <= TESTED
+    device = "cpu" if tested else "meta"
+    network = new_skeleton(read_config(new.directory), device)
+    inputs = getattr(network, "dummy_inputs", None)
+    if network is None or inputs is None:
+        raise InputError(
+            f"{new.label} has no config of a model that transformers knows: name a function that returns the network "
+            "(--model net:build --shape 1x8), or do not match the bases (--matching none)"
+        )
+    inputs = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    found = align.symmetry(network, inputs, kind=kind, outputs=outputs, allow_unused=allow_unused, self_test=tested)
+    return found, tested
+
+
+def _transport(
+    models: list[Checkpoint],
+    symmetry: Symmetry,
+    matching: str,
+    start: str,
+    scales: list[float] | None,
+    judge: Any,
+) -> tuple[Checkpoint, dict[str, Any]]:
+    from merganser.align.matching import match
+    from merganser.align.permutations import identity
+    from merganser.align.state import states_of
+    from merganser.align.transports import transport, transported
+    from merganser.checkpoints.memory import StateDict
+    from merganser.tuning.search import ALPHAS
+
+    expert, old, new = models
+    report: dict[str, Any] = {"matching": matching, "atoms": len(symmetry.atoms)}
+    permutations = identity(symmetry)
+    if matching != "none":
+        states = states_of([new, old], symmetry)
+        report["cosine"] = {"before": _cosine(states[0], states[1], symmetry)}
+        options = {"start": start} if matching == "weights" else {}
+        found = match(states[0], states[1], symmetry, matching, **options)
+        permutations = found.permutations
+        report["cosine"]["after"] = _cosine(states[0], found.apply(states[1]), symmetry)
+        report["note"] = found.note
+        del states
+    rotated = any(atom.group != "permutation" for atom in symmetry.atoms.values())
+    if judge is None and not rotated:
+        report["scale"] = (scales or [1.0])[0]
+        return transported(expert, old, new, symmetry, permutations, report["scale"]), report
+    chosen: Sequence[float] = scales or (ALPHAS if judge else [1.0])
+    scores: list[float] = []
+
+    def record(weights: Mapping[str, Tensor]) -> float:
+        scores.append(float(judge(weights)))
+        return scores[-1]
+
+    made = transport(expert, old, new, symmetry, alignment=permutations, scale=chosen, score=record if judge else None)
+    report["scale"] = chosen[scores.index(max(scores))] if judge else chosen[0]
+    if judge:
+        report["scores"] = dict(zip(map(str, chosen), scores, strict=True))
+    kept = {name: made[name] for name in new.names()}
+    kept |= {alias: kept[name] for alias, name in new.aliases().items()}
+    view = StateDict(kept, f"{expert.label} on {new.label}")
+    view.directory = new.directory
+    return view, report
+
+
+def _cosine(a: dict[str, Tensor], b: dict[str, Tensor], symmetry: Symmetry) -> float:
+    from merganser.align.objective import inner
+
+    def total(x: dict[str, Tensor], y: dict[str, Tensor]) -> float:
+        return float(sum(inner(x[name].float(), y[name].float()) for name in symmetry.objective))
+
+    norm = (total(a, a) * total(b, b)) ** 0.5
+    return total(a, b) / norm if norm else 0.0
+
+
+def _show(report: dict[str, Any]) -> None:
+    if "cosine" in report:
+        before, after = report["cosine"]["before"], report["cosine"]["after"]
+        say(f"matched    {report['atoms']} groups of units; cosine of the bases {before:.4f}, then {after:.4f}")
+    say(f"scale      {report['scale']:g}" + (f", the best of {len(report['scores'])}" if "scores" in report else ""))
+    if report.get("note"):
+        say(f"note: {report['note']}")
+    if not report["self_tested"]:
+        say("note: the symmetry of this large network was derived without a self-test")
