@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import merganser as mg
+from merganser.checkpoints.row_fits import fit_sparse
 from merganser.checkpoints.token_bytes import match_tokens, spelt_bytes
 from merganser.checkpoints.tokenizer import read_tokens
 from merganser.errors import CheckpointError, InputError, RecipeError
@@ -36,6 +37,18 @@ def pursue_naively(target, atoms, terms):
         weights = np.linalg.lstsq(atoms[chosen].T, target, rcond=None)[0]
         residual = target - weights @ atoms[chosen]
     return chosen, weights
+
+
+def trust_naively(atoms, ours, terms):
+    """How far shared rows that are left out can be predicted from the others."""
+    held = [int(place) for place in np.linspace(0, len(atoms) - 1, len(atoms) // 4)]
+    rest = [place for place in range(len(atoms)) if place not in held]
+    agreement = size = 0.0
+    for place in held:
+        chosen, weights = pursue_naively(atoms[place], atoms[rest], terms)
+        predicted = weights @ ours[rest][chosen]
+        agreement, size = agreement + predicted @ ours[place], size + predicted @ predicted
+    return min(1.0, max(0.0, agreement / size))
 
 
 @pytest.mark.parametrize("own", KINDS)
@@ -92,13 +105,29 @@ def test_omp_equals_a_naive_loop(llama, tied, donor_tied):
         assert torch.equal(made[list(shared)], own[name][list(shared.values())])
         rows = list(shared)
         atoms, ours = fitted_in[rows], mine[[shared[row] for row in rows]]
+        centre, mean = atoms.mean(0), ours.mean(0)
+        trust = trust_naively(atoms - centre, ours - mean, 3)
         for row in absent:
-            chosen, weights = pursue_naively(fitted_in[row], atoms, 3)
-            expected = weights @ ours[chosen]
+            chosen, weights = pursue_naively(fitted_in[row] - centre, atoms - centre, 3)
+            expected = mean + trust * weights @ (ours[chosen] - mean)
             np.testing.assert_allclose(made[row].numpy(), expected, rtol=1e-3, atol=1e-4)
     unchanged = [name for name in own.names() if name not in (EMBEDDING, HEAD)]
     assert all(torch.equal(view[name], own[name]) for name in unchanged)
     assert torch.equal(view.read(EMBEDDING, (7, 31)), view[EMBEDDING][7:31])
+
+
+def test_a_donor_that_tells_nothing_gives_the_mean_and_one_that_tells_all_gives_the_row():
+    generator = torch.Generator().manual_seed(0)
+    atoms, turn = torch.randn(400, 6, generator=generator), torch.randn(6, 5, generator=generator)
+    targets, strange = torch.randn(20, 6, generator=generator), torch.randn(400, 5, generator=generator)
+
+    def fit(ours):
+        indices, factors, shares = fit_sparse(targets, atoms, lambda places: ours[torch.from_numpy(places)], 6)
+        return torch.einsum("tk,tkd->td", factors, ours[indices]) + shares[:, None] * ours.mean(0)
+
+    torch.testing.assert_close(fit(atoms @ turn + 3.0), targets @ turn + 3.0, rtol=1e-3, atol=1e-3)
+    apart = (fit(strange) - strange.mean(0)).norm(dim=1).mean()
+    assert apart < 0.3 * strange.norm(dim=1).mean()
 
 
 @pytest.mark.parametrize("rule", ["nearest", "mean", "zero"])

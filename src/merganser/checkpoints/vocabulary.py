@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.row_fits import fit_sparse, mean_row
 from merganser.checkpoints.row_runs import RowRun, Terms, gather
-from merganser.kernels.pursuit import BATCH, pursue
+from merganser.kernels.pursuit import BATCH
 from merganser.lazy import np, torch
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ class Fit:
     """How rows are made that no row of the model stands for: as combinations of the rows it has, fitted elsewhere.
 
     A token's row in the `donor` is fitted with the donor's rows of the tokens that both have, and the same combination
-    of the model's own rows is taken. `omp` takes `terms` rows by orthogonal matching pursuit (arXiv:2506.06607),
-    `nearest` the one with the most similar direction, as it is.
+    of the model's own rows is taken. `omp` takes `terms` rows by orthogonal matching pursuit (arXiv:2506.06607), around
+    the mean and as far as the fit is worth (see `row_fits`); `nearest` the one with the most similar direction.
 
     Attributes:
         rule: "omp" or "nearest".
@@ -91,6 +92,15 @@ def _run_values(run: RowRun) -> list[Any]:
     return [run.count, sources, *run.weights]
 
 
+@dataclass(frozen=True)
+class _Fitted:
+    """What fitted rows are made of: terms of the model's rows, and a share of the mean of those it shares."""
+
+    terms: Terms
+    shares: np.ndarray | None = None
+    mean: Tensor | None = None
+
+
 class Remapped(View):
     """`source` with its vocabulary tensors made of the rows of a map; `models` are the plan's, unmapped."""
 
@@ -107,7 +117,7 @@ class Remapped(View):
         )
         self._identity = hashlib.sha256(json.dumps(remap.to_dict(), sort_keys=True).encode()).hexdigest()
         self._means: dict[str, Tensor] = {}
-        self._fitted: dict[str, Terms] = {}
+        self._fitted: dict[str, _Fitted] = {}
         self._lock = threading.Lock()
 
     def spec(self, name: str) -> TensorSpec:
@@ -127,7 +137,12 @@ class Remapped(View):
         self._add(made, stored, self._terms.within(first, last), self._tensors[stored], self._models)
         missing = self._mean_rows
         if self._fit is not None and stored in self._fit.tensors and len(self._fit_rows):
-            self._add(made, stored, self._fitted_terms(stored).within(first, last), (stored,), (self.source,))
+            fitted = self._fitted_rows(stored)
+            self._add(made, stored, fitted.terms.within(first, last), (stored,), (self.source,))
+            if fitted.shares is not None and fitted.mean is not None:
+                here = (self._fit_rows >= first) & (self._fit_rows < last)
+                shares = torch.from_numpy(fitted.shares[here]).to(made.dtype)
+                made[torch.from_numpy(self._fit_rows[here] - first)] += torch.outer(shares, fitted.mean.to(made.dtype))
         else:
             missing = np.union1d(missing, self._fit_rows)
         alike = missing[(missing >= first) & (missing < last)] - first
@@ -175,20 +190,24 @@ class Remapped(View):
                 scale = torch.from_numpy(weights).to(made.dtype).view(-1, *[1] * (made.dim() - 1))
                 made.index_add_(0, at[~alone], found[~alone] * scale[~alone])
 
-    def _fitted_terms(self, name: str) -> Terms:
-        """The combinations of the model's rows for the rows that are fitted, found once."""
-        assert self._fit is not None
-        tensor = self._fit.tensors[name]
+    def _fitted_rows(self, name: str) -> _Fitted:
+        """What the rows that are fitted are made of, found once."""
         with self._lock:
-            if tensor not in self._fitted:
-                self._fitted[tensor] = self._find_fit(self._models[self._fit.donor], tensor)
-            return self._fitted[tensor]
+            if name not in self._fitted:
+                self._fitted[name] = self._find_fit(name)
+            return self._fitted[name]
 
-    def _find_fit(self, donor: Checkpoint, tensor: str) -> Terms:
+    def _find_fit(self, name: str) -> _Fitted:
         assert self._fit is not None
-        shared = self._shared()
+        donor, tensor, shared = self._models[self._fit.donor], self._fit.tensors[name], self._shared()
         atoms = gather(donor, tensor, self._terms.rows[shared]).float()
         targets = gather(donor, tensor, self._fit_rows).float()
+        own = self._terms.taken[shared]
+
+        def read(places: np.ndarray) -> Tensor:
+            return gather(self.source, name, own[places])
+
+        shares = mean = None
         if self._fit.rule == "nearest":
             directions = torch.nn.functional.normalize(atoms, dim=1)
             starts = range(0, len(targets), BATCH)
@@ -196,10 +215,12 @@ class Remapped(View):
             indices = torch.cat(best)
             weights = torch.ones(indices.shape)
         else:
-            indices, weights = pursue(targets, atoms, self._fit.terms)
-        taken = self._terms.taken[shared][indices.numpy()]
+            indices, weights, rest = fit_sparse(targets, atoms, read, self._fit.terms)
+            shares, mean = rest.double().numpy(), mean_row(read, len(own))
+        taken = own[indices.numpy()]
         rows = np.repeat(self._fit_rows, taken.shape[1])
-        return Terms(rows, np.zeros_like(rows), taken.reshape(-1), weights.double().numpy().reshape(-1))
+        terms = Terms(rows, np.zeros_like(rows), taken.reshape(-1), weights.double().numpy().reshape(-1))
+        return _Fitted(terms, shares, mean)
 
     def _shared(self) -> np.ndarray:
         """Which terms are rows of the model that stand for a row of the donor."""
