@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = exports(
     {
         "baselines": ("match_to_reference", "merge_many"),
         "choice": ("UniverseChoice", "choose_universe"),
+        "depths": ("Stretch", "stretch"),
         "derivation": ("symmetry",),
         "ensembles": ("UniverseEnsemble", "ensemble"),
         "matches": ("Match",),
@@ -26,6 +27,7 @@ __getattr__, __dir__, __all__ = exports(
         "symmetries": ("Symmetry",),
         "transports": ("transport",),
         "universes": ("Universe", "universe"),
+        "zips": ("Zip", "zip"),
     },
 )
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from merganser.align.baselines import merge_many as merge_many
     from merganser.align.choice import UniverseChoice as UniverseChoice
     from merganser.align.choice import choose_universe as choose_universe
+    from merganser.align.depths import Stretch as Stretch
+    from merganser.align.depths import stretch as stretch
     from merganser.align.derivation import symmetry as symmetry
     from merganser.align.ensembles import UniverseEnsemble as UniverseEnsemble
     from merganser.align.ensembles import ensemble as ensemble
@@ -51,3 +55,5 @@ if TYPE_CHECKING:
     from merganser.align.transports import transport as transport
     from merganser.align.universes import Universe as Universe
     from merganser.align.universes import universe as universe
+    from merganser.align.zips import Zip as Zip
+    from merganser.align.zips import zip as zip

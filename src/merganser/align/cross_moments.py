@@ -69,27 +69,37 @@ def cross_moments(
     Raises:
         InputError: A model is no module, or there is no batch.
     """
+    return CrossMoments(symmetry, len(models), unit_grams(models, [symmetry] * len(models), batches, standardize))
+
+
+def unit_grams(
+    models: Sequence[nn.Module], symmetries: Sequence[Symmetry], batches: Iterable[Inputs], standardize: bool = False
+) -> dict[Path, Tensor]:
+    """The matrix G = Σ_x z zᵀ of every path, where z has the units of the first model, then those of the second, …
+
+    Each model has a symmetry of its own, with the same atoms; they may have different sizes.
+    """
     if not all(isinstance(model, nn.Module) for model in models):
         raise InputError("matching by activations runs the models: give modules, not weights")
     several(batches, "batches")
-    if any(atom.group != "permutation" for atom in symmetry.atoms.values()):
-        models = [_canonical(model, symmetry) for model in models]
-    layers = _watched(models[0], symmetry)
+    if any(atom.group != "permutation" for symmetry in symmetries for atom in symmetry.atoms.values()):
+        models = [_canonical(model, symmetry) for model, symmetry in zip(models, symmetries, strict=True)]
+    watched = [_watched(model, symmetry) for model, symmetry in zip(models, symmetries, strict=True)]
     grams: dict[Path, Tensor] = {}
     seen = False
     with evaluating(*models), torch.no_grad():
-        scales = _scales(models, layers, batches, symmetry) if standardize else None
+        own = list(zip(models, watched, symmetries, strict=True))
+        scales = [_scales(*each, batches) if standardize else None for each in own]
         for batch in batches:
             seen = True
-            found = [_outputs(model, layers, batch) for model in models]
-            if scales is not None:
-                found = [_standardized(outputs, own) for outputs, own in zip(found, scales, strict=True)]
-            for path, units in _by_path(found, layers, symmetry).items():
+            found = [_by_path(*each, batch, scale) for each, scale in zip(own, scales, strict=True)]
+            for path in found[0]:
+                units = torch.cat([responses[path] for responses in found])
                 gram = (units @ units.T).double()
                 grams[path] = grams[path].add_(gram) if path in grams else gram
     if not seen:
         raise InputError("no batch was seen; an iterator is spent after one pass: give a list or a data loader")
-    return CrossMoments(symmetry, len(models), grams)
+    return grams
 
 
 def _canonical(model: nn.Module, symmetry: Symmetry) -> nn.Module:
@@ -131,39 +141,40 @@ def _outputs(model: nn.Module, layers: Iterable[str], batch: Inputs) -> Activati
     return found
 
 
-def _scales(
-    models: Sequence[nn.Module], layers: Mapping[str, Axis], batches: Iterable[Inputs], symmetry: Symmetry
-) -> list[dict[str, tuple[Tensor, Tensor]]]:
-    """Mean and standard deviation of every channel of every layer, for each model.
+#: Layer -> mean and standard deviation of every channel.
+_Scales = Mapping[str, tuple[Tensor, Tensor]]
+
+
+def _scales(model: nn.Module, layers: Mapping[str, Axis], symmetry: Symmetry, batches: Iterable[Inputs]) -> _Scales:
+    """Mean and standard deviation of every channel of every layer.
 
     Channels that may be rotated have one standard deviation together, since a rotation mixes them.
     """
-    moments: list[dict[str, Moments]] = [{} for _ in models]
+    moments: dict[str, Moments] = {}
     for batch in batches:
-        for model, own in zip(models, moments, strict=True):
-            for layer, rows in _outputs(model, layers, batch).items():
-                own.setdefault(layer, Moments()).add(rows)
-    found = [{layer: values.values for layer, values in own.items()} for own in moments]
+        for layer, rows in _outputs(model, layers, batch).items():
+            moments.setdefault(layer, Moments()).add(rows)
+    found = {layer: values.values for layer, values in moments.items()}
     for layer, axis in layers.items():
         if any(symmetry.atoms[atom].group != "permutation" for segment in axis for atom in segment.atoms):
-            for values in found:
-                mean, std = values[layer]
-                values[layer] = (mean, std.square().mean().sqrt().expand_as(std))
+            mean, std = found[layer]
+            found[layer] = (mean, std.square().mean().sqrt().expand_as(std))
     return found
 
 
-def _standardized(outputs: Activations, scales: Mapping[str, tuple[Tensor, Tensor]]) -> Activations:
-    least = torch.finfo(torch.float32).tiny
-    return {layer: (rows - scales[layer][0]) / scales[layer][1].clamp_min(least) for layer, rows in outputs.items()}
-
-
-def _by_path(found: Sequence[Activations], layers: Mapping[str, Axis], symmetry: Symmetry) -> dict[Path, Tensor]:
-    """For every path the responses of the units of all models, (n·m, samples of all its layers)."""
-    axes = {layer: (layers[layer], product(Factor(None, len(rows)))) for layer, rows in found[0].items()}
+def _by_path(
+    model: nn.Module, layers: Mapping[str, Axis], symmetry: Symmetry, batch: Inputs, scales: _Scales | None
+) -> dict[Path, Tensor]:
+    """For every path the responses of the units of a model, (m, samples of all its layers)."""
+    found = _outputs(model, layers, batch)
+    if scales is not None:
+        least = torch.finfo(torch.float32).tiny
+        found = {layer: (rows - scales[layer][0]) / scales[layer][1].clamp_min(least) for layer, rows in found.items()}
+    axes = {layer: (layers[layer], product(Factor(None, len(rows)))) for layer, rows in found.items()}
     layout = TermLayout.of(Symmetry(symmetry.atoms, axes))
     layout = replace(layout, terms=tuple(term for term in layout.terms if len(term.paths) == 1))
-    arrays = [layout.weights({layer: rows.T for layer, rows in outputs.items()}) for outputs in found]
-    return {term.paths[0]: torch.cat(own) for term, own in zip(layout.terms, zip(*arrays, strict=True), strict=True)}
+    arrays = layout.weights({layer: rows.T for layer, rows in found.items()})
+    return {term.paths[0]: own for term, own in zip(layout.terms, arrays, strict=True)}
 
 
 def _cholesky(gram: Tensor) -> Tensor:
