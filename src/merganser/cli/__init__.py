@@ -28,6 +28,7 @@ COMMANDS = {
     "merge-lora": "merganser.cli.lora:merge_command",
     "transplant-tokenizer": "merganser.cli.transplant",
     "moe": "merganser.cli.moe",
+    "match-experts": "merganser.cli.expert_matching",
     "decode": "merganser.cli.decode",
     "serve": "merganser.cli.serve",
     "auto": "merganser.cli.auto",
