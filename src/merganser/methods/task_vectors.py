@@ -45,11 +45,14 @@ class TaskVectors(TaskVectorMethod):
         deltas, sparsifier = group.deltas(), self.sparsifier
         if sparsifier:
             deltas = [sparsifier.thin_(delta, group, t, state) for t, delta in enumerate(deltas)]
-        if not self.elects:
-            merged = weighted_sum_(deltas, self.weight, self.normalize)
-        else:
-            merged = (elected_mean_ if self.normalize else elected_sum_)(deltas, self.weight)
+        merged = self.consensus(deltas)
         return torch.add(group.anchor, merged, alpha=self.factor, out=merged)
+
+    def consensus(self, deltas: list[Tensor]) -> Tensor:
+        """Return the merged task vector; may overwrite the thinned ones it is made of."""
+        if not self.elects:
+            return weighted_sum_(deltas, self.weight, self.normalize)
+        return (elected_mean_ if self.normalize else elected_sum_)(deltas, self.weight)
 
     @property
     def factor(self) -> float:
@@ -85,23 +88,11 @@ class Lines(TaskVectors):
         return self.scale + self.gain * self.depth
 
 
-@register
 @dataclass(frozen=True)
-class Ties(TaskVectors):
-    """Trim each task vector to its largest entries, elect a sign, average the entries that agree.
+class Trimmed(TaskVectors):
+    """Task vectors cut down to their largest entries, of each tensor or of the whole model."""
 
-    θ = θ_0 + λ Σ_{t ∈ A} w Δ̂_t / Σ_{t ∈ A} w, A the models with sgn Δ̂_t = sgn Σ w Δ̂_t ≠ 0. Yadav et al. 2023
-    (arXiv:2306.01708): density 0.2, λ = 1, all tensors trimmed together (`scope: global`).
-
-    Exactly ⌊density·n⌋ entries are kept, the first ones of equal magnitude, and at least one unless the density is 0.
-    Where Σ w Δ̂_t is exactly zero the sign is +, as in mergekit; the paper takes the majority of the whole vector.
-    """
-
-    name = "ties"
-    summary = "trim task vectors, elect signs, average what agrees"
     reach = "reduce_map"
-    elects = True
-    normalize: bool = param(True, "average the agreeing entries rather than add them")
     density: tuple[float, ...] = per_model(0.2, "share of entries kept, the largest", low=0, high=1, mergekit=1.0)
     rescale: bool = param(False, "restore the L1 norm of each trimmed task vector")
     scope: str = param("tensor", "rank entries per tensor or over the whole model", choices=("tensor", "global"))
@@ -120,6 +111,24 @@ class Ties(TaskVectors):
         if self.scope == "tensor":
             return self.sparsifier.survey(blocks)
         return self.sparsifier.with_cutoffs(blocks, local_cutoffs(blocks[0].prepared, blocks[0].name))
+
+
+@register
+@dataclass(frozen=True)
+class Ties(Trimmed):
+    """Trim each task vector to its largest entries, elect a sign, average the entries that agree.
+
+    θ = θ_0 + λ Σ_{t ∈ A} w Δ̂_t / Σ_{t ∈ A} w, A the models with sgn Δ̂_t = sgn Σ w Δ̂_t ≠ 0. Yadav et al. 2023
+    (arXiv:2306.01708): density 0.2, λ = 1, all tensors trimmed together (`scope: global`).
+
+    Exactly ⌊density·n⌋ entries are kept, the first ones of equal magnitude, and at least one unless the density is 0.
+    Where Σ w Δ̂_t is exactly zero the sign is +, as in mergekit; the paper takes the majority of the whole vector.
+    """
+
+    name = "ties"
+    summary = "trim task vectors, elect signs, average what agrees"
+    elects = True
+    normalize: bool = param(True, "average the agreeing entries rather than add them")
 
 
 @dataclass(frozen=True)
