@@ -102,6 +102,24 @@ def test_rules_for_task_vectors_take_adapters(two: list[Path], tmp_path: Path, m
         np.testing.assert_allclose(delta(tmp_path / "out", "q"), (u[:, :4] * s[:4]) @ vt[:4], atol=0.05 * s[0])
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("opcm", {}, "set scope to 'tensor'"),
+        ("ties", {"scope": "global"}, "set scope to 'tensor'"),
+        ("tsv", {"norms": "equal"}, "set norms to 'keep'"),
+        ("esm", {}, "needs gram statistics"),
+    ],
+)
+def test_rules_that_need_more_than_a_tensor_are_refused(
+    two: list[Path], tmp_path: Path, method: str, settings: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        merge_adapters(two, tmp_path / "out", space="full", method=method, **settings)
+    assert not (tmp_path / "out").exists()
+    merge_adapters(two, tmp_path / "out", space="full", method="opcm", scope="tensor")
+
+
 def test_a_cut_keeps_the_energy_it_says(two: list[Path], tmp_path: Path) -> None:
     report = merge_adapters(two, tmp_path / "out", space="concat", rank=2, dtype="float32")
     whole = sum(delta(path, "q") for path in two), delta(two[0], "up")

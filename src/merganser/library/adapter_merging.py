@@ -134,7 +134,17 @@ def _rule(
     for name, value in given.items():
         if name in known and known[name].per_model and not isinstance(value, list | tuple):
             given[name] = [value] * len(files)
-    return build(kind, given, [str(file.path) for file in files])
+    rule = build(kind, given, [str(file.path) for file in files])
+    if kind.statistics:
+        raise InputError(
+            f"method {method!r} needs {' and '.join(kind.statistics)} statistics; merge whole models with it"
+        )
+    if rule.looks_first:
+        raise InputError(
+            f"method {method!r} looks at all tensors before it merges the first, but adapters are merged one by one; "
+            + ("set norms to 'keep'" if rule.equalizes else "set scope to 'tensor'")
+        )
+    return rule
 
 
 @dataclass(frozen=True)
