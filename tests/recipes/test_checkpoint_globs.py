@@ -51,6 +51,22 @@ def test_settings_of_the_entry_are_those_of_every_match(run, monkeypatch):
     assert labels(loaded) == ["run/checkpoint-900"]
 
 
+@pytest.mark.parametrize(("window", "kept"), [(0, 1), (19000, 2), (19100, 3), (50000, 4)])
+def test_a_window_counts_steps_back_from_the_last(run, window, kept):
+    found = recipe(run, [{"path": "run/checkpoint-*", "window": window}])
+    assert labels(found) == [f"run/checkpoint-{step}" for step in STEPS[-kept:]]
+
+
+def test_a_window_needs_a_number_and_steps(run):
+    with pytest.raises(RecipeError, match=r"models\[0\]\.window: expected a number of steps, got 'all'"):
+        recipe(run, [{"path": "run/checkpoint-*", "window": "all"}])
+    (run / "run" / "checkpoint-best").mkdir()
+    with pytest.raises(RecipeError, match="checkpoint-best' has no step number in its name"):
+        recipe(run, [{"path": "run/checkpoint-*", "window": 100}])
+    with pytest.raises(RecipeError, match="unknown key or parameter 'window'"):
+        recipe(run, [{"path": "run/checkpoint-100", "window": 100}])
+
+
 def test_names_of_models_in_memory_are_no_globs(run, monkeypatch):
     monkeypatch.chdir(run)
     models = {"run/checkpoint-*": {"w": torch.ones(3)}, "b[0]": {"w": torch.zeros(3)}}

@@ -82,7 +82,8 @@ class DistributedCheckpoint(Checkpoint):
             if start < stop:
                 inner = [slice(o, o + n) for o, n in zip(chunk.offsets[1:], chunk.sizes[1:], strict=True)]
                 part = self._chunk(name, chunk)[start - chunk.offsets[0] : stop - chunk.offsets[0]]
-                found[(slice(start - first, stop - first), *inner)] = part
+                place = (slice(start - first, stop - first), *inner)
+                found[place] = part
         return found
 
     def overhead(self, name: str, entries: int) -> int:

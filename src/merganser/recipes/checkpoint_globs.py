@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os.path
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from merganser.checkpoints.tensor_names import natural_order
 from merganser.errors import RecipeError
 from merganser.recipes.references import places
 
+#: Key of a glob that leaves out early checkpoints.
+WINDOW = "window"
 #: Files that are checkpoints by themselves; directories are taken as they are.
 SUFFIXES = (".safetensors", ".gguf", *torch_file.SUFFIXES)
 
@@ -22,10 +25,11 @@ def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
     """Return the entries of a list of models with every glob replaced by what it matches.
 
     A glob is a path with `*`, `?` or `[…]` and no path itself. Its matches beside the recipe, or else in the working
-    directory, are ordered as people count: step 900 comes before step 1000. Each has the settings of the entry.
+    directory, are ordered as people count: step 900 comes before step 1000. Each has the settings of the entry, but
+    for `window`: how many steps to go back from the last checkpoint, by the last number in each name.
 
     Raises:
-        RecipeError: If nothing matches.
+        RecipeError: If nothing matches, or a window is given and a name has no number.
     """
     found: list[Any] = []
     for index, entry in enumerate(models):
@@ -36,8 +40,26 @@ def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
         matches = _matches(path, root)
         if not matches:
             raise RecipeError(f"{where}[{index}]: no checkpoint matches {path!r}{places(path, root)}")
-        found += [{**entry, "path": match} if isinstance(entry, Mapping) else match for match in matches]
+        if not isinstance(entry, Mapping):
+            found += matches
+            continue
+        settings = {key: value for key, value in entry.items() if key != WINDOW}
+        if WINDOW in entry:
+            matches = _within(matches, entry[WINDOW], f"{where}[{index}].{WINDOW}")
+        found += [{**settings, "path": match} for match in matches]
     return found
+
+
+def _within(matches: list[str], window: Any, where: str) -> list[str]:
+    if isinstance(window, bool) or not isinstance(window, (int, float)) or not window >= 0:
+        raise RecipeError(f"{where}: expected a number of steps, got {window!r}")
+    steps = {}
+    for match in matches:
+        numbers = re.findall(r"\d+", match)
+        if not numbers:
+            raise RecipeError(f"{where}: {match!r} has no step number in its name")
+        steps[match] = int(numbers[-1])
+    return [match for match, step in steps.items() if step >= max(steps.values()) - window]
 
 
 def _matches(pattern: str, root: Path | None) -> list[str]:

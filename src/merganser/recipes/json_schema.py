@@ -7,6 +7,7 @@ from typing import Any
 from merganser.checkpoints.dtypes import ALIASES, FLOATS
 from merganser.methods.parameters import Parameter
 from merganser.methods.registry import parameters, registry
+from merganser.recipes.checkpoint_globs import WINDOW
 from merganser.recipes.quantisation import QUANTISATIONS
 
 _TEXT = {"type": "string"}
@@ -34,7 +35,8 @@ def recipe_schema() -> dict[str, Any]:
     models = {"type": "array", "items": {"$ref": "#/$defs/reference"}, "minItems": 1}
     entry = _record(
         {
-            "path": _described(_TEXT, "A directory, a file, a hub id, or MODEL+ADAPTER."),
+            "path": _described(_TEXT, "A directory, a file, a hub id, MODEL+ADAPTER, or a glob over checkpoints."),
+            WINDOW: _described({"type": "number", "minimum": 0}, "Of a glob: steps to go back from the last."),
             "recipe": {"anyOf": [_TEXT, {"$ref": "#/$defs/recipe"}]},
             "label": _TEXT,
             "map": _described(
