@@ -105,7 +105,7 @@ def _collapse(factors: Sequence[Factors], groups: Mapping[int, set[int]]) -> lis
     """The factors with those of every group replaced by the truncated mean of the group."""
     found = list(factors)
     for group in {min(group): group for group in groups.values() if len(group) > 1}.values():
-        mean = sum(factors[task].matrix() for task in group) / len(group)
+        mean = torch.stack([factors[task].matrix() for task in group]).mean(dim=0)
         common = leading_svd(mean, max(factors[task].rank for task in group)).above(FLOOR)
         for task in group:
             found[task] = common

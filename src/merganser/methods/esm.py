@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import TensorSpec
-from merganser.kernels.spectra import TOLERANCE
+from merganser.kernels.polar import TOLERANCE
 from merganser.lazy import torch
 from merganser.methods.base import Blocks, Group, State
 from merganser.methods.informed import gram_shape
