@@ -34,15 +34,24 @@ _CHOICES = (
 class Directory(Checkpoint):
     """Several files as one checkpoint: those of a directory, or of the index that is named."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], shards: Mapping[str, Checkpoint] | None = None, label: str = ""
+    ) -> None:
+        """Open what a directory holds.
+
+        Args:
+            path: The directory, or an index in it.
+            shards: Its files of weights, opened already, where they are elsewhere.
+            label: What messages call it, if not by its path.
+        """
         place = Path(path)
         named = place.is_file()
         self.directory = place.parent if named else place
-        self.label = str(path)
+        self.label = label or str(path)
         self._owner: dict[str, Checkpoint] = {}
         self._aliases: dict[str, str] = {}
-        self._shards: dict[str, Checkpoint] = _open_indexed(place) if named else _open_shards(place)
-        if not named:
+        self._shards: dict[str, Checkpoint] = dict(shards or (_open_indexed(place) if named else _open_shards(place)))
+        if not named and shards is None:
             for folder, weights in module_weights(place).items():
                 prefix = f"{folder}{SEPARATOR}"
                 self._shards[f"{prefix}{weights.name}"] = Prefixed(_open_file(weights), prefix)
@@ -68,6 +77,9 @@ class Directory(Checkpoint):
 
     def aliases(self) -> Mapping[str, str]:
         return self._aliases
+
+    def overhead(self, name: str, entries: int) -> int:
+        return self._shard(name).overhead(self._aliases.get(name, name), entries)
 
     def fingerprint(self) -> str:
         parts = sorted(f"{file} {shard.fingerprint()}" for file, shard in self._shards.items())
@@ -128,15 +140,25 @@ def _open_file(file: Path) -> Checkpoint:
     return TorchFile(file) if file.suffix in SUFFIXES else SafetensorsFile(file)
 
 
-def _open_indexed(index: Path) -> dict[str, Checkpoint]:
-    weight_map = read_object(index, finite=True).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{index}: not a weight index: it has no object 'weight_map'")
+def weight_files(index: Path) -> dict[str, Path]:
+    """Return the files that an index names, and where they would be."""
     paths: dict[str, Path] = {}
-    for file in weight_map.values():
+    for file in _weight_map(index).values():
         if not isinstance(file, str) or file not in paths:
             path = confine(index.parent, file, f"{index}: weight_map")
             paths[file] = path
+    return paths
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_object(index, finite=True).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index}: not a weight index: it has no object 'weight_map'")
+    return weight_map
+
+
+def _open_indexed(index: Path) -> dict[str, Checkpoint]:
+    weight_map, paths = _weight_map(index), weight_files(index)
     shards: dict[str, Checkpoint] = {}
     for file, path in sorted(paths.items()):
         if not path.is_file():

@@ -17,7 +17,8 @@ from merganser.checkpoints.distributed import METADATA, DistributedCheckpoint
 from merganser.checkpoints.gguf_file import GGUFFile
 from merganser.checkpoints.gguf_names import open_gguf
 from merganser.checkpoints.memory import Module, StateDict
-from merganser.checkpoints.references import HUB_ID, parts
+from merganser.checkpoints.references import HUB_ID, exists, is_remote, parts
+from merganser.checkpoints.remote.models import fetch_adapter, fetch_small_files, open_remote
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.errors import CheckpointError, require
@@ -50,8 +51,9 @@ def open(reference: Reference) -> Checkpoint:
 
     Args:
         reference: A path (safetensors, torch or GGUF file, Hugging Face directory, torch distributed checkpoint, PEFT
-            adapter directory, expert of a library), a hub id `owner/name[@revision]`, any of these followed by
-            `+adapter`, a state dict, or a module.
+            adapter directory, expert of a library), a hub id `owner/name[@revision]`, an address (`https://…`, `s3://…`,
+            `gs://…`, `hf://owner/name`, read by ranges as it is needed), any of these followed by `+adapter`, a state
+            dict, or a module.
 
     Returns:
         A lazy mapping from names to tensors.
@@ -79,14 +81,18 @@ def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
         return Module(reference)
     text = os.fspath(reference)
     first, *adapters = parts(text)
-    opened = _open_path(locate(first), over)
+    opened = _open_remote(first, over) if is_remote(first) else _open_path(locate(first), over)
     for adapter in adapters:
-        opened = Adapted(opened, open_adapter(locate(adapter), opened))
+        below, opened = opened.label, Adapted(opened, open_adapter(locate(adapter), opened))
+        if is_remote(adapter):
+            opened.label = f"{below}+{adapter}"  # not the directory that it was fetched into
     return opened
 
 
 def locate(reference: str) -> Path:
     """The local path of a reference: itself if it exists, else the hub's snapshot (offline mode respected)."""
+    if is_remote(reference):
+        return fetch_adapter(reference)
     path = Path(reference).expanduser()
     if path.exists():
         return path
@@ -99,6 +105,40 @@ def locate(reference: str) -> Path:
     except Exception as error:  # the hub client has many ways to say that it could not
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{reference}: no such path here, and not to be had from the hub: {reason}") from None
+
+
+def open_headers(reference: str) -> Checkpoint:
+    """Open a checkpoint to look at its headers: models of the hub that are not here yet stay there.
+
+    Args:
+        reference: As `open` takes it, as text.
+
+    Example:
+        >>> len(open_headers("math"))
+        6
+    """
+    found = []
+    for part in parts(reference):
+        if not exists(part) and HUB_ID.fullmatch(part) and not _is_here(part):
+            part = f"hf://{part}"
+        found.append(part)
+    return open("+".join(found))
+
+
+def _is_here(reference: str) -> bool:
+    """Whether the hub's cache has a model, with all its weights."""
+    hub = require("huggingface_hub", "hf")
+    repository, _, revision = reference.partition("@")
+    try:
+        _open_path(Path(hub.snapshot_download(repository, revision=revision or None, local_files_only=True)), ())
+    except Exception:  # whatever is wrong with it: it is read from the hub then
+        return False
+    return True
+
+
+def _open_remote(url: str, over: tuple[Path, ...]) -> Checkpoint:
+    place = fetch_small_files(url.rstrip("/"))
+    return _open_adapter(fetch_adapter(url), over) if is_adapter(place) else open_remote(url)
 
 
 def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:

@@ -9,8 +9,18 @@ from collections.abc import Callable
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 
 
+#: A '+' divides references; in an address it is written %2B.
+_URL = re.compile(r"[a-z][a-z0-9]*://[^\s+]+")
+
+
+def is_remote(reference: str) -> bool:
+    """Whether a reference, without adapters, is the address of something elsewhere: `https://…`, `s3://…`, `hf://…`."""
+    return _URL.fullmatch(reference) is not None
+
+
 def exists(path: str) -> bool:
-    return os.path.exists(os.path.expanduser(path))
+    """Whether a reference leads to something: a path that exists, or an address, which is not looked up here."""
+    return is_remote(path) or os.path.exists(os.path.expanduser(path))
 
 
 def parts(reference: str, exists: Callable[[str], bool] = exists) -> list[str]:

@@ -72,13 +72,14 @@ def show_plan(
 ) -> None:
     """Print the plan of a recipe with other `options` than its own, or raise what is wrong with it."""
     from merganser import recipes
+    from merganser.checkpoints.opening import open_headers
     from merganser.checkpoints.sidecars import prepare_sidecars
     from merganser.engine.execute import DEFAULT_MEMORY
     from merganser.recipes.running import check_workers
 
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
     check_workers(workers, device)
-    merge = recipes.prepare(recipes.load(recipe).with_options(**options))
+    merge = recipes.prepare(recipes.load(recipe).with_options(**options), open_headers)
     prepare_sidecars(merge.plan.sidecars, merge.sources)  # for what may be wrong with them
     summary = summarise(merge, limit, workers, strict=memory is not None)
     rows = describe_tensors(merge) if tensors else []
@@ -92,14 +93,17 @@ def show_plan(
 
 def summarise(merge: Merge, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
     """Return what a merge reads, writes and needs; with `strict`, refuse one that needs more memory."""
+    from merganser.checkpoints.cards import read_licence
     from merganser.engine.execute import memory_bound
     from merganser.engine.layout import lay_out
     from merganser.errors import InputError
+    from merganser.origin.licences import find_conflicts
 
     plan, sources = merge.plan, merge.sources
     bound = memory_bound(merge, workers or os.cpu_count() or 1, memory)
     if strict and bound > memory:
         raise InputError(f"--memory {show_size(memory)}: one tensor alone needs {show_size(bound)} with its method")
+    licences = [licence for source in sources if (licence := read_licence(source.directory)) is not None]
     methods: dict[str, int] = {}
     read = 0
     for output in plan.outputs:
@@ -114,8 +118,27 @@ def summarise(merge: Merge, memory: int, workers: int | None, strict: bool) -> d
         "bytes_out": plan.bytes_out,
         "shards": len(lay_out(plan)),
         "memory_bound": bound,
-        "notes": list(plan.notes),
+        "download": _downloads(merge),
+        "licences": licences,
+        "notes": [*plan.notes, *find_conflicts(licences)],
     }
+
+
+def _downloads(merge: Merge) -> dict[str, int]:
+    """Return the bytes that a merge fetches, by model: those it reads by address, all of a model of the hub."""
+    from merganser.checkpoints.references import is_remote, parts
+
+    used: dict[int, set[str]] = {}
+    for output in merge.plan.outputs:
+        for read in _reads(output):
+            used.setdefault(read.model, set()).add(read.name)
+    found = {}
+    for i, (model, source) in enumerate(zip(merge.plan.models, merge.sources, strict=True)):
+        if any(map(is_remote, parts(source.label))):
+            streamed = any(map(is_remote, parts(model.path or "")))
+            names = used.get(i, set()) if streamed else source.names()
+            found[model.label] = sum(source.spec(name).nbytes for name in names)
+    return found
 
 
 def show_summary(summary: dict[str, Any], as_json: bool) -> None:
@@ -124,12 +147,16 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
         emit(summary)
         return
     methods = ", ".join(f"{name} × {count}" for name, count in sorted(summary["methods"].items()))
+    fetched = summary["download"]
+    each = ", ".join(f"{label}: {show_size(size)}" for label, size in fetched.items())
     for label, value in (
         ("models", "\n         ".join(summary["models"])),
         ("tensors", f"{summary['tensors']}: {methods}"),
         ("reads", show_size(summary["bytes_in"])),
         ("writes", f"{show_size(summary['bytes_out'])} in {summary['shards']} file(s)"),
         ("memory", f"at most {show_size(summary['memory_bound'])} besides mapped files"),
+        *([("download", f"{show_size(sum(fetched.values()))} ({each})")] if fetched else []),
+        *([("licences", ", ".join(dict.fromkeys(summary["licences"])))] if summary["licences"] else []),
         *(("note", note) for note in summary["notes"]),
     ):
         say(f"{label:<8} {value}")

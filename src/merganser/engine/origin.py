@@ -25,7 +25,7 @@ from merganser import __version__
 from merganser.checkpoints.base import Checkpoint, View
 from merganser.checkpoints.cards import read_licence
 from merganser.checkpoints.digests import digest_file
-from merganser.checkpoints.references import exists, parts
+from merganser.checkpoints.references import exists, is_remote, parts
 from merganser.engine.layout import Shard
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Model
@@ -43,14 +43,15 @@ _LIBRARIES = ("library.json", "masks.json")
 
 
 def choose_digest(merge: Merge) -> str:
-    """Return SHA-256 where it costs little beside the merge, and xxh3 for the rest."""
+    """Return SHA-256 where it costs little beside the merge or what it waits for, and xxh3 for the rest."""
     plan = merge.plan
     read = sum(
         merge.sources[source.model].spec(source.name).nbytes
         for output in plan.outputs
         for source in (*output.inputs, *([output.base] if output.base else []))
     )
-    return "sha256" if read + plan.bytes_out <= CHEAP else "xxh3_128"
+    elsewhere = any(is_remote(part) for model in plan.models for part in parts(model.path or ""))
+    return "sha256" if elsewhere or read + plan.bytes_out <= CHEAP else "xxh3_128"
 
 
 def are_digests(value: object) -> TypeGuard[dict[str, str]]:
@@ -125,17 +126,29 @@ class Ancestry:
         homes: dict[Path, list[Path]] = {}
         for file in source.files():
             homes.setdefault(_home(file, source.directory), []).append(file)
-        if not homes:
+        remote = {part: place for part in parts(model.label) if is_remote(part) for place in [_small_files(part)]}
+        streamed = [self._stream(part, place) for part, place in remote.items() if place not in homes]
+        if not homes and len(streamed) == 1:
+            return streamed[0]
+        if not homes and not streamed:
             return {"label": model.label, "kind": "memory", "files": self._in_memory(model.label, source)}
-        if len(homes) == 1:
+        if len(homes) == 1 and not streamed:
             ((home, files),) = homes.items()
             return self._directory(model.label, home, files)
         named = {Path(part).expanduser().resolve(): part for part in parts(model.label) if exists(part)}
-        made = [
+        named |= {place.resolve(): part for part, place in remote.items()}
+        made = streamed + [
             self._directory(named.get(home.resolve()) or _hub(home).get("repository") or home.name, home, files)
             for home, files in homes.items()
         ]
         return {"label": model.label, "kind": "view", "made_of": made}
+
+    def _stream(self, url: str, place: Path) -> dict[str, Any]:
+        """What is known of a model whose weights are elsewhere; `place` has the rest of it."""
+        used = [file for file in self._read if file == url or file.startswith(f"{url.rstrip('/')}/")]
+        for file in used:
+            self.files[file] = {"tensors": dict(sorted(self._read[file].items()))}
+        return self._about(url, place) | {"files": sorted(used)}
 
     def _directory(self, label: str, home: Path, files: Iterable[Path]) -> dict[str, Any]:
         used = [file for file in dict.fromkeys(files) if str(file) in self._read]
@@ -171,6 +184,13 @@ class Ancestry:
             return []
         self.files[label] = {"size": sum(source.spec(name).nbytes for name in tensors), "tensors": dict(tensors)}
         return [label]
+
+
+def _small_files(url: str) -> Path:
+    """Where the small files of a model that is elsewhere were put when it was opened."""
+    from merganser.checkpoints.remote.models import fetch_small_files
+
+    return fetch_small_files(url.rpartition("/")[0] if url.endswith(".safetensors") else url.rstrip("/"))
 
 
 def _home(file: Path, directory: Path | None) -> Path:

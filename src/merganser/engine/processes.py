@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from merganser.checkpoints.references import is_remote, parts
 from merganser.engine.compute import Arithmetic, Computation, Computations
 from merganser.engine.execute import (
     DEFAULT_MEMORY,
@@ -58,8 +59,9 @@ def execute_in_processes(
     todo = pending(Computations(merge, settings), sink)
     counter = Counter(todo, merge.plan, on_progress)
     cut = list(batches(todo))
-    nested = any(model.plan for model in merge.plan.models)  # threads share what an inner merge has found
-    if nested or not worthwhile(cut, workers):
+    # Threads share what an inner merge has found, and what was fetched.
+    shared = any(model.plan or any(map(is_remote, parts(model.path or ""))) for model in merge.plan.models)
+    if shared or not worthwhile(cut, workers):
         run_in_threads(todo, sink, workers, memory, counter)
     else:
         with one_torch_thread():

@@ -74,9 +74,10 @@ def resolve_document(recipe: Recipe) -> dict[str, Any]:
         >>> resolve_document(load("merge_method: linear\\nmodels: [{model: a}, {model: b}]"))["seed"]
         0
     """
-    document = _native_text(recipe.text)
     inner = {entry.label: entry.recipe for entry in recipe.entries() if entry.recipe is not None}
-    document = _inline(document, {label: each for label, each in inner.items() if each.root == recipe.root})
+    document: dict[str, Any] = _inline(
+        _native_text(recipe.text), {label: each for label, each in inner.items() if each.root == recipe.root}
+    )
     output = document.get("output") or {}
     if recipe.output.dtype is not None:
         output = {**output, "dtype": recipe.output.dtype}

@@ -1,0 +1,140 @@
+"""Models that are elsewhere: what is small is fetched into a directory that is gone at the end, weights are not."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import quote
+
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.directory import Directory, weight_files
+from merganser.checkpoints.remote.files import PARALLEL, check_url, fetch, open_file, open_store
+from merganser.checkpoints.remote.tensors import RemoteSafetensors
+from merganser.confine import confine
+from merganser.errors import CheckpointError
+
+#: What a model may have beside its weights, for servers that do not list their files.
+_NAMES = (
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "tekken.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "modules.json",
+    "model_index.json",
+    "adapter_config.json",
+    "merganser.lock.json",
+    "model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors.index.json",
+)
+_SMALL = (".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".py")
+_LARGEST = 1 << 27
+_LARGEST_ADAPTER = 1 << 33
+_ONES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
+_ADAPTER = "adapter_model.safetensors"
+
+
+def open_remote(url: str) -> Checkpoint:
+    """Open a model by its address: its headers are read now, its weights when they are needed.
+
+    Args:
+        url: The address of a safetensors file, or of what would be a model's directory: `https://host/models/math`,
+            `s3://bucket/math`, `gs://bucket/math`, `hf://owner/name[@revision]`.
+
+    Raises:
+        CheckpointError: If there is none, or it cannot be read by ranges.
+    """
+    single = url.endswith(".safetensors")
+    home = url.rpartition("/")[0] if single else url.rstrip("/")
+    place = fetch_small_files(home)
+    if single:
+        return _open_weights(url, place)
+    index = next((place / name for name in _NAMES if name.endswith(".index.json") and (place / name).is_file()), None)
+    if index is not None:
+        files: Sequence[str] = sorted(weight_files(index))
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            shards = list(pool.map(lambda file: _open_weights(_join(home, file), place), files))
+        return Directory(place, dict(zip(files, shards, strict=True)), url)
+    for name in _ONES:
+        try:
+            return Directory(place, {name: RemoteSafetensors(open_file(_join(home, name)), place)}, url)
+        except FileNotFoundError:
+            continue
+    raise CheckpointError(
+        f"{url}: has no {_ONES[0]} and no index of several; other formats are not read from elsewhere: download it"
+    )
+
+
+def _open_weights(url: str, place: Path) -> Checkpoint:
+    try:
+        return RemoteSafetensors(open_file(url), place)
+    except FileNotFoundError:
+        raise CheckpointError(f"{url}: no such file") from None
+
+
+def fetch_adapter(url: str) -> Path:
+    """Fetch an adapter, which is small beside a model, into a directory that is gone when the process ends."""
+    place = fetch_small_files(url.rstrip("/"))
+    if (place / "adapter_config.json").is_file() and not (place / _ADAPTER).is_file():
+        try:
+            (place / _ADAPTER).write_bytes(fetch(_join(url.rstrip("/"), _ADAPTER), _LARGEST_ADAPTER))
+        except FileNotFoundError:
+            raise CheckpointError(f"{url}: has an adapter_config.json but no {_ADAPTER}") from None
+    return place
+
+
+def _join(home: str, name: str) -> str:
+    return f"{home}/{quote(name) if home.startswith('http') else name}"
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@lru_cache(maxsize=256)
+def fetch_small_files(home: str) -> Path:
+    """Return a directory with what a model has beside its weights; it is removed when the process ends."""
+    check_url(home)
+    holder = tempfile.TemporaryDirectory(prefix="merganser-", ignore_cleanup_errors=True)
+    _kept.append(holder)
+    place = Path(holder.name)
+
+    def take(name: str) -> None:
+        path = confine(place, name, home)
+        try:
+            path.write_bytes(fetch(_join(home, name), _LARGEST))
+        except FileNotFoundError:
+            return
+
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        list(pool.map(take, _names_at(home)))
+    return place
+
+
+def _names_at(home: str) -> Iterable[str]:
+    if home.startswith(("https://", "http://")):
+        return _NAMES
+    store, path = open_store(home)
+    try:
+        listed = store.ls(path, detail=False)
+    except FileNotFoundError:
+        raise CheckpointError(f"{home}: no such directory") from None
+    except Exception as error:  # a client has many ways to say that it could not
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise CheckpointError(f"{home}: cannot be listed: {said}") from None
+    names = (str(each).rpartition("/")[2] for each in listed)
+    return [name for name in names if name.endswith(_SMALL)]

@@ -1,0 +1,104 @@
+"""Ranges of remote files in memory: fetched ahead by several connections, dropped once they have been used."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import lru_cache
+
+from merganser.checkpoints.remote.files import PARALLEL, RemoteFile
+
+#: How much is asked for at once; larger ranges are fetched in parallel.
+CHUNK = 1 << 23
+#: How much is held ahead of its use. A single range that is larger is held all the same.
+ROOM = 1 << 29
+_Key = tuple[int, int, int]
+
+
+class _Range:
+    """A range that is here, or on its way."""
+
+    def __init__(self, file: RemoteFile, start: int, stop: int, pool: ThreadPoolExecutor) -> None:
+        self.content = bytearray(stop - start)
+        self.used = False
+        self._file = file
+        self._parts = [pool.submit(self._fetch, start, at, min(at + CHUNK, stop)) for at in range(start, stop, CHUNK)]
+        self._checked: Future[None] | None = None
+        self._pool = pool
+        self._lock = threading.Lock()
+
+    def _fetch(self, origin: int, start: int, stop: int) -> None:
+        self.content[start - origin : stop - origin] = self._file.read(start, stop)
+
+    def wait(self) -> bytearray:
+        """Return the bytes once they are here; raises what went wrong."""
+        wait(self._parts)
+        for part in self._parts:
+            part.result()
+        with self._lock:
+            if self._checked is None:
+                self._checked = self._pool.submit(self._file.check)
+        self._checked.result()
+        return self.content
+
+
+class ReadAhead:
+    """The ranges of a process."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="merganser-remote")
+        self._ranges: OrderedDict[_Key, _Range] = OrderedDict()
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def prefetch(self, file: RemoteFile, start: int, stop: int) -> None:
+        """Begin to fetch a range, if there is room for it beside those that were not used yet."""
+        with self._lock:
+            if (id(file), start, stop) not in self._ranges and self._make_room(stop - start):
+                self._begin(file, start, stop)
+
+    def read(self, file: RemoteFile, start: int, stop: int) -> bytearray:
+        """Return a range, not to be written into."""
+        key = (id(file), start, stop)
+        with self._lock:
+            if key not in self._ranges:
+                self._make_room(stop - start)
+                self._begin(file, start, stop)
+            found = self._ranges[key]
+            found.used = True
+            self._ranges.move_to_end(key)
+        try:
+            return found.wait()
+        except BaseException:
+            with self._lock:
+                if self._ranges.get(key) is found:
+                    self._drop(key)
+            raise
+
+    def _begin(self, file: RemoteFile, start: int, stop: int) -> None:
+        self._ranges[id(file), start, stop] = _Range(file, start, stop, self._pool)
+        self._held += stop - start
+
+    def _make_room(self, size: int) -> bool:
+        """Drop ranges that were used, the one first that was used longest ago; whether there is room then."""
+        for key in [key for key, each in self._ranges.items() if each.used]:
+            if self._held + size <= ROOM:
+                break
+            self._drop(key)
+        return self._held + size <= ROOM
+
+    def _drop(self, key: _Key) -> None:
+        del self._ranges[key]
+        self._held -= key[2] - key[1]
+
+
+@lru_cache(maxsize=1)
+def _of_process(process: int) -> ReadAhead:
+    return ReadAhead()
+
+
+def read_ahead() -> ReadAhead:
+    """Return the ranges of this process."""
+    return _of_process(os.getpid())

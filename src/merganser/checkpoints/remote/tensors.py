@@ -1,0 +1,69 @@
+"""A safetensors file that is elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from merganser.checkpoints.base import Rows, select_rows
+from merganser.checkpoints.digests import digest_bytes
+from merganser.checkpoints.reads import note_read
+from merganser.checkpoints.remote.files import FIRST, RemoteFile
+from merganser.checkpoints.remote.read_ahead import read_ahead
+from merganser.checkpoints.safetensors_file import MAX_HEADER, Extent, StoredTensors, parse_header
+from merganser.errors import CheckpointError
+from merganser.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RemoteSafetensors(StoredTensors):
+    """Tensors are fetched whole when the first of their rows is read, and kept for a while for the others."""
+
+    def __init__(self, file: RemoteFile, directory: Path | None = None) -> None:
+        self.file = file
+        self.label = file.url
+        self.directory = directory
+        super().__init__(*_read_header(file))
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        entry = self._find(name)
+        note_read(self, self._aliases.get(name, name))
+        if entry.start == entry.stop:
+            return select_rows(torch.empty(entry.spec.shape, dtype=entry.spec.dtype, device="cpu"), rows)
+        raw = torch.frombuffer(read_ahead().read(self.file, entry.start, entry.stop), dtype=torch.uint8)
+        return select_rows(raw.view(entry.spec.dtype).view(entry.spec.shape), rows)
+
+    def prefetch(self, name: str, rows: Rows | None = None) -> None:
+        entry = self._find(name)
+        if entry.start < entry.stop:
+            read_ahead().prefetch(self.file, entry.start, entry.stop)
+
+    def digest(self, name: str, algorithm: str) -> str:
+        entry = self._find(name)
+        data = read_ahead().read(self.file, entry.start, entry.stop) if entry.start < entry.stop else b""
+        return digest_bytes(data, algorithm)
+
+    def overhead(self, name: str, entries: int) -> int:
+        return self.spec(name).nbytes
+
+    def fingerprint(self) -> str:
+        """Header, size and what the server calls this version of the file."""
+        digest = hashlib.sha256(f"{self.file.size} {self.file.version}\n".encode())
+        for name, entry in self.entries.items():
+            digest.update(f"{name} {entry.spec} {entry.start}\n".encode())
+        return digest.hexdigest()
+
+
+def _read_header(file: RemoteFile) -> tuple[Mapping[str, Extent], Mapping[str, str]]:
+    """Entries and metadata, by one request for most files and by two for the others."""
+    start = file.read(0, min(FIRST, file.size))
+    length = int.from_bytes(start[:8], "little")
+    if len(start) < 8 or length > MAX_HEADER or 8 + length > file.size:
+        raise CheckpointError(f"{file.url}: not a safetensors file, or cut short ({file.size} bytes)")
+    if 8 + length > len(start):
+        start += file.read(len(start), 8 + length)
+    return parse_header(start[8 : 8 + length], file.size, file.url)
