@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from merganser.kernels.leading import leading_svd
 from merganser.kernels.spectra import Factors
+from merganser.lazy import torch
 from merganser.methods.matrices import FLOOR
 
 if TYPE_CHECKING:
