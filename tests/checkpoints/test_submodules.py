@@ -104,13 +104,123 @@ def test_components_of_diffusers_keep_their_file_names(tmp_path: Path) -> None:
     assert torch.equal(mg.open(sharded).read("mid.weight"), torch.full((4, 4), 2.0))
 
 
-def test_pipelines_are_refused_with_their_components(tmp_path: Path) -> None:
-    component(tmp_path / "sd" / "unet", 1.0)
-    component(tmp_path / "sd" / "vae", 1.0)
-    listed = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet"], "vae": ["diffusers", "VAE"]}
-    (tmp_path / "sd" / "model_index.json").write_text(json.dumps(listed))
-    with pytest.raises(CheckpointError, match=r"merge each component by itself, such as .*unet \(it has unet, vae\)"):
-        mg.open(tmp_path / "sd")
+def pipeline(path: Path, value: float) -> Path:
+    """A pipeline as diffusers saves it: a network, an autoencoder in shards, a text encoder, a tokenizer."""
+    component(path / "unet", value)
+    component(path / "vae", 10 * value)
+    stem = "diffusion_pytorch_model"
+    (path / "vae" / f"{stem}.safetensors").rename(path / "vae" / f"{stem}-00001-of-00001.safetensors")
+    weight_map = dict.fromkeys(("conv.weight", "mid.weight"), f"{stem}-00001-of-00001.safetensors")
+    (path / "vae" / f"{stem}.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (path / "text_encoder").mkdir()
+    (path / "text_encoder" / "config.json").write_text('{"model_type": "clip_text_model"}')
+    save_file({"layers.0.weight": torch.full((2, 2), -value)}, path / "text_encoder" / "model.safetensors")
+    for folder, file in (("tokenizer", "merges.txt"), ("scheduler", "scheduler_config.json")):
+        (path / folder).mkdir()
+        (path / folder / file).write_text(f'{{"of": "{path.name}"}}')
+    listed = {"unet": "UNet", "vae": "VAE", "text_encoder": "CLIP", "tokenizer": "CLIP", "scheduler": "DDIM"}
+    index = {"_class_name": "StableDiffusionPipeline", "safety_checker": [None, None]}
+    index |= {name: ["diffusers", kind] for name, kind in listed.items()}
+    (path / "model_index.json").write_text(json.dumps(index))
+    return path
+
+
+def test_every_component_of_a_pipeline_is_merged(tmp_path: Path) -> None:
+    a, b = pipeline(tmp_path / "a", 1.0), pipeline(tmp_path / "b", 3.0)
+    assert {name.partition("/")[0] for name in mg.open(a).names()} == {"unet", "vae", "text_encoder"}
+    out = mg.run(recipe(tmp_path / "r.yml", PAIR.format(a, b)), tmp_path / "out")
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert files == {
+        "README.md",
+        "model_index.json",
+        "unet/config.json",
+        "unet/diffusion_pytorch_model.safetensors",
+        "vae/config.json",
+        "vae/diffusion_pytorch_model.safetensors",
+        "text_encoder/config.json",
+        "text_encoder/model.safetensors",
+        "tokenizer/merges.txt",
+        "scheduler/scheduler_config.json",
+    }
+    assert load_file(out / "vae" / "diffusion_pytorch_model.safetensors")["mid.weight"].unique().tolist() == [20.0]
+    assert load_file(out / "text_encoder" / "model.safetensors")["layers.0.weight"].unique().tolist() == [-2.0]
+    assert "a" in (out / "tokenizer" / "merges.txt").read_text()
+
+
+def test_components_are_taken_from_one_model_or_copied(tmp_path: Path) -> None:
+    a, b = pipeline(tmp_path / "a", 1.0), pipeline(tmp_path / "b", 3.0)
+    text = (
+        PAIR.format(a, b)
+        + f"""
+overrides:
+  - {{match: "text_encoder/*", model: {b}}}
+output: {{exclude: ["vae/*"], dtype: float16}}
+"""
+    )
+    out = mg.run(recipe(tmp_path / "r.yml", text), tmp_path / "out")
+    opened = mg.open(out)
+    assert opened["unet/conv.weight"].unique().tolist() == [2.0]
+    assert opened["text_encoder/layers.0.weight"].unique().tolist() == [-3.0]
+    assert opened.spec("unet/conv.weight").element.name == "float16"
+    name = "diffusion_pytorch_model-00001-of-00001.safetensors"
+    assert (out / "vae" / name).read_bytes() == (a / "vae" / name).read_bytes()
+
+
+def test_an_interrupted_pipeline_keeps_what_is_done(tmp_path: Path) -> None:
+    a, b = pipeline(tmp_path / "a", 1.0), pipeline(tmp_path / "b", 3.0)
+    path = recipe(tmp_path / "r.yml", PAIR.format(a, b))
+    calls: list[str] = []
+
+    def stop(progress) -> None:
+        calls.append(progress.name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mg.run(path, tmp_path / "out", workers=1, on_progress=stop)
+    again: list[str] = []
+    out = mg.run(path, tmp_path / "out", workers=1, resume=True, on_progress=lambda p: again.append(p.name))
+    assert len(again) < 5
+    assert mg.open(out)["vae/conv.weight"].unique().tolist() == [20.0]
+
+
+def test_a_pipeline_without_weights_is_refused(tmp_path: Path) -> None:
+    path = pipeline(tmp_path / "a", 1.0)
+    for file in path.rglob("*.safetensors*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="none of whose components is here"):
+        mg.open(path)
+
+
+def test_diffusers_loads_a_merged_pipeline(tmp_path: Path) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    for name in ("a", "b"):
+        network = diffusers.UNet2DModel(
+            sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(8, 8),
+            norm_num_groups=2, down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
+        )  # fmt: skip
+        diffusers.DDPMPipeline(network, diffusers.DDPMScheduler()).save_pretrained(tmp_path / name)
+    path = recipe(tmp_path / "r.yml", PAIR.format(tmp_path / "a", tmp_path / "b"))
+    out = mg.run(path, tmp_path / "out")
+    loaded, inputs = (diffusers.DDPMPipeline.from_pretrained(each).unet.state_dict() for each in (out, tmp_path / "a"))
+    other = diffusers.DDPMPipeline.from_pretrained(tmp_path / "b").unet.state_dict()
+    for name, tensor in loaded.items():
+        torch.testing.assert_close(tensor, (inputs[name] + other[name]) / 2)
+
+
+def test_single_files_of_diffusion_models_merge_into_one(tmp_path: Path) -> None:
+    """As webui and ComfyUI keep them: all components under their prefixes in one file."""
+    for name, value in (("a", 1.0), ("b", 3.0)):
+        prefixes = ("model.diffusion_model.", "first_stage_model.", "cond_stage_model.")
+        save_file({f"{each}w": torch.full((4,), value) for each in prefixes}, tmp_path / f"{name}.safetensors")
+    text = f"""
+method: linear
+models: [{tmp_path / "a.safetensors"}, {tmp_path / "b.safetensors"}]
+overrides: [{{match: "first_stage_model.*", model: {tmp_path / "b.safetensors"}}}]
+"""
+    merged = load_file(mg.run(recipe(tmp_path / "r.yml", text), tmp_path / "out.safetensors"))
+    assert merged["model.diffusion_model.w"].tolist() == [2.0] * 4
+    assert merged["first_stage_model.w"].tolist() == [3.0] * 4
 
 
 def test_code_that_is_copied_is_noted(tmp_path: Path) -> None:

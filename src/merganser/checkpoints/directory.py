@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
 from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.safetensors_file import SafetensorsFile
-from merganser.checkpoints.submodules import SEPARATOR, module_weights, refuse_pipeline
+from merganser.checkpoints.submodules import SEPARATOR, find_weights, is_pipeline, module_weights
 from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.confine import confine
 from merganser.errors import CheckpointError
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _INDEX = ".index.json"
-#: What a directory is read from, the first that is there: in the order of transformers, then of diffusers.
-_CHOICES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "diffusion_pytorch_model.safetensors.index.json",
-    "diffusion_pytorch_model.safetensors",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 
 
 class Directory(Checkpoint):
@@ -54,7 +45,7 @@ class Directory(Checkpoint):
         if not named and shards is None:
             for folder, weights in module_weights(place).items():
                 prefix = f"{folder}{SEPARATOR}"
-                self._shards[f"{prefix}{weights.name}"] = Prefixed(_open_file(weights), prefix)
+                self._shards |= {f"{prefix}{name}": Prefixed(shard, prefix) for name, shard in _open(weights).items()}
         for file, shard in self._shards.items():
             for name in shard.names():
                 if name in self._owner:
@@ -124,16 +115,17 @@ class Prefixed(View):
 
 
 def _open_shards(directory: Path) -> dict[str, Checkpoint]:
-    refuse_pipeline(directory)
-    for name in _CHOICES:
-        file = directory / name
-        if file.is_file():
-            return _open_indexed(file) if name.endswith(_INDEX) else {name: _open_file(file)}
-    lone = sorted(p for p in directory.iterdir() if p.suffix == ".safetensors" and not p.name.startswith("adapter"))
-    if len(lone) == 1:
-        return {lone[0].name: SafetensorsFile(lone[0])}
-    found = ", ".join(p.name for p in lone) or ", ".join(sorted(p.name for p in directory.iterdir())[:8]) or "nothing"
+    if is_pipeline(directory):
+        return {}
+    if (file := find_weights(directory)) is not None:
+        return _open(file)
+    several = sorted(p.name for p in directory.iterdir() if p.suffix == ".safetensors")
+    found = ", ".join(several) or ", ".join(sorted(p.name for p in directory.iterdir())[:8]) or "nothing"
     raise CheckpointError(f"{directory}: no model.safetensors, no index and no pytorch_model.bin; it holds {found}")
+
+
+def _open(file: Path) -> dict[str, Checkpoint]:
+    return _open_indexed(file) if file.name.endswith(_INDEX) else {file.name: _open_file(file)}
 
 
 def _open_file(file: Path) -> Checkpoint:

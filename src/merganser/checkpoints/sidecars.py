@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.cards import Lineage, read_licence, recipe_text, render_card
 from merganser.checkpoints.json_file import read_object
-from merganser.checkpoints.submodules import MODULES, module_weights
+from merganser.checkpoints.submodules import MODULES, PIPELINE, SEPARATOR, is_pipeline, module_weights
 from merganser.checkpoints.tokenizer import extended
 from merganser.confine import confine
 from merganser.errors import CheckpointError, reading
@@ -50,6 +50,8 @@ _MODEL_FILES = (
     "config_sentence_transformers.json",
     "[0-9]_*/config.json",
 )
+#: Everything of a diffusers pipeline but weights.
+_PIPELINE_FILES = (PIPELINE, "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja")
 #: The path to a value in a config, and the value it gets; None removes it.
 Edit = tuple[Sequence[str], Any]
 
@@ -74,7 +76,7 @@ class Sidecars:
         lineage: What the weights were made of, for the card.
         recipe: The recipe as it was written: its text, or the document that a program gave.
         weights: What files of weights are called, before `.safetensors`.
-        folders: The folders of modules whose weights have files of their own.
+        modules: The files of weights in folders of modules, such as "2_Dense/model.safetensors".
         fingerprint: That of the plan and its sources, for the card.
         gguf: What a GGUF file of the weights says before them: the file that gives its settings, and its tensors.
         single: Whether nothing but one file of weights is written, which has the fingerprint among its metadata.
@@ -87,7 +89,7 @@ class Sidecars:
     lineage: Lineage = field(default_factory=Lineage)
     recipe: str | Mapping[str, Any] = ""
     weights: str = "model"
-    folders: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     fingerprint: str = ""
     gguf: Mapping[str, Any] | None = None
     single: bool = False
@@ -114,7 +116,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "generation": freeze_edits,
     "tokenizer": lambda files: TokenizerFiles(files["model"], tuple(files["added"])),
     "lineage": lambda made: Lineage(made["base"], tuple(made["models"]), tuple(made["methods"])),
-    "folders": tuple,
+    "modules": tuple,
 }
 
 
@@ -131,10 +133,12 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
         made[RECIPE_FILE] = recipe_text(sidecars.recipe)
     copied: dict[str, Path] = {}
     if template is not None:
-        copied |= _to_copy(template, _MODEL_FILES)
+        copied |= _to_copy(template, _PIPELINE_FILES if is_pipeline(template) else _MODEL_FILES)
+        made_here = {file.rpartition(SEPARATOR)[0] for file in sidecars.modules}
+        copied = {name: file for name, file in copied.items() if not _indexes(name, made_here)}
         for folder, file in module_weights(template).items():
-            if folder not in sidecars.folders:
-                copied[f"{folder}/{file.name}"] = file
+            if folder not in made_here:
+                copied |= _to_copy(template, (f"{folder}/{file.name if file.suffix != '.json' else '*'}",))
         for name, edits in (("config.json", sidecars.config), ("generation_config.json", sidecars.generation)):
             if edits and (template / name).is_file():
                 made[name] = _rendered(edited(read_object(template / name), edits))
@@ -158,6 +162,11 @@ def common_licence(sources: Sequence[Checkpoint]) -> str | None:
     homes = {file.parent for source in sources for file in source.files()}
     licences = {read_licence(home) for home in homes}
     return licences.pop() if len(licences) == 1 else None
+
+
+def _indexes(name: str, folders: Set[str]) -> bool:
+    """Whether a file is the index of weights that are written anew, in a file of their own."""
+    return name.endswith(".index.json") and name.partition(SEPARATOR)[0] in folders
 
 
 def edited(config: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Shard:
 def lay_out(plan: Plan) -> list[Shard]:
     """Shards of at most `plan.shard_size` bytes of weights (a larger tensor has one to itself), in plan order.
 
-    Weights of modules that have a folder (`Sidecars.folders`) go to a file in theirs, by their names there. Where only
+    Weights of modules that have a folder (`Sidecars.modules`) go to a file in theirs, by their names there. Where only
     one file is written (`Sidecars.single`), all weights are in it.
     """
     stem = plan.sidecars.weights
@@ -36,7 +36,8 @@ def lay_out(plan: Plan) -> list[Shard]:
         for output in plan.outputs:
             _check_storable(output)
         return [_shard(f"{stem}.safetensors", plan.outputs, plan.aliases, made_by=plan.sidecars.fingerprint)]
-    apart: dict[str, list[Output]] = {f"{folder}/": [] for folder in plan.sidecars.folders}
+    files = {f"{file.rpartition('/')[0]}/": file for file in plan.sidecars.modules}
+    apart: dict[str, list[Output]] = {prefix: [] for prefix in files}
     groups: list[list[Output]] = [[]]
     held = 0
     for output in plan.outputs:
@@ -49,7 +50,9 @@ def lay_out(plan: Plan) -> list[Shard]:
             held = 0
         groups[-1].append(output)
         held += output.spec.nbytes
-    modules = [_shard(f"{prefix}model.safetensors", inner, plan.aliases, prefix) for prefix, inner in apart.items()]
+    modules = [_shard(files[prefix], inner, plan.aliases, prefix) for prefix, inner in apart.items()]
+    if modules and not groups[0]:  # a pipeline has no weights of its own
+        return modules
     if len(groups) == 1:
         return [_shard(f"{stem}.safetensors", groups[0], plan.aliases), *modules]
     names = [f"{stem}-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
@@ -72,7 +75,7 @@ def _check_storable(output: Output) -> None:
 def make_index(shards: Sequence[Shard], plan: Plan) -> tuple[str, bytes] | None:
     """The index Hugging Face loaders expect beside several shards: its name and content; None for a single one."""
     own = [shard for shard in shards if "/" not in shard.file]
-    if len(own) == 1:
+    if len(own) <= 1:
         return None
     weight_map = {name: shard.file for shard in own for name in shard.offsets}
     total = sum(output.spec.nbytes for output in plan.outputs if output.name in weight_map)

@@ -98,7 +98,7 @@ class CheckpointWriter:
 
     def _check_room(self) -> None:
         place = check_writable(self.out, self.out.absolute().parent)
-        held = sum(f.stat().st_blocks * 512 for f in self.directory.iterdir()) if self.directory.is_dir() else 0
+        held = sum(f.stat().st_blocks * 512 for f in self.directory.rglob("*")) if self.directory.is_dir() else 0
         free = shutil.disk_usage(place).free
         if free + held < self._plan.bytes_out:
             raise InputError(f"{self.out.parent}: the result needs {self._plan.bytes_out:,} bytes, {free:,} are free")
@@ -116,8 +116,8 @@ class CheckpointWriter:
             if self.published:
                 return
         self._disk.make_directory(self.directory)
-        shards = {shard.file for shard in self._shards}
-        for stray in [path for path in self.directory.iterdir() if path.name not in shards]:
+        kept = {shard.file.partition("/")[0] for shard in self._shards}
+        for stray in [path for path in self.directory.iterdir() if path.name not in kept]:
             self._disk.remove(stray)  # sidecars are written anew
         digest = self._origin.digest if self._origin else None
         self._files = ShardFiles(self.directory, self._shards, self._disk, digest=digest)

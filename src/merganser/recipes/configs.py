@@ -13,7 +13,7 @@ from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.chat_templates import TEMPLATES
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.sidecars import Edit, Sidecars, TokenizerFiles, code_files, freeze_edits
-from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem
+from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem, written_file
 from merganser.checkpoints.ties import untied_edits
 from merganser.engine.plan import Output
 from merganser.errors import RecipeError, did_you_mean, reading
@@ -59,7 +59,7 @@ def describe(
             f"{table.models[0].label}: its adapter has {rows[1]} embedding rows, its base {rows[0]}; the tokenizer is "
             "the base's: if tokens were added, copy the adapter's tokenizer files over it"
         )
-    folders, remarks = module_folders(table, outputs, tokenizer.directory)
+    modules, remarks = module_files(table, outputs, tokenizer.directory)
     labels = dict.fromkeys(entry.label for part in recipe.parts for each in part.slices for entry in each.models)
     added = [*tokenizer.added, *(vocabulary.added if vocabulary is not None else ())]
     sidecars = Sidecars(
@@ -74,15 +74,15 @@ def describe(
         ),
         recipe=recipe.written,
         weights=weights_stem(config),
-        folders=folders,
+        modules=modules,
     )
     return sidecars, notes + remarks
 
 
-def module_folders(
+def module_files(
     table: SourceTable, outputs: Sequence[Output], speaker: Path | None
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return the folders of modules whose weights are written, and what to know of files that are copied."""
+    """Return the files of modules whose weights are written, and what to know of files that are copied."""
     notes: list[str] = []
     home, label = table.checkpoints[0].directory, table.models[0].label
     modules = module_weights(home) if home is not None else {}
@@ -97,7 +97,7 @@ def module_folders(
             f"{', '.join(code)} of {label} is copied: Python code, which transformers runs where the output is loaded "
             "with trust_remote_code; read it before you share or load the output"
         )
-    return written, notes
+    return tuple(written_file(home, folder) for folder in written) if home is not None else (), notes
 
 
 def token_edits(table: SourceTable, model: int, file: str = "config.json") -> list[Edit]:
