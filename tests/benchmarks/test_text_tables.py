@@ -23,6 +23,7 @@ from benchmarks.text_experts import TextExperts
 from benchmarks.zoo import text_tasks
 from benchmarks.zoo.text_tasks import Sentences, Task
 from merganser.analysis.mergeability import Pair
+from merganser.library.codes.signs import Signs
 
 TASKS = ("one", "two", "three")
 
@@ -227,6 +228,9 @@ def test_rounded_bfloat16_takes_half() -> None:
         compression.masks("emr", torch.bfloat16),
         compression.by_rank(1 / 2, "bfloat16"),
         compression.by_budget(6.0, "float32", "plenty"),
+        compression.codes_each(0.3, "each"),
+        compression.codes_together(0.9, "together"),
+        compression.one_code("signs", Signs("rows"), "", "1 bit"),
     ],
     ids=lambda line: line.method + line.setting,
 )
@@ -234,6 +238,9 @@ def test_compressed_experts_are_counted_and_scored(experts: TextExperts, line: c
     row = compression.measure(line, experts, reference(experts))
     assert row["bytes"] > 0
     assert row["ratio"] == pytest.approx(1 + 3 * row["per_expert"])
+    assert row["largest"] <= (0.3 if line.setting == "each" else row["ratio_to_base"] - 1)
+    if line.setting == "together":
+        assert row["ratio_to_base"] <= 1.9
     assert set(row["per_task"]) == set(TASKS)
     if line.setting == "plenty":
         assert row["normalised"] == pytest.approx(1)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import merganser as mg
@@ -12,8 +13,12 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError, InputError
 from merganser.interference.surveys import survey
 from merganser.library import Library
+from merganser.library.codes.coding import Delta, encode
+from merganser.library.codes.mixed_factors import MixedFactors
+from merganser.library.expert_file import ExpertFile
 from merganser.library.lora import export_expert
 from merganser.library.reporting import by_layer, layer_of, stored_tensors
+from merganser.library.views import Expert
 from merganser.routing import AdaptiveModel
 from merganser.routing.layers import task_cosines
 from support.library_models import base_tensors, expert_tensors, experts
@@ -127,6 +132,28 @@ def test_a_damaged_or_missing_shared_part_is_named(tmp_path):
     (tmp_path / "lib/library.json").write_text(json.dumps(manifest | {"shared": None}))
     with pytest.raises(CheckpointError, match="needs a shared part"):
         Library(tmp_path / "lib").expert("e0")
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"bias::code": (48,)}, "has no factors"),
+        ({"a.weight::code": (48, 32), "a.weight::full": None}, "is no part of an expert"),
+        ({"a.weight::residual": (48, 32)}, "needs a shared part"),
+        ({"a.weight::code": (32, 48)}, "not in the base"),
+        ({"other.weight::code": (48, 32)}, "not in the base"),
+        ({"a.weight::u": None}, "is no part of an expert"),
+        ({"a.weight::code": None}, "it is no code"),
+    ],
+)
+def test_files_of_another_kind_are_refused(tmp_path, stored, message):
+    tensors = {}
+    for key, shape in stored.items():
+        blob = b"" if shape is None else encode(Delta(torch.randn(shape)), MixedFactors(1)).blob
+        tensors[key] = torch.zeros(2, 2) if shape is None else torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+    save_file(tensors, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        Expert(open_checkpoint(base_tensors()), ExpertFile(tmp_path / "x.safetensors"), "x")
 
 
 def test_an_interrupted_build_goes_on_with_its_codes(tmp_path, monkeypatch):

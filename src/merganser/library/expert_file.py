@@ -58,10 +58,10 @@ class ExpertFile:
         self._ranks: dict[str, int] = {}
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, Tensor | Triple] = OrderedDict()
-        for key in sorted(self.weights.names()):
+        for key in self.weights.names():
             self._keys.setdefault(key.rpartition("::")[0], []).append(key)
         for name, keys in self._keys.items():
-            parts = tuple(key.rpartition("::")[2] for key in keys)
+            parts = tuple(sorted(key.rpartition("::")[2] for key in keys))
             if parts not in _PARTS:
                 raise CheckpointError(f"{path}: {keys[0]!r} is no part of an expert; the file is not one of ours")
             self.kinds[name] = _PARTS[parts] or self._open_code(name, keys[0])
@@ -72,8 +72,11 @@ class ExpertFile:
         if len(spec.shape) != 1 or spec.element.name != "uint8":
             raise CheckpointError(f"{where}: damaged: it is no code")
         head = self.heads[name] = read_head(self._blob(key), where)
+        factors = head.number == MixedFactors.number
+        if factors and len(head.shape) < 2:
+            raise CheckpointError(f"{where}: damaged: a tensor of {list(head.shape)} has no factors")
         if not self.is_residual(name):
-            return "factors" if head.number == MixedFactors.number else "coded"
+            return "factors" if factors else "coded"
         if self.shared is None or name not in self.shared.heads or self.shared.heads[name].shape != head.shape:
             raise CheckpointError(f"{where}: needs a shared part that the library does not have")
         return "coded"

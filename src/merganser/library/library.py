@@ -95,7 +95,7 @@ class Library(Shown):
                 code that loses least for its bytes, unless `dtype` asks for plain factors.
             codes: What a budget chooses from: some of `"signs"`, `"levels"`, `"factors"`, and `"shared"` for a part
                 that experts have in common; all by default.
-            grams: Gram matrices of inputs by expert, as `mg.tuning.gram` gives and saves them. Errors of these experts
+            grams: Gram matrices of inputs by expert, as `mg.tuning.linear_grams` computes them. Errors of these experts
                 then count by what they do to the layers' outputs.
             dtype: The dtype of plain factors: float32, bfloat16, float16, or int8 with a scale per column; by default
                 that of the base.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 VERSION = 1
 _MOST_AXES = 8
 _RIDGE = 1e-4
+#: Entries that are looked at in float64 at once.
+_BLOCK = 1 << 20
 
 
 class Triple(NamedTuple):
@@ -60,12 +62,14 @@ class Delta:
 
     def error(self, approximation: Tensor | None) -> float:
         """Return the squared error of an approximation of the matrix, weighted where there is a Gram matrix."""
-        off = (self.matrix if approximation is None else self.matrix - approximation).double()
-        return float((off * self.weigh(off)).sum())
+        off = self.matrix if approximation is None else self.matrix - approximation
+        step = max(1, _BLOCK // max(1, off.shape[1]))
+        blocks = (rows.double() for rows in off.split(step))
+        return math.fsum(float((rows * self.weigh(rows)).sum()) for rows in blocks)
 
     def weigh(self, rows: Tensor) -> Tensor:
         """Return rows · G."""
-        return rows if self.gram is None else rows @ self.gram
+        return rows if self.gram is None else rows @ self.gram.to(rows.dtype)
 
     @cached_property
     def factors(self) -> Factors:
@@ -98,13 +102,14 @@ class Code(ABC):
 
 @dataclass(frozen=True)
 class Head:
-    """What a blob says of itself: the number of its code, the tensor's shape, and the squares of error and change."""
+    """What a blob says of itself: the number of its code, the tensor's shape, the squares of error and change, and
+    whether rows of zeros were left out."""
 
     number: int
     shape: tuple[int, ...]
     error: float
     energy: float
-    _rows: bool = field(default=False, repr=False)
+    sparse: bool
 
 
 @dataclass(frozen=True)
@@ -157,16 +162,13 @@ def read_head(blob: bytes | memoryview, where: str) -> Head:
     return _head(BlobReader(blob, where))
 
 
-def decode(
-    blob: bytes | memoryview, shape: Sequence[int], where: str, codes: Sequence[type[Code]] = ()
-) -> Tensor | Triple:
+def decode(blob: bytes | memoryview, shape: Sequence[int], where: str) -> Tensor | Triple:
     """Decode a blob.
 
     Args:
         blob: What `encode` made.
         shape: The shape the tensor has in the base.
         where: What to call the blob in messages.
-        codes: The codes known; by default all of the catalogue.
 
     Returns:
         The difference as a float32 tensor of this shape, or as factors of its matrix where it was stored so.
@@ -174,21 +176,19 @@ def decode(
     Raises:
         CheckpointError: The blob is damaged, or of a tensor of another shape.
     """
-    if not codes:
-        from merganser.library.codes.catalogue import CODES
+    from merganser.library.codes.catalogue import CODES  # it imports this module
 
-        codes = tuple(CODES.values())
     source = BlobReader(blob, where)
     head = _head(source)
     if head.shape != tuple(shape):
         raise source.damaged(f"a tensor of {list(head.shape)}, the base has {list(shape)}")
     height, width = flat(head.shape)
     rows = None
-    if head._rows:
+    if head.sparse:
         bits = np.unpackbits(source.array("u1", -(-height // 8)), count=height).astype(bool)
         rows = torch.from_numpy(bits)
     count = height if rows is None else int(rows.sum())
-    code = next((each for each in codes if each.number == head.number), None)
+    code = next((each for each in CODES.values() if each.number == head.number), None)
     if code is None:
         raise source.damaged(f"code {head.number} is not known; a later version may have written it")
     if count * width == 0:

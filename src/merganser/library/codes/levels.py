@@ -39,8 +39,10 @@ class Levels(Code):
 
     def write(self, change: Delta, out: BlobWriter) -> None:
         delta = change.matrix
-        squares = delta.double().square()
-        scales = (squares.mean(1) if self.groups == "rows" else squares.mean().reshape(1)).sqrt()
+        norms = torch.linalg.vector_norm(delta, dim=1, dtype=torch.float64)
+        scales = (
+            norms / delta.shape[1] ** 0.5 if self.groups == "rows" else norms.norm().reshape(1) / delta.numel() ** 0.5
+        )
         kind = 0 if self.step >= 2.4 else 1 if self.step >= 1.2 else 2 if self.step >= 0.5 else 3
         out.numbers("BBf", _GROUPS.index(self.groups), kind, self.step)
         write_scales(out, scales)

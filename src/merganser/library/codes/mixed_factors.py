@@ -47,7 +47,7 @@ class MixedFactors(Code):
         weighed = change.weigh(v.T)
         inner = weighed @ v
         inner.diagonal().add_(1e-9 * inner.diagonal().mean())
-        a = torch.linalg.solve(inner, weighed @ change.matrix.double().T).T
+        a = torch.linalg.solve(inner, (weighed.float() @ change.matrix.T).double()).T
         left, left_steps = _rounded(a, torch.full_like(right_steps, step))
         out.numbers("I", found.rank)
         out.array((left_steps * right_steps).float().numpy())

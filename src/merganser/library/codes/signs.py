@@ -31,10 +31,11 @@ class Signs(Code):
     def write(self, change: Delta, out: BlobWriter) -> None:
         delta = change.matrix
         positive = delta >= 0
-        signs = positive.double() * 2 - 1
+        signs = positive.float() * 2 - 1
         along = {"tensor": (0, 1), "rows": (1,), "columns": (0,)}[self.axis]
         weighed = signs if self.axis == "columns" else change.weigh(signs)
-        scales = (weighed * delta).sum(along) / (weighed * signs).sum(along)
+        wide = torch.float64
+        scales = (weighed * delta).sum(along, dtype=wide) / (weighed * signs).sum(along, dtype=wide)
         out.numbers("B", _AXES.index(self.axis))
         write_scales(out, scales.reshape(-1))
         out.array(np.packbits(positive.numpy()))
