@@ -54,8 +54,8 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     )
     if library is not None and policy.codes and names:
         layers = by_layer(each for name in names for each in stored_tensors(library, name))
-        lines = [[each.layer, _codes(each), each.nbytes / 2**10, each.bits, each.lost] for each in layers]
-        page.add(Table(["layer", "stored as", "KiB", "bits an entry", "energy lost"], lines, "Bytes against error"))
+        layout = [[each.layer, _codes(each), each.nbytes / 2**10, each.bits, each.lost] for each in layers]
+        page.add(Table(["layer", "stored as", "KiB", "bits an entry", "energy lost"], layout, "Bytes against error"))
     findings = library.verify() if check and library is not None else []
     if findings:
         checked = [[finding.part, _SOUND[finding.sound], finding.message] for finding in findings]

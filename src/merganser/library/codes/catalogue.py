@@ -90,7 +90,8 @@ def parse(text: str) -> Code:
     known = fields(kind)  # type: ignore[arg-type]
     if len(settings) != len(known):
         raise ValueError(f"{name} has {len(known)} settings")
-    code = kind(*(type(field.default)(value) for field, value in zip(known, settings, strict=True)))
+    types: list[Any] = [type(field.default) for field in known]
+    code = kind(*(convert(value) for convert, value in zip(types, settings, strict=True)))
     if describe(code) != text or any(isinstance(v, (int, float)) and not 0 < v < 1e9 for v in _values(code)):
         raise ValueError(f"{text!r} is not how a code is written")
     return code
