@@ -12,7 +12,7 @@ FUSIONBENCH ?=
 PY_IRT ?=
 KILLS ?= 1000
 RESULTS := benchmarks/results
-QUICK := multi_task compression theory mergeability adaptive evolve single_task_extras peers \
+QUICK := multi_task compression theory mergeability auto adaptive evolve single_task_extras peers \
   lowrank alignment irt taskvectors merge_speed
 BENCH = MERGANSER_ZOO=$(ZOO) MERGANSER_DATA=$(DATA) $(BIN)/python -m
 

@@ -25,6 +25,7 @@ GUIDES = {
         "reports",
         "howto",
         "surgery",
+        "auto",
     )
     for page in [ROOT / "docs" / f"{name}.md"]
 }

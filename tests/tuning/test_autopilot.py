@@ -162,7 +162,7 @@ def test_calibrated_items_are_spread_over_their_kinds():
 # Sets that are built to fail.
 
 
-def test_an_expert_of_another_base_is_named_and_left_out():
+def test_an_expert_of_another_base_is_named_and_tried_without():
     base, experts, data = skilled(3)
     torch.manual_seed(99)
     experts["task2"] = nn.Linear(WIDTH * 3, CLASSES, bias=False)
@@ -171,7 +171,10 @@ def test_an_expert_of_another_base_is_named_and_left_out():
     (remark,) = [remark for remark in decision.remarks if remark.kind == "other base"]
     assert remark.experts == ("task2",)
     assert "no fine-tune of this base" in remark.text
-    assert {model["path"] for model in decision.best_recipe["models"]} == {"task0", "task1"}
+    assert any("without task2" in label for rung in decision.rungs for label in rung.scores)
+    _, guessed = mg.tuning.auto(experts, base)
+    assert {model["path"] for model in guessed.recipe["models"]} == {"task0", "task1"}
+    assert remark.text in guessed.text
 
 
 def test_a_duplicate_is_named_and_counts_once():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -43,8 +44,6 @@ def simulated_exam(truth, count=300, tasks=2, seed=0, correlation=0.5):
 
     Half of what decides an answer is the question's own, the same for all contenders.
     """
-    from scipy.stats import norm
-
     generator = np.random.default_rng(seed)
     shared = {f"t{t}": generator.standard_normal(count) for t in range(tasks)}
 
@@ -54,7 +53,7 @@ def simulated_exam(truth, count=300, tasks=2, seed=0, correlation=0.5):
             own = np.random.default_rng([seed, zlib.crc32(contender.label.encode()), int(task[1:])])
             noise = own.standard_normal(count)
             score = math.sqrt(correlation) * shared[task] + math.sqrt(1 - correlation) * noise
-            found[task] = (score < norm.ppf(truth(contender)))[list(chosen)].astype(float)
+            found[task] = (score < NormalDist().inv_cdf(truth(contender)))[list(chosen)].astype(float)
         return found
 
     orders = {task: list(generator.permutation(count)) for task in shared}

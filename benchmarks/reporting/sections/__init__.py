@@ -10,6 +10,7 @@ from benchmarks.reporting.parts import Part
 from benchmarks.reporting.plain import tables
 from benchmarks.reporting.sections import (
     adaptive,
+    auto,
     compression,
     evolution,
     evolution_racing,
@@ -65,6 +66,7 @@ PAGES = (
             Section("compression_20", "Compression: twenty experts", compression.parts),
             Section("adaptive", "Adaptive: one model for inputs of unknown task", adaptive.parts),
             Section("mergeability", "Mergeability: guessing the cost of a merge", mergeability.parts),
+            Section("auto", "The autopilot: a full grid for a tenth of its questions", auto.parts),
             Section("theory", "Theory: task vectors as gradients", theory.parts),
         ),
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from merganser.errors import InputError
 from merganser.methods.registry import lookup, parameters, registry
-from merganser.tuning.autopilot.looking import LEFT_OUT, Remark
+from merganser.tuning.autopilot.looking import SUSPECT, Remark
 
 PLAIN = "task_arithmetic"
 #: Methods that are proposed where they are registered, the plainest first.
@@ -57,17 +57,17 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def merged_experts(experts: Sequence[str], remarks: Sequence[Remark]) -> tuple[str, ...]:
-    """Return the experts that can be merged, in their order."""
-    out = {remark.experts[0] for remark in remarks if remark.kind in LEFT_OUT}
+def without(experts: Sequence[str], remarks: Sequence[Remark], kinds: Sequence[str]) -> tuple[str, ...]:
+    """Return the experts that no remark of these kinds is about, in their order."""
+    out = {remark.experts[0] for remark in remarks if remark.kind in kinds}
     return tuple(name for name in experts if name not in out)
 
 
 def propose(experts: Sequence[str], remarks: Sequence[Remark], methods: Sequence[str] | None = None) -> list[Contender]:
     """Return the merges that a race begins with: methods × scales.
 
-    Experts whose task vectors are far longer than the others' are tried with and without. Where lengths differ and a
-    method can make them equal (`norms`), that is tried too.
+    Experts that look as if they spoil a merge (of another base, or far too long) are tried with and without. Where
+    lengths differ and a method can make them equal (`norms`), that is tried too.
 
     Args:
         experts: The experts that can be merged, two or more.
@@ -80,9 +80,9 @@ def propose(experts: Sequence[str], remarks: Sequence[Remark], methods: Sequence
     known = registry()
     named = list(methods) if methods else [name for name in METHODS if name in known]
     kinds = {remark.kind for remark in remarks}
-    long = tuple(remark.experts[0] for remark in remarks if remark.kind == "long")
-    short = tuple(name for name in experts if name not in long)
-    sets = [(tuple(experts), ()), *([(short, long)] if long and len(short) > 1 else [])]
+    sound = without(experts, remarks, SUSPECT)
+    suspects = tuple(name for name in experts if name not in sound)
+    sets = [(tuple(experts), ()), *([(sound, suspects)] if suspects and len(sound) > 1 else [])]
     found: dict[str, Contender] = {}
     for name in dict.fromkeys(named):
         declared = parameters(lookup(name))
@@ -91,9 +91,9 @@ def propose(experts: Sequence[str], remarks: Sequence[Remark], methods: Sequence
         conditions: list[dict[str, Any]] = [{}]
         if "norms" in declared and kinds & {"long", "norms"}:
             conditions.append({"norms": "equal"})
-        for own, without in sets:
+        for own, left in sets:
             for more in conditions:
                 for scale in [share / len(own) for share in SHARES] if name == PLAIN else SCALES:
-                    contender = Contender(name, own, more, without).at(scale)
+                    contender = Contender(name, own, more, left).at(scale)
                     found.setdefault(contender.label, contender)
     return list(found.values())

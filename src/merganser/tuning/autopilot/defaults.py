@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from merganser.tuning.autopilot.contenders import PLAIN, Contender
+from merganser.tuning.autopilot.contenders import PLAIN, Contender, without
 from merganser.tuning.autopilot.decisions import Decision
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
 from merganser.tuning.autopilot.merges import Merges
@@ -16,6 +16,7 @@ SEVERAL = 3
 def choose_default(merges: Merges, experts: Sequence[str], remarks: tuple[Remark, ...]) -> Decision:
     """Return the default merge of experts, or that there is nothing to merge."""
     blame = "".join(f". {remark.text}" for remark in remarks if remark.kind in CULPRITS)
+    experts = without(experts, remarks, ("other base",))
     if len(experts) < 2:
         kept = experts[0] if experts else merges.base_name
         text = f"do not merge: keep {kept}; no two experts are left to merge{blame}"

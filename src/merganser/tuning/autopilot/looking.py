@@ -29,7 +29,7 @@ UNEQUAL, LONG = 2.0, 5.0
 
 @dataclass(frozen=True)
 class Remark(Result):
-    """Something to know about the experts; those of `LEFT_OUT` kinds are not merged.
+    """Something to know about the experts.
 
     Attributes:
         kind: What it is about.
@@ -42,10 +42,10 @@ class Remark(Result):
     experts: tuple[str, ...] = ()
 
 
-#: Kinds of remarks whose first expert does not take part in merges.
-LEFT_OUT = ("other base", "equals base", "duplicate")
+#: Kinds of remarks whose first expert does not take part in merges, and whose first expert may spoil them.
+LEFT_OUT, SUSPECT = ("equals base", "duplicate"), ("other base", "long")
 #: Kinds that name somebody to blame if no merge is worth it.
-CULPRITS = (*LEFT_OUT, "long", "opposed")
+CULPRITS = (*SUSPECT, *LEFT_OUT, "opposed")
 
 
 def look(base: Checkpoint, experts: Mapping[str, Checkpoint]) -> tuple[Remark, ...]:

@@ -19,12 +19,12 @@ from merganser.evolve import calibrations as calibration_files
 from merganser.evolve.preparation import Calibration
 from merganser.tuning.autopilot.answers import AnswerJournal, OnAnswer, Scoreboard
 from merganser.tuning.autopilot.budgets import Budget, Meter
-from merganser.tuning.autopilot.contenders import Contender, merged_experts, propose
+from merganser.tuning.autopilot.contenders import Contender, propose, without
 from merganser.tuning.autopilot.deciding import decide
 from merganser.tuning.autopilot.decisions import Decision
 from merganser.tuning.autopilot.defaults import choose_default
 from merganser.tuning.autopilot.exams import Exam, exam_of_batches, exam_of_score, exam_of_tasks
-from merganser.tuning.autopilot.looking import Remark, look
+from merganser.tuning.autopilot.looking import LEFT_OUT, Remark, look
 from merganser.tuning.autopilot.merges import Merges
 from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score, label
 from merganser.tuning.validation import Validation
@@ -50,11 +50,11 @@ def auto(
 ) -> tuple[dict[str, Tensor], Decision]:
     """Choose how to merge experts, or not to.
 
-    Looks at the weights first: experts of another base and duplicates are left out. Then it races methods and scales
-    on the same few questions, refines the scale of the winner, and checks it on questions that the race did not ask. A
-    merge is chosen only if it is better there, beyond a 95 % interval, than the best single model; and something else
-    than task arithmetic only if it is better than that. Without data there is nothing to choose by: the result is the
-    default, and says so.
+    Looks at the weights first: duplicates are left out, and experts that seem to be of another base are tried with and
+    without. Then it races methods and scales on the same few questions, refines the scale of the winner, and checks it
+    on questions that the race did not ask. A merge is chosen only if it is better there, beyond a 95 % interval, than
+    the best single model; and something else than task arithmetic only if it is better than that. Without data there
+    is nothing to choose by: the result is the default, and says so.
 
     Args:
         models: The experts, in a list or by label.
@@ -123,7 +123,7 @@ def pilot(
     }
     names = list(merges.experts)
     remarks = look(merges.base, merges.experts)
-    experts = merged_experts(names, remarks)
+    experts = without(names, remarks, LEFT_OUT)
     candidates = propose(experts, remarks, methods) if len(experts) > 1 else []
     for candidate in {each.name: each for each in candidates}.values():  # what is wrong is said before any work
         notes = merges.exact(candidate).merge.plan.notes

@@ -1,0 +1,72 @@
+"""The autopilot beside a full grid, and on sets of experts that are built to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.reporting.formats import percent
+from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
+
+#: The share of the grid's questions that the autopilot should not exceed.
+GOAL = 0.1
+
+
+def parts(results: Mapping[str, Any]) -> Iterator[Part]:
+    best, runs, grid = results["best"], results["runs"], results["grid"]
+    close = [run for run in runs if run["behind"] <= best["error"]]
+    share = max(run["share"] for run in runs)
+    methods = list(dict.fromkeys(row["method"] for row in grid))
+    yield Text(
+        f"{len(results['tasks'])} text experts were merged by {len(methods)} methods at {len(grid) // len(methods)} "
+        f"scales each, and every merge was asked all {sum(results['validation'].values())} validation sentences: "
+        f"{results['full']:,} questions. `mg.tuning.auto` had the same experts and sentences. Both winners are "
+        f"compared on {sum(results['test'].values()):,} test sentences."
+    )
+    yield Text(
+        f"The best of the grid, {best['label']}, has a test accuracy of {percent(best['test'])} % ± "
+        f"{percent(best['error'])} (one standard error). The autopilot's winner is within one standard error of it, or "
+        f"better, in {len(close)} of {len(runs)} runs, with at most {percent(share)} % of the grid's questions. Goal "
+        f"(within one standard error at 10 % of the questions): "
+        f"{'met' if len(close) == len(runs) and share <= GOAL else 'not met'}."
+    )
+    cells = [
+        [
+            str(run["seed"]),
+            run["best"],
+            f"{run['asked']:,}",
+            percent(run["share"]),
+            percent(run["test"]),
+            f"{100 * run['behind']:+.1f} ± {100 * run['paired']:.1f}",
+            run["verdict"],
+        ]
+        for run in runs
+    ]
+    columns = [
+        "seed",
+        "winner",
+        "questions",
+        "% of the grid's",
+        "test accuracy, %",
+        "behind the grid's, points",
+        "verdict",
+    ]
+    yield Table(columns, cells, "The autopilot with other orders of the questions; ± is one standard error, paired")
+    lines = {name: [(row["scale"], row["accuracy"]) for row in grid if row["method"] == name] for name in methods}
+    panel = Lines(lines, Axis("scale"), Axis("validation accuracy", percent=True))
+    yield Figure("auto", "Validation accuracy of every method over its scale", [panel])
+    if results["spoilt"]:
+        yield Text(
+            "Then the last expert is spoilt: its values are shuffled (an expert of another base), it comes twice, or "
+            "its task vector is 20 times as long."
+        )
+        cells = [
+            [row["set"], row["culprit"], _named(row), f"{row['verdict']} ({row['kept']})"] for row in results["spoilt"]
+        ]
+        yield Table(["set", "culprit", "what the autopilot says of it", "verdict"], cells)
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    """Return what is said of the culprit; that it is not named where nothing is."""
+    own = [remark["text"] for remark in row["remarks"] if row["culprit"] in remark["experts"][:1]]
+    return "; ".join(own) or "not named"
