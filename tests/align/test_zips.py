@@ -45,12 +45,12 @@ def widened(module, factor):
 
 
 def naive_groups(responses, count):
-    """Average linkage by its definition."""
+    """Complete linkage by its definition."""
     likeness = np.corrcoef(responses)
     groups = [[unit] for unit in range(len(likeness))]
     while len(groups) > count:
         pairs = [(a, b) for a in range(len(groups)) for b in range(a)]
-        a, b = max(pairs, key=lambda pair: likeness[np.ix_(groups[pair[0]], groups[pair[1]])].mean())
+        a, b = max(pairs, key=lambda pair: likeness[np.ix_(groups[pair[0]], groups[pair[1]])].min())
         groups[b] += groups.pop(a)
     return {frozenset(group) for group in groups}
 
@@ -59,7 +59,7 @@ def as_sets(labels):
     return {frozenset(np.flatnonzero(labels == label).tolist()) for label in np.unique(labels)}
 
 
-def test_groups_equal_average_linkage_by_its_definition():
+def test_groups_equal_complete_linkage_by_its_definition():
     responses = np.random.default_rng(0).standard_normal((11, 40))
     centred = responses - responses.mean(1, keepdims=True)
     for count in (11, 7, 3, 1):
@@ -151,7 +151,7 @@ def test_heads_share_what_comes_before_them_and_run_it_once():
     with torch.no_grad():
         other[4].weight.mul_(-2.0)
     x = inputs(50, 4)
-    zipped = zip_models([module, other], free, [x], until="4")
+    zipped = zip_models([module, other], free, [(x, torch.zeros(50, dtype=torch.int64))], until="4")
     assert zipped.shared == {"0.weight", "0.bias", "2.weight", "2.bias"}
     with pytest.raises(InputError, match="2 heads"):
         zipped.merged()
