@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from merganser.checkpoints.base import TensorSpec
+from merganser.errors import RecipeError
 from merganser.kernels.spectra import top_svd
 from merganser.lazy import torch
 from merganser.methods.base import Blocks, Group, State
@@ -53,6 +54,8 @@ class OPCM(MatrixRule):
         for _, blocks in tensors:
             if len(blocks) and math.prod(blocks.shape):
                 own = self._squares(blocks[0], self._accumulate(blocks[0]))
+                if sums and len(sums) != len(own):
+                    raise RecipeError("method 'opcm': tensors are merged of different models; set scope to 'tensor'")
                 sums = [a + b for a, b in zip(sums or [0.0] * len(own), own, strict=True)]
         return sums
 

@@ -117,7 +117,8 @@ class _Selection:
         self.name, self.shape = name, delta.shape
         self.count = components(tuple(delta.shape))
         self.coefficient = torch.tensor(init, requires_grad=True)
-        self.delta, self.found = delta, None
+        self.delta = delta
+        self.found: Factors | None = None
         self.scores = torch.full((self.count,), START)
         if self.count > 1:
             found = top_svd(delta.flatten(1), self.count)
