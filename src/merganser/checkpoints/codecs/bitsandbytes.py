@@ -49,7 +49,8 @@ def _codec(stored: Stored, weight: str, state_name: str) -> Codec:
         if not nested:
             return found.to(torch.float32)
         own = stored.read(inner_absmax)[torch.arange(first, last) // inner]
-        return stored.read(inner_table)[found.to(torch.int64)] * own + offset
+        decoded: Tensor = stored.read(inner_table)[found.to(torch.int64)] * own + offset
+        return decoded
 
     def decode(rows: Rows) -> Tensor:
         width = math.prod(shape[1:])

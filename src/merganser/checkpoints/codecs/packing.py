@@ -26,7 +26,7 @@ def unpack_stream(words: Tensor, bits: int) -> Tensor:
     if 8 % bits == 0:
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
         return ((raw.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(-2)
-    eight = raw.unflatten(-1, (-1, bits)).to(torch.int64)  # so many bytes hold eight codes
+    eight = raw.reshape(*raw.shape[:-1], raw.shape[-1] // bits, bits).to(torch.int64)  # so many bytes hold eight codes
     whole = (eight << (8 * torch.arange(bits))).sum(-1)
     return ((whole.unsqueeze(-1) >> (bits * torch.arange(8))) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
 
@@ -67,7 +67,7 @@ def scale_groups(
     scales = scales.to(torch.float32)
     count, columns = scales.shape[-1], values.shape[-1]
     if groups is None and columns % count == 0:
-        cut = values.unflatten(-1, (count, -1))
+        cut = values.reshape(*values.shape[:-1], count, columns // count)
         scales, zeros = scales.unsqueeze(-1), zeros.unsqueeze(-1) if isinstance(zeros, torch.Tensor) else zeros
     else:
         index = torch.arange(columns) // -(-columns // count) if groups is None else groups

@@ -64,7 +64,7 @@ class Delta:
         """Return the squared error of an approximation of the matrix, weighted where there is a Gram matrix."""
         off = self.matrix if approximation is None else self.matrix - approximation
         step = max(1, _BLOCK // max(1, off.shape[1]))
-        blocks = (rows.double() for rows in off.split(step))
+        blocks = (off[start : start + step].double() for start in range(0, len(off), step))
         return math.fsum(float((rows * self.weigh(rows)).sum()) for rows in blocks)
 
     def weigh(self, rows: Tensor) -> Tensor:

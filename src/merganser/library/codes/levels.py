@@ -69,4 +69,5 @@ class Levels(Code):
             values[1:] = source.array("f2", most)
         table = torch.from_numpy(np.concatenate([-values[:0:-1], values]))
         symbols = torch.from_numpy(source.symbols(most, height * width)).view(height, width)
-        return table[symbols.int() + most] * scales
+        decoded: Tensor = table[symbols.int() + most] * scales
+        return decoded

@@ -66,4 +66,5 @@ def read_scales(source: BlobReader, count: int) -> Tensor:
         raise source.damaged("a scale is not a finite number")
     if count == 1:
         return torch.tensor([largest])
-    return torch.from_numpy(source.array("f2", count).astype(np.float32)) * largest
+    scales: Tensor = torch.from_numpy(source.array("f2", count).astype(np.float32)) * largest
+    return scales
