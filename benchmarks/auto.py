@@ -34,11 +34,11 @@ from benchmarks.text_experts import Part, State, TextExperts, load_experts
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text_layers import layers_from
 from benchmarks.zoo.text_tasks import TASKS, pool
+from merganser.evaluate.search import ALPHAS
 from merganser.evolve.design import Objective
 from merganser.evolve.intervals import objective_error
 from merganser.methods.registry import registry
 from merganser.tuning.autopilot.contenders import METHODS
-from merganser.tuning.search import ALPHAS
 
 #: The scales of the grid: the usual ones, and beyond, where flat spectra are best.
 SCALES = (*ALPHAS, 2.4, 2.8, 3.2)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import merganser as mg
 from merganser.evaluate.accuracy import normalized_accuracy
-from merganser.tuning.search import scaled
+from merganser.evaluate.search import scaled
 
 State = dict[str, Tensor]
 Part = Literal["test", "validation"]

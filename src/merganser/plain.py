@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 
@@ -17,6 +17,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an analysis or a tuning run hands back: a record of numbers, strings, tuples, dicts and other records.
+
+    It holds no tensors, so that it becomes JSON.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON-serialisable data, with the name of its type under `kind`."""
+        return {"kind": type(self).__name__, **plain(self)}
 
 
 def to_yaml(value: Any) -> str:

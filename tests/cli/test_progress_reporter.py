@@ -10,7 +10,7 @@ import pytest
 
 from merganser.cli import progress
 from merganser.cli.progress import ProgressReporter
-from merganser.tuning.search import rung_sizes, successive_halving
+from merganser.evaluate.search import rung_sizes, successive_halving
 
 
 class Terminal(io.StringIO):

@@ -20,10 +20,10 @@ from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.differences import Difference, Kept, Vector
 from merganser.engine.task_vector import Applied
 from merganser.errors import InputError
+from merganser.evaluate.search import scale_search
 from merganser.modules.batches import Batch, labelled, several
 from merganser.modules.functional import run
 from merganser.modules.moments import evaluating
-from merganser.tuning.search import scale_search
 
 Score = Callable[[Mapping[str, Tensor]], float]
 

@@ -13,7 +13,7 @@ from merganser.analysis.tangent import tangent
 from merganser.errors import InputError, one_of
 from merganser.modules.batches import Inputs
 from merganser.modules.functional import Weights, call, check_state, check_weights, evaluation_copy
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 Distance: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """From two outputs [N, …] to N distances."""

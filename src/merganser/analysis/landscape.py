@@ -24,7 +24,7 @@ from merganser.modules.functional import (
     run,
     weights_of,
 )
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`loss(outputs, targets)`: the mean over the samples of a batch."""

@@ -31,7 +31,7 @@ from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError, by_name
 from merganser.interference.sti import Overlap
 from merganser.kernels.spectra import top_svd
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 WEIGHTS = {"distance": 0.5, "imbalance": 0.25, "bend": 0.5}
 #: A distance of this share of the base counts as 1 − 1/e.

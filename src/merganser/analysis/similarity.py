@@ -17,7 +17,7 @@ from merganser.engine.geometry import cosines
 from merganser.errors import InputError, by_name, did_you_mean
 from merganser.modules.batches import Inputs
 from merganser.modules.functional import Weights, check_state, evaluation_copy, run
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 

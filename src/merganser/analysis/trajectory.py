@@ -13,7 +13,7 @@ from merganser.analysis.inner_products import STATISTICS, finite_products
 from merganser.checkpoints.opening import Reference
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 Regime = Literal["linear", "bent", "left"]
 

@@ -55,7 +55,7 @@ def command(
     Nothing is written but the scores: run the best recipe with `merganser merge`.
     """
     from merganser.errors import InputError
-    from merganser.tuning.search import rung_sizes
+    from merganser.evaluate.search import rung_sizes
     from merganser.tuning.sweep import parse_over, sweep
 
     if bool(tasks) == bool(score):

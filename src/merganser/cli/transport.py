@@ -153,7 +153,7 @@ def _transport(
     from merganser.align.state import states_of
     from merganser.align.transports import transport, transported
     from merganser.checkpoints.memory import StateDict
-    from merganser.tuning.search import ALPHAS
+    from merganser.evaluate.search import ALPHAS
 
     expert, old, new = models
     report: dict[str, Any] = {"matching": matching, "atoms": len(symmetry.atoms)}

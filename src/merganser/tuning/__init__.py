@@ -38,7 +38,6 @@ __getattr__, __dir__, __all__ = exports(
         "parts",
         "ranks",
         "scales",
-        "search",
         "soups",
         "statistics",
         "sweep",
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from merganser.tuning import parts as parts
     from merganser.tuning import ranks as ranks
     from merganser.tuning import scales as scales
-    from merganser.tuning import search as search
     from merganser.tuning import soups as soups
     from merganser.tuning import statistics as statistics
     from merganser.tuning import sweep as sweep

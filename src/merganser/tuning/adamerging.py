@@ -13,10 +13,10 @@ from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError, one_of
 from merganser.modules.batches import Inputs
 from merganser.modules.functional import Head, Weights, check_state, check_weights, evaluation_copy
+from merganser.plain import Result
 from merganser.tuning.entropy import minimise_entropy
 from merganser.tuning.held_out import Data, Heads, Models, label, match, match_data, require_module
 from merganser.tuning.parts import tsv_parts
-from merganser.tuning.result import Result
 
 PARTS: Mapping[str, Callable[[Mapping[str, Weights]], Mapping[str, Weights]]] = {
     "differences": lambda vectors: vectors,

@@ -18,8 +18,8 @@ from merganser.checkpoints.hashing import content_hash
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
 from merganser.modules.functional import Weights
+from merganser.plain import Result
 from merganser.strict_json import read_json
-from merganser.tuning.result import Result
 
 Step: TypeAlias = Callable[[Weights, int], Weights]
 """`step(weights, epochs)`: fine-tune from `weights` on one task for that many epochs, return the new weights."""

@@ -13,10 +13,10 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import CheckpointError, InputError
+from merganser.evaluate.search import scaled
 from merganser.methods.opcm import OPCM
 from merganser.recipes.saving import save
 from merganser.strict_json import parse_json
-from merganser.tuning.search import scaled
 
 STATE = "continual.json"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from merganser.errors import InputError
 from merganser.modules.functional import Weights, combine
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 _DEFAULT = tuple(i / 10 for i in range(11))
 

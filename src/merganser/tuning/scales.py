@@ -12,11 +12,11 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError
+from merganser.evaluate.search import ALPHAS, ScaleSearch, scale_search
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.running import merge
 from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score
-from merganser.tuning.search import ALPHAS, ScaleSearch, scale_search
 
 
 def choose_scale(

@@ -11,8 +11,8 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.modules.functional import Weights, combine
+from merganser.plain import Result
 from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score, label
-from merganser.tuning.result import Result
 
 
 @dataclass(frozen=True)

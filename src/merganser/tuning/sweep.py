@@ -27,14 +27,14 @@ from merganser.engine.modules import ModuleNames, RenamingSink
 from merganser.engine.sinks import DictSink
 from merganser.engine.source_files import SourceFiles
 from merganser.errors import InputError, did_you_mean, reading
+from merganser.evaluate.search import ScaleSearch, successive_halving
 from merganser.evaluate.tasks import Task
 from merganser.methods.registry import aliases, lookup
 from merganser.methods.registry import parameters as method_parameters
 from merganser.notebooks import Shown
+from merganser.plain import Result
 from merganser.recipes import documents
-from merganser.tuning.result import Result
 from merganser.tuning.score_journal import ScoreJournal
-from merganser.tuning.search import ScaleSearch, successive_halving
 
 Over: TypeAlias = Mapping[str, Sequence[Any]]
 Score: TypeAlias = "Callable[[Variant, int], float]"

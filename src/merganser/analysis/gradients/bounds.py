@@ -21,7 +21,7 @@ from merganser.analysis.gradients.expansion import curvature_term, joint_path
 from merganser.analysis.gradients.losses import TaskLosses
 from merganser.errors import InputError, one_of
 from merganser.modules.batches import first_tensor
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 Statement: TypeAlias = Literal["general", "relu_text", "relu_appendix"]
 

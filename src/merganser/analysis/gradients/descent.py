@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from merganser.errors import InputError
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 
 @dataclass(frozen=True)

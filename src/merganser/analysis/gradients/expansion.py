@@ -12,7 +12,7 @@ from torch import Tensor
 
 from merganser.analysis.gradients.losses import TaskLosses
 from merganser.errors import InputError, one_of
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 HessianAt: TypeAlias = Literal["printed", "expansion"]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from merganser.evaluate.search import Rung
 from merganser.evolve.arrays import Array
 from merganser.evolve.intervals import objective_interval, paired_interval
 from merganser.tuning.autopilot.answers import BudgetSpentError, Scoreboard
@@ -16,7 +17,6 @@ from merganser.tuning.autopilot.contenders import PLAIN, Contender
 from merganser.tuning.autopilot.decisions import Challenge, Decision, Verdict
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
 from merganser.tuning.autopilot.racing import fit_to_budget, reject, rung_ends, score, worst_case
-from merganser.tuning.search import Rung
 
 #: How far the winner's scale is moved to find its best, in powers of two.
 OCTAVES = (0.0, -0.5, 0.5, -1.0, 1.0)

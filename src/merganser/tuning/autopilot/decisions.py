@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from merganser.evaluate.search import Rung
 from merganser.evolve.intervals import Interval
 from merganser.notebooks import Shown
+from merganser.plain import Result
 from merganser.tuning.autopilot.looking import Remark
-from merganser.tuning.result import Result
-from merganser.tuning.search import Rung
 
 Verdict = Literal["merge", "do not merge", "no evidence"]
 

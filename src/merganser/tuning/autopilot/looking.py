@@ -16,7 +16,7 @@ from merganser.checkpoints.base import Checkpoint, is_integer
 from merganser.engine.geometry import Entries, cosines, pair_sums
 from merganser.errors import InputError
 from merganser.interference.advice import OPPOSED, TWINS
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 #: Cosine of an expert's matrices with the base's below which it is no fine-tune of this base: unrelated networks have
 #: about 0, fine-tunes of language models more than 0.9.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from merganser.errors import InputError, did_you_mean
 from merganser.modules.functional import Weights, combine
-from merganser.tuning.result import Result
+from merganser.plain import Result
 
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(1, 21))
 """Scaling coefficients 0.1 … 2.0: task arithmetic's usual range and the spectral methods' above 1."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merganser.errors import InputError
-from merganser.tuning.search import ALPHAS, scale_search, scaled, successive_halving
+from merganser.evaluate.search import ALPHAS, scale_search, scaled, successive_halving
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=12))
