@@ -316,6 +316,18 @@ def test_figures_in_float32_are_those_in_float64(monkeypatch, rows, exponent):
     assert quick.sti_after == pytest.approx(exact.sti_after, abs=1e-9)
 
 
+def test_twins_are_noticed_in_float32(monkeypatch):
+    """Directions that experts share vanish on both sides: their number, not their rounding, is what is seen."""
+    base, experts = large_experts(600, 0.5)
+    experts["e1"] = {name: tensor.clone() for name, tensor in experts["e0"].items()}
+    (quick,) = survey(base, experts).matrices
+    monkeypatch.setattr("merganser.kernels.leading.LARGE", 10**9)
+    (exact,) = survey(base, experts).matrices
+    assert exact.sti_after > 0
+    assert quick.sti_after == pytest.approx(exact.sti_after, rel=2e-3)
+    np.testing.assert_allclose(quick.procrustes, exact.procrustes, rtol=2e-3)
+
+
 def test_some_layers_stand_for_all():
     base, experts = models()
     base, *others = (

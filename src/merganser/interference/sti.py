@@ -11,29 +11,39 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from merganser.kernels.lapack import eigenvalues_and_leading_vectors
 from merganser.kernels.polar import TOLERANCE, noise_levels, passband
-from merganser.kernels.spectra import Factors
+from merganser.kernels.spectra import Factors, times
+
+#: Directions of float32 factors that are looked at in float64 if their Gram matrix does not resolve them.
+WEAKEST = 64
+#: Share of the largest eigenvalue below which those of a float32 Gram matrix are noise.
+ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """The Gram matrices UᵀU and VᵀV of concatenated factors; `sizes` are the ranks of the tasks."""
+    """The Gram matrices UᵀU and VᵀV of concatenated factors; `sizes` are the ranks of the tasks. `narrow` holds factors
+    in float32, for what their Gram matrices do not resolve."""
 
     left: Tensor
     right: Tensor
     s: Tensor
     sizes: tuple[int, ...]
     shape: tuple[int, int]
+    orthonormal: bool = False
+    narrow: tuple[Factors, ...] = ()
 
     @classmethod
     def of(cls, factors: Sequence[Factors], orthonormal: bool = False) -> Overlap:
         """The overlap of factors, in float32 where all of them are. Blocks of `orthonormal` factors with themselves are
         taken for the identity; stored factors are rounded, and their own blocks are computed."""
-        wide = torch.float32 if all(f.s.dtype == torch.float32 for f in factors) else torch.float64
+        narrow = tuple(factors) if all(f.s.dtype == torch.float32 for f in factors) else ()
+        wide = torch.float32 if narrow else torch.float64
         us, ss, vs = ([part.to(wide) for part in parts] for parts in zip(*factors, strict=True))
         shape = (us[0].shape[0], vs[0].shape[0])
         left, right = (_block_gram(side, orthonormal) for side in (us, vs))
-        return cls(left, right, torch.cat(ss), tuple(f.rank for f in factors), shape)
+        return cls(left, right, torch.cat(ss), tuple(f.rank for f in factors), shape, orthonormal, narrow)
 
     def interference(self) -> float:
         """STI = ‖(UᵀU − I) Σ (VᵀV − I)‖₁, entrywise."""
@@ -70,12 +80,10 @@ class Overlap:
     def pairs(self) -> Tensor:
         """The normalised interference of every two tasks alone, as a symmetric matrix."""
         tasks = len(self.sizes)
-        if tasks == 2:
-            return self.normalized() * (1 - torch.eye(2, dtype=torch.float64))
         table = torch.zeros(tasks, tasks, dtype=torch.float64)
         for a in range(tasks):
             for b in range(a):
-                table[a, b] = table[b, a] = self._only(a, b).normalized()
+                table[a, b] = table[b, a] = self._of_two(a, b)
         return table
 
     def inner_products(self) -> Tensor:
@@ -92,21 +100,35 @@ class Overlap:
     @cached_property
     def _squares(self) -> tuple[Tensor, Tensor]:
         """The squared singular values of U and of V, ascending."""
-        return torch.linalg.eigvalsh(self.left), torch.linalg.eigvalsh(self.right)
+        left, right = (
+            _squares_of(side, [f[2 * i] for f in self.narrow]) for i, side in enumerate((self.left, self.right))
+        )
+        return left, right
 
     def after_merging(self, tolerance: float = TOLERANCE) -> float:
         """The STI of the orthogonalised factors, U⊥ᵀU⊥ and V⊥ᵀV⊥: zero where T·k directions fit into the space."""
-        if any(_is_isometry(squares, d, tolerance) for squares, d in zip(self._squares, self.shape, strict=True)):
+        kept = [_kept(squares, d, tolerance) for squares, d in zip(self._squares, self.shape, strict=True)]
+        if any(side.numel() and bool((side == 1).all()) for side in kept):
             return 0.0
-        sides = zip((self.left, self.right), self.shape, strict=True)
-        left, right = (_polar_gram(side.double(), d, tolerance) for side, d in sides)
-        return sti(left, self.s.double(), right)
+        if self.narrow:
+            return Overlap.of([f._replace(s=f.s.double()) for f in self.narrow]).after_merging(tolerance)
+        left, right = (_polar_gram(*side, tolerance) for side in zip((self.left, self.right), self.shape, strict=True))
+        return sti(left, self.s, right)
 
     def procrustes(self) -> tuple[float, float]:
         """‖U − U⊥‖ and ‖V − V⊥‖ for the orthogonal Procrustes solutions, relative to ‖U‖ = ‖V‖ = √(Tk)."""
         left, right = (_procrustes_error(*side) for side in zip(self._squares, self.shape, strict=True))
         size = math.sqrt(max(1, self.s.numel()))
         return left / size, right / size
+
+    def _of_two(self, a: int, b: int) -> float:
+        """The normalised interference of two tasks alone: of orthonormal factors, (UᵀU − I) has two blocks only."""
+        if not self.orthonormal:
+            return self._only(a, b).normalized()
+        x, y = (_parts(_parts(side, self.sizes)[a], self.sizes, 1)[b] for side in (self.left, self.right))
+        s, t = (_parts(self.s, self.sizes)[task] for task in (a, b))
+        size = math.hypot(s.norm(), t.norm())
+        return math.hypot(((x * t) @ y.T).norm(), ((x.T * s) @ y).norm()) / size if size else 0.0
 
     def _only(self, a: int, b: int) -> Overlap:
         starts = [sum(self.sizes[:task]) for task in (b, a)]
@@ -170,23 +192,34 @@ def _block_gram(parts: Sequence[Tensor], orthonormal: bool) -> Tensor:
     return total
 
 
-def _is_isometry(squares: Tensor, rows: int, tolerance: float) -> bool:
-    """Whether the filtered polar factor of a matrix with these squared singular values keeps every direction."""
-    rounding = 0.0 if squares.dtype == torch.float64 else 100 * torch.finfo(squares.dtype).eps
-    if squares.numel() == 0 or not squares[0] > rounding * squares[-1]:
-        return False
-    return bool((_kept(squares.double(), rows, tolerance) == 1).all())
+def _squares_of(gram: Tensor, narrow: Sequence[Tensor]) -> Tensor:
+    """The eigenvalues of a Gram matrix, ascending. In float32 the smallest are noise: a few are computed again in
+    float64, from the factors and their eigenvectors, and if there are more, all of them count as 0."""
+    if not narrow:
+        exact: Tensor = torch.linalg.eigvalsh(gram)
+        return exact
+    values, vectors = eigenvalues_and_leading_vectors(-gram, min(WEAKEST, len(gram)))
+    squares = values.neg().double()
+    weak = int((squares < ROUNDING * squares[-1]).sum())
+    squares[:weak] = 0
+    if 0 < weak < WEAKEST:
+        pieces = torch.split(vectors[:, :weak].double(), [part.shape[1] for part in narrow])
+        image = torch.stack([times(*pair) for pair in zip(narrow, pieces, strict=True)]).sum(dim=0)
+        squares[:weak] = torch.linalg.eigvalsh(image.T @ image)
+    return squares
 
 
 def _polar_gram(gram: Tensor, rows: int, tolerance: float) -> Tensor:
     values, w = torch.linalg.eigh(gram)
-    kept = _kept(values, rows, tolerance) if values.numel() else values
+    kept = _kept(values, rows, tolerance)
     product: Tensor = (w * kept.square()) @ w.T
     return product
 
 
 def _kept(squares: Tensor, rows: int, tolerance: float) -> Tensor:
     """How much of every direction the filtered polar factor keeps."""
+    if squares.numel() == 0:
+        return squares
     x = (squares.clamp(min=0) / squares[-1].clamp(min=1e-300)).sqrt()
     return passband(x, noise_levels(x, rows, tolerance))
 
