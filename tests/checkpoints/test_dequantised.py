@@ -76,6 +76,13 @@ def test_every_kind_is_recorded():
     assert set(load_file(RECORDED / "expected.safetensors")) == set(KINDS)
 
 
+def test_the_guide_says_how_every_form_is_recognised():
+    guide = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    for form in FORMATS:
+        for sign in re.findall(r"`([^`]+)`", form.recognised):
+            assert sign in guide, f"{form.name}: {sign}"
+
+
 def stream(values, bits: int) -> np.ndarray:
     """Pack codes into 32-bit integers as one number whose lowest bits are the first code."""
     whole = sum(int(value) << (bits * place) for place, value in enumerate(values))

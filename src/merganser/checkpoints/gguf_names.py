@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, select_rows
 from merganser.checkpoints.gguf_file import GGUFFile
+from merganser.checkpoints.json_file import read_config
 from merganser.errors import CheckpointError, require
 
 if TYPE_CHECKING:
@@ -148,3 +149,13 @@ def open_gguf(file: GGUFFile) -> Checkpoint:
     """Return a GGUF file under the names of transformers, or as it is where these are not known."""
     names = hugging_face_names(file)
     return GGUFModel(file, names) if names else file
+
+
+def gguf_notes(checkpoint: Checkpoint) -> list[str]:
+    """Return what a user should know of a GGUF file that gives the output its config."""
+    if not isinstance(checkpoint, GGUFModel) or read_config(checkpoint.directory):
+        return []
+    return [
+        f"{checkpoint.label} has no config.json beside it, and the output gets none: put the model's config.json and "
+        "tokenizer files beside it, or name a directory as the base"
+    ]

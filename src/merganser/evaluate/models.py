@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.dequantised import Dequantised
 from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError, MerganserError, require
@@ -98,7 +99,7 @@ def evaluate(
     on_step(f"weights of {opened.label}")
     checks = [check_weights(opened)]
     # A view over a directory (an adapter, a file of it) is not what transformers would load from there.
-    kind = language.kind_of_model(opened.directory) if isinstance(opened, Directory) else None
+    kind = language.kind_of_model(opened.directory) if _is_directory(opened) else None
     own, others = Scores(), {}
     if kind is None:
         if tasks:
@@ -122,6 +123,12 @@ def evaluate(
     return Evaluation(
         str(checkpoint), verdict(checks), tuple(checks), own, others, _normalized(tasks, own, list(others.values()))
     )
+
+
+def _is_directory(checkpoint: Checkpoint) -> bool:
+    """Whether transformers can load a checkpoint from its directory; quantised ones it decodes by itself."""
+    stored = checkpoint.source if isinstance(checkpoint, Dequantised) else checkpoint
+    return isinstance(stored, Directory)
 
 
 def _served(
@@ -154,7 +161,7 @@ def _examined(
 ) -> tuple[Scores, list[Check]]:
     """Load one model, ask it everything, and let it go."""
     directory = checkpoint.directory
-    if not isinstance(checkpoint, Directory) or directory is None:
+    if not _is_directory(checkpoint) or directory is None:
         raise InputError(f"{checkpoint.label}: not a model directory; write it out as one first")
     on_step(f"loading {checkpoint.label}")
     loaded = language.load(directory, kind, device)

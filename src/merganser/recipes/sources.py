@@ -11,6 +11,7 @@ from typing import Any
 from merganser.checkpoints.adapter import adapter_notes, separates_head
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dequantised import quantisation_notes
+from merganser.checkpoints.gguf_names import gguf_notes
 from merganser.checkpoints.grafting import Grafted
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.layouts import in_layout_of
@@ -99,6 +100,7 @@ class SourceTable:
     def adopt_layout(self) -> list[str]:
         """See models that are a part of the template, or are stored in another layout, as if they were like it."""
         notes = [note for each in self.checkpoints for note in (*quantisation_notes(each), *adapter_notes(each))]
+        notes += gguf_notes(self.checkpoints[0])
         for i in range(1, len(self)):
             if i in self._maps:
                 self.checkpoints[i] = Grafted(self.checkpoints[0], self.checkpoints[i], self._maps[i])

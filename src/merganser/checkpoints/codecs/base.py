@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
 from merganser.errors import CheckpointError
+from merganser.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,3 +82,10 @@ class Stored:
         if (spec := self.spec(name)) is None or spec.shape not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in shapes)
             raise self.error(name, f"does not fit the codes beside it, which need the shape {wanted}")
+
+    def read_groups(self, name: str, count: int) -> Tensor:
+        """Return the group of each input, of so many groups."""
+        found = self.read(name).to(torch.int64)
+        if int(found.min()) < 0 or int(found.max()) >= count:
+            raise self.error(name, f"names groups that are not among the {count} there are")
+        return found

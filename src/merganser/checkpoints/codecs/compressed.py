@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from merganser.checkpoints.base import Rows
 from merganser.checkpoints.codecs.base import Codec, Stored
 from merganser.checkpoints.codecs.packing import scale_groups, unpack_stream
-from merganser.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,10 +50,9 @@ def _codec(stored: Stored, stem: str) -> Codec:
         zero: Tensor | float = float(1 << (bits - 1))
         if uneven:
             zero = unpack_stream(stored.read(zeros).t(), bits)[:, rows[0] : rows[1]].t()
-        places = None
-        if ordered and int((found := stored.read(index).to(torch.int64)).min()) >= 0:
-            places = found.clamp(max=groups - 1)
-        return scale_groups(unpacked, stored.read(scales, rows), zero, places)
+        return scale_groups(
+            unpacked, stored.read(scales, rows), zero, stored.read_groups(index, groups) if ordered else None
+        )
 
     beside = [name for name, there in ((zeros, uneven), (index, ordered)) if there]
     return Codec((outputs, inputs), (codes, scales, size, *beside), decode)

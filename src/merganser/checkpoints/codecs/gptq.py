@@ -45,9 +45,7 @@ def _codec(stored: Stored, stem: str, offset: int) -> Codec:
         """The group of each input; None where groups are runs of inputs."""
         if not ordered:
             return None
-        found = stored.read(index).to(torch.int64)
-        if int(found.min()) < 0 or int(found.max()) >= groups:
-            raise stored.error(index, f"names groups that are not among the {groups} of {scales!r}")
+        found = stored.read_groups(index, groups)
         runs = torch.arange(inputs) // -(-inputs // groups)
         return None if torch.equal(found, runs) else found
 
