@@ -102,7 +102,7 @@ texts = st.lists(st.text(max_size=3)).map(tuple)
         lineage=st.builds(Lineage, st.none() | st.text(max_size=3), texts, texts),
         recipe=st.text(max_size=9) | st.just({"method": "linear", "models": ["a", {"path": "b", "weight": 0.5}]}),
         weights=st.sampled_from(["model", "diffusion_pytorch_model"]),
-        folders=texts,
+        modules=texts,
         fingerprint=st.text(max_size=3),
     )
 )

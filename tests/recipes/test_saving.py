@@ -108,13 +108,21 @@ def test_a_label_is_no_reference(checkpoint: Make, tmp_path: Path, monkeypatch: 
 
 
 def test_codes_under_a_task_vector_stay_codes(checkpoint: Make, tmp_path: Path) -> None:
-    codes = {"w.weight": torch.ones(2, 2).to(torch.float8_e4m3fn), "w.weight_scale_inv": torch.full((1, 1), 0.3)}
+    codes = {"w.weight": torch.ones(2, 2, dtype=torch.int8), "w.scales": torch.full((1, 1), 0.3)}  # of an unknown form
     base = mg.open(checkpoint("codes", {**codes, "norm": torch.ones(4)}))
     moved = base + mg.TaskVector.load({"norm": torch.full((4,), 0.5)})
     written = mg.open(mg.save(moved, tmp_path / "out", dtype="bfloat16"))
-    assert written.spec("w.weight").dtype == torch.float8_e4m3fn
-    assert torch.equal(written.read("w.weight_scale_inv"), codes["w.weight_scale_inv"])
+    assert written.spec("w.weight").dtype == torch.int8
+    assert torch.equal(written.read("w.scales"), codes["w.scales"])
     assert torch.equal(written.read("norm"), torch.full((4,), 1.5, dtype=torch.bfloat16))
+
+
+def test_a_task_vector_is_added_to_quantised_weights(checkpoint: Make, tmp_path: Path) -> None:
+    codes = {"w.weight": torch.ones(2, 2).to(torch.float8_e4m3fn), "w.weight_scale_inv": torch.full((1, 1), 0.25)}
+    moved = mg.open(checkpoint("codes", codes)) + mg.TaskVector.load({"w.weight": torch.full((2, 2), 0.5)})
+    written = mg.open(mg.save(moved, tmp_path / "out"))
+    assert written.names() == ["w.weight"]
+    assert torch.equal(written.read("w.weight"), torch.full((2, 2), 0.75, dtype=torch.bfloat16))
 
 
 def test_values_that_do_not_fit_are_refused_and_nan_is_copied(tmp_path: Path) -> None:

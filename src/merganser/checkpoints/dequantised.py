@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer
-from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.checkpoints.codecs.formats import Format, find_codecs
 from merganser.checkpoints.json_file import read_config
 from merganser.lazy import torch
@@ -47,7 +47,7 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
     if not any(is_integer(element) or element.itemsize == 1 for element in elements):
         return checkpoint
     config = read_config(checkpoint.directory)
-    found = find_codecs(Stored(checkpoint, _settings(config)))
+    found = find_codecs(StoredCodes(checkpoint, _settings(config)))
     return Dequantised(checkpoint, found, _dtype(config)) if found else checkpoint
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Rows
-from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.checkpoints.codecs.packing import scale_groups, unpack_stream
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _BITS, _PLACES = 4, 8
 _ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
-def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
+def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     """Yield the weights of an AWQ checkpoint, with their codecs."""
     version = str(stored.settings.get("version") or "gemm").lower()
     if stored.method == "awq" and version == "gemm" and stored.settings.get("bits", _BITS) == _BITS:
@@ -25,7 +25,7 @@ def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
             yield f"{stem}weight", _codec(stored, stem)
 
 
-def _codec(stored: Stored, stem: str) -> Codec:
+def _codec(stored: StoredCodes, stem: str) -> Codec:
     codes, zeros, scales = names = tuple(f"{stem}{end}" for end in ("qweight", "qzeros", "scales"))
     if len(stored.shape(codes)) != 2 or scales not in stored.checkpoint or not all(stored.shape(scales)):
         raise stored.error(codes, "has no scales beside it")

@@ -33,7 +33,7 @@ class Codec:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredCodes:
     """The tensors of a checkpoint as they are stored, and what its config says of their quantisation.
 
     Attributes:

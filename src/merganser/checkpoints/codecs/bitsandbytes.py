@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Rows
-from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.lazy import torch
 from merganser.strict_json import parse_json
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _STATE = ".quant_state.bitsandbytes__"
 
 
-def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
+def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     """Yield the weights of 4 bits, with their codecs; each brings a record of how it was quantised."""
     for name in stored.checkpoint.names():
         if _STATE in name:
@@ -28,7 +28,7 @@ def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
             yield weight, _codec(stored, weight, name)
 
 
-def _codec(stored: Stored, weight: str, state_name: str) -> Codec:
+def _codec(stored: StoredCodes, weight: str, state_name: str) -> Codec:
     state = _read_state(stored, state_name)
     shape, size = tuple(state["shape"]), state["blocksize"]
     absmax, table = f"{weight}.absmax", f"{weight}.quant_map"
@@ -66,7 +66,7 @@ def _codec(stored: Stored, weight: str, state_name: str) -> Codec:
     return Codec(shape, (weight, *beside), decode)
 
 
-def _read_state(stored: Stored, name: str) -> Mapping[str, Any]:
+def _read_state(stored: StoredCodes, name: str) -> Mapping[str, Any]:
     try:
         state = parse_json(bytes(stored.read_small(name).tolist()), finite=True)
         sizes = [state["blocksize"], state.get("nested_blocksize", 1), *state["shape"]]

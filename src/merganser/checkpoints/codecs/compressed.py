@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Rows
-from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.checkpoints.codecs.packing import scale_groups, unpack_stream
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
+def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     """Yield the weights that are packed into int32, with their codecs."""
     for stem in stored.stems("weight_packed"):
         spec = stored.checkpoint.spec(f"{stem}weight_packed")
@@ -25,7 +25,7 @@ def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
             yield f"{stem}weight", _codec(stored, stem)
 
 
-def _codec(stored: Stored, stem: str) -> Codec:
+def _codec(stored: StoredCodes, stem: str) -> Codec:
     ends = ("packed", "scale", "shape", "zero_point", "g_idx")
     codes, scales, size, zeros, index = (f"{stem}weight_{end}" for end in ends)
     stored.expect(size, (2,))

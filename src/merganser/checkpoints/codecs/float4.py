@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Rows
-from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.checkpoints.codecs.packing import exponents, scale_groups, unpack_stream
 from merganser.lazy import torch
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
+def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     """Yield the weights in floats of 4 bits, with their codecs."""
     for stem in stored.stems("_blocks"):
         if f"{stem}_scales" in stored.checkpoint and _is_bytes(stored, f"{stem}_blocks"):
@@ -29,7 +29,7 @@ def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
             yield f"{stem}weight", _linear(stored, stem, "weight", "weight_scale_2", inverse=False)
 
 
-def _is_bytes(stored: Stored, name: str) -> bool:
+def _is_bytes(stored: StoredCodes, name: str) -> bool:
     spec = stored.spec(name)
     return spec is not None and spec.element.name == "uint8"
 
@@ -39,7 +39,7 @@ def _values(raw: Tensor) -> Tensor:
     return table[unpack_stream(raw, 4).to(torch.int32)]
 
 
-def _experts(stored: Stored, stem: str) -> Codec:
+def _experts(stored: StoredCodes, stem: str) -> Codec:
     """The experts of gpt-oss: blocks of 32 along the inputs, which are the first axis of the expert's matrix."""
     codes, scales = names = (f"{stem}_blocks", f"{stem}_scales")
     shape = stored.shape(codes)
@@ -55,7 +55,7 @@ def _experts(stored: Stored, stem: str) -> Codec:
     return Codec((experts, blocks * size * 2, outputs), names, decode)
 
 
-def _linear(stored: Stored, stem: str, code_end: str, whole_end: str, *, inverse: bool) -> Codec:
+def _linear(stored: StoredCodes, stem: str, code_end: str, whole_end: str, *, inverse: bool) -> Codec:
     """A matrix with scales of groups along its rows, and one of the whole, which compressed-tensors divides by."""
     codes, scales, whole = (f"{stem}{end}" for end in (code_end, "weight_scale", whole_end))
     if len(stored.shape(codes)) != 2 or not all(stored.shape(codes)):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from merganser.checkpoints.codecs import awq, bitsandbytes, compressed, float4, gptq, hqq, quanto, scaled
-from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.errors import CheckpointError
 
 
@@ -22,7 +22,7 @@ class Format:
 
     name: str
     recognised: str
-    find: Callable[[Stored], Iterator[tuple[str, Codec]]]
+    find: Callable[[StoredCodes], Iterator[tuple[str, Codec]]]
 
 
 FORMATS = (
@@ -37,7 +37,7 @@ FORMATS = (
 )
 
 
-def find_codecs(stored: Stored) -> dict[str, tuple[Format, Codec]]:
+def find_codecs(stored: StoredCodes) -> dict[str, tuple[Format, Codec]]:
     """Return the weights of a checkpoint that are stored as codes of a known form, by their names.
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Rows
-from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.checkpoints.codecs.packing import scale_groups, unpack_stream
 from merganser.lazy import torch
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 
-def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
+def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     """Yield the weights of a GPTQ checkpoint, with their codecs."""
     form = stored.settings.get("checkpoint_format") or "gptq"
     if stored.method == "gptq" and form in _ZERO_OFFSETS:
@@ -26,7 +26,7 @@ def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
             yield f"{stem}weight", _codec(stored, stem, _ZERO_OFFSETS[form])
 
 
-def _codec(stored: Stored, stem: str, offset: int) -> Codec:
+def _codec(stored: StoredCodes, stem: str, offset: int) -> Codec:
     codes, zeros, scales, index = (f"{stem}{end}" for end in ("qweight", "qzeros", "scales", "g_idx"))
     words, outputs = _matrix(stored, codes)
     groups = _matrix(stored, scales)[0]
@@ -59,7 +59,7 @@ def _codec(stored: Stored, stem: str, offset: int) -> Codec:
     return Codec((outputs, inputs), (codes, zeros, scales, *([index] if ordered else [])), decode)
 
 
-def _matrix(stored: Stored, name: str) -> tuple[int, int]:
+def _matrix(stored: StoredCodes, name: str) -> tuple[int, int]:
     spec = stored.spec(name)
     if spec is None or len(spec.shape) != 2:
         raise stored.error(name, "must be a matrix beside the codes of GPTQ and AWQ")

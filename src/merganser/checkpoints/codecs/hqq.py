@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Rows
-from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.checkpoints.codecs.packing import unpack_chunks
 from merganser.lazy import torch
 
@@ -22,7 +22,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
+def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     """Yield the weights of an HQQ checkpoint, with their codecs."""
     for stem in stored.stems("W_q"):
         settings = [f"{stem}{each}" for each in ("nbits", "shape", "axis")]
@@ -30,7 +30,7 @@ def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
             yield f"{stem}weight", _codec(stored, stem)
 
 
-def _codec(stored: Stored, stem: str) -> Codec:
+def _codec(stored: StoredCodes, stem: str) -> Codec:
     codes, scales, zeros = names = tuple(f"{stem}{end}" for end in ("W_q", "scale", "zero"))
     bits, axis = (int(stored.read_small(f"{stem}{each}").reshape(-1)[0]) for each in ("nbits", "axis"))
     shape = tuple(stored.read_small(f"{stem}shape").tolist())

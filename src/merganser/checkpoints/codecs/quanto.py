@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Rows
-from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.checkpoints.codecs.packing import unpack_chunks
 from merganser.checkpoints.skeleton import build_skeleton
 from merganser.lazy import torch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _DATA = "._data._data"
 
 
-def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
+def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     """Yield the weights of 2 and 4 bits, with their codecs."""
     weights = list(stored.stems(_DATA))
     model = build_skeleton(stored.checkpoint) if weights else None
@@ -31,7 +31,7 @@ def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
             yield weight, _codec(stored, weight, shapes[weight])
 
 
-def _codec(stored: Stored, weight: str, shape: tuple[int, ...]) -> Codec:
+def _codec(stored: StoredCodes, weight: str, shape: tuple[int, ...]) -> Codec:
     codes, scales, shifts = names = (f"{weight}{_DATA}", f"{weight}._scale", f"{weight}._shift")
     if len(stored.shape(codes)) != 2 or scales not in stored.checkpoint:
         raise stored.error(codes, "has no scales beside it")

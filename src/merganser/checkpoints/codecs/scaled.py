@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Rows
-from merganser.checkpoints.codecs.base import Codec, Stored
+from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.checkpoints.codecs.packing import exponents
 from merganser.lazy import torch
 
@@ -32,7 +32,7 @@ _SCHEMES = (
 )
 
 
-def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
+def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     """Yield the weights whose codes are one byte each, with their codecs."""
     for name in stored.checkpoint.names():
         spec = stored.checkpoint.spec(name)
@@ -46,7 +46,7 @@ def find(stored: Stored) -> Iterator[tuple[str, Codec]]:
                 break
 
 
-def _codec(stored: Stored, name: str, scale_name: str, divisor: int) -> Codec:
+def _codec(stored: StoredCodes, name: str, scale_name: str, divisor: int) -> Codec:
     shape = stored.shape(name)
     grid, blocks = _lay_out(stored, scale_name, shape)
     zero_name = f"{scale_name.removesuffix('_scale')}_zero_point"
@@ -65,7 +65,7 @@ def _codec(stored: Stored, name: str, scale_name: str, divisor: int) -> Codec:
     return Codec(shape, tuple(filter(None, (name, scale_name, zero_name))), decode)
 
 
-def _lay_out(stored: Stored, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _lay_out(stored: StoredCodes, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shape of scales with as many axes as the weight, and how many entries share one along each axis."""
     given = stored.shape(name)
     grid = (1,) * len(shape) if all(n == 1 for n in given) else (*given, *(1,) * (len(shape) - len(given)))
