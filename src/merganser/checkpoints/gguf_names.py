@@ -135,14 +135,15 @@ def _rotary_heads(file: GGUFFile, names: Mapping[str, str]) -> dict[str, int]:
     """Return the heads of queries and of keys, which divide their rows into pairs."""
     settings = file.header.settings
     prefix = f"{settings['general.architecture']}.attention.head_count"
-    heads = settings.get(prefix)
-    found: dict[str, object] = {"q_proj": heads, "k_proj": settings.get(f"{prefix}_kv", heads)}
-    for name, stored in names.items():
-        count = found.get(name.split(".")[-2], 1)
-        rows = file.spec(stored).shape[0]
-        if not isinstance(count, int) or count < 1 or (count > 1 and rows % (2 * count)):
-            raise CheckpointError(f"{file.label}: {stored!r} has {rows} rows, its settings say {count} heads")
-    return {module: count for module, count in found.items() if isinstance(count, int)}
+    heads = settings.get(prefix, 0)
+    found: dict[str, int] = {}
+    for module, count in (("q_proj", heads), ("k_proj", settings.get(f"{prefix}_kv", heads))):
+        for stored in (each for name, each in names.items() if name.split(".")[-2] == module):
+            rows = file.spec(stored).shape[0]
+            if not isinstance(count, int) or count < 1 or rows % (2 * count):
+                raise CheckpointError(f"{file.label}: {stored!r} has {rows} rows, its settings say {count} heads")
+            found[module] = count
+    return found
 
 
 def open_gguf(file: GGUFFile) -> Checkpoint:
