@@ -188,6 +188,7 @@ def lines_for(count: int) -> tuple[Line, ...]:
         one_code("signs (BitDelta)", Signs("rows"), "a scale a row", "1 bit"),
         one_code("levels (UltraDelta-like)", Levels(1.0), "step 1.0", "2 bits"),
         one_code("mixed factors (Delta-CoMe)", MixedFactors(66), "rank 66", "8 to 2 bits"),
+        codes_each(1 / 50, "1/50 of the expert each"),
         codes_each(1 / 100, "1/100 of the expert each"),
         codes_each(1 / 200, "1/200 of the expert each"),
         codes_each(1 / 400, "1/400 of the expert each"),
