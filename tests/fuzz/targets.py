@@ -32,6 +32,7 @@ from merganser.engine.disk import Disk
 from merganser.errors import CheckpointError, MerganserError
 from merganser.evaluate.records import read_records
 from merganser.evolve import runfile
+from merganser.evolve.intervals import Interval
 from merganser.evolve.irt.model import IRT
 from merganser.library.codes.coding import Delta, encode
 from merganser.library.codes.levels import Levels
@@ -40,7 +41,13 @@ from merganser.library.codes.signs import Signs
 from merganser.library.expert_file import ExpertFile
 from merganser.library.library import Library
 from merganser.library.masks import MaskLibrary
+from merganser.report.directories import report
+from merganser.tuning.autopilot.answers import AnswerJournal
+from merganser.tuning.autopilot.budgets import Budget, Meter
+from merganser.tuning.autopilot.decisions import Challenge, Decision
+from merganser.tuning.autopilot.looking import Remark
 from merganser.tuning.score_journal import ScoreJournal
+from merganser.tuning.search import Rung
 
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 6, "num_hidden_layers": 1}
 TOKENIZER = {
@@ -195,6 +202,12 @@ def read_scores(directory: Path) -> None:
         pass
 
 
+def read_race(directory: Path) -> None:
+    with AnswerJournal(directory / "answers.jsonl", "x", Meter(Budget())):
+        pass
+    report(directory)[0].render()
+
+
 def resume(directory: Path) -> None:
     """A merge that stops before it is published, its journal damaged as the file `damage` says, then resumed."""
     rename = Disk.rename
@@ -215,6 +228,21 @@ def resume(directory: Path) -> None:
 
 def _stop(*_: Any) -> None:
     raise OSError("stopped")
+
+
+ANSWERS = {"label": "a", "part": "race", "answers": {"t": [1.0, None]}, "seconds": 1, "merging": 0, "scored_by": "x"}
+RACE = dumped(ANSWERS) + b"\n"
+
+
+def decision() -> bytes:
+    score = Interval(0.5, 0.4, 0.6)
+    challenges = (Challenge("a", score), Challenge("b", score, "a", score))
+    rungs = (Rung(4, {"a": 0.5, "b": float("nan")}),)
+    remarks = (Remark("long", "a is long", ("a",)),)
+    made = Decision(
+        "merge", "merge", "b", {"method": "b"}, score=score, remarks=remarks, challenges=challenges, rungs=rungs
+    )
+    return dumped(made.to_dict())
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -383,6 +411,8 @@ def all_targets() -> list[Target]:
                lambda d: (read_records(d / "quiz.jsonl"), read_records(d / "quiz.json"))),
         Target("sweep", {"sweep.jsonl": b'{"key": "a", "score": 0.5, "scored_by": "x"}\n' * 3}, ("sweep.jsonl",),
                read_scores),
+        Target("auto", {"answers.jsonl": RACE * 3, "decision.json": decision()}, ("answers.jsonl", "decision.json"),
+               read_race),
         Target("alignment", {"p.safetensors": permutations}, ("p.safetensors",),
                lambda d: Record.load(d / "p.safetensors")),
         Target("lock", locked(), ("out/merganser.lock.json",), read_locked),

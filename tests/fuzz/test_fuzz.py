@@ -43,7 +43,7 @@ TARGETS = (
         "runfile",
         "records",
     ),
-    *("sweep", "alignment", "irt", "changes", "lock"),
+    *("sweep", "auto", "alignment", "irt", "changes", "lock"),
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merganser.errors import InputError
+from merganser.errors import InputError, MerganserError
 from merganser.evolve.design import Objective
 from merganser.tuning.autopilot import answers as answering
 from merganser.tuning.autopilot.answers import AnswerJournal, Scoreboard
@@ -254,6 +254,25 @@ def test_a_larger_budget_goes_on_from_the_answers_of_a_smaller(tmp_path):
     large = decided(simulated_exam(peaked), 6000, journal, on_answer=lambda label, count, total: asked.append(count))
     assert large.asked == small.asked + sum(asked) <= 6000
     assert small.asked <= 1500
+
+
+def test_a_merge_that_breaks_loses_and_is_explained(tmp_path):
+    """Methods fail on some models, and large scales overflow: that is no reason to stop."""
+    exam, journal = simulated_exam(peaked), tmp_path / "answers.jsonl"
+
+    def ask(contender, items, broken=("iso_cts", "iso_c")):
+        if contender.name in broken:
+            raise MerganserError("the merged model's logits are not finite")
+        return exam.asker(contender, items)
+
+    for _ in range(2):  # the second time from the journal
+        decision = decided(Exam(exam.orders, ask, "broken"), journal=journal)
+        assert decision.best.startswith("tsv")
+        assert decision.rejected["iso_c scale=1"] == "the merged model's logits are not finite"
+    with pytest.raises(MerganserError, match="no merge could be asked: the merged model's logits"):
+        decided(Exam(exam.orders, lambda c, items: ask(c, items, METHODS), "all"))
+    with pytest.raises(MerganserError, match="logits are not finite"):
+        decided(Exam(exam.orders, lambda c, items: ask(c, items, ("a",)), "a model"))
 
 
 def test_too_few_questions_are_refused():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from merganser.errors import InputError
 from merganser.plain import to_yaml
 from merganser.report.charts import Dot, dot_plot
 from merganser.report.page import Page
@@ -33,8 +34,11 @@ def is_decision(path: Path) -> bool:
 
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     found = read_json(directory / FILE)
-    fill_decision(page, found)
-    return {"kind": "autopilot", **{key: found[key] for key in ("verdict", "text", "kept", "score", "asked")}}
+    try:
+        fill_decision(page, found)
+        return {"kind": "autopilot", **{key: found[key] for key in ("verdict", "text", "kept", "score", "asked")}}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{directory / FILE}: not what the autopilot wrote: {error!r}; run it again") from None
 
 
 def fill_decision(page: Page, found: Mapping[str, Any]) -> None:

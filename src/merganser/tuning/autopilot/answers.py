@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from merganser.errors import MerganserError
 from merganser.evolve.arrays import Array
 from merganser.tuning.autopilot.budgets import Meter
 from merganser.tuning.autopilot.contenders import Contender
@@ -33,18 +35,23 @@ class AnswerJournal(LineJournal):
         self.meter = meter
         #: By part of the exam and contender, then by task.
         self.answers: dict[tuple[str, str], dict[str, list[float]]] = {}
+        #: Why contenders have no answers.
+        self.failures: dict[str, str] = {}
 
     def accept(self, record: Mapping[str, Any]) -> None:
         fresh = {str(task): [_number(value) for value in values] for task, values in record["answers"].items()}
         known = self.answers.setdefault((str(record["part"]), str(record["label"])), {})
         for task, values in fresh.items():
             known.setdefault(task, []).extend(values)
+        if record.get("error"):
+            self.failures[str(record["label"])] = str(record["error"])
         self.meter.add(sum(map(len, fresh.values())), float(record["seconds"]), float(record["merging"]))
 
-    def add(self, label: str, part: str, answers: Mapping[str, list[float]], seconds: float, merging: float) -> None:
-        """Note answers that continue those that are known, and the time they took with and without merging."""
+    def add(self, label: str, part: str, answers: Mapping[str, list[float]], **more: object) -> None:
+        """Note answers that continue those that are known, with the `seconds` they took, those of `merging`, and the
+        `error` if there was one."""
         kept = {task: [None if value != value else value for value in values] for task, values in answers.items()}
-        record = {"label": label, "part": part, "answers": kept, "seconds": seconds, "merging": merging}
+        record = {"label": label, "part": part, "answers": kept, **more}
         self.append(record)
         self.accept(record)
 
@@ -96,6 +103,8 @@ class Scoreboard:
     def ask(self, contender: Contender, count: int, *, unseen: bool = False, reserved: int = 0) -> dict[str, Array]:
         """Return the answers to the first `count` questions of each task, asking those that are not known.
 
+        A merge that cannot be made or asked, for its numbers overflow, has NaN for answers.
+
         Raises:
             BudgetSpentError: The budget does not allow these questions and `reserved` more.
         """
@@ -103,13 +112,21 @@ class Scoreboard:
             asked = sum(map(len, missing.values()))
             if asked > self.meter.questions_left(reserved):
                 raise BudgetSpentError
-            began = time.perf_counter()
-            # What is checked is what would be written, bit for bit.
-            variant = self.merges.exact(contender) if unseen else self.merges.quick(contender)
-            merged = time.perf_counter()
-            fresh = self.exam.ask(variant, missing)
+            began = merged = time.perf_counter()
+            failed = ""
+            try:
+                # What is checked is what would be written, bit for bit.
+                variant = self.merges.exact(contender) if unseen else self.merges.quick(contender)
+                merged = time.perf_counter()
+                fresh = self.exam.ask(variant, missing)
+            except MerganserError as error:
+                if not contender.is_merge:  # models come first: what they cannot be asked is not the merges' fault
+                    raise
+                fresh, failed = {task: [math.nan] * len(own) for task, own in missing.items()}, str(error)
             seconds = time.perf_counter() - began
-            self.journal.add(contender.label, _part(unseen), fresh, seconds, merged - began)
+            self.journal.add(
+                contender.label, _part(unseen), fresh, seconds=seconds, merging=merged - began, error=failed
+            )
             self._on_answer(contender.label, asked, self.meter.asked)
         known = self.journal.answers[_part(unseen), contender.label]
         return {task: np.array(own[:count], dtype=np.float64) for task, own in known.items()}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from merganser.errors import MerganserError
 from merganser.evaluate.search import Rung
 from merganser.evolve.arrays import Array
 from merganser.evolve.intervals import objective_interval, paired_interval
@@ -16,7 +17,7 @@ from merganser.tuning.autopilot.answers import BudgetSpentError, Scoreboard
 from merganser.tuning.autopilot.contenders import PLAIN, Contender
 from merganser.tuning.autopilot.decisions import Challenge, Decision, Verdict
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
-from merganser.tuning.autopilot.racing import fit_to_budget, reject, rung_ends, score, worst_case
+from merganser.tuning.autopilot.racing import FAILED, fit_to_budget, reject, rung_ends, score, worst_case
 
 #: How far the winner's scale is moved to find its best, in powers of two.
 OCTAVES = (0.0, -0.5, 0.5, -1.0, 1.0)
@@ -80,7 +81,7 @@ def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved
                 break
         heat.rungs.append(Rung(end, {label: score(board.objective, own) for label, own in answers.items()}))
         stay, why = reject(board.objective, answers)
-        heat.why |= why
+        heat.why |= {label: board.journal.failures.get(label, reason) for label, reason in why.items()}
         by_label = {contender.label: contender for contender in heat.order}
         heat.order = [by_label[label] for label in stay]
         if heat.stopped:
@@ -149,6 +150,8 @@ def decide(
     reserved = 3 * board.cost(0, planned.unseen, unseen=True)
     alone = race(board, models, planned.most, reserved)
     heat = race(board, merges, planned.most, reserved)
+    if heat.rungs and heat.rungs[-1].scores[heat.order[0].label] == -math.inf:
+        raise MerganserError(f"no merge could be asked: {board.journal.failures.get(heat.order[0].label, FAILED)}")
     best, refined = refine(board, heat.order[0], planned.most, reserved)
     plain = find_plain(heat, merges)
     ladder = [alone.order[0], *([plain] if plain is not None and best.name != PLAIN else []), best]

@@ -18,6 +18,8 @@ from merganser.evolve.racing import rungs
 
 #: How sure one must be to reject a contender of the better half.
 LEVEL = 0.95
+#: Why a contender leaves that has no answers.
+FAILED = "its answers are not numbers"
 #: Questions of all tasks together on the first rung, at least: after fewer, halving would be a lottery.
 FEWEST = 48
 
@@ -41,7 +43,7 @@ def reject(objective: Objective, answers: Mapping[str, Mapping[str, Array]]) -> 
     stay, why = [leader], {}
     for place, label in enumerate(order[1:], 1):
         if means[label] == -math.inf:
-            why[label] = "its answers are not numbers"
+            why[label] = FAILED
         elif paired_interval(objective, answers[label], answers[leader], LEVEL).high < 0:
             why[label] = f"worse than {leader}"
         elif place >= half:
