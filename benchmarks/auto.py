@@ -4,8 +4,9 @@
 
 Ten minutes of one core (`--quick`: two methods, few sentences). The eight text experts of `benchmarks.zoo.text` are
 merged by every method that `mg.tuning.auto` tries, at every scale of a grid, and asked all validation sentences, each
-through its task's head. The autopilot gets the same experts and sentences. Its winner and the grid's are compared on
-test sentences that neither has seen. Then experts are spoilt in three ways.
+through its task's head. The autopilot gets the same experts and sentences, and a tenth of the grid's questions as its
+budget. Its winner and the grid's are compared on test sentences that neither has seen. Then experts are spoilt in three
+ways.
 
 Stored in `results`:
 
@@ -90,9 +91,12 @@ def pilot(experts: TextExperts, models: Mapping[str, State], **options: Any) -> 
     return mg.tuning.auto(models, experts.trained, score=score, items=items, **options)[1]
 
 
-def test_answers(experts: TextExperts, method: str, scale: float) -> dict[str, np.ndarray]:
+def test_answers(experts: TextExperts, recipe: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the answers of a recipe to all test sentences."""
     everything = {name: range(len(task.test)) for name, task in experts.tasks.items()}
-    vector = experts.task_vector(method, list(experts.experts))
+    parameters = dict(recipe["parameters"])
+    scale = parameters.pop("scale")
+    vector = experts.task_vector(recipe["method"], [model["path"] for model in recipe["models"]], **parameters)
     return right(experts, experts.weights(vector, scale), everything, "test")
 
 
@@ -100,8 +104,7 @@ def compare(
     experts: TextExperts, decision: Any, best: Mapping[str, np.ndarray], full: int, seed: int
 ) -> dict[str, Any]:
     """Return one run of the autopilot beside the best of the grid, on test sentences."""
-    recipe = decision.best_recipe
-    own = test_answers(experts, recipe["method"], recipe["parameters"]["scale"])
+    own = test_answers(experts, decision.best_recipe)
     variance = sum(float((best[task] - own[task]).var(ddof=1)) / len(own[task]) for task in own) / len(own) ** 2
     return {
         "seed": seed,
@@ -170,7 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     grid = measure_grid(experts, methods, scales)
     full = len(grid) * sum(len(task.validation) for task in experts.tasks.values())
     first = max(grid, key=lambda row: row["accuracy"])
-    best = test_answers(experts, first["method"], first["scale"])
+    models = [{"path": name} for name in experts.experts]
+    best = test_answers(experts, {"method": first["method"], "models": models, "parameters": {"scale": first["scale"]}})
     objective = Objective("mean", {task: 1 / len(best) for task in best})
     results: dict[str, Any] = {
         "tasks": list(names),
@@ -188,7 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "spoilt": [],
     }
     for seed in options.seeds[:1] if options.quick else options.seeds:
-        decision = pilot(experts, experts.experts, methods=methods, seed=seed)
+        decision = pilot(
+            experts, experts.experts, methods=methods, budget=None if options.quick else full // 10, seed=seed
+        )
         results["runs"].append(compare(experts, decision, best, full, seed))
         print(
             "seed {seed}: {best}, {share:.1%} of the grid, {behind:+.4f} behind".format(**results["runs"][-1]),

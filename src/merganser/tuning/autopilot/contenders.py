@@ -67,7 +67,7 @@ def propose(experts: Sequence[str], remarks: Sequence[Remark], methods: Sequence
     """Return the merges that a race begins with: methods × scales.
 
     Experts that look as if they spoil a merge (of another base, or far too long) are tried with and without. Where
-    lengths differ and a method can make them equal (`norms`), that is tried too.
+    lengths differ and a method can make them equal (`norms`), that is tried at the middle scale.
 
     Args:
         experts: The experts that can be merged, two or more.
@@ -88,12 +88,11 @@ def propose(experts: Sequence[str], remarks: Sequence[Remark], methods: Sequence
         declared = parameters(lookup(name))
         if "scale" not in declared or lookup(name).base != "required":
             raise InputError(f"method {name!r} is not one that a race can try: it needs a base and a scale")
-        conditions: list[dict[str, Any]] = [{}]
-        if "norms" in declared and kinds & {"long", "norms"}:
-            conditions.append({"norms": "equal"})
+        equal = "norms" in declared and bool(kinds & {"long", "norms"})
         for own, left in sets:
-            for more in conditions:
-                for scale in [share / len(own) for share in SHARES] if name == PLAIN else SCALES:
-                    contender = Contender(name, own, more, left).at(scale)
-                    found.setdefault(contender.label, contender)
+            scales = [share / len(own) for share in SHARES] if name == PLAIN else SCALES
+            merges = [Contender(name, own, {}, left).at(scale) for scale in scales]
+            if equal:  # once: the race is about methods, and the winner's scale is refined
+                merges.append(Contender(name, own, {"norms": "equal"}, left).at(scales[1]))
+            found |= {contender.label: contender for contender in merges}
     return list(found.values())

@@ -15,7 +15,7 @@ import numpy as np
 from merganser.checkpoints.base import Checkpoint, is_integer
 from merganser.engine.geometry import Entries, cosines, pair_sums
 from merganser.errors import InputError
-from merganser.interference.advice import OPPOSED, TWINS
+from merganser.interference.advice import OPPOSED, TWINS, UNEQUAL
 from merganser.plain import Result
 
 #: Cosine of an expert's matrices with the base's below which it is no fine-tune of this base: unrelated networks have
@@ -23,8 +23,8 @@ from merganser.plain import Result
 STRANGE = 0.25
 #: Distance of two task vectors, relative to the longer, up to which they are one expert given twice.
 SAME = 0.01
-#: Length of a task vector, relative to the others', from which it is worth a word, and from which it decides alone.
-UNEQUAL, LONG = 2.0, 5.0
+#: Length of a task vector, relative to the others', from which it decides alone.
+LONG = 5.0
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 from merganser.errors import InputError
 from merganser.evolve.arrays import Array
 from merganser.evolve.design import Objective
 from merganser.evolve.intervals import paired_interval
 from merganser.evolve.racing import rungs
+from merganser.tuning.search import rung_sizes
 
 #: How sure one must be to reject a contender of the better half.
 LEVEL = 0.95
@@ -61,12 +63,8 @@ def rung_ends(contenders: int, most: int, tasks: int) -> tuple[int, ...]:
 
 def worst_case(contenders: int, ends: Sequence[int], cost: Callable[[int, int], int]) -> int:
     """Return how many questions a race asks at most; `cost` is that of one contender from one number to another."""
-    total, left = 0, contenders
-    for start, end in zip((0, *ends), ends, strict=False):
-        if left > 1:
-            total += left * cost(start, end)
-            left = math.ceil(left / 2)
-    return total
+    sizes = rung_sizes(contenders, len(ends))
+    return sum(size * cost(*span) for size, span in zip(sizes, pairwise((0, *ends)), strict=True) if size > 1)
 
 
 def fit_to_budget(cost: Callable[[int], int], most: int, budget: int | None, what: str) -> int:
