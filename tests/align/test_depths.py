@@ -91,6 +91,13 @@ def test_what_cannot_be_stretched_is_refused():
     with pytest.raises(InputError, match="not weights"):
         stretch(Stack(2).state_dict(), Stack(3), [x], blocks="blocks")
 
+    strange, other = Stack(2), Stack(3)
+    with torch.no_grad():  # one sees the first two inputs, the other the last two
+        strange.embed.weight[:, 2:] = 0
+        other.embed.weight[:, :2] = 0
+    with pytest.raises(InputError, match="block 0 fits nowhere"):
+        stretch(strange, other, [torch.randn(2000, 4)], blocks="blocks")
+
     class Plain(Residual):
         def forward(self, x):
             return self.down(torch.tanh(self.up(self.norm(x))))

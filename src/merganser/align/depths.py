@@ -20,6 +20,8 @@ from merganser.modules.moments import evaluating
 
 #: Rows of activations that blocks are compared on, at most.
 _ROWS = 4096
+#: Blocks whose outputs are less alike than this have nothing to do with each other.
+_LEAST = 0.1
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def stretch(shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], *, b
         The weights, and where every block went.
 
     Raises:
-        InputError: The models differ in more than depth, or their blocks are not residual.
+        InputError: The models differ in more than depth, their blocks are not residual, or they are not alike at all.
 
     Example:
         >>> mg.align.stretch(shallow, deep, [tokens], blocks="layers").plan  # doctest: +SKIP
@@ -69,6 +71,12 @@ def stretch(shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], *, b
     batches = reusable(batches, "batches")
     similarity = _similarities(shallow, deep, batches, blocks, counts)
     plan = place_blocks(similarity)
+    for place, source in enumerate(plan):
+        if source is not None and not similarity[source, place] >= _LEAST:
+            raise InputError(
+                f"block {source} fits nowhere: its output has a similarity (CKA) of {similarity[source, place]:.2f} "
+                f"with block {place}, the best place for it; stretch models that were trained on the same inputs"
+            )
     own, other = shallow.state_dict(), deep.state_dict()
     state: State = {name: tensor for name, tensor in own.items() if not name.startswith(f"{blocks}.")}
     for place, source in enumerate(plan):
