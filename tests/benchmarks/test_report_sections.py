@@ -148,6 +148,25 @@ RECORDS: dict[str, Any] = {
             | {"peer_log_loss": 0.6, "times_faster": 90.0},
         ],
     },
+    "zip": {
+        "halves": [{"method": "zip", "separate": "heads", "joint": 0.8, "own": 0.9, "weights": 1000}],
+        "widths": [{"method": "width 256", "accuracy": 0.8}],
+        "depths": [{"method": "4 blocks stretched to 6", "accuracy": 0.8, "plan": [0, None, 1]}],
+    },
+    "transplant": {
+        "model": "small",
+        "donor": "other",
+        "texts": 4,
+        "rows": [
+            {"rule": "as it was", "perplexity": 50.0, "bits_per_byte": 1.0, "cpu_seconds": None},
+            {"rule": "omp:8", "perplexity": 80.0, "bits_per_byte": 1.5, "cpu_seconds": 9.0},
+            {"rule": "tokensurgeon omp:8", "perplexity": 81.0, "bits_per_byte": 1.6, "cpu_seconds": 10.0},
+        ],
+    },
+    "moe": {
+        "base": "small",
+        "rows": [{"model": "base", "experts_per_token": None, "gsm8k": 50.0, "mr": 60.0, "mean": 54.8}],
+    },
     "taskvectors": {"params": "200M", "start_up": 1.0, "sides": {"recipe": {"ratio_to_limit": 1.1, **TIMED}}},
 }
 
@@ -175,6 +194,13 @@ def text_of(record: str, results: dict[str, Any]) -> str:
     section = next(section for section in SECTIONS if section.record == record)
     found = [part.text for part in section.make(results) if isinstance(part, Text)]
     return " ".join(" ".join(found).split())
+
+
+def test_a_tokenizer_is_transplanted_better_and_faster_or_not() -> None:
+    assert "and faster: met." in text_of("transplant", RECORDS["transplant"])
+    slower = {**RECORDS["transplant"]["rows"][1], "cpu_seconds": 11.0}
+    rows = [RECORDS["transplant"]["rows"][0], slower, RECORDS["transplant"]["rows"][2]]
+    assert "and faster: not met." in text_of("transplant", {**RECORDS["transplant"], "rows": rows})
 
 
 def test_adaptive_marks_the_best_and_says_whether_the_goal_is_met() -> None:

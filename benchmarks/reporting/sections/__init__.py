@@ -12,6 +12,7 @@ from benchmarks.reporting.sections import (
     adaptive,
     auto,
     compression,
+    differing,
     evolution,
     evolution_racing,
     mergeability,
@@ -78,6 +79,15 @@ PAGES = (
             Section("evolve", "Evolution: few evaluations", evolution.section("evolve")),
             Section("evolve_language", "Evolution: a small language model", evolution.section("evolve_language")),
             Section("irt", "Item response theory", numerics.irt),
+        ),
+    ),
+    Page(
+        "differing",
+        "Networks that differ",
+        (
+            Section("zip", "Other classes, widths and depths", differing.zipped),
+            Section("transplant", "Another tokenizer", differing.transplant),
+            Section("moe", "Dense models as the experts of one", differing.mixtures),
         ),
     ),
     Page(
