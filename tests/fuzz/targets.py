@@ -31,6 +31,7 @@ from merganser.engine.changes import Change, Changes, read_changes
 from merganser.engine.disk import Disk
 from merganser.errors import CheckpointError, MerganserError
 from merganser.evaluate.records import read_records
+from merganser.evaluate.search import Rung
 from merganser.evolve import runfile
 from merganser.evolve.intervals import Interval
 from merganser.evolve.irt.model import IRT
@@ -47,7 +48,6 @@ from merganser.tuning.autopilot.budgets import Budget, Meter
 from merganser.tuning.autopilot.decisions import Challenge, Decision
 from merganser.tuning.autopilot.looking import Remark
 from merganser.tuning.score_journal import ScoreJournal
-from merganser.tuning.search import Rung
 
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 6, "num_hidden_layers": 1}
 TOKENIZER = {

@@ -22,6 +22,7 @@ from merganser.recipes import differences
 from merganser.recipes.configs import describe
 from merganser.recipes.differences import other_architecture
 from merganser.recipes.dtypes import Dtypes
+from merganser.recipes.kernels import averaged_kernels
 from merganser.recipes.layer_places import check_places
 from merganser.recipes.layer_settings import kinds
 from merganser.recipes.mismatches import Mismatches, is_buffer, is_computed, tied_source
@@ -106,7 +107,9 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
     unmatched = unmatched_notes(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
     rows = vocabulary.notes if vocabulary is not None else renumbered(recipe, table)
+    rules = planner.rules(outputs)
     notes = [*nested, *relaid, *recipe.notes, *planner.notes, *unmatched, *rows, *remarks]
+    notes += averaged_kernels(outputs, rules)
     result = Plan(
         models=(*table.models, *table.sides),
         outputs=tuple(outputs),
@@ -116,7 +119,7 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
         sidecars=sidecars,
         notes=tuple(dict.fromkeys([*notes, *_unused(table, outputs)])),
     )
-    return Merge(result, (*table.checkpoints, *table.side_checkpoints), planner.rules(outputs))
+    return Merge(result, (*table.checkpoints, *table.side_checkpoints), rules)
 
 
 def _unused(table: SourceTable, outputs: Iterable[Output]) -> list[str]:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from merganser.errors import InputError
+from merganser.evaluate.search import rung_sizes
 from merganser.evolve.arrays import Array
 from merganser.evolve.design import Objective
 from merganser.evolve.intervals import paired_interval
 from merganser.evolve.racing import rungs
-from merganser.tuning.search import rung_sizes
 
 #: How sure one must be to reject a contender of the better half.
 LEVEL = 0.95
