@@ -121,6 +121,7 @@ def image_parts(results: Mapping[str, Any]) -> Iterator[Part]:
         "and coarse classes of MNIST, Fashion-MNIST and CIFAR-10, inverted colours, and which way is up. Backbone and "
         "head are trained together for two epochs of 6,000 images; running statistics stay the base's. Every task "
         f"is answered through its own head, on {max(sheet.setting['sentences'].values())} test images; "
+        "rules for matrices treat kernels as matrices (`convolutions: true`), which they average by default; "
         f"α is chosen as for text, on {sheet.setting['validation']} validation images of each task. Fine-tuning seeds: "
         f"{sheet.seeds}."
     )
