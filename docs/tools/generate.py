@@ -25,6 +25,7 @@ PACKAGES = (
     "federated",
     "interference",
     "library",
+    "origin",
     "report",
     "routing",
     "surgery",

@@ -34,7 +34,7 @@ def test_verify(call) -> None:
     assert "verified 4 tensors" in out
     assert "rebuilt  4 tensors" in out
     Path("math").rename("maths")
-    code, out, _ = call("verify", "out", "--rebuild", "--sample", "2", "--source", "math=maths", "--json")
+    code, out, _ = call("verify", "out", "--rebuild", "--sample", "2", "--moved", "math=maths", "--json")
     events = [json.loads(line) for line in out.splitlines()]
     assert [event["event"] for event in events if event["event"] != "progress"] == ["verified", "rebuilt"]
     assert all(event["problems"] == [] for event in events if "problems" in event)
@@ -50,7 +50,7 @@ def test_what_verify_refuses(call) -> None:
     assert (code, "has no merganser.lock.json" in err) == (2, True)
     code, _, err = call("verify", "math", "--sample", "3")
     assert (code, "are for --rebuild" in err) == (2, True)
-    code, _, err = call("verify", "math", "--rebuild", "--source", "math")
+    code, _, err = call("verify", "math", "--rebuild", "--moved", "math")
     assert (code, "expected MODEL=PATH" in err) == (2, True)
 
 

@@ -26,6 +26,7 @@ GUIDES = {
         "howto",
         "surgery",
         "auto",
+        "origin",
     )
     for page in [ROOT / "docs" / f"{name}.md"]
 }

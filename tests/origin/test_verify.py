@@ -152,11 +152,11 @@ def test_a_resumed_merge_has_the_same_lock(models: Path, monkeypatch) -> None:
     calls: list[str] = []
     digest = compute.Computations.digest
 
-    def stop(self, reads):
+    def stop(self, reads, known):
         calls.append("")
         if len(calls) == 3:
             raise RuntimeError("power cut")
-        return digest(self, reads)
+        return digest(self, reads, known)
 
     monkeypatch.setattr(compute.Computations, "digest", stop)
     with pytest.raises(RuntimeError):
@@ -165,7 +165,7 @@ def test_a_resumed_merge_has_the_same_lock(models: Path, monkeypatch) -> None:
     monkeypatch.chdir(models)
     read: list[str] = []
     monkeypatch.setattr(
-        compute.Computations, "digest", lambda self, r: (read.extend(n for _, n in r), digest(self, r))[1]
+        compute.Computations, "digest", lambda self, r, known: (read.extend(n for _, n in r), digest(self, r, known))[1]
     )
     assert (mg.run("recipe.yml", "out", resume=True) / "merganser.lock.json").read_bytes() == whole
     assert set(read) < {"embed.weight", "layers.0.weight", "norm.weight", "steps"}

@@ -198,6 +198,10 @@ class SafetensorsFile(StoredTensors):
     def digest(self, name: str, algorithm: str) -> str:
         return digest_bytes(self.read_bytes(name), algorithm)
 
+    def address(self, name: str) -> int:
+        """Return where in memory the bytes of a tensor are mapped."""
+        return self._bytes.data_ptr() + self._find(name).start
+
     def read_bytes(self, name: str) -> memoryview:
         """Return the bytes of a tensor as they are stored."""
         entry = self._find(name)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory to create.")]
-Made = Annotated[Path, typer.Argument(metavar="OUT", help="Directory that merganser has written.")]
+Made = Annotated[Path, typer.Argument(metavar="DIR", help="Directory that merganser has written.")]
 Recipe = Annotated[
     Path,
     typer.Argument(metavar="RECIPE", help="Recipe file (YAML), native or mergekit's; - reads standard input."),
@@ -54,7 +54,9 @@ Memory = Annotated[
 ]
 Root = Annotated[
     Path | None,
-    typer.Option("--root", metavar="DIR", help="Where relative paths of models start; default: working directory."),
+    typer.Option(
+        "--relative-to", metavar="DIR", help="Where relative paths of models start; default: working directory."
+    ),
 ]
 Ray = Annotated[
     str | None,

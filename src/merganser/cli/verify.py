@@ -23,9 +23,9 @@ def command(
     sample: Annotated[
         int | None, typer.Option("--sample", min=1, help="Rebuild so many tensors, drawn at random; default: all.")
     ] = None,
-    source: Annotated[
+    moved: Annotated[
         list[str] | None,
-        typer.Option("--source", metavar="MODEL=PATH", help="Where a model of the recipe is now; may be repeated."),
+        typer.Option("--moved", metavar="MODEL=PATH", help="Where a model of the recipe is now; may be repeated."),
     ] = None,
     root: Root = None,
     memory: Memory = None,
@@ -41,9 +41,9 @@ def command(
     from merganser.engine.execute import DEFAULT_MEMORY, Progress
     from merganser.errors import InputError, MerganserError
 
-    if not rebuild and (sample is not None or source or root is not None):
-        raise InputError("--sample, --source and --root are for --rebuild")
-    moved = dict(_split(each) for each in source or ())
+    if not rebuild and (sample is not None or moved or root is not None):
+        raise InputError("--sample, --moved and --relative-to are for --rebuild")
+    sources = dict(_split(each) for each in moved or ())
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
     with ProgressReporter("comparing", as_json=as_json) as reporter:
         found = origin.verify(directory, workers=workers, on_progress=reporter)
@@ -58,7 +58,7 @@ def command(
             found = origin.rebuild(
                 directory,
                 root=root,
-                sources=moved,
+                sources=sources,
                 sample=sample,
                 workers=workers,
                 memory=limit,
@@ -76,7 +76,7 @@ def _split(given: str) -> tuple[str, str]:
 
     model, equals, path = given.partition("=")
     if not equals or not model or not path:
-        raise InputError(f"--source {given}: expected MODEL=PATH, a model as the recipe names it and where it is now")
+        raise InputError(f"--moved {given}: expected MODEL=PATH, a model as the recipe names it and where it is now")
     return model, path
 
 

@@ -19,6 +19,7 @@ from merganser.engine.changes import LEAST, Change, compare_sample, conclude, is
 from merganser.engine.looks import Look, Looking, take_looks
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
+from merganser.engine.running_digests import SourceDigests
 from merganser.errors import InputError
 from merganser.kernels.selection import chosen
 from merganser.lazy import torch
@@ -75,7 +76,7 @@ class Computations:
         """Return the computation of one output."""
         return Computation(self, output, self.prepared.get(output.method))
 
-    def digest(self, reads: Iterable[StoredRead]) -> dict[str, dict[str, str]]:
+    def digest(self, reads: Iterable[StoredRead], known: Mapping[StoredRead, str]) -> dict[str, dict[str, str]]:
         """Return the digests of those stored tensors that were not asked for before, by file and name."""
         if self.settings.digest is None:
             return {}
@@ -85,7 +86,8 @@ class Computations:
         found: dict[str, dict[str, str]] = {}
         for checkpoint, name in fresh:
             place = str(next(iter(checkpoint.files()), checkpoint.label))
-            found.setdefault(place, {})[name] = checkpoint.digest(name, self.settings.digest)
+            digest = known.get((checkpoint, name)) or checkpoint.digest(name, self.settings.digest)
+            found.setdefault(place, {})[name] = digest
         return found
 
     @cached_property
@@ -112,6 +114,7 @@ class Computation:
         self.settings = among.settings
         self._among = among
         self._reads_noted: dict[StoredRead, None] = {}
+        self._digests = SourceDigests(self.settings.digest) if self.settings.digest else None
         self.shape = output.spec.shape
         rule = among.merge.rule(output)
         self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
@@ -182,6 +185,8 @@ class Computation:
             if self.settings.changes and is_looked_at(self.spans, block):
                 comparison = fused.record_comparison(len(self.output.inputs), self.output.base is not None)
                 self._seen[block.offset] = fused.find_change(comparison, addresses, block, out)
+            if self._digests:
+                self._digests.add(block)
             yield block, out
         self._held = None
 
@@ -204,7 +209,7 @@ class Computation:
 
     def digests(self) -> dict[str, dict[str, str]]:
         """The digests of the stored tensors that no other output was made of before, by file and name."""
-        return self._among.digest(self._reads_noted)
+        return self._among.digest(self._reads_noted, self._digests.finish()) if self._digests else {}
 
     def change(self) -> Change | None:
         """What became of the tensor, once every block has been computed; None if it was not to be noted."""
@@ -233,7 +238,10 @@ class Computation:
         """Read the rows of a span, as they are stored."""
         first, last = bounds(span)
         tensors = [self.sources[s.model].read(s.name, (first, last)) for s in self._reads()]
-        return fused.Addresses.of(tensors, first * math.prod(self.shape[1:]))
+        origin = first * math.prod(self.shape[1:])
+        if self._digests:
+            self._digests.follow(self._reads_noted, tensors, origin)
+        return fused.Addresses.of(tensors, origin)
 
     @property
     def _about(self) -> dict[str, Any]:

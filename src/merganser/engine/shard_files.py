@@ -14,6 +14,7 @@ from merganser.engine.checksums import Tally, checksum
 from merganser.engine.disk import Disk, explain
 from merganser.engine.layout import Shard
 from merganser.engine.plan import Output
+from merganser.engine.running_digests import RunningDigest
 from merganser.engine.sinks import Digests, Finished
 from merganser.lazy import torch
 
@@ -35,6 +36,7 @@ class ShardFiles:
         self._paths = [directory / shard.file for shard in shards]
         self._handles: list[int] = []
         self._tally = Tally()
+        self._running: dict[str, RunningDigest] = {}
         try:
             for path, shard in zip(self._paths, shards, strict=True):
                 if create:
@@ -57,6 +59,11 @@ class ShardFiles:
         number, offset = self._places[output.name]
         data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
         self._tally.add(output, piece, data)
+        if self._digest:
+            running = self._running.get(output.name)
+            if running is None:
+                running = self._running.setdefault(output.name, RunningDigest(self._digest, output.spec.nbytes))
+            running.add(piece.offset * output.spec.element.itemsize, data)
         at = offset + piece.offset * output.spec.element.itemsize
         try:
             self._disk.write_at(self._handles[number], data, at, self._paths[number])
@@ -65,10 +72,14 @@ class ShardFiles:
 
     def close_output(self, output: Output, change: Change | None, sources: Digests) -> Finished:
         """What is known of an output of which every piece has been written here."""
-        digest = self.digest(output, self._digest) if self._digest else ""
+        digest = (self._finish_digest(output) or self._read_back(output, self._digest)) if self._digest else ""
         return Finished(self._tally.close(output), change, digest, sources)
 
-    def digest(self, output: Output, algorithm: str) -> str:
+    def _finish_digest(self, output: Output) -> str | None:
+        running = self._running.pop(output.name, None)
+        return running.finish() if running is not None else None
+
+    def _read_back(self, output: Output, algorithm: str) -> str:
         """The digest of the bytes of an output, as they are in its file."""
         number, origin = self._places[output.name]
         digest = DIGESTS[algorithm]()

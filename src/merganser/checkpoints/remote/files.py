@@ -288,7 +288,7 @@ def open_store(url: str) -> tuple[Any, str]:
     try:
         store, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise MissingExtraError(f"{url}: {error}: pip install 'merganser[remote]'") from None
+        raise MissingExtraError(f"{url}: {error} (s3:// needs s3fs, gs:// needs gcsfs: pip install them)") from None
     except ValueError as error:
         raise CheckpointError(f"{url}: {error}") from None
     return store, path

@@ -1,0 +1,81 @@
+"""Digests of bytes while they are in the processor's cache: of what is computed with, and of what was computed.
+
+A digest needs its bytes in order. Where they come otherwise, since several threads share a tensor, there is none, and
+whoever wants it reads the bytes once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from merganser.checkpoints.digests import DIGESTS
+from merganser.checkpoints.reads import StoredRead
+from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.engine.blocks import Piece
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RunningDigest:
+    """The digest of a number of bytes, as long as they come in order.
+
+    Example:
+        >>> digest = RunningDigest("sha256", 2)
+        >>> digest.add(0, b"a")
+        >>> digest.add(1, b"b")
+        >>> digest.finish()[:8]
+        'fb8e20fc'
+    """
+
+    def __init__(self, algorithm: str, total: int) -> None:
+        self._digest: Any = DIGESTS[algorithm]()
+        self._total = total
+        self._reached: int | None = 0
+
+    def add(self, start: int, data: Any) -> None:
+        """Add the bytes from `start` on; others than the next ones spoil the digest."""
+        if self._reached != start:
+            self._reached = None
+            return
+        self._digest.update(data)
+        self._reached = None if self._reached is None else start + len(data)
+
+    def finish(self) -> str | None:
+        """Return the digest, if every byte came in order."""
+        return str(self._digest.hexdigest()) if self._reached == self._total else None
+
+
+class SourceDigests:
+    """Digests of the stored tensors that an output is computed from, block by block as they are used.
+
+    Only of tensors that are read as they lie in their file: a view that computes is no concern of this.
+    """
+
+    def __init__(self, algorithm: str) -> None:
+        self._algorithm = algorithm
+        self._running: dict[StoredRead, tuple[RunningDigest, memoryview, int]] = {}
+
+    def follow(self, reads: Iterable[StoredRead], tensors: Sequence[Tensor], origin: int) -> None:
+        """Begin with the reads whose bytes are those of a tensor, which begins at the flat index `origin`."""
+        places = {tensor.data_ptr() - origin * tensor.itemsize for tensor in tensors}
+        for read in reads:
+            checkpoint, name = read
+            if read not in self._running and isinstance(checkpoint, SafetensorsFile):
+                if checkpoint.address(name) not in places:
+                    continue
+                data = checkpoint.read_bytes(name)
+                size = checkpoint.spec(name).element.itemsize
+                self._running[read] = (RunningDigest(self._algorithm, len(data)), data, size)
+
+    def add(self, block: Piece) -> None:
+        """Add a block that was just computed with."""
+        for running, data, size in self._running.values():
+            start = block.offset * size
+            running.add(start, data[start : start + block.numel * size])
+
+    def finish(self) -> Mapping[StoredRead, str]:
+        """Return the digests that are complete."""
+        found = {read: running.finish() for read, (running, _, _) in self._running.items()}
+        return {read: digest for read, digest in found.items() if digest is not None}
