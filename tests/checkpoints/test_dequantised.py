@@ -191,6 +191,18 @@ def test_forms_that_nothing_here_knows_stay_refused(method, settings, tmp_path):
         mg.run({"method": "linear", "models": [str(place), str(place) + "/../m/"]}, tmp_path / "out")
 
 
+def test_a_weight_that_is_stored_twice_is_refused(tmp_path):
+    tensors, _ = gptq(4, "gptq", ordered=False)
+    both = {**tensors, f"{MODULE}.weight": torch.zeros(64, 96)}
+    with pytest.raises(CheckpointError, match="is stored in two ways"):
+        mg.open(directory(tmp_path / "m", both, {"quant_method": "gptq"}))
+
+
+def test_learned_scales_are_kept_beside_codes(tmp_path):
+    tensors = {"up.weight": float8(8, 8), "up.weight_scale": torch.ones(8), "attn.q_scale": torch.ones(4)}
+    assert set(mg.open(directory(tmp_path / "m", tensors)).names()) == {"up.weight", "attn.q_scale"}
+
+
 def test_groups_that_are_not_there_are_refused(tmp_path):
     tensors, _ = gptq(4, "gptq", ordered=True)
     tensors[f"{MODULE}.g_idx"][5] = 3

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 #: Entries that are decoded at once, and the bytes that this takes for each besides the result.
 _CHUNK, _SCRATCH = 1 << 20, 24
-#: Scales of activations and of the cache of keys and values, and what says how codes were stored: nothing of a weight.
+#: Single scales of activations and of the cache of keys and values, and marks of the form: nothing of a weight.
 _UNUSED = re.compile(
-    r"(^|\.)((input|output|activation|[qkv])_(scale|zero_point)|input_(scale_inv|global_scale)|input_amax|scale_input|"
-    r"weight_format|[qkv]_(scale|zero_point)|quanto_version)$"
+    r"(^|\.)((input|output|activation|[qkv])_(scale|zero_point)|input_(scale_inv|global_scale|amax)|scale_input|"
+    r"weight_format)$"
 )
 _FLOATS = ("bfloat16", "float16", "float32")
 
@@ -68,7 +68,8 @@ class Dequantised(View):
         places = {codec.stored[0]: name for name, codec in self._codecs.items()}
         hidden = {name for codec in self._codecs.values() for name in codec.stored}
         stored = [name for name in source.names() if name in places or name not in hidden]
-        self._names = [places.get(name, name) for name in stored if not _UNUSED.search(name)]
+        unused = {name for name in stored if _UNUSED.search(name) and source.spec(name).numel == 1}
+        self._names = [places.get(name, name) for name in stored if name not in unused]
 
     def names(self) -> Sequence[str]:
         return self._names

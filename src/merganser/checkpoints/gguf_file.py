@@ -18,6 +18,8 @@ from merganser.lazy import np, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: Entries that are decoded at once, and the bytes that this takes for each besides the result.
+_CHUNK, _SCRATCH = 1 << 18, 40
 _EXACT = {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F64": "float64"}
 
 
@@ -70,6 +72,9 @@ class GGUFFile(Checkpoint):
         entry = self._find(name)
         return digest_bytes(memoryview(self._map)[entry.start : entry.stop], algorithm)
 
+    def overhead(self, name: str, entries: int) -> int:
+        return 4 * entries + _SCRATCH * max(_CHUNK, self.spec(name).shape[-1] if self.spec(name).shape else 1)
+
     def kind(self, name: str) -> str:
         """Return what a tensor is stored as, such as "Q4_K"."""
         return str(self._kinds[self._find(name).kind].name)
@@ -81,7 +86,14 @@ class GGUFFile(Checkpoint):
         kind = self._kinds[number]
         if kind.name in _EXACT:
             return torch.from_numpy(data.copy()).view(getattr(torch, _EXACT[kind.name]))
-        return torch.tensor(self._gguf.quants.dequantize(data, kind), dtype=torch.float32, device="cpu")
+        block, size = self._gguf.GGML_QUANT_SIZES[kind]
+        width = data.shape[-1] // size * block
+        found = torch.empty((len(data), width), dtype=torch.float32, device="cpu")
+        step = max(1, _CHUNK // max(1, width))
+        for start in range(0, len(data), step):
+            part = self._gguf.quants.dequantize(data[start : start + step], kind)
+            found[start : start + step] = torch.from_numpy(np.array(part, np.float32))
+        return found
 
     def _readable(self, kind: int) -> bool:
         """Whether one block of zeros can be dequantised: the library says so in no other way."""

@@ -120,7 +120,8 @@ class GGUFModel(View):
         return self._heads.get(name.split(".")[-2], 0)
 
     def overhead(self, name: str, entries: int) -> int:
-        return 2 * self.file.spec(self._find(name)).nbytes if self.heads(name) else 0
+        own = self.file.overhead(self._find(name), entries)
+        return own + 8 * entries if self.heads(name) or self._change == "norms" else own
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         self.file.prefetch(self._find(name), rows)

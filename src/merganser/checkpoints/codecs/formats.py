@@ -47,7 +47,8 @@ def find_codecs(stored: StoredCodes) -> dict[str, tuple[Format, Codec]]:
     taken: set[str] = set()
     for form in FORMATS:
         for name, codec in form.find(stored):
-            if name in found or not taken.isdisjoint(codec.stored):
+            twice = name in found or (name in stored.checkpoint and name not in codec.stored)
+            if twice or not taken.isdisjoint(codec.stored):
                 raise CheckpointError(f"{stored.checkpoint.label}: {name!r} is stored in two ways; which one is meant?")
             found[name] = form, codec
             taken.update(codec.stored)
