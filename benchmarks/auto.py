@@ -1,12 +1,12 @@
 """Does the autopilot find what a full grid finds, with a tenth of the questions, and say no where it should?
 
-    python -m benchmarks.auto [--cache ZOO] [--validation N] [--test N] [--seeds 0 1] [--quick] [--json FILE]
+    python -m benchmarks.auto [--cache ZOO] [--tasks NAME …] [--validation N] [--test N] [--seeds 0 1] [--json FILE]
 
-Ten minutes of one core (`--quick`: two methods, few sentences). The eight text experts of `benchmarks.zoo.text` are
-merged by every method that `mg.tuning.auto` tries, at every scale of a grid, and asked all validation sentences, each
-through its task's head. The autopilot gets the same experts and sentences, and a tenth of the grid's questions as its
-budget. Its winner and the grid's are compared on test sentences that neither has seen. Then experts are spoilt in three
-ways.
+Half an hour of one core for eight tasks (`--quick`: two methods, few sentences). The text experts of
+`benchmarks.zoo.text` are merged by every method that `mg.tuning.auto` tries, at every scale of a grid, and asked all
+validation sentences, each through its task's head. The autopilot gets the same experts and sentences, and a tenth of
+the grid's questions as its budget. Its winner and the grid's are compared on test sentences that neither has seen. Then
+experts are spoilt in three ways.
 
 Stored in `results`:
 
@@ -159,14 +159,17 @@ def spoil(experts: TextExperts, what: str) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--validation", type=int, default=32, help="validation sentences of each task")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="NAME", default=list(TASKS))
+    parser.add_argument("--validation", type=int, default=64, help="validation sentences of each task")
     parser.add_argument("--test", type=int, default=200, help="test sentences of each task")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="orders of the questions")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     add_locations(parser)
     options = parser.parse_args(arguments)
-    names, test, validation = (TASKS[:3], 40, 18) if options.quick else (TASKS, options.test, options.validation)
+    names, test, validation = (
+        (TASKS[:3], 40, 18) if options.quick else (options.tasks, options.test, options.validation)
+    )
     methods = ("task_arithmetic", "tsv") if options.quick else [name for name in METHODS if name in registry()]
     scales = (0.5, 1.0) if options.quick else SCALES
     experts = load_experts(options.cache, options.data, names, test=test, validation=validation)

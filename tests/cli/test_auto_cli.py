@@ -56,6 +56,10 @@ def test_a_race_that_says_no_writes_nothing_but_its_reasons(models, llamas, tmp_
     assert merged.exit_code == 0
     with pytest.raises(MerganserError, match="exists already"):
         invoke(*words)
+    other = tmp_path / "quiz.jsonl"
+    other.write_text((llamas / "quiz.jsonl").read_text().replace("w1 ", "w2 "))
+    with pytest.raises(MerganserError, match="the answers of another race"):
+        invoke(*models, out, "--data", f"multiple-choice:{other}", "--overwrite")
 
 
 def test_without_data_the_default_is_written(models, tmp_path):

@@ -102,7 +102,11 @@ class LineJournal:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path}, line {number}: not {self.record} of a {self.work}; use another file") from None
         if scored_by != self.scored_by:
-            raise InputError(f"{path}: holds {self.records} by {scored_by!r}, not {self.scored_by!r}; use another file")
+            raise InputError(f"{path}: holds {self.describe_others(scored_by)}; use another file")
+
+    def describe_others(self, scored_by: str) -> str:
+        """Return what messages call records that belong to something else."""
+        return f"{self.records} by {scored_by!r}, not {self.scored_by!r}"
 
 
 class ScoreJournal(LineJournal):

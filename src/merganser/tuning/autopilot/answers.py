@@ -38,6 +38,9 @@ class AnswerJournal(LineJournal):
         #: Why contenders have no answers.
         self.failures: dict[str, str] = {}
 
+    def describe_others(self, scored_by: str) -> str:
+        return "the answers of another race, with other models, questions or seed"
+
     def accept(self, record: Mapping[str, Any]) -> None:
         fresh = {str(task): [_number(value) for value in values] for task, values in record["answers"].items()}
         known = self.answers.setdefault((str(record["part"]), str(record["label"])), {})

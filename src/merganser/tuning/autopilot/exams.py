@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.errors import InputError, did_you_mean
 from merganser.evaluate import language
 from merganser.evaluate.questions import SCORE
+from merganser.evaluate.records import Records
 from merganser.evaluate.sampling import order_by_strata, sampled
 from merganser.evaluate.tasks import Task
 from merganser.evolve.arrays import Array
@@ -36,7 +39,7 @@ class Exam:
     Attributes:
         orders: The items of each task in the order they are asked; every beginning is a sample of them.
         asker: Asks a variant some items and returns an answer for each.
-        name: Identifies the questions in a journal.
+        name: Identifies the questions in a journal: another name, another race.
         lower: Tasks of which less is better.
     """
 
@@ -103,7 +106,7 @@ def exam_of_tasks(
     return Exam(
         orders,
         ask,
-        " ".join(sorted(f"{task.name}={task.kind}:{task.path}" for task in tasks)),
+        " ".join(f"{task.name}={task.kind}:{_digest(_contents(examiners[task.name].records))}" for task in tasks),
         tuple(task.name for task in tasks if not task.higher_is_better),
     )
 
@@ -114,7 +117,7 @@ def exam_of_batches(validation: Validation, seed: int, calibrations: Mapping[str
     return Exam(
         _orders(counts, seed, calibrations),
         lambda variant, items: validation.answers(variant.weights(), items),
-        f"samples {counts}",
+        f"samples {counts} {_digest([[y.tolist() for _, y in own] for own in validation.batches.values()])}",
     )
 
 
@@ -135,6 +138,15 @@ def exam_of_score(
         return found
 
     return Exam(_orders(counts, seed, calibrations), ask, f"a score {counts}")
+
+
+def _contents(records: Records) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name != "place"} for record in records]
+
+
+def _digest(questions: Any) -> str:
+    """Return what questions are known by in a journal: their content, wherever it is stored."""
+    return hashlib.sha256(json.dumps(questions, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _orders(counts: Mapping[str, int], seed: int, calibrations: Mapping[str, Calibration]) -> dict[str, list[int]]:
