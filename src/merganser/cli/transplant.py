@@ -13,7 +13,7 @@ from merganser.cli.views import write_view
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint to change.")],
     out: Out,
-    donor: Annotated[str, typer.Option("--from", metavar="DONOR", help="Checkpoint whose tokenizer it gets.")],
+    donor: Annotated[str, typer.Option("--from", metavar="CKPT", help="Checkpoint whose tokenizer it gets.")],
     absent: Annotated[
         str,
         typer.Option(help="Rows of tokens MODEL lacks: omp, nearest, subwords, weighted_subwords, mean or zero."),

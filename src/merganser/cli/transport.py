@@ -28,13 +28,14 @@ def command(
     out: Out,
     old: Annotated[str, typer.Option("--from", metavar="CKPT", help="Base that EXPERT was fine-tuned from.")],
     new: Annotated[str, typer.Option("--to", metavar="CKPT", help="Base to move it to, of the same architecture.")],
-    scale: Annotated[
-        list[float] | None,
-        typer.Option(help="Factor of what was learned; default 1. May be repeated, to choose from by --score."),
-    ] = None,
+    scale: Annotated[float | None, typer.Option(help="Factor of what was learned; default 1.")] = None,
     score: Annotated[
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Function of a state dict, higher is better; chooses the scale."),
+    ] = None,
+    candidate: Annotated[
+        list[float] | None,
+        typer.Option(help="Scale to choose from by --score; may be repeated. Default: 0.1, 0.2 … 2."),
     ] = None,
     matching: Annotated[str, typer.Option(help="How to match the bases: weights, frank_wolfe or none.")] = "weights",
     start: Annotated[
@@ -79,15 +80,17 @@ def command(
     one_of("--matching", matching, MATCHINGS)
     one_of("--start", start, ("propagate", "spectra", "identity"))
     one_of("--kind", kind, ("permutation", "orthogonal"))
-    if scale and len(scale) > 1 and score is None:
-        raise InputError(f"{len(scale)} scales to choose from need --score")
+    if candidate and score is None:
+        raise InputError("--candidate: scales are chosen by a score; name one with --score, or give one --scale")
+    if scale is not None and score is not None:
+        raise InputError("--scale and --score: the scale is either given or chosen, by --score among --candidate")
     judge = imported(score, "--score") if score else None
     models = [open_checkpoint(reference) for reference in (expert, old, new)]
     _check(models)
     if not resume:
         check_out(out, overwrite, [file for each in models for file in each.files()])
     symmetry, tested = _derive(models[2], matching, model, shape, kind, outputs, allow_unused)
-    view, report = _transport(models, symmetry, matching, start, scale, judge)
+    view, report = _transport(models, symmetry, matching, start, scale, candidate, judge)
     report |= {"event": "transport", "self_tested": tested}
     emit(report) if as_json else _show(report)
     write_view(view, out, dtype, dry_run, resume, overwrite, memory, workers, as_json)
@@ -145,7 +148,8 @@ def _transport(
     symmetry: Symmetry,
     matching: str,
     start: str,
-    scales: list[float] | None,
+    scale: float | None,
+    candidates: list[float] | None,
     judge: Any,
 ) -> tuple[Checkpoint, dict[str, Any]]:
     from merganser.align.matching import match
@@ -169,9 +173,9 @@ def _transport(
         del states
     rotated = any(atom.group != "permutation" for atom in symmetry.atoms.values())
     if judge is None and not rotated:
-        report["scale"] = (scales or [1.0])[0]
+        report["scale"] = 1.0 if scale is None else scale
         return transported(expert, old, new, symmetry, permutations, report["scale"]), report
-    chosen: Sequence[float] = scales or (ALPHAS if judge else [1.0])
+    chosen: Sequence[float] = (candidates or ALPHAS) if judge else [1.0 if scale is None else scale]
     scores: list[float] = []
 
     def record(weights: Mapping[str, Tensor]) -> float:
