@@ -92,6 +92,16 @@ def test_the_scale_with_the_best_score_is_taken(travellers):
         torch.testing.assert_close(found[name], tensor)
 
 
+def test_scores_that_are_not_numbers_rank_last_and_are_refused_alone(travellers):
+    _, free, tuned, source, target, planted = travellers
+    some = iter([float("nan"), 1.0])
+    found = transport(tuned, source, target, free, alignment=planted, scale=[0.1, 0.5], score=lambda state: next(some))
+    half = transport(tuned, source, target, free, alignment=planted, scale=0.5)
+    torch.testing.assert_close(found["0.weight"], half["0.weight"])
+    with pytest.raises(InputError, match="not a number at any scale"):
+        transport(tuned, source, target, free, alignment=planted, score=lambda state: float("nan"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

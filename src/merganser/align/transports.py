@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from math import isnan
 from typing import Any
 
 import torch
@@ -90,6 +91,8 @@ def transport(
     best = scales[0]
     if score is not None:
         search = scale_search(new, moved, lambda weights, _: score(weights), budgets=(1,), alphas=scales)
+        if isnan(search.score):
+            raise InputError("the score is not a number at any scale")
         best = float(search.best)
     return {
         name: (tensor.to(wide[name]) + best * moved[name]).to(tensor.dtype) if name in wide else tensor.clone()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: Shared rows that are predicted from the others, at most, to see how far a fit is worth.
-_HELD = 1024
+HELD = 1024
 #: Reads rows of the model's own tensor by their numbers.
 Read = Callable[["np.ndarray"], "Tensor"]
 
@@ -50,7 +50,7 @@ def mean_row(own: Read, count: int, step: int = 4096) -> Tensor:
 def _trust(centred: Tensor, own: Read, terms: int) -> float:
     """λ: ⟨predicted, true⟩ / ⟨predicted, predicted⟩ over held-out shared rows, within [0, 1]."""
     count = len(centred)
-    held = np.linspace(0, count - 1, min(_HELD, count // 4)).astype(np.int64)
+    held = np.linspace(0, count - 1, min(HELD, count // 4)).astype(np.int64)
     if len(held) < 2:
         return 1.0
     rest = np.setdiff1d(np.arange(count), held)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
-from merganser.checkpoints.row_fits import fit_sparse, mean_row
+from merganser.checkpoints.row_fits import HELD, fit_sparse, mean_row
 from merganser.checkpoints.row_runs import RowRun, Terms, gather
 from merganser.kernels.pursuit import BATCH
 from merganser.lazy import np, torch
@@ -155,12 +155,15 @@ class Remapped(View):
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def overhead(self, name: str, entries: int) -> int:
-        """Besides the source's: what fitting takes, which is the donor's rows twice and the fit of a batch to each."""
+        """Besides the source's: what fitting takes, which is the donor's rows as they are and centred, the fit of a
+        batch to each, and the model's rows that shared ones are predicted from."""
         stored = self._stored(name)
         if stored is None or self._fit is None or stored not in self._fit.tensors:
             return super().overhead(name, entries)
         rows, width = self._models[self._fit.donor].spec(self._fit.tensors[stored]).shape
-        return super().overhead(name, entries) + 4 * (3 * rows * width + BATCH * (rows + self._fit.terms * width))
+        predicted = 16 * HELD * (self._fit.terms + 1) * self.source.spec(stored).shape[1]
+        fitted = 4 * (4 * rows * width + BATCH * (rows + self._fit.terms * width))
+        return super().overhead(name, entries) + fitted + predicted
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         if self._stored(name) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, isnan
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -183,7 +184,8 @@ def _transport(
         return scores[-1]
 
     made = transport(expert, old, new, symmetry, alignment=permutations, scale=chosen, score=record if judge else None)
-    report["scale"] = chosen[scores.index(max(scores))] if judge else chosen[0]
+    ranked = [-inf if isnan(score) else score for score in scores]
+    report["scale"] = chosen[ranked.index(max(ranked))] if judge else chosen[0]
     if judge:
         report["scores"] = dict(zip(map(str, chosen), scores, strict=True))
     kept = {name: made[name] for name in new.names()}
