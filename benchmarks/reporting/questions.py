@@ -179,7 +179,7 @@ QUESTIONS = (
         "How many bytes does an expert need?",
         "compression",
         bytes_needed,
-        "merganser library build LIBRARY --base BASE --expert EXPERT --budget 1.5x",
+        "merganser library build LIBRARY math=./math code=./code --base ./base --budget 200MB",
     ),
     Question("What if the task is not known?", "adaptive", task_unknown, "merganser serve LIBRARY"),
     Question("Does alignment work?", "single_task_mlp", alignment_works, "merganser align A B OUT"),

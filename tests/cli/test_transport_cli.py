@@ -73,7 +73,7 @@ def test_without_matching_it_is_task_arithmetic(releases):
 
 
 def test_the_scale_is_chosen_by_a_score(releases):
-    given = ("--score", "transported_net:small_weights", "--candidate", "1", "--candidate", "-1", "--candidate", "0.1")
+    given = ("--score", "transported_net:small_weights", "--try-scale", "1", "--try-scale", "-1", "--try-scale", "0.1")
     report = json.loads(call(*BASES, *NET, *given, "--json").stdout.splitlines()[0])
     assert set(report["scores"]) == {"1.0", "-1.0", "0.1"}
     assert report["scores"][str(report["scale"])] == max(report["scores"].values())
@@ -91,7 +91,7 @@ def test_a_dry_run_writes_nothing(releases, tmp_path):
         ((*NET, "--matching", "magic"), "unknown --matching 'magic'"),
         ((*NET, "--start", "end"), "unknown --start 'end'"),
         ((*NET, "--kind", "affine"), "unknown --kind 'affine'"),
-        ((*NET, "--candidate", "1"), "scales are chosen by a score"),
+        ((*NET, "--try-scale", "1"), "scales are chosen by a score"),
         ((*NET, "--scale", "1", "--score", "transported_net:small_weights"), "either given or chosen"),
         ((*NET, "--score", "transported_net:nothing"), "has no function 'nothing'"),
         (("--matching", "none", "--from", "short.safetensors"), "no task vector"),

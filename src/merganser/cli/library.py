@@ -21,6 +21,7 @@ from merganser.cli.options import (
     Tensors,
 )
 from merganser.cli.output import emit, say, wrote
+from merganser.errors import InputError
 from merganser.units import parse_size, show_size
 
 if TYPE_CHECKING:
@@ -47,6 +48,15 @@ Codes = Annotated[
 ]
 Randomized = Annotated[bool, typer.Option("--randomized", help="Faster, approximate factors.")]
 
+Grams = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gram",
+        metavar="NAME=FILE",
+        help="Gram matrices of an expert's inputs, by which its errors count; may be repeated.",
+    ),
+]
+
 
 @app.command()
 def build(
@@ -57,14 +67,7 @@ def build(
     energy: Energy = None,
     budget: Budget = None,
     codes: Codes = None,
-    grams: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gram",
-            metavar="NAME=FILE",
-            help="Gram matrices of an expert's inputs, by which its errors count; may be repeated.",
-        ),
-    ] = None,
+    grams: Grams = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="Dtype of plain factors: float32, bfloat16, float16 or int8; default: the base's."),
@@ -101,13 +104,16 @@ def add(
     energy: Energy = None,
     budget: Budget = None,
     codes: Codes = None,
-    gram: Annotated[str | None, typer.Option(metavar="FILE", help="Gram matrices of its inputs.")] = None,
+    grams: Grams = None,
     randomized: Randomized = False,
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
     """Add one expert; the others are not touched."""
     name, path = _named(expert)
+    given = _all_named(grams or [])
+    if others := given.keys() - {name}:
+        raise InputError(f"--gram {min(others)}: the expert that is added is {name}")
     grown = _open(library, base).add(
         name,
         path,
@@ -115,7 +121,7 @@ def add(
         energy=energy,
         budget=parse_size(budget) if budget else None,
         codes=codes or None,
-        gram=gram,
+        gram=given.get(name),
         randomized=randomized,
     )
     _show(grown, as_json)
@@ -159,7 +165,6 @@ def extract(
 ) -> None:
     """Rebuild one expert as an ordinary checkpoint, or as a LoRA adapter for PEFT and vLLM."""
     from merganser.cli.lora import show_report
-    from merganser.errors import InputError
 
     opened = _open(library, base)
     if form == "lora":
@@ -264,7 +269,6 @@ def _open(path: Path, base: str | None) -> Library:
 
 
 def _named(text: str) -> tuple[str, str]:
-    from merganser.errors import InputError
 
     name, separator, path = text.partition("=")
     if not separator or not name or not path:
@@ -273,7 +277,6 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _all_named(texts: list[str]) -> dict[str, str]:
-    from merganser.errors import InputError
 
     named: dict[str, str] = {}
     for name, path in map(_named, texts):

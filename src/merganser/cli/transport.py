@@ -34,9 +34,9 @@ def command(
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Function of a state dict, higher is better; chooses the scale."),
     ] = None,
-    candidate: Annotated[
+    scales: Annotated[
         list[float] | None,
-        typer.Option(help="Scale to choose from by --score; may be repeated. Default: 0.1, 0.2 … 2."),
+        typer.Option("--try-scale", help="Scale to choose from by --score; may be repeated. Default: 0.1, 0.2 … 2."),
     ] = None,
     matching: Annotated[str, typer.Option(help="How to match the bases: weights, frank_wolfe or none.")] = "weights",
     start: Annotated[
@@ -81,17 +81,17 @@ def command(
     one_of("--matching", matching, MATCHINGS)
     one_of("--start", start, ("propagate", "spectra", "identity"))
     one_of("--kind", kind, ("permutation", "orthogonal"))
-    if candidate and score is None:
-        raise InputError("--candidate: scales are chosen by a score; name one with --score, or give one --scale")
+    if scales and score is None:
+        raise InputError("--try-scale: scales are chosen by a score; name one with --score, or give one --scale")
     if scale is not None and score is not None:
-        raise InputError("--scale and --score: the scale is either given or chosen, by --score among --candidate")
+        raise InputError("--scale and --score: the scale is either given or chosen, by --score among --try-scale")
     judge = imported(score, "--score") if score else None
     models = [open_checkpoint(reference) for reference in (expert, old, new)]
     _check(models)
     if not resume:
         check_out(out, overwrite, [file for each in models for file in each.files()])
     symmetry, tested = _derive(models[2], matching, model, shape, kind, outputs, allow_unused)
-    view, report = _transport(models, symmetry, matching, start, scale, candidate, judge)
+    view, report = _transport(models, symmetry, matching, start, scale, scales, judge)
     report |= {"event": "transport", "self_tested": tested}
     emit(report) if as_json else _show(report)
     write_view(view, out, dtype, dry_run, resume, overwrite, memory, workers, as_json)
