@@ -184,6 +184,21 @@ def test_what_is_no_safetensors_file(server: RangeServer, tmp_path: Path) -> Non
         mg.open(f"{server.url}/empty.safetensors")
 
 
+def test_a_server_that_is_not_there(server: RangeServer) -> None:
+    server.__exit__()
+    with pytest.raises(CheckpointError, match="no connection .*, 4 times in a row; is the address right?"):
+        mg.open(f"{server.url}/math")
+
+
+def test_hub_models_that_cannot_be_had(monkeypatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    from merganser.checkpoints.opening import open_headers
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match="org/name: no such path here, and not to be had from the hub"):
+        open_headers("org/name")
+
+
 def test_forbidden(server: RangeServer) -> None:
     server.fault = lambda number, path: "403" if path.endswith(".safetensors") else ""
     with pytest.raises(CheckpointError, match="the server says 403: it wants credentials"):

@@ -43,6 +43,8 @@ class RangeServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._thread.is_alive():
+            return
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10)

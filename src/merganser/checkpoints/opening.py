@@ -103,8 +103,12 @@ def locate(reference: str) -> Path:
     try:
         return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub client has many ways to say that it could not
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{reference}: no such path here, and not to be had from the hub: {reason}") from None
+        raise _unavailable(reference, error) from None
+
+
+def _unavailable(reference: str, error: Exception) -> CheckpointError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return CheckpointError(f"{reference}: no such path here, and not to be had from the hub: {reason}")
 
 
 def open_headers(reference: str) -> Checkpoint:
@@ -120,7 +124,10 @@ def open_headers(reference: str) -> Checkpoint:
     found = []
     for part in parts(reference):
         if not exists(part) and HUB_ID.fullmatch(part) and not _is_here(part):
-            part = f"hf://{part}"
+            try:
+                fetch_small_files(part := f"hf://{part}")
+            except CheckpointError as error:
+                raise _unavailable(part.removeprefix("hf://"), error) from None
         found.append(part)
     return open("+".join(found))
 

@@ -55,7 +55,7 @@ def fetch(url: str, limit: int) -> bytes:
     """
     check_url(url)
     if _is_http(url):
-        return retry(lambda: _get(url, limit), url)
+        return retry(lambda: _get(url, limit), url, opening=True)
     file = StoreFile(url)
     _check_limit(url, file.size, limit)
     return file.read(0, file.size)
@@ -82,7 +82,7 @@ class HttpFile:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.size, self.version, self._first = retry(self._look, url)
+        self.size, self.version, self._first = retry(self._look, url, opening=True)
 
     def _look(self) -> tuple[int, str, bytes]:
         found = bytearray()
@@ -253,7 +253,7 @@ class StoreFile:
         self.size, self.version = self._look()
 
     def _look(self) -> tuple[int, str]:
-        found = retry(lambda: _attempt(self.url, lambda: self._store.info(self._path)), self.url)
+        found = retry(lambda: _attempt(self.url, lambda: self._store.info(self._path)), self.url, opening=True)
         if found.get("type") == "directory" or not isinstance(found.get("size"), int):
             raise FileNotFoundError(self.url)
         marks = ("ETag", "etag", "generation", "LastModified", "updated", "mtime", "blob_id", "created")
