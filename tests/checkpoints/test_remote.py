@@ -298,3 +298,51 @@ class TestStores:
 
         monkeypatch.setattr(type(store), "cat_file", cut)
         assert torch.equal(mg.open("memory://bucket/math")["norm.weight"], mg.open("served/math")["norm.weight"])
+
+
+def test_models_of_the_hub(tmp_path: Path, monkeypatch) -> None:
+    """By the hub's own client, from a server that answers as the hub does."""
+    hub = pytest.importorskip("huggingface_hub")
+    from merganser.checkpoints.opening import open_headers
+
+    make_models(tmp_path / "org")
+    home = tmp_path / "org/math"
+    content = {path.name: path.read_bytes() for path in home.iterdir()}
+    (home / "resolve/main").mkdir(parents=True)
+    for name, each in content.items():
+        (home / "resolve/main" / name).write_bytes(each)
+    about = {
+        "id": "org/math",
+        "sha": "a" * 40,
+        "siblings": [],
+        "private": False,
+        "tags": [],
+        "downloads": 0,
+        "likes": 0,
+    }
+    tree = [{"type": "file", "path": name, "size": len(each), "oid": "b" * 40} for name, each in content.items()]
+
+    def answer(path: str, body: bytes) -> str | None:
+        if path.startswith("/api/models/org/math/tree"):
+            return json.dumps(tree)
+        return json.dumps(about) if path.startswith("/api/models/org/math") else None
+
+    with RangeServer(tmp_path) as server:
+        server.answer = answer
+        monkeypatch.setattr(hub.constants, "ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        hub.HfFileSystem.clear_instance_cache()
+        monkeypatch.chdir(tmp_path / "org/base")
+        assert sorted(open_headers("org/math")) == ["embed.weight", "layers.0.weight", "norm.weight", "steps"]
+        asked = [each for each in server.requests if each[0].endswith(".safetensors")]
+        assert len(asked) <= 2
+        out = mg.run({"method": "linear", "models": ["hf://org/math", "../code"]}, "out")
+        model = mg.origin.read_lock(out).models[0]
+        assert (model.repository, model.licence) == ("org/math", "apache-2.0")
+        assert "base_model:\n- org/math\n" in (out / "README.md").read_text()
+        assert server.sent < 3 * len(content["model.safetensors"])
+    hub.HfFileSystem.clear_instance_cache()
+    assert weights(out) == weights(mg.run({"method": "linear", "models": ["../math", "../code"]}, "local"))

@@ -20,6 +20,7 @@ class RangeServer:
         fault: Called with the number of the request and the path; returns "" or what goes wrong: a status such as
             "503", "cut" (half of the body, then the connection closes), "drop" (the connection closes at once).
         etag: Called with the number of the request; returns the version.
+        answer: Called with a path and the body of a request; returns JSON to answer with instead of a file, or None.
         requests: The paths that were asked for, with the range.
         sent: The bytes of bodies that were sent.
     """
@@ -30,6 +31,7 @@ class RangeServer:
         self.ranges = True
         self.fault: Callable[[int, str], str] = lambda number, path: ""
         self.etag: Callable[[int], str] = lambda number: '"one"'
+        self.answer: Callable[[str, bytes], str | None] = lambda path, body: None
         self.requests: list[tuple[str, str]] = []
         self.sent = 0
         self.lock = threading.Lock()
@@ -62,7 +64,23 @@ def _handler(owner: RangeServer) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *_: object) -> None:
             pass
 
+        def do_POST(self) -> None:
+            self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+        def _answer(self, body: bytes) -> bool:
+            found = owner.answer(self.path, body)
+            if found is None:
+                return False
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(found)))
+            self.end_headers()
+            self.wfile.write(found.encode())
+            return True
+
         def do_GET(self) -> None:
+            if self._answer(b""):
+                return
             asked = self.headers.get("Range", "")
             with owner.lock:
                 number = len(owner.requests)

@@ -32,7 +32,8 @@ def render_card(
 ) -> str:
     """Return the text of the card; a recipe that is no text yet becomes YAML here."""
     named = list(dict.fromkeys([lineage.base, *lineage.models] if lineage.base else lineage.models))
-    hub = [label for label in (re.split("[@+]", name)[0] for name in named) if _HUB_ID.fullmatch(label)]
+    bare = (re.split("[@+]", name)[0].removeprefix("hf://") for name in named)
+    hub = [label for label in bare if _HUB_ID.fullmatch(label)]
     header: dict[str, Any] = {"base_model": list(dict.fromkeys(hub))} if hub else {}
     if hub and len(named) > 1:
         header["base_model_relation"] = "merge"

@@ -148,7 +148,10 @@ class Ancestry:
         used = [file for file in self._read if file == url or file.startswith(f"{url.rstrip('/')}/")]
         for file in used:
             self.files[file] = {"tensors": dict(sorted(self._read[file].items()))}
-        return self._about(url, place) | {"files": sorted(used)}
+        owner, _, name = url.removeprefix("hf://").partition("/")
+        repository, _, revision = f"{owner}/{name.partition('/')[0]}".partition("@")
+        hub = {"repository": repository, **({"revision": revision} if revision else {})}
+        return self._about(url, place) | (hub if url.startswith("hf://") else {}) | {"files": sorted(used)}
 
     def _directory(self, label: str, home: Path, files: Iterable[Path]) -> dict[str, Any]:
         used = [file for file in dict.fromkeys(files) if str(file) in self._read]
