@@ -12,7 +12,6 @@ import argparse
 import json
 import multiprocessing
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -138,37 +137,33 @@ def write_gguf(path: Path, kind: str) -> None:
     writer.close()
 
 
-def anonymous() -> int:
-    """Bytes of memory of this process that no file backs."""
+def memory(field: str) -> int:
+    """Bytes of this process's memory: now (VmRSS) or at most since the last reset (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def read_all(opened: mg.checkpoints.Checkpoint, step: int) -> float:
+    """Read a matrix so many rows at a time; return the processor seconds."""
+    began = time.thread_time()
+    for start in range(0, ROWS, step):
+        opened.read("w.weight", (start, start + step)).float().sum()
+    return time.thread_time() - began
 
 
 def read(path: Path, answers: multiprocessing.Queue[tuple[float, int]]) -> None:
-    """Read a checkpoint some rows at a time; answer with processor seconds and the memory it took."""
+    """Read a checkpoint; answer with processor seconds and the memory that this takes besides the mapped file."""
     torch.set_num_threads(1)
     opened = mg.open(path)
-    opened.read("w.weight", (0, 1)).float()
-    before, peak, over = anonymous(), 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not over.wait(0.002):
-            peak = max(peak, anonymous())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    began = time.thread_time()
-    for start in range(0, ROWS, STEP):
-        opened.read("w.weight", (start, start + STEP)).float().sum()
-    seconds = time.thread_time() - began
-    over.set()
-    watcher.join()
-    answers.put((seconds, max(0, peak - before)))
+    read_all(opened, 16)  # has the file in memory, and little else
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    seconds = read_all(opened, STEP)
+    answers.put((seconds, memory("VmHWM") - before))
 
 
 def measure(path: Path) -> tuple[float, int]:
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[tuple[float, int]] = context.Queue()  # type: ignore[assignment]
     process = context.Process(target=read, args=(path, answers))
     process.start()
