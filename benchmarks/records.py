@@ -15,7 +15,15 @@ from benchmarks.machine import describe
 RESULTS = Path(__file__).parent / "results"
 #: Options whose value is a place on the machine that measured: left out, or named by what has to be there.
 PLACES = ("--data", "--cache", "--json", "--workdir")
-PEERS = {"--mergekit": "BIN", "--fusionbench": "BIN", "--py-irt": "PYTHON"}
+PEERS = {
+    "--mergekit": "BIN",
+    "--fusionbench": "BIN",
+    "--py-irt": "PYTHON",
+    "--peer": "BIN",
+    "--base": "MODEL",
+    "--model": "MODEL",
+    "--donor": "MODEL",
+}
 
 
 def command() -> str:

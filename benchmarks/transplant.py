@@ -1,16 +1,16 @@
 """Perplexity after giving a model another tokenizer, by rule, beside mergekit's tokensurgeon.
 
-    python -m benchmarks.transplant --model SmolLM2 --donor stories15M --texts texts.txt --rules mean subwords omp:8
+    python -m benchmarks.transplant --model DIR --donor DIR --data DIR [--rules mean subwords omp:8] [--json FILE]
     python -m benchmarks.transplant … --peer /path/to/mergekit-tokensurgeon --peer-terms 8
 
-`--texts` has one text on each line. Bits per byte compare models with different tokenizers; perplexity is per token of
-the tokenizer in use. Processor seconds are those of the whole command, for ours and for the peer's.
+On word problems and film reviews of the test sets. Bits per byte compare models with different tokenizers; perplexity
+is per token of the tokenizer in use. Processor seconds are those of the whole command with one thread, for ours and for
+the peer's.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import resource
 import subprocess
@@ -18,28 +18,19 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.language_texts import perplexity, texts
+from benchmarks.records import record
 from merganser.errors import require
 
 
-def measure(model: Path, texts: Sequence[str], longest: int = 256) -> tuple[float, float]:
-    """Perplexity per token, and bits per byte."""
+def measure(model: Path, chosen: Sequence[str]) -> tuple[float, float]:
     transformers = require("transformers", "hf")
     network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    loss, tokens, size = 0.0, 0, 0
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"][:longest]
-        first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-        batch = torch.tensor([first + ids])
-        with torch.inference_mode():
-            scores = network(batch).logits[0, :-1].log_softmax(-1)
-        loss -= scores.gather(1, batch[0, 1:, None]).sum().item()
-        tokens += batch.shape[1] - 1
-        size += len(tokenizer.decode(ids).encode())
-    return math.exp(loss / tokens), loss / size / math.log(2)
+    return perplexity(network, transformers.AutoTokenizer.from_pretrained(model), chosen)
 
 
 def run(command: Sequence[str]) -> float:
@@ -54,18 +45,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--donor", type=Path, required=True)
-    parser.add_argument("--texts", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=16, help="texts of each kind")
     parser.add_argument("--rules", nargs="+", default=["mean", "zero", "subwords", "nearest", "omp:8"])
     parser.add_argument("--peer", help="the command mergekit-tokensurgeon")
     parser.add_argument("--peer-terms", type=int, default=8)
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    texts = [line for line in given.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
-    print(f"{'rule':24} {'perplexity':>10} {'bits/byte':>9} {'seconds':>8}")
+    chosen = [text for kind in ("gsm8k", "mr") for text in texts(given.data, kind, "test", given.count)]
+    rows: list[dict[str, Any]] = []
 
-    def show(name: str, path: Path, seconds: float = 0.0) -> None:
-        perplexity, bits = measure(path, texts)
-        print(f"{name:24} {perplexity:10.2f} {bits:9.4f} {seconds:8.1f}", flush=True)
+    def show(name: str, path: Path, seconds: float | None = None) -> None:
+        found, bits = measure(path, chosen)
+        rows.append({"rule": name, "perplexity": found, "bits_per_byte": bits, "cpu_seconds": seconds})
+        print(f"{name:24} {found:10.2f} {bits:9.4f} {seconds or 0:8.1f}", flush=True)
 
     show("as it was", given.model)
     with tempfile.TemporaryDirectory() as scratch:
@@ -79,6 +73,8 @@ def main() -> None:
             out, terms = Path(scratch) / "peer", str(given.peer_terms)
             seconds = run([given.peer, str(given.model), str(given.donor), str(out), "-a", "omp", "-k", terms])
             show(f"tokensurgeon omp:{terms}", out, seconds)
+    results = {"model": given.model.name, "donor": given.donor.name, "texts": len(chosen), "rows": rows}
+    record(given.json, results, [])
 
 
 if __name__ == "__main__":
