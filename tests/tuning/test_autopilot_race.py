@@ -120,7 +120,7 @@ def peaked(contender):
         return 0.5
     heights = {"task_arithmetic": 0.62, "ties": 0.63, "tsv": 0.72, "iso_c": 0.74, "iso_cts": 0.76, "wudi": 0.66}
     peak = {"task_arithmetic": 0.4, "iso_c": 1.6, "iso_cts": 1.5}.get(contender.name, 0.8)
-    return heights[contender.name] - 0.1 * math.log2(contender.scale / peak) ** 2
+    return heights.get(contender.name, 0.6) - 0.1 * math.log2(contender.scale / peak) ** 2
 
 
 def drawn_truth(seed):
