@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shutil
 import statistics
@@ -17,6 +19,27 @@ class Run:
     seconds: float
     cpu_seconds: float
     peak_anonymous: int
+
+
+class Peak(threading.Thread):
+    """The most anonymous memory of this process while the context lasts, beyond that at its start, as `bytes`."""
+
+    def __enter__(self) -> Peak:
+        with contextlib.suppress(AttributeError, OSError):  # what was freed before must not be there to be used again
+            ctypes.CDLL(None).malloc_trim(0)
+        self._most = self._before = anonymous(os.getpid())
+        self._over = threading.Event()
+        self.start()
+        return self
+
+    def run(self) -> None:
+        while not self._over.wait(0.05):
+            self._most = max(self._most, anonymous(os.getpid()))
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+        self.bytes = self._most - self._before
 
 
 def measure(command: list[str], out: Path, environment: dict[str, str] | None = None, keep: bool = False) -> Run:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Matrices shown on a terminal unless all are asked for.
 SHOWN = 10
 #: Layers of a stack whose interference is measured unless others are asked for.
-LAYERS = 6
+LAYERS = 4
 
 
 def command(

@@ -212,9 +212,10 @@ def _eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor,
 
 
 def _row_blocks(matrix: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows in `dtype` (float64) whose rows or columns lie without gaps."""
+    """Blocks of rows in `dtype` (float64) whose rows or columns lie without gaps; one block where float32 stays."""
     dtype = dtype or torch.float64
-    step = max(1, _BLOCK_ELEMENTS // max(1, matrix.shape[1]))
+    whole = matrix.dtype == dtype == torch.float32 and 1 in matrix.stride()
+    step = max(1, matrix.shape[0] if whole else _BLOCK_ELEMENTS // max(1, matrix.shape[1]))
     for start in range(0, matrix.shape[0], step):
         rows = slice(start, min(start + step, matrix.shape[0]))
         block = matrix[rows].to(dtype)

@@ -79,8 +79,8 @@ class IsoCTS(Isotropic):
             u, s, v = (torch.cat(part, dim=-1) for part in zip(common, *own, strict=True))
             if s.numel() == 0:
                 return deltas.zeros()
-            u, v = (polar(side, self.tolerance).to(deltas.dtype) for side in (u, v))
-            return (u * (s.sum() / n)) @ v.T
+            u, v = polar(u, self.tolerance), polar(v, self.tolerance)
+            return (u * (s.sum() / n)).to(deltas.dtype) @ v.to(deltas.dtype).T
 
         return average_over_groupings(parts, merge)
 
@@ -102,4 +102,4 @@ def flatten_spectrum(matrix: Tensor, tolerance: float, exact: bool = False) -> T
     root = inverse_root(matrix, tolerance)
     wide = torch.float32 if root.mean_amplification <= FLOAT32_LIMIT else torch.float64
     # As the transpose of a product, which MKL multiplies faster.
-    return ((root.matrix() * (root.s.sum() / n)).to(wide) @ matrix.to(wide).T).T
+    return ((root.matrix() * (root.s.sum() / n)).to(wide) @ matrix.to(wide).T).T.to(matrix.dtype)

@@ -86,6 +86,8 @@ def orthogonal_sum(
     """U⊥ Σ V⊥ᵀ from the factors of each task, in `dtype` (float32)."""
 
     def merge(parts: Sequence[Factors]) -> Tensor:
+        if orthogonalize == "polar" and len(parts) > 1 and all(part.s.dtype == torch.float32 for part in parts):
+            return _product_of_narrow(_concatenate(parts), tolerance).to(dtype or torch.float32)
         u, s, v = orthogonal(parts, orthogonalize, tolerance, dtype or torch.float32)
         # Orthonormal factors are well-conditioned: their product loses nothing that `dtype` could hold.
         return (u * s) @ v.T
@@ -101,13 +103,30 @@ def orthogonal(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(U⊥, Σ, V⊥) in `dtype` (float64), the tasks' columns side by side; a single task needs no orthogonalisation."""
     dtype = dtype or torch.float64
-    u, s, v = beside(*(f.u for f in factors)), torch.cat([f.s for f in factors]), beside(*(f.v for f in factors))
+    u, s, v = _concatenate(factors)
     if orthogonalize != "none" and len(factors) > 1:
         # Decompositions beside each other, then products that have all threads to themselves.
         kind = orthogonalize
         roots = side_by_side(lambda side: _root(side, tolerance, kind), (u, v))
         u, v = (_times_root(side, *root, dtype) for side, root in zip((u, v), roots, strict=True))
     return u.to(dtype), s.to(dtype), v.to(dtype)
+
+
+def _concatenate(factors: Sequence[Factors]) -> Factors:
+    return Factors(beside(*(f.u for f in factors)), torch.cat([f.s for f in factors]), beside(*(f.v for f in factors)))
+
+
+def _product_of_narrow(factors: Factors, tolerance: float) -> Tensor:
+    """U⊥ Σ V⊥ᵀ of concatenated float32 factors, the longer of which is never made orthogonal by itself: with the root R
+    of its Gram matrix, U⊥ Σ V⊥ᵀ = U (R Σ V⊥ᵀ)."""
+    u, s, v = factors
+    if u.shape[0] < v.shape[0]:
+        return _product_of_narrow(factors.T, tolerance).T
+    (left, loud), right = side_by_side(lambda side: _root(side, tolerance, "polar"), (u, v))
+    inner = s[:, None] * _times_root(v, *right, torch.float32).to(torch.float32).T
+    if u.shape[0] >= u.shape[1] and loud <= FLOAT32_LIMIT:
+        return u @ (left.to(torch.float32) @ inner)
+    return _times_root(u, left, loud, torch.float32).to(torch.float32) @ inner
 
 
 def _root(side: Tensor, tolerance: float, kind: Literal["polar", "whiten"]) -> tuple[Tensor, float]:

@@ -1,0 +1,42 @@
+"""Matrices large enough for float32 decompositions, against the published algorithms in float64."""
+
+import pytest
+import torch
+
+from benchmarks import published
+from benchmarks.lowrank import RULES, task_matrix
+from merganser.methods.base import Group
+
+
+def merge(method, deltas, **options):
+    return RULES[method](**options).merge(Group("w", tuple(deltas), torch.zeros_like(deltas[0])))
+
+
+def error(found, wanted):
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.fixture(scope="module", params=[(512, 512), (520, 900)], ids=lambda shape: "×".join(map(str, shape)))
+def deltas(request):
+    return [task_matrix(request.param, seed) for seed in range(4)]
+
+
+@pytest.mark.parametrize("method", list(RULES))
+def test_merges_are_within_1e_4_of_the_published_ones(method, deltas):
+    wanted = published.METHODS[method]([delta.double() for delta in deltas])
+    quick, exact = merge(method, deltas), merge(method, deltas, exact=True)
+    assert error(quick, wanted) < 1e-4
+    assert error(exact, wanted) < 2e-6
+    assert quick.dtype == exact.dtype == torch.float32
+
+
+@pytest.mark.parametrize("method", list(RULES))
+def test_low_rank_experts_are_merged_as_exactly_as_before(method):
+    """LoRA-like differences: float32 could not tell their rank, so nothing is taken from it."""
+    rng = torch.Generator().manual_seed(0)
+    low = [torch.randn(600, 4, generator=rng) @ torch.randn(4, 520, generator=rng) for _ in range(4)]
+    assert error(merge(method, low), merge(method, low, exact=True)) < 1e-5
+
+
+def test_order_of_the_models_does_not_matter(deltas):
+    assert error(merge("tsv", deltas[::-1]), merge("tsv", deltas)) < 1e-4
