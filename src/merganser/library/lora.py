@@ -35,7 +35,7 @@ from merganser.library.adapter_writing import (
 )
 from merganser.library.changes import check_finite, check_fit, task_matrix
 from merganser.library.ranks import RankPolicy
-from merganser.library.unfolding import as_matrix
+from merganser.library.unfolding import as_matrix, is_matrix
 from merganser.library.views import Expert
 from merganser.methods.adapters import balanced
 from merganser.methods.matrices import matrix_shape
@@ -123,7 +123,7 @@ def export_expert(
 ) -> AdapterReport:
     """Write an expert of a library as an adapter, at its own rank (that of its largest matrix) or less.
 
-    A matrix that is not stored as factors is decomposed; an expert without any has rank 64 unless told otherwise.
+    A matrix that is not stored as factors is decomposed, and has rank 64 at most unless told otherwise.
 
     Args:
         expert: The expert.
@@ -160,8 +160,7 @@ def export_expert(
     stored = dtype_of(dtype, DTYPES, "adapters")
     check_out(Path(out), overwrite, expert.files())
     file = expert.file
-    own = (file.rank(name) for name, kind in file.kinds.items() if kind == "factors")
-    limit = rank or max(own, default=_DEFAULT_RANK)
+    limit = rank or max((_own_rank(expert, name) for name in file.kinds), default=1)
     draft = _Draft(AdapterModules(expert.source, expert, fan_in_fan_out), expert.source, stored, whole)
     for name in file.kinds:
         factors = None
@@ -169,6 +168,14 @@ def export_expert(
             factors = expert.factors(name, limit)
         draft.add(name, expert, limit if expert.merges(name) else None, factors)
     return draft.write(Path(out), expert, overwrite)
+
+
+def _own_rank(expert: Expert, name: str) -> int:
+    """Return the rank a tensor is stored at; 64 at most where it is not stored as factors."""
+    if expert.file.kinds[name] == "factors":
+        return expert.file.rank(name)
+    shape = expert.spec(name).shape
+    return min(_DEFAULT_RANK, *matrix_shape(shape)) if is_matrix(shape) else 1
 
 
 def _changed(tuned: Checkpoint, base: Checkpoint, modules: AdapterModules) -> Iterator[str]:
