@@ -236,9 +236,7 @@ def report(
         return
     if tensors:
         for each in found:
-            lost = each.error / each.energy if each.energy and each.error is not None else None
-            bits = 8 * each.nbytes / max(1, each.entries)
-            _row(f"{each.expert}: {each.tensor}", each.nbytes, bits, lost, each.code)
+            _row(f"{each.expert}: {each.tensor}", each.nbytes, each.bits, each.lost, each.code)
     for layer in layers:
         codes = ", ".join(f"{count} {code}" for code, count in layer.codes.items())
         _row(layer.layer, layer.nbytes, layer.bits, layer.lost, codes)

@@ -32,6 +32,16 @@ class TensorReport:
     error: float | None
     energy: float | None
 
+    @property
+    def lost(self) -> float | None:
+        """‖Δ − stored Δ‖² / ‖Δ‖², None if unknown."""
+        return self.error / self.energy if self.energy and self.error is not None else None
+
+    @property
+    def bits(self) -> float:
+        """Bits for each entry."""
+        return 8 * self.nbytes / max(1, self.entries)
+
 
 @dataclass(frozen=True)
 class LayerReport:
@@ -52,7 +62,7 @@ def stored_tensors(library: Library, name: str) -> list[TensorReport]:
         name: The expert.
 
     Returns:
-        One record for each tensor, those that were dropped among them.
+        One record for each tensor in the expert's order, those that were dropped among them.
     """
     expert = library.expert(name)
     file = expert.file
@@ -70,7 +80,8 @@ def stored_tensors(library: Library, name: str) -> list[TensorReport]:
     for tensor, energy in file.dropped.items():
         entries = expert.spec(tensor).numel if tensor in expert else 0
         found.append(TensorReport(name, tensor, "dropped", 0, entries, energy, energy))
-    return found
+    place = {tensor: index for index, tensor in enumerate(expert.names())}
+    return sorted(found, key=lambda each: place.get(each.tensor, len(place)))
 
 
 def by_layer(tensors: Iterable[TensorReport]) -> list[LayerReport]:
