@@ -190,8 +190,6 @@ def lines_for(count: int) -> tuple[Line, ...]:
         one_code("mixed factors (Delta-CoMe)", MixedFactors(66), "rank 66", "8 to 2 bits"),
         codes_each(1 / 50, "1/50 of the expert each"),
         codes_each(1 / 100, "1/100 of the expert each"),
-        codes_each(1 / 200, "1/200 of the expert each"),
-        codes_each(1 / 400, "1/400 of the expert each"),
         *([codes_together(0.3, "1.3× the base")] if count == 20 else []),
     )
 
