@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 #: Sides from which float32 pays; shorter ones are decomposed in float64.
 LARGE = 512
-#: Largest relative error of a truncated matrix that float32 may leave.
-ERROR = 5e-5
+#: Largest relative error of a truncated matrix that float32 may leave. Orthogonalising may multiply it by about seven.
+ERROR = 1.5e-5
 #: Relative rounding of the eigenvalues of a float32 Gram matrix.
 ROUNDING = 4e-7
 #: Smallest share of σ₁² whose singular vectors a float32 Gram matrix resolves.
