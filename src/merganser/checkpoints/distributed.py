@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.dtypes import Element
 from merganser.checkpoints.inert_pickle import InertRecord, load_inert, numbers
+from merganser.checkpoints.reads import note_read
 from merganser.checkpoints.torch_archive import read_torch_archive
 from merganser.confine import confine
 from merganser.errors import CheckpointError
@@ -73,6 +74,7 @@ class DistributedCheckpoint(Checkpoint):
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         spec, chunks = self._find(name)
+        note_read(self, name)
         first, last = rows or (0, spec.shape[0] if spec.shape else 1)
         if len(chunks) == 1 or not spec.shape:
             return select_rows(self._chunk(name, chunks[0]), rows)

@@ -86,6 +86,8 @@ class Origin:
         """
         ancestry = Ancestry(read)
         models = [ancestry.describe(*each) for each in zip(self.merge.plan.models, self.merge.sources, strict=True)]
+        if models[0].get("made_of") == models[1:]:
+            models = models[1:]  # a merge that is quantised as it is written reads it, and its models, as one more
         weights = {shard.file for shard in shards}
         others = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
         lock = {

@@ -81,6 +81,8 @@ def resolve_document(recipe: Recipe) -> dict[str, Any]:
     output = document.get("output") or {}
     if recipe.output.dtype is not None:
         output = {**output, "dtype": recipe.output.dtype}
+    if recipe.output.quantize is not None:
+        output = {**output, "quantize": recipe.output.quantize}
     return document | {"seed": recipe.seed, "output": {**output, "shard_size": recipe.output.shard_size}}
 
 
