@@ -38,7 +38,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
             percent(run["share"]),
             percent(run["test"]),
             f"{100 * run['behind']:+.1f} ± {100 * run['paired']:.1f}",
-            run["verdict"],
+            f"{run['verdict']}: {run['kept']}",
         ]
         for run in runs
     ]
