@@ -93,7 +93,7 @@ class GGUFModel(View):
         first, last = (0, heads * size) if rows is None else rows
         start = first // size * size
         read = self.file.read(stored, (start, -(-last // size) * size))
-        paired = read.reshape(len(read) // size, size // 2, 2, *read.shape[1:]).transpose(1, 2).flatten(0, 2)
+        paired = read.reshape(-1, size // 2, 2, *read.shape[1:]).transpose(1, 2).flatten(0, 2)
         return select_rows(paired, (first - start, last - start))
 
     def as_stored(self, name: str, rows: Rows, read: Callable[[Rows], Tensor]) -> Tensor:
@@ -112,7 +112,7 @@ class GGUFModel(View):
         size = self.spec(name).shape[0] // heads
         start = rows[0] // size * size
         found = read((start, -(-rows[1] // size) * size))
-        paired = found.reshape(len(found) // size, 2, size // 2, *found.shape[1:]).transpose(1, 2).flatten(0, 2)
+        paired = found.reshape(-1, 2, size // 2, *found.shape[1:]).transpose(1, 2).flatten(0, 2)
         return select_rows(paired, (rows[0] - start, rows[1] - start)).contiguous()
 
     def heads(self, name: str) -> int:

@@ -39,8 +39,7 @@ def _codec(stored: StoredCodes, stem: str) -> Codec:
         first, last = rows
         start = first // _PLACES
         packed = stored.read(name)[:, start : -(-last // _PLACES)]
-        found = unpack_stream(packed, _BITS)
-        found = found.reshape(*found.shape[:-1], found.shape[-1] // _PLACES, _PLACES)[..., _ORDER].flatten(-2)
+        found = unpack_stream(packed, _BITS).reshape(len(packed), packed.shape[1], _PLACES)[..., _ORDER].flatten(-2)
         return found[:, first - start * _PLACES : last - start * _PLACES].t()
 
     def decode(rows: Rows) -> Tensor:

@@ -49,8 +49,8 @@ def _codec(stored: StoredCodes, weight: str, state_name: str) -> Codec:
         if not nested:
             return found.to(torch.float32)
         own = stored.read(inner_absmax)[torch.arange(first, last) // inner]
-        decoded: Tensor = stored.read(inner_table)[found.to(torch.int64)] * own + offset
-        return decoded
+        values: Tensor = stored.read(inner_table)[found.to(torch.int64)] * own + offset
+        return values
 
     def decode(rows: Rows) -> Tensor:
         width = math.prod(shape[1:])

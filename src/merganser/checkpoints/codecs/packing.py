@@ -67,7 +67,7 @@ def scale_groups(
     scales = scales.to(torch.float32)
     count, columns = scales.shape[-1], values.shape[-1]
     if groups is None and columns % count == 0:
-        cut = values.reshape(*values.shape[:-1], count, columns // count)
+        cut = values.view(*values.shape[:-1], count, columns // count)
         scales, zeros = scales.unsqueeze(-1), zeros.unsqueeze(-1) if isinstance(zeros, torch.Tensor) else zeros
     else:
         index = torch.arange(columns) // -(-columns // count) if groups is None else groups
