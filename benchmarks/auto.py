@@ -30,8 +30,9 @@ import numpy as np
 import torch
 
 import merganser as mg
+from benchmarks.experts import Part, State
 from benchmarks.records import record
-from benchmarks.text_experts import Part, State, TextExperts, load_experts
+from benchmarks.text_experts import TextExperts, load_experts
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text_layers import layers_from
 from benchmarks.zoo.text_tasks import TASKS, pool
