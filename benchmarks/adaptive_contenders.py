@@ -18,9 +18,10 @@ from merganser.modules.activations import capture
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel, Prediction
 from merganser.routing.baselines import Baseline, Smile, Static, TwinMerging, WeMoE
+from merganser.routing.choices import Routing
 from merganser.routing.composition import applied
 from merganser.routing.layers import leading_layers
-from merganser.routing.routers import MlpRouter, ProjectionRouter, Routing
+from merganser.routing.routers import MlpRouter, ProjectionRouter
 
 POLARITY = frozenset({"mr", "sst2", "cr", "mpqa"})
 #: The head of the task with the largest weight, or the best (task, class) of all heads (for MASS: those of the set) by

@@ -11,8 +11,8 @@ from torch import Tensor
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel, Prediction
 from merganser.routing.baselines import Baseline
+from merganser.routing.choices import task_accuracy
 from merganser.routing.heads import Score
-from merganser.routing.routers import task_accuracy
 from merganser.routing.sensitivity import accuracy, same_pair
 
 POLARITY = frozenset({"mr", "sst2", "cr", "mpqa"})

@@ -12,8 +12,9 @@ from merganser.library import Library
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.baselines import Static
+from merganser.routing.choices import Routing
 from merganser.routing.composition import applied
-from merganser.routing.routers import NearestNeighbour, Routing
+from merganser.routing.routers import NearestNeighbour
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
 
 TASKS = ("a", "b", "c", "d")

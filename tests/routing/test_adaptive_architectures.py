@@ -6,7 +6,7 @@ import torch
 from merganser.library import Library
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
-from merganser.routing.routers import Routing
+from merganser.routing.choices import Routing
 from support.timm_networks import vision_transformer
 
 transformers = pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ from merganser.modules.activations import linear_layers
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.baselines import Oracle, Smile, Static, TwinMerging, WeMoE
-from merganser.routing.routers import Routing
+from merganser.routing.choices import Routing
 from support.expert_nets import expert_of, heads_of, library_of
 
 TASKS = ("a", "b")

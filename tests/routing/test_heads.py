@@ -2,8 +2,8 @@
 
 import torch
 
+from merganser.routing.choices import Routing
 from merganser.routing.heads import Heads
-from merganser.routing.routers import Routing
 
 
 def routed(tasks, sets, weights):

@@ -13,16 +13,8 @@ from merganser.library import Library
 from merganser.modules.activations import capture, pool
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
-from merganser.routing.routers import (
-    MlpRouter,
-    NearestNeighbour,
-    ProjectionRouter,
-    choose,
-    normalized,
-    residuals,
-    subspaces,
-    task_accuracy,
-)
+from merganser.routing.choices import choose, task_accuracy
+from merganser.routing.routers import MlpRouter, NearestNeighbour, ProjectionRouter, normalized, residuals, subspaces
 from support.expert_nets import encoder, library_of
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from merganser.checkpoints.dtypes import Element, name_of
 from merganser.checkpoints.reads import StoredRead, noting_reads
@@ -20,8 +19,8 @@ from merganser.engine.looks import Look, Looking, take_looks
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
 from merganser.engine.running_digests import SourceDigests
+from merganser.engine.tensor_blocks import Mapper, TensorBlocks, serial
 from merganser.errors import InputError
-from merganser.kernels.selection import chosen
 from merganser.lazy import torch
 from merganser.methods.base import Group
 
@@ -31,16 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Dtypes that weights of an ordinary size may overflow.
 NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
-
-
-class Mapper(Protocol):
-    """`map`, in order, wherever the work is done."""
-
-    def __call__(self, function: Callable[[Any], T], items: Sequence[Any], /) -> list[T]: ...
-
-
-def serial(function: Callable[[Any], T], items: Sequence[Any], /) -> list[T]:
-    return [function(item) for item in items]
 
 
 @dataclass(frozen=True)
@@ -338,45 +327,3 @@ def _limit(dtype: torch.dtype) -> float:
     """The least number that does not round to a finite one: half a unit in the last place beyond the largest."""
     info = torch.finfo(dtype)
     return info.max + math.ldexp(info.eps, math.frexp(info.max)[1] - 2)
-
-
-class TensorBlocks:
-    """The blocks of one output, streamed from its sources as often as the rule asks (`methods.base.Blocks`)."""
-
-    def __init__(self, computation: Computation, mapper: Mapper = serial) -> None:
-        self.shape = computation.shape
-        self._computation = computation
-        self._mapper = mapper
-
-    def __len__(self) -> int:
-        return sum(map(len, self._computation.spans))
-
-    def __getitem__(self, index: int, /) -> Group:
-        block = next(itertools.islice(itertools.chain.from_iterable(self._computation.spans), index, None))
-        ((_, group),) = self._computation.groups([block])
-        return group
-
-    def __iter__(self) -> Iterator[Group]:
-        for span in self._computation.spans:
-            for _, group in self._computation.groups(span):
-                yield group
-
-    def map(self, function: Callable[[Group], T], only: int | None = None, stride: int = 1) -> list[T]:
-        recorded = self._computation.record(function)
-        wanted = set(chosen(len(self), only, 1 if recorded else stride))
-        numbers = itertools.count()
-        spans = [[block for block in span if next(numbers) in wanted] for span in self._computation.spans]
-
-        def over(span: list[Piece]) -> list[T]:
-            addresses = self._computation.addresses(span) if recorded else None
-            if recorded is None or addresses is None:
-                return [function(group) for _, group in self._computation.groups(span)]
-            found: list[T] = []
-            for block in span:
-                result = fused.find(recorded, addresses, block, stride)
-                if result is None:
-                    result = [function(group) for _, group in self._computation.groups([block])]
-                found += result
-            return found
-
-        return [result for part in self._mapper(over, [span for span in spans if span]) for result in part]

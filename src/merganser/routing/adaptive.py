@@ -19,12 +19,13 @@ from merganser.modules.activations import Activations, Pooling, capture, layer_o
 from merganser.modules.inputs import Inputs, gather
 from merganser.modules.moments import evaluating
 from merganser.routing.caching import CompositionCache
+from merganser.routing.choices import Routing, choose
 from merganser.routing.composition import Composition, applied
 from merganser.routing.heads import Head, Heads, Score
 from merganser.routing.layers import distinct_experts, leading_layers
 from merganser.routing.models import Features, LibraryModel
 from merganser.routing.predictions import Prediction
-from merganser.routing.routers import DEFAULT, Normalize, ProjectionRouter, Router, Routing, Source, checked, choose
+from merganser.routing.routers import DEFAULT, Normalize, ProjectionRouter, Router, Source, checked
 
 
 @dataclass(frozen=True)

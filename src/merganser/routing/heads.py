@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from merganser.errors import InputError, did_you_mean, one_of
 from merganser.modules.naming import adopt
+from merganser.routing.choices import Routing
 from merganser.routing.predictions import Prediction
-from merganser.routing.routers import Routing
 
 #: From features (samples × width) to logits (samples × classes); a linear head may be given as its `weight` and `bias`.
 Head = Callable[[Tensor], Tensor] | Mapping[str, Tensor]

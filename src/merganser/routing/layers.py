@@ -16,7 +16,8 @@ from merganser.kernels.spectra import Factors
 from merganser.library.library import Library
 from merganser.library.unfolding import is_matrix
 from merganser.modules.activations import matrix_layers, output_layers
-from merganser.routing.routers import ProjectionRouter, task_accuracy
+from merganser.routing.choices import task_accuracy
+from merganser.routing.routers import ProjectionRouter
 from merganser.routing.samples import batches_by_task
 
 if TYPE_CHECKING:

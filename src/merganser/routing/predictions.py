@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from merganser.errors import InputError
-from merganser.routing.routers import Routing
+from merganser.routing.choices import Routing
 
 
 class Prediction(NamedTuple):

@@ -12,10 +12,10 @@ from torch import Tensor
 from merganser.errors import InputError, one_of
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
+from merganser.routing.choices import Routing, task_accuracy
 from merganser.routing.heads import Score
 from merganser.routing.layers import accepted, task_cosines
 from merganser.routing.predictions import Prediction
-from merganser.routing.routers import Routing, task_accuracy
 from merganser.routing.samples import Labelled, batches_by_task, labelled_by_task
 
 #: Whether an answer (task, class) is right for a sample of a task with a label; by default both must agree.

@@ -18,9 +18,9 @@ from merganser.modules.inputs import Inputs
 from merganser.plain import plain
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.batching import Answer, Batcher, Busy, Closed, Limits, Work
+from merganser.routing.choices import Routing
 from merganser.routing.predictions import Prediction
 from merganser.routing.requests import Encode, Refused, first_line, parse
-from merganser.routing.routers import Routing
 
 #: A client that went away before its body was read; nobody sees the answer.
 GONE = 499

@@ -13,11 +13,11 @@ from merganser.errors import InputError, one_of
 from merganser.library.library import Library
 from merganser.modules.inputs import Inputs
 from merganser.modules.moments import evaluating
+from merganser.routing.choices import Routing
 from merganser.routing.composition import Composition
 from merganser.routing.heads import Head, Heads, Score
 from merganser.routing.models import Features, LibraryModel
 from merganser.routing.predictions import Prediction
-from merganser.routing.routers import Routing
 
 
 class Baseline(LibraryModel):
