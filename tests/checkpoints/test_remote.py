@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -102,17 +103,23 @@ def test_shards_and_long_headers(server: RangeServer, tmp_path: Path) -> None:
     assert checkpoint.read(names[7]).tolist() == [1.0, 1.0]
 
 
-FAULTS = {
-    "busy": lambda number, path: "503" if number % 3 == 0 else "",
-    "cut": lambda number, path: "cut" if number % 3 == 0 and path.endswith(".safetensors") else "",
-    "dropped": lambda number, path: "drop" if number % 4 == 0 else "",
-    "too many": lambda number, path: "429" if number % 3 == 1 else "",
-}
+def sometimes(fault: str, every: int, suffix: str = "") -> Callable[[int, str], str]:
+    """Go wrong in every so many requests for one file: however requests interleave, none fails for ever."""
+    asked: Counter[str] = Counter()
+
+    def decide(number: int, path: str) -> str:
+        asked[path] += 1
+        return fault if asked[path] % every == 0 and path.endswith(suffix) else ""
+
+    return decide
+
+
+FAULTS = {"busy": ("503", 3), "cut": ("cut", 3, ".safetensors"), "dropped": ("drop", 4), "too many": ("429", 3)}
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
 def test_faults_that_pass_change_nothing(server: RangeServer, fault: str) -> None:
-    server.fault = FAULTS[fault]
+    server.fault = sometimes(*FAULTS[fault])
     assert weights(merge(server, "remote")) == weights(merge(None, "local"))
 
 

@@ -132,6 +132,8 @@ def test_every_component_of_a_pipeline_is_merged(tmp_path: Path) -> None:
     files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert files == {
         "README.md",
+        "merganser.lock.json",
+        "recipe.yml",
         "model_index.json",
         "unet/config.json",
         "unet/diffusion_pytorch_model.safetensors",

@@ -108,7 +108,7 @@ def test_a_killed_command_goes_on(models, llamas, tmp_path):
     words = [*models, tmp_path / "out", "--data", f"multiple-choice:{llamas / 'quiz.jsonl'}", "--candidate", "ties"]
     code = (
         "import os, sys\nfrom merganser.tuning.autopilot import answers\nadd = answers.AnswerJournal.add\n"
-        "def stop(self, *a):\n    add(self, *a)\n    if len(self.answers) == 5: os.kill(os.getpid(), 9)\n"
+        "def stop(self, *a, **k):\n    add(self, *a, **k)\n    if len(self.answers) == 5: os.kill(os.getpid(), 9)\n"
         "answers.AnswerJournal.add = stop\nfrom merganser.cli import main\n"
         "sys.argv = ['merganser', 'auto', *sys.argv[1:]]\nmain()\n"
     )

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(tiles.library() is None, reason="the compiled ru
 #: Every method that works on entries, with parameters that lead through its branches.
 METHODS = {name: rule for name, rule in registry().items() if rule.reach != "whole" and not rule.statistics}
 METHODS.pop("passthrough")
+METHODS.pop("pcb")  # takes exponentials, which processors round each in their way
 CHOICES = {
     "density": st.sampled_from([0.0, 0.2, 0.5, 0.999, 1.0]),
     "gamma": st.sampled_from([0.0, 0.01, 0.3]),

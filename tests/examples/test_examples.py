@@ -50,7 +50,9 @@ def test_alignment_rescues_the_average(example):
 def test_a_library_gives_its_experts_back(example):
     pytest.importorskip("sklearn")
     lines = example("expert_library").splitlines()
-    assert "4 experts and their base in 2.00× the space of the base, instead of 5×" in lines
+    space = next(line for line in lines if line.startswith("4 experts and their base in "))
+    assert float(space.split()[6].rstrip("×")) <= 2.0
+    assert space.endswith("the space of the base, instead of 5×")
     for task in ("upright", "flipped", "turned", "inverted", "mean"):
         base, expert, rebuilt, *_ = numbers(next(line for line in lines if line.startswith(task)))
         assert rebuilt > expert - 0.02 > base

@@ -133,6 +133,6 @@ def passband(x: Tensor, level: Tensor | float = TOLERANCE, kind: Orthogonalizati
     """The filter f of `polar`, of singular values relative to the largest; at `level` a direction counts fully."""
     if kind == "whiten":
         return x / torch.sqrt(x.square() + level**2)
-    level = torch.as_tensor(level, dtype=x.dtype)
+    level = torch.as_tensor(level, dtype=x.dtype, device=x.device)
     t = (torch.log10(x.clamp(min=1e-300) / level.clamp(min=1e-300)) + 1).clamp(0, 1)
     return torch.where(level > 0, t * t * (3 - 2 * t), (x > 0).to(x.dtype))
