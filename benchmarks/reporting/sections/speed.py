@@ -49,8 +49,8 @@ def conditions(measured: Mapping[str, Any]) -> str:
         f"A base and three models of {measured['params']} parameters in bfloat16 (`linear` takes the three models, "
         "`nuslerp` the base and two, `slerp` and `arcee_fusion` the base and one), warm cache, everything synced. The "
         f"limit is {LIMIT}, with two threads; the ratios to it leave out the {measured['start_up']:.1f} s in which "
-        "Python and torch start. It is not tight where a ratio is below one. Ours and the limit are medians of several "
-        "runs, mergekit ran once."
+        "Python and torch start. It is not tight where a ratio is below one. Ours and the limit are medians of the "
+        "runs that the command says, mergekit ran once."
     )
 
 
