@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from merganser.strict_json import parse_json
 J = TypeVar("J", bound="LineJournal")
 
 
-class LineJournal:
+class LineJournal(ABC):
     """Records in the order they were made, by one process at a time; use as a context manager.
 
     A last line cut off by a crash is forgotten. A file that holds anything else is refused, never changed.
@@ -51,9 +52,9 @@ class LineJournal:
         if self._lock is not None:
             self._lock.release()
 
+    @abstractmethod
     def accept(self, record: Mapping[str, Any]) -> None:
         """Remember a record of the file; KeyError, TypeError or ValueError if it is none."""
-        raise NotImplementedError
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write a record, on disk before it is used."""
