@@ -24,9 +24,9 @@ def parts(network: str, results: Mapping[str, Any]) -> Iterator[Part]:
     single = results["single"]
     mean = sum(single) / len(single)
     last = tables[counts[-1]]
-    ways = list(last)
+    ways = list(dict.fromkeys(way for table in tables.values() for way in table))
     plain = ways[0]
-    ours = next((way for way in ways if way.startswith("C²M³")), ways[-1])
+    ours = "C²M³"
     images = results["settings"]["test_images"]
     plainly, universe = (
         [percent(last[way][key]) for key in ("accuracy", "repaired_accuracy")] for way in (plain, ours)
@@ -92,7 +92,8 @@ def _conditions(tables: Mapping[int, Any], settings: Mapping[str, Any]) -> str:
 
 
 def _curves(network: str, tables: Mapping[int, Any], mean: float) -> Figure:
-    plain, *matched = ways = list(next(iter(tables.values())))
+    # A curve needs every count; rows may have been added to some.
+    plain, *matched = ways = [way for way in next(iter(tables.values())) if all(way in row for row in tables.values())]
     panels = [("accuracy", ways, "as merged"), ("repaired_accuracy", matched, "after REPAIR")]
     if min(row[way]["accuracy"] - row[plain]["accuracy"] for row in tables.values() for way in matched) > 0.3:
         panels.insert(1, ("accuracy", matched, "without the plain mean"))
@@ -110,7 +111,10 @@ def _curves(network: str, tables: Mapping[int, Any], mean: float) -> Figure:
 
 
 def _cycles(tables: Mapping[int, Any], ways: list[str]) -> Table:
-    rows = [[way, *(number(table[way]["cycle_error"]) for table in tables.values())] for way in ways]
+    rows = [
+        [way, *(number(table[way]["cycle_error"]) if way in table else "–" for table in tables.values())]
+        for way in ways
+    ]
     return Table(["cycle error", *(f"n = {n}" for n in tables)], rows, "How far permutations are from composing")
 
 
@@ -119,6 +123,9 @@ def _accuracies(tables: Mapping[int, Any], ways: list[str], key: str, caption: s
     for way in ways:
         cells = []
         for table in tables.values():
+            if way not in table:
+                cells.append("–")
+                continue
             best = max(each[key] for each in table.values())
             cell = percent(table[way][key])
             around = table[way].get("spread" if key == "accuracy" else "repaired_spread")
