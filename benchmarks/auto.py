@@ -2,15 +2,15 @@
 
     python -m benchmarks.auto [--cache ZOO] [--tasks NAME …] [--validation N] [--test N] [--seeds 0 1] [--json FILE]
 
-Half an hour of one core for eight tasks (`--quick`: two methods, few sentences). The text experts of
-`benchmarks.zoo.text` are merged by every method that `mg.tuning.auto` tries, at every scale of a grid, and asked all
-validation sentences, each through its task's head. The autopilot gets the same experts and sentences, and a tenth of
-the grid's questions as its budget. Its winner and the grid's are compared on test sentences that neither has seen. Then
-experts are spoilt in three ways.
+Half an hour of one core for eight tasks (`--quick`: two methods, few sentences). The experts of `benchmarks.zoo.text`,
+or for tasks of images those of `benchmarks.zoo.image_experts`, are merged by every method that `mg.tuning.auto` tries,
+at every scale of a grid, and asked all validation questions, each through its task's head. The autopilot gets the same
+experts and questions, and a tenth of the grid's as its budget. Its winner and the grid's are compared on test questions
+that neither has seen. Then experts are spoilt in three ways.
 
 Stored in `results`:
 
-- `tasks`, `validation` and `test`: sentences of each task;
+- `questions`, sentences or images; `tasks`; `validation` and `test`: how many of each task;
 - `grid`: of every method and scale the validation `accuracy`; `full`, the questions of the whole grid;
 - `best`: `label`, validation and test accuracy of the best of the grid, and the standard `error` of the latter;
 - `runs`: of every seed the autopilot's `best` merge, what it `kept`, its `verdict`, the questions `asked` and their
@@ -30,17 +30,20 @@ import numpy as np
 import torch
 
 import merganser as mg
-from benchmarks.experts import Part, State
+from benchmarks.experts import Experts, Part, State
+from benchmarks.image_experts import load_image_experts
 from benchmarks.records import record
-from benchmarks.text_experts import TextExperts, load_experts
+from benchmarks.text_experts import load_experts
 from benchmarks.zoo.cards import add_locations
-from benchmarks.zoo.text_layers import layers_from
-from benchmarks.zoo.text_tasks import TASKS, pool
+from benchmarks.zoo.image_tasks import IMAGE_TASKS
+from benchmarks.zoo.text_tasks import TASKS
 from merganser.evaluate.search import ALPHAS
 from merganser.evolve.design import Objective
 from merganser.evolve.intervals import objective_error
-from merganser.methods.registry import registry
+from merganser.methods.registry import parameters, registry
 from merganser.tuning.autopilot.contenders import METHODS
+
+AnyExperts = Experts[Any]
 
 #: The scales of the grid: the usual ones, and beyond, where flat spectra are best.
 SCALES = (*ALPHAS, 2.4, 2.8, 3.2)
@@ -48,35 +51,28 @@ SCALES = (*ALPHAS, 2.4, 2.8, 3.2)
 SPOILT_METHODS, SPOILT_BUDGET = ("task_arithmetic",), 3000
 
 
-def right(
-    experts: TextExperts, weights: State, items: Mapping[str, Sequence[int]], part: Part
-) -> dict[str, np.ndarray]:
-    """Return whether an encoder answers some sentences of every task, each through the task's head."""
-    layers = layers_from({**experts.base, **weights})
-    found = {}
-    for task, chosen in items.items():
-        sentences, head = getattr(experts.tasks[task], part), experts.heads[task]
-        order = np.array(chosen)[np.argsort(sentences.lengths[list(chosen)], kind="stable")]
-        answers = {}
-        for start in range(0, len(order), 64):
-            own = order[start : start + 64]
-            with torch.no_grad():
-                logits = pool(layers, sentences.padded(own)) @ head["weight"].T + head["bias"]
-            answers |= dict(zip(own.tolist(), (logits.argmax(1) == sentences.labels[own]).tolist(), strict=True))
-        found[task] = np.array([answers[item] for item in chosen], dtype=float)
-    return found
+def right(experts: AnyExperts, weights: State, items: Mapping[str, Sequence[int]], part: Part) -> dict[str, np.ndarray]:
+    """Return whether a backbone answers some questions of every task, each through the task's head."""
+    answers = experts.ask({**experts.base, **weights}, items, part)
+    return {task: own.numpy().astype(float) for task, own in answers.items()}
 
 
 def mean(answers: Mapping[str, np.ndarray]) -> float:
     return float(np.mean([own.mean() for own in answers.values()]))
 
 
-def measure_grid(experts: TextExperts, methods: Sequence[str], scales: Sequence[float]) -> list[dict[str, Any]]:
+def shapes(experts: AnyExperts, method: str) -> dict[str, bool]:
+    """Return the parameter by which a method for matrices decomposes kernels, if there are any."""
+    kernels = any(tensor.dim() == 4 for tensor in experts.trained.values())
+    return {"convolutions": True} if kernels and "convolutions" in parameters(registry()[method]) else {}
+
+
+def measure_grid(experts: AnyExperts, methods: Sequence[str], scales: Sequence[float]) -> list[dict[str, Any]]:
     """Return the validation accuracy of every method at every scale."""
     everything = {name: range(len(task.validation)) for name, task in experts.tasks.items()}
     rows = []
     for method in methods:
-        vector = experts.task_vector(method, list(experts.experts))
+        vector = experts.task_vector(method, list(experts.experts), **shapes(experts, method))
         for scale in scales:
             accuracy = mean(right(experts, experts.weights(vector, scale), everything, "validation"))
             rows.append({"method": method, "scale": scale, "accuracy": accuracy})
@@ -85,26 +81,24 @@ def measure_grid(experts: TextExperts, methods: Sequence[str], scales: Sequence[
     return rows
 
 
-def pilot(experts: TextExperts, models: Mapping[str, State], **options: Any) -> Any:
-    """Return the autopilot's decision on experts by the validation sentences."""
+def pilot(experts: AnyExperts, models: Mapping[str, State], **options: Any) -> Any:
+    """Return the autopilot's decision on experts by the validation questions."""
     items = {name: len(task.validation) for name, task in experts.tasks.items()}
     score = lambda weights, chosen: right(experts, weights, chosen, "validation")  # noqa: E731
     return mg.tuning.auto(models, experts.trained, score=score, items=items, **options)[1]
 
 
-def test_answers(experts: TextExperts, recipe: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the answers of a recipe to all test sentences."""
+def test_answers(experts: AnyExperts, recipe: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the answers of a recipe to all test questions."""
     everything = {name: range(len(task.test)) for name, task in experts.tasks.items()}
-    parameters = dict(recipe["parameters"])
-    scale = parameters.pop("scale")
-    vector = experts.task_vector(recipe["method"], [model["path"] for model in recipe["models"]], **parameters)
+    settings = dict(recipe["parameters"])
+    scale = settings.pop("scale")
+    vector = experts.task_vector(recipe["method"], [model["path"] for model in recipe["models"]], **settings)
     return right(experts, experts.weights(vector, scale), everything, "test")
 
 
-def compare(
-    experts: TextExperts, decision: Any, best: Mapping[str, np.ndarray], full: int, seed: int
-) -> dict[str, Any]:
-    """Return one run of the autopilot beside the best of the grid, on test sentences."""
+def compare(experts: AnyExperts, decision: Any, best: Mapping[str, np.ndarray], full: int, seed: int) -> dict[str, Any]:
+    """Return one run of the autopilot beside the best of the grid, on test questions."""
     own = test_answers(experts, decision.best_recipe)
     variance = sum(float((best[task] - own[task]).var(ddof=1)) / len(own[task]) for task in own) / len(own) ** 2
     return {
@@ -140,7 +134,7 @@ SPOILT: Mapping[str, Callable[[State, State], State]] = {
 }
 
 
-def spoil(experts: TextExperts, what: str) -> dict[str, Any]:
+def spoil(experts: AnyExperts, what: str) -> dict[str, Any]:
     """Return what the autopilot says of the experts when one of them is spoilt, or comes twice."""
     models = {name: dict(expert) for name, expert in experts.experts.items()}
     culprit = list(models)[-1]
@@ -160,27 +154,30 @@ def spoil(experts: TextExperts, what: str) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="NAME", default=list(TASKS))
-    parser.add_argument("--validation", type=int, default=64, help="validation sentences of each task")
-    parser.add_argument("--test", type=int, default=200, help="test sentences of each task")
+    parser.add_argument("--tasks", nargs="+", metavar="NAME", help="some tasks of one zoo (default: all text tasks)")
+    parser.add_argument("--validation", type=int, default=64, help="validation sentences or images of each task")
+    parser.add_argument("--test", type=int, default=200, help="test sentences or images of each task")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="orders of the questions")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     add_locations(parser)
     options = parser.parse_args(arguments)
     names, test, validation = (
-        (TASKS[:3], 40, 18) if options.quick else (options.tasks, options.test, options.validation)
+        (TASKS[:3], 40, 18) if options.quick else (options.tasks or TASKS, options.test, options.validation)
     )
     methods = ("task_arithmetic", "tsv") if options.quick else [name for name in METHODS if name in registry()]
     scales = (0.5, 1.0) if options.quick else SCALES
-    experts = load_experts(options.cache, options.data, names, test=test, validation=validation)
+    load = load_image_experts if set(names) <= set(IMAGE_TASKS) else load_experts
+    experts: AnyExperts = load(options.cache, options.data, names, test=test, validation=validation)
     grid = measure_grid(experts, methods, scales)
     full = len(grid) * sum(len(task.validation) for task in experts.tasks.values())
     first = max(grid, key=lambda row: row["accuracy"])
     models = [{"path": name} for name in experts.experts]
-    best = test_answers(experts, {"method": first["method"], "models": models, "parameters": {"scale": first["scale"]}})
+    chosen = {"scale": first["scale"], **shapes(experts, first["method"])}
+    best = test_answers(experts, {"method": first["method"], "models": models, "parameters": chosen})
     objective = Objective("mean", {task: 1 / len(best) for task in best})
     results: dict[str, Any] = {
+        "questions": "images" if load is load_image_experts else "sentences",
         "tasks": list(names),
         "validation": {name: len(task.validation) for name, task in experts.tasks.items()},
         "test": {name: len(task.test) for name, task in experts.tasks.items()},

@@ -37,6 +37,10 @@ class Experts(ABC, Generic[Task]):
     def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
         """Whether one backbone with each task's head answers the task's inputs right."""
 
+    @abstractmethod
+    def ask(self, weights: Mapping[str, Tensor], items: Mapping[str, Sequence[int]], part: Part) -> dict[str, Tensor]:
+        """Whether one backbone answers these inputs of every task right, in their order."""
+
     @property
     def trained(self) -> State:
         """The base's tensors that training changed."""

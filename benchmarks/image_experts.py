@@ -30,15 +30,18 @@ class ImageExperts(Experts[ImageTask]):
     def _backbone(self) -> EfficientNetLite0:
         return EfficientNetLite0().eval().to(memory_format=torch.channels_last)
 
-    @torch.no_grad()
     def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
+        return self.ask(weights, {name: range(len(getattr(self.tasks[name], part))) for name in names}, part)
+
+    @torch.no_grad()
+    def ask(self, weights: Mapping[str, Tensor], items: Mapping[str, Sequence[int]], part: Part) -> dict[str, Tensor]:
         self._backbone.load_state_dict(weights, strict=False)  # counters of batches are no weights
         found = {}
-        for name in names:
+        for name, chosen in items.items():
             images, head = getattr(self.tasks[name], part), self.heads[name]
             right = []
-            for start in range(0, len(images), BATCH):
-                inputs, labels = images.batch(slice(start, start + BATCH))
+            for own in torch.tensor(list(chosen)).split(BATCH):
+                inputs, labels = images.batch(own)
                 right.append((self._backbone(inputs) @ head["weight"].T + head["bias"]).argmax(1) == labels)
             found[name] = torch.cat(right)
         return found

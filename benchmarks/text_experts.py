@@ -11,12 +11,17 @@ from dataclasses import dataclass, replace
 from functools import cache as memoise
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from benchmarks.experts import Experts, Part, changed, floats
 from benchmarks.zoo.text import Schedule, expert_directory, load_head, save_base, train
 from benchmarks.zoo.text_layers import layers_from, with_states
-from benchmarks.zoo.text_tasks import TASKS, Task, load_task, right
+from benchmarks.zoo.text_tasks import TASKS, Task, load_task, pool, right
+
+#: Sentences of similar length that are encoded together.
+BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,20 @@ class TextExperts(Experts[Task]):
     def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
         layers = layers_from(weights)
         return {name: right(layers, self.heads[name], getattr(self.tasks[name], part)) for name in names}
+
+    @torch.no_grad()
+    def ask(self, weights: Mapping[str, Tensor], items: Mapping[str, Sequence[int]], part: Part) -> dict[str, Tensor]:
+        layers = layers_from(weights)
+        found = {}
+        for name, chosen in items.items():
+            sentences, head = getattr(self.tasks[name], part), self.heads[name]
+            places = np.argsort(sentences.lengths[list(chosen)], kind="stable")
+            found[name] = torch.zeros(len(chosen), dtype=torch.bool)
+            for own in np.split(places, range(BATCH, len(places), BATCH)):
+                asked = np.array(chosen)[own]
+                logits = pool(layers, sentences.padded(asked)) @ head["weight"].T + head["bias"]
+                found[name][own] = logits.argmax(1) == sentences.labels[asked]
+        return found
 
 
 @memoise

@@ -13,7 +13,7 @@ from torch import nn
 import merganser as mg
 from merganser.errors import InputError, MerganserError
 from merganser.evolve.preparation import Calibration
-from merganser.tuning.autopilot.contenders import METHODS, propose
+from merganser.tuning.autopilot.contenders import METHODS, Contender, propose
 from merganser.tuning.autopilot.exams import Exam, exam_of_score
 from merganser.tuning.autopilot.looking import Remark, look
 from merganser.tuning.autopilot.merges import Merges
@@ -73,6 +73,24 @@ def test_the_quick_merge_at_a_scale_is_the_method_at_that_scale():
     for contender in propose(tuple(experts), ()):
         small.quick(contender)
         assert len(small._kept) <= 1
+
+
+def test_kernels_are_merged_as_matrices():
+    torch.manual_seed(0)
+    base = {"kernel": torch.randn(4, 3, 3, 3), "weight": torch.randn(4, 4)}
+    experts = {each: {name: tensor + torch.randn_like(tensor) for name, tensor in base.items()} for each in "abc"}
+    merges = Merges(base, experts, 0, 1 << 30)
+    for method, shapes in (("tsv", {"convolutions": True}), ("ties", {})):
+        document = merges.document(Contender(method, ("a", "b", "c")).at(1.0))
+        assert document["parameters"] == {**shapes, "scale": 1.0}
+    merged = merges.exact(Contender("tsv", ("a", "b", "c")).at(1.0))
+    assert not any("convolutions" in note for note in merged.merge.plan.notes)
+    expected = mg.merge(
+        {name: {"kernel": expert["kernel"].flatten(1)} for name, expert in experts.items()},
+        "tsv",
+        {"kernel": base["kernel"].flatten(1)},
+    )
+    torch.testing.assert_close(merged.weights()["kernel"].flatten(1), expected["kernel"])
 
 
 def test_batches_are_asked_sample_by_sample():

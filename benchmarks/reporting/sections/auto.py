@@ -17,11 +17,13 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     close = [run for run in runs if run["behind"] <= best["error"]]
     share = max(run["share"] for run in runs)
     methods = list(dict.fromkeys(row["method"] for row in grid))
+    questions = results.get("questions", "sentences")
+    kind = "image" if questions == "images" else "text"
     yield Text(
-        f"{len(results['tasks'])} text experts were merged by {len(methods)} methods at {len(grid) // len(methods)} "
-        f"scales each, and every merge was asked all {sum(results['validation'].values())} validation sentences: "
-        f"{results['full']:,} questions. `mg.tuning.auto` had the same experts and sentences. Both winners are "
-        f"compared on {sum(results['test'].values()):,} test sentences."
+        f"{len(results['tasks'])} {kind} experts were merged by {len(methods)} methods at {len(grid) // len(methods)} "
+        f"scales each, and every merge was asked all {sum(results['validation'].values())} validation {questions}: "
+        f"{results['full']:,} questions. `mg.tuning.auto` had the same experts and {questions}. Both winners are "
+        f"compared on {sum(results['test'].values()):,} test {questions}."
     )
     yield Text(
         f"The best of the grid, {best['label']}, has a test accuracy of {percent(best['test'])} % ± "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from merganser import recipes
@@ -16,6 +17,8 @@ from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.references import exists, parts
 from merganser.evolve.fitness import BASE, endpoint_document
+from merganser.library.unfolding import is_matrix
+from merganser.methods.registry import lookup, parameters
 from merganser.recipes.running import open_labelled
 from merganser.tuning.autopilot.contenders import PLAIN, Contender
 from merganser.tuning.sweep import Variant
@@ -61,9 +64,19 @@ class Merges:
             "method": contender.name,
             "base": base,
             "models": [{"path": self.paths[name]} for name in contender.experts],
-            "parameters": dict(contender.parameters),
+            "parameters": {**self._shapes(contender.name), **contender.parameters},
             "seed": self.seed,
         }
+
+    def _shapes(self, method: str) -> dict[str, bool]:
+        """Return what tells a method for matrices to decompose kernels too, where the base has any."""
+        declared = "convolutions" in parameters(lookup(method))
+        return {"convolutions": True} if declared and self._convolutional else {}
+
+    @cached_property
+    def _convolutional(self) -> bool:
+        shapes = [self.base.spec(name).shape for name in self.base.names()]
+        return any(len(shape) > 3 and is_matrix(shape) for shape in shapes)
 
     def exact(self, contender: Contender) -> Variant:
         """Return a contender as its recipe makes it."""
