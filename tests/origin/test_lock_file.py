@@ -170,6 +170,7 @@ DAMAGES = {
     "newer merganser": lambda data: data.update(format=2),
     "digest is none of": lambda data: data.update(digest="md5"),
     "outputs have no digests": lambda data: data["outputs"].update(x={"w": "../etc"}),
+    "headers of outputs have no digests": lambda data: data["headers"].clear(),
     "sources have no digests": lambda data: data.update(sources={"x": []}),
     "files have no digests": lambda data: data["files"].update(a=3),
     "of no known kind": lambda data: data["models"][0].update(kind={}),

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import merganser as mg
-from support.small_gguf import CONFIG, llama
+from support.small_gguf import CONFIG, llama, write
 
 
 @pytest.fixture
@@ -34,3 +34,27 @@ def test_fp8(pair: Path) -> None:
     assert [model.label for model in lock.models] == ["a", "b"]
     assert mg.origin.verify(out).problems == ()
     assert mg.origin.rebuild(out).problems == ()
+
+
+def test_gguf(pair: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    write(pair / "a.gguf", llama(), kind=gguf.GGMLQuantizationType.Q8_0)
+    out = mg.run({"method": "linear", "models": ["a.gguf", "b"]}, "out", quantize="q4_0")
+    found = mg.origin.verify(out)
+    assert (found.problems, found.bytes) == ((), sum(len(each) for each in stored(out / "model.gguf").values()))
+    assert mg.origin.rebuild(out).problems == ()
+    assert "model.gguf" in mg.origin.push(out, "my-org/merged", dry_run=True).files
+    content = (out / "model.gguf").read_bytes()
+    (out / "model.gguf").write_bytes(content.replace(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz"))
+    assert any("header has changed" in problem for problem in mg.origin.verify(out).problems)
+    (out / "model.gguf").write_bytes(content[:-40] + bytes(40))
+    assert any("has changed: sha256" in problem for problem in mg.origin.verify(out).problems)
+    assert any("differs in" in problem for problem in mg.origin.rebuild(out).problems)
+    (out / "model.gguf").unlink()
+    assert mg.origin.verify(out).problems == ("model.gguf is missing",)
+
+
+def stored(file: Path) -> dict[str, bytes]:
+    import gguf
+
+    return {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(file).tensors}

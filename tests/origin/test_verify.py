@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -34,6 +35,34 @@ def test_a_single_bit_is_noticed(models: Path) -> None:
     flip(out / "model.safetensors")
     (problem,) = mg.origin.verify(out).problems
     assert problem.startswith("model.safetensors: 'layers.0.weight' has changed: sha256 ")
+
+
+def rewrite_header(file: Path, change) -> None:
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+HEADERS = {
+    "another dtype": lambda header: header["layers.0.weight"].update(dtype="F16"),
+    "another shape": lambda header: header["embed.weight"].update(shape=[8, 40]),
+    "a tie": lambda header: header["__metadata__"].update(head="embed.weight"),
+}
+
+
+@pytest.mark.parametrize("change", list(HEADERS))
+def test_the_same_bytes_under_another_header_are_another_model(models: Path, edit_lock, change: str) -> None:
+    out = mg.run("recipe.yml", "out")
+    rewrite_header(out / "model.safetensors", HEADERS[change])
+    assert any("header has changed" in problem for problem in mg.origin.verify(out).problems)
+    content = (out / "model.safetensors").read_bytes()
+    header = content[: 8 + int.from_bytes(content[:8], "little")]
+    edit_lock(out, lambda data: data["headers"].update({"model.safetensors": hashlib.sha256(header).hexdigest()}))
+    assert mg.origin.verify(out).problems == ()
+    assert mg.origin.rebuild(out).problems != ()
 
 
 CHANGES = {
@@ -73,7 +102,8 @@ def test_a_lock_file_leads_nowhere_else(models: Path, edit_lock, name: str) -> N
     edit_lock(out, lambda data: data["files"].update({name: "0" * 64}))
     with pytest.raises(CheckpointError, match="is not the name of a file"):
         mg.origin.verify(out)
-    edit_lock(out, lambda data: (data["files"].pop(name), data["outputs"].update({name: {}})))
+    edit_lock(out, lambda data: data["files"].pop(name))
+    edit_lock(out, lambda data: (data["outputs"].update({name: {}}), data["headers"].update({name: "0" * 64})))
     for check in (mg.origin.verify, mg.origin.rebuild):
         with pytest.raises(CheckpointError, match="is not the name of a file"):
             check(out)
@@ -128,6 +158,8 @@ def test_sources_may_have_moved(models: Path) -> None:
     with pytest.raises(InputError, match="math: no such"):
         mg.origin.rebuild(out)
     assert mg.origin.rebuild(out, sources={"math": "elsewhere/maths"}).problems == ()
+    with pytest.raises(InputError, match="names no 'mth'"):
+        mg.origin.rebuild(out, sources={"math": "elsewhere/maths", "mth": "code"})
 
 
 def test_relative_paths_start_at_a_root(models: Path, tmp_path_factory, monkeypatch) -> None:

@@ -69,8 +69,12 @@ class GGUFFile(Checkpoint):
         return self._values(data, entry.kind).view(-1, *spec.shape[1:])
 
     def digest(self, name: str, algorithm: str) -> str:
+        return digest_bytes(self.read_bytes(name), algorithm)
+
+    def read_bytes(self, name: str) -> memoryview:
+        """Return the bytes of a tensor as they are stored."""
         entry = self._find(name)
-        return digest_bytes(memoryview(self._map)[entry.start : entry.stop], algorithm)
+        return memoryview(self._map)[entry.start : entry.stop]
 
     def overhead(self, name: str, entries: int) -> int:
         return 4 * entries + _SCRATCH * max(_CHUNK, self.spec(name).shape[-1] if self.spec(name).shape else 1)

@@ -4,10 +4,11 @@
      "recipe": {…},                                  the recipe with everything resolved, or null
      "models": [{"label": "math", "kind": "model", "licence": "mit", "files": ["math/model.safetensors"]}, …],
      "sources": {"math/model.safetensors": {"size": 1, "tensors": {"w": "2c26b4…"}}},
+     "headers": {"model.safetensors": "9f86d0…"},     what stands before the weights, by SHA-256
      "outputs": {"model.safetensors": {"w": "fcde2b…"}},
      "files": {"config.json": "44136f…"}}            everything else that was written, by SHA-256
 
-Digests are of the bytes as they are stored. Nothing in the file depends on when, where or by how many workers it was
+Digests are of the bytes as they are stored; names, dtypes and shapes of outputs are in the headers. Nothing in the file depends on when, where or by how many workers it was
 written: the same models, recipe and versions give the same file. The card is not in it: it is there to be edited.
 """
 
@@ -24,7 +25,7 @@ from typing import Any, TypeGuard
 from merganser import __version__
 from merganser.checkpoints.base import Checkpoint, View
 from merganser.checkpoints.cards import read_licence
-from merganser.checkpoints.digests import digest_file
+from merganser.checkpoints.digests import digest_bytes, digest_file
 from merganser.checkpoints.references import exists, is_remote, parts
 from merganser.engine.layout import Shard
 from merganser.engine.merge import Merge
@@ -98,6 +99,7 @@ class Origin:
             "recipe": self.recipe,
             "models": models,
             "sources": dict(sorted(ancestry.files.items())),
+            "headers": {shard.file: digest_bytes(shard.header, "sha256") for shard in shards},
             "outputs": {shard.file: {name: written[name] for name in sorted(shard.offsets)} for shard in shards},
             "files": {
                 name: digest_file(directory / name)

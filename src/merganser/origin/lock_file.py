@@ -65,6 +65,7 @@ class LockFile:
         recipe: The resolved recipe, if the output was made by one.
         models: What the output was made of.
         sources: Files that were read -> tensors -> digests.
+        headers: Files of weights -> the SHA-256 of what stands before the weights.
         outputs: Files of weights -> tensors -> digests.
         files: The other files -> their SHA-256.
 
@@ -80,6 +81,7 @@ class LockFile:
     recipe: Mapping[str, Any] | None
     models: tuple[Ancestor, ...]
     sources: Mapping[str, Mapping[str, str]]
+    headers: Mapping[str, str]
     outputs: Mapping[str, Mapping[str, str]]
     files: Mapping[str, str]
 
@@ -101,6 +103,8 @@ def read_lock(directory: str | os.PathLike[str]) -> LockFile:
         'sha256'
     """
     file = Path(directory) / LOCK_FILE
+    if not Path(directory).exists():
+        raise CheckpointError(f"{directory}: no such directory")
     if not file.is_file():
         raise CheckpointError(f"{directory}: has no {LOCK_FILE}, so nothing is known of its origin")
     return parse_lock(read_object(file, finite=True), str(file))
@@ -121,12 +125,13 @@ def parse_lock(data: Mapping[str, Any], where: str) -> LockFile:
     expect(isinstance(digest, str) and digest in DIGESTS, f"digest is none of {', '.join(DIGESTS)}")
     expect(isinstance(fingerprint, str), "fingerprint is not a text")
     expect(recipe is None or isinstance(recipe, dict), "recipe is not an object")
-    versions, sources, outputs, files, models = (
-        data.get(key) for key in ("versions", "sources", "outputs", "files", "models")
+    versions, sources, headers, outputs, files, models = (
+        data.get(key) for key in ("versions", "sources", "headers", "outputs", "files", "models")
     )
     expect(isinstance(versions, dict) and all(isinstance(v, str) for v in versions.values()), "versions are not texts")
     expect(are_digests(files), "files have no digests")
     expect(isinstance(outputs, dict) and all(map(are_digests, outputs.values())), "outputs have no digests")
+    expect(are_digests(headers) and headers.keys() == (outputs or {}).keys(), "headers of outputs have no digests")
     expect(
         isinstance(sources, dict)
         and all(isinstance(each, dict) and are_digests(each.get("tensors")) for each in sources.values()),
@@ -140,6 +145,7 @@ def parse_lock(data: Mapping[str, Any], where: str) -> LockFile:
         recipe,
         tuple(_ancestor(each, expect) for each in models or ()),
         {name: each["tensors"] for name, each in (sources or {}).items()},
+        headers or {},
         outputs or {},
         files or {},
     )

@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.references import parts
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.confine import confine
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import Change
 from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
+from merganser.engine.layout import lay_out
 from merganser.engine.merge import Merge
 from merganser.engine.origin import LOCK_FILE, Ancestry
-from merganser.engine.plan import Output
+from merganser.engine.plan import Output, Plan
 from merganser.engine.sinks import Digests
 from merganser.errors import InputError
 from merganser.lazy import torch
 from merganser.origin.lock_file import LockFile, read_lock
-from merganser.origin.verification import Verification, stored_name
+from merganser.origin.verification import Verification
+from merganser.origin.weight_files import WeightFile, open_weights, read_header, stored_name
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
 
@@ -68,7 +71,7 @@ def rebuild(
         raise InputError(f"{place / LOCK_FILE}: has no recipe: what it was made of cannot be computed from files alone")
     moved = dict(sources or {})
     merge = _prepare(lock, Path(root) if root is not None else None, moved)
-    files = {name: SafetensorsFile(confine(place, name, f"{place / LOCK_FILE}: outputs")) for name in lock.outputs}
+    files = {name: open_weights(confine(place, name, f"{place / LOCK_FILE}: outputs")) for name in lock.outputs}
     homes = {name: files[file] for file, names in lock.outputs.items() for name in names}
     inside = {name: stored_name(file, name) for file, names in lock.outputs.items() for name in names}
     made = {output.name: output for output in merge.plan.outputs}
@@ -76,11 +79,15 @@ def rebuild(
     problems += [f"{name!r} is made by the recipe, and not in the lock file" for name in made if name not in homes]
     outputs = []
     for name in homes.keys() & made.keys():
-        stored = homes[name].spec(inside[name])
-        if stored == made[name].spec:
-            outputs.append(made[name])
+        file, spec = homes[name], made[name].spec
+        if isinstance(file, SafetensorsFile) and (stored := file.spec(inside[name])) != spec:
+            problems.append(f"{name!r} is {stored}, and the recipe makes {spec}")
+        elif (size := len(file.read_bytes(inside[name]))) != spec.nbytes:
+            problems.append(f"{name!r} takes {size} bytes, and the recipe makes {spec.nbytes}")
         else:
-            problems.append(f"{name!r} is {stored}, and the recipe makes {made[name].spec}")
+            outputs.append(made[name])
+    if not problems:
+        problems += _changed_headers(merge.plan, files)
     if sample is not None and sample < len(outputs):
         outputs = random.SystemRandom().sample(outputs, max(1, sample))  # nobody can know beforehand which
     chosen = {output.name: homes[output.name].read_bytes(inside[output.name]) for output in outputs}
@@ -131,23 +138,43 @@ class ComparingSink:
 
 def _prepare(lock: LockFile, root: Path | None, moved: Mapping[str, str]) -> Merge:
     """The merge of the recipe in a lock file, under the names it was done with: randomness is drawn by those."""
-    merge = prepare(load(_relocate(lock.recipe, moved), root), open_checkpoint)
-    back = {new: old for old, new in moved.items()}
+    recipe, back = _relocate(lock.recipe, moved)
+    merge = prepare(load(recipe, root), open_checkpoint)
     models = tuple(replace(model, label=back.get(model.label, model.label)) for model in merge.plan.models)
     return Merge(replace(merge.plan, models=models), merge.sources)
 
 
-def _relocate(value: object, moved: Mapping[str, str]) -> dict[str, object]:
+def _changed_headers(plan: Plan, files: Mapping[str, WeightFile]) -> list[str]:
+    headers = {shard.file: shard.header for shard in lay_out(plan)}
+    return [
+        f"{name}: its header is not the one that the recipe makes"
+        for name, file in files.items()
+        if read_header(file) != headers.get(name)
+    ]
+
+
+def _relocate(recipe: object, moved: Mapping[str, str]) -> tuple[dict[str, object], dict[str, str]]:
+    """The recipe with models where they are now, and what those were called; a model may be one of `model+adapter`."""
+    names: dict[str, str] = {}
+    found: set[str] = set()
+
     def walk(inner: object) -> object:
         if isinstance(inner, Mapping):
             return {key: walk(each) for key, each in inner.items()}
         if isinstance(inner, list):
             return [walk(each) for each in inner]
-        return moved.get(inner, inner) if isinstance(inner, str) else inner
+        if not isinstance(inner, str) or not (used := moved.keys() & (pieces := parts(inner, moved.__contains__))):
+            return inner
+        found.update(used)
+        now = "+".join(moved.get(piece, piece) for piece in pieces)
+        names[now] = inner
+        return now
 
-    found = walk(value)
-    assert isinstance(found, dict)
-    return found
+    relocated = walk(recipe)
+    assert isinstance(relocated, dict)
+    if unknown := sorted(moved.keys() - found):
+        raise InputError(f"moved: the recipe in the lock file names no {unknown[0]!r}; write the model as it does")
+    return relocated, names
 
 
 def _changed_sources(merge: Merge, lock: LockFile, read: Digests) -> list[str]:

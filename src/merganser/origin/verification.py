@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from merganser.checkpoints.digests import digest_file
-from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.checkpoints.digests import digest_bytes, digest_file
 from merganser.confine import confine
 from merganser.engine.origin import CARD, LOCK_FILE
 from merganser.errors import CheckpointError
 from merganser.origin.lock_file import LockFile, read_lock
+from merganser.origin.weight_files import WeightFile, open_weights, read_header, stored_name
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def verify(
     workers: int | None = None,
     on_progress: Callable[[int, int, str], None] = lambda done, total, name: None,
 ) -> Verification:
-    """Compare an output with its lock file: every tensor, and every file beside the weights.
+    """Compare an output with its lock file: every tensor, every header, and every file beside the weights.
 
     Args:
         directory: The output.
@@ -62,28 +62,31 @@ def verify(
     """
     place, lock = Path(directory), read_lock(directory)
     problems = [*_other_files(place, lock)]
-    opened: dict[str, SafetensorsFile] = {}
+    opened: dict[str, WeightFile] = {}
     for name, tensors in lock.outputs.items():
         path = confine(place, name, f"{place / LOCK_FILE}: outputs")
         try:
-            opened[name] = SafetensorsFile(path)
+            opened[name] = open_weights(path)
         except FileNotFoundError:
             problems.append(f"{name} is missing")
         except (CheckpointError, OSError) as error:
             problems.append(str(error))
         else:
-            problems += _names(name, set(opened[name].names()), tensors)
+            wrong = _names(name, set(opened[name].names()), tensors)
+            if not wrong and digest_bytes(read_header(opened[name]), "sha256") != lock.headers[name]:
+                wrong = [f"{name}: its header has changed, which says what dtypes and shapes the weights have"]
+            problems += wrong
     jobs = [
         (file, tensor, expected)
         for file, reader in opened.items()
-        for tensor, expected in _stored(reader, place, file, lock.outputs[file])
+        for tensor, expected in _stored(reader, file, lock.outputs[file])
     ]
-    total = sum(opened[file].spec(tensor).nbytes for file, tensor, _ in jobs)
+    total = sum(len(opened[file].read_bytes(tensor)) for file, tensor, _ in jobs)
     done = 0
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         digests = pool.map(lambda job: opened[job[0]].digest(job[1], lock.digest), jobs)
         for (file, tensor, expected), found in zip(jobs, digests, strict=True):
-            done += opened[file].spec(tensor).nbytes
+            done += len(opened[file].read_bytes(tensor))
             on_progress(done, total, tensor)
             if found != expected:
                 problems.append(
@@ -107,18 +110,13 @@ def _other_files(place: Path, lock: LockFile) -> Iterator[str]:
             yield f"{name} has changed: sha256 {_short(found)}, not {_short(expected)}"
 
 
-def _stored(reader: SafetensorsFile, place: Path, file: str, tensors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _stored(reader: WeightFile, file: str, tensors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The tensors of a file that are there, by their names in it: those of a module's folder have a prefix outside."""
+    there = set(reader.names())
     for name, expected in tensors.items():
         own = stored_name(file, name)
-        if own in reader.entries:
+        if own in there:
             yield own, expected
-
-
-def stored_name(file: str, name: str) -> str:
-    """Return the name in its file of an output: a file in a folder leaves the folder's prefix out."""
-    folder, _, _ = file.rpartition("/")
-    return name.removeprefix(f"{folder}/") if folder else name
 
 
 def _names(file: str, found: set[str], expected: Mapping[str, str]) -> list[str]:
