@@ -8,8 +8,9 @@
      "outputs": {"model.safetensors": {"w": "fcde2b…"}},
      "files": {"config.json": "44136f…"}}            everything else that was written, by SHA-256
 
-Digests are of the bytes as they are stored; names, dtypes and shapes of outputs are in the headers. Nothing in the file depends on when, where or by how many workers it was
-written: the same models, recipe and versions give the same file. The card is not in it: it is there to be edited.
+Digests are of the bytes as they are stored; names, dtypes and shapes of outputs are in the headers. Nothing in the file
+depends on when, where or by how many workers it was written: the same models, recipe and versions give the same file.
+The card is not in it: it is there to be edited.
 """
 
 from __future__ import annotations
