@@ -3,7 +3,7 @@ import torch
 
 import merganser as mg
 from merganser.checkpoints.dtypes import FLOATS, Element, dtype_of, name_of
-from merganser.errors import InputError
+from merganser.errors import CheckpointError, InputError
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -40,6 +40,14 @@ def test_whoever_takes_a_dtype_takes_both(tmp_path, dtype) -> None:
         mg.save(vector, tmp_path / "other", dtype=torch.int8)
     with pytest.raises(InputError, match="not a dtype of weights"):
         mg.merge([base, tuned], dtype="int8")
+
+
+def test_dtypes_that_this_torch_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "float8_e8m0fnu")
+    with pytest.raises(CheckpointError, match=r"has no dtype 'float8_e8m0fnu'; install a newer torch"):
+        Element.of("float8_e8m0fnu").dtype  # noqa: B018
+    with pytest.raises(CheckpointError, match="'float3' is not a dtype"):
+        Element.of("float3")
 
 
 TORCH = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]

@@ -124,6 +124,10 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
         """Bytes that reading so many entries of a tensor takes besides those entries."""
         return 0
 
+    def peek(self, name: str, first: int, count: int) -> bytes | None:
+        """Return a few entries as they are stored, without fetching the others; None if they are not stored as such."""
+        return None
+
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         """A hint that these rows will be read soon; rows that a source does not have are ignored."""
 

@@ -63,6 +63,9 @@ class Directory(Checkpoint):
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         return self._shard(name).read(self._aliases.get(name, name), rows)
 
+    def peek(self, name: str, first: int, count: int) -> bytes | None:
+        return self._shard(name).peek(self._aliases.get(name, name), first, count)
+
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         self._shard(name).prefetch(self._aliases.get(name, name), rows)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import CheckpointError, InputError, did_you_mean
 from merganser.lazy import torch
 
 #: What the weights of a checkpoint can be written in.
@@ -41,13 +41,17 @@ class Element:
         name = str(dtype).removeprefix("torch.")
         name = ALIASES.get(name, name)
         if name not in _KNOWN:
-            found = getattr(torch, name)
+            found = getattr(torch, name, None)
+            if not isinstance(found, torch.dtype):
+                raise CheckpointError(f"{name!r} is not a dtype that this torch ({torch.__version__}) has")
             _KNOWN[name] = cls(name, found.itemsize, found.is_floating_point, found.is_complex)
         return _KNOWN[name]
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype as torch has it."""
+        if not hasattr(torch, self.name):
+            raise CheckpointError(f"this torch ({torch.__version__}) has no dtype {self.name!r}; install a newer torch")
         found: torch.dtype = getattr(torch, self.name)
         return found
 

@@ -208,6 +208,10 @@ class SafetensorsFile(StoredTensors):
         self._check_size(entry)
         return memoryview(self._map)[entry.start : entry.stop]
 
+    def peek(self, name: str, first: int, count: int) -> bytes:
+        size = self.spec(name).element.itemsize
+        return bytes(self.read_bytes(name)[first * size : (first + count) * size])
+
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         entry = self._find(name)
         start, stop = entry.start, entry.stop

@@ -36,7 +36,9 @@ def command(
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Check a recipe and its checkpoints and print what a merge would do; no weights are read.
+    """Check a recipe and its checkpoints and print what a merge would do.
+
+    Reads configs, headers and a few thousand numbers of each model, to find models that do not share the base.
 
     With --tensors, also the method, the sources and the effective parameters of every tensor; on a terminal, tensors
     that differ only in the numbers of their names share a line. With --native, only what a recipe of mergekit's
@@ -98,6 +100,7 @@ def summarise(merge: Merge, memory: int, workers: int | None, strict: bool) -> d
     from merganser.engine.layout import lay_out
     from merganser.errors import InputError
     from merganser.origin.licences import find_conflicts
+    from merganser.recipes.sampling import sample_models
 
     plan, sources = merge.plan, merge.sources
     bound = memory_bound(merge, workers or os.cpu_count() or 1, memory)
@@ -109,6 +112,7 @@ def summarise(merge: Merge, memory: int, workers: int | None, strict: bool) -> d
     for output in plan.outputs:
         methods[output.method] = methods.get(output.method, 0) + 1
         read += sum(sources[source.model].spec(source.name).nbytes for source in _reads(output))
+    samples = sample_models(merge)
     return {
         "event": "plan",
         "models": [model.label for model in plan.models],
@@ -120,7 +124,8 @@ def summarise(merge: Merge, memory: int, workers: int | None, strict: bool) -> d
         "memory_bound": bound,
         "download": _downloads(merge),
         "licences": licences,
-        "notes": [*plan.notes, *find_conflicts(licences)],
+        "sampled": samples.nbytes,
+        "notes": [*plan.notes, *samples.notes, *find_conflicts(licences)],
     }
 
 
@@ -156,6 +161,7 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
         ("writes", f"{show_size(summary['bytes_out'])} in {summary['shards']} file(s)"),
         ("memory", f"at most {show_size(summary['memory_bound'])} besides mapped files"),
         *([("download", f"{show_size(sum(fetched.values()))} ({each})")] if fetched else []),
+        *([("sampled", f"{show_size(summary['sampled'])} of weights, to compare the models")] if fetched else []),
         *([("licences", ", ".join(dict.fromkeys(summary["licences"])))] if summary["licences"] else []),
         *(("note", note) for note in summary["notes"]),
     ):

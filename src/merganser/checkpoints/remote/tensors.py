@@ -37,6 +37,11 @@ class RemoteSafetensors(StoredTensors):
         raw = torch.frombuffer(read_ahead().read(self.file, entry.start, entry.stop), dtype=torch.uint8)
         return select_rows(raw.view(entry.spec.dtype).view(entry.spec.shape), rows)
 
+    def peek(self, name: str, first: int, count: int) -> bytes:
+        entry = self._find(name)
+        start = entry.start + first * entry.spec.element.itemsize
+        return self.file.read(start, start + count * entry.spec.element.itemsize)
+
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         entry = self._find(name)
         if entry.start < entry.stop:

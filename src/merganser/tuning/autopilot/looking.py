@@ -17,14 +17,10 @@ from merganser.engine.geometry import Entries, cosines, pair_sums
 from merganser.errors import InputError
 from merganser.interference.advice import OPPOSED, TWINS, UNEQUAL
 from merganser.plain import Result
+from merganser.recipes.sampling import LONG, STRANGE
 
-#: Cosine of an expert's matrices with the base's below which it is no fine-tune of this base: unrelated networks have
-#: about 0, fine-tunes of language models more than 0.9.
-STRANGE = 0.25
 #: Distance of two task vectors, relative to the longer, up to which they are one expert given twice.
 SAME = 0.01
-#: Length of a task vector, relative to the others', from which it decides alone.
-LONG = 5.0
 
 
 @dataclass(frozen=True)
