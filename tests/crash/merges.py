@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from crash.faults import Counting
+from merganser.engine.compute import Arithmetic
 from merganser.engine.disk import Disk
 from merganser.engine.execute import execute
 from merganser.engine.export import write_merge
@@ -24,17 +25,19 @@ def merge(
     resume: bool = False,
     overwrite: bool = False,
     others: bool = False,
+    digest: str | None = None,
 ) -> Path:
     """Merge two small models into two shards, journalling after every tensor."""
     small = Merge(*make_plan(OTHERS if others else MODELS, "linear", shard_size=1200))
     return write_merge(
         small,
         out,
-        lambda writer: execute(small, writer, workers=1),
+        lambda writer: execute(small, writer, workers=1, settings=Arithmetic(digest=digest)),
         resume=resume,
         overwrite=overwrite,
         disk=disk or Counting(),
         sync_seconds=0,
+        digest=digest,
     )
 
 

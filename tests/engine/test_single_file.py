@@ -28,7 +28,7 @@ def recipe(tmp_path: Path) -> dict[str, object]:
 def test_all_weights_are_in_one_file(recipe, tmp_path):
     out = mg.run(recipe, tmp_path / "out.safetensors", shard_size=16)
     assert out.is_file()
-    assert sorted(os.listdir(tmp_path)) == ["a", "b", "out.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "out.safetensors", "out.safetensors.lock.json"]
     merged = load_file(out)
     assert torch.equal(merged["w"], torch.full((3, 4), 0.5))
     assert torch.equal(merged["b"], torch.arange(4))
@@ -56,7 +56,7 @@ def test_a_file_that_appears_meanwhile_is_left_alone(recipe, tmp_path):
     assert out.read_text() == "mine"
     mg.run(recipe, out, resume=True, overwrite=True)
     assert load_file(out)["w"].shape == (3, 4)
-    assert sorted(os.listdir(tmp_path)) == ["a", "b", "out.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "out.safetensors", "out.safetensors.lock.json"]
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -66,14 +66,16 @@ def test_killed_at_every_boundary(tmp_path, replace):
     whole = tmp_path / "whole" / "out.safetensors"
     if replace:
         whole.write_text("old")
-    merge(whole, disk, overwrite=replace)
+    merge(whole, disk, overwrite=replace, digest="sha256")
     for at in range(len(disk.operations)):
         directory = tmp_path / str(at)
         directory.mkdir()
         out = directory / "out.safetensors"
         if replace:
             out.write_text("old")
-        in_child(lambda at=at, out=out: merge(out, Counting(at, end), overwrite=replace))
-        merge(out, resume=True, overwrite=replace)
+        in_child(lambda at=at, out=out: merge(out, Counting(at, end), overwrite=replace, digest="sha256"))
+        merge(out, resume=True, overwrite=replace, digest="sha256")
         assert out.read_bytes() == whole.read_bytes(), disk.operations[at]
-        assert os.listdir(directory) == ["out.safetensors"], disk.operations[at]
+        assert sorted(os.listdir(directory)) == ["out.safetensors", "out.safetensors.lock.json"], disk.operations[at]
+        lock = "out.safetensors.lock.json"
+        assert (directory / lock).read_bytes() == whole.with_name(lock).read_bytes(), disk.operations[at]

@@ -58,3 +58,19 @@ def stored(file: Path) -> dict[str, bytes]:
     import gguf
 
     return {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(file).tensors}
+
+
+@pytest.mark.parametrize("out", ["out", "out.gguf"])
+def test_one_or_many_files_of_gguf(pair: Path, out: str) -> None:
+    pytest.importorskip("gguf")
+    write(pair / "base.gguf", llama())
+    recipe = {"method": "linear", "models": ["a", "b", "base.gguf"], "output": {"quantize": "q8_0"}}
+    place = mg.run(recipe, out)
+    assert mg.origin.verify(place).problems == ()
+    assert mg.origin.rebuild(place).problems == ()
+    file = place if place.is_file() else place / "model.gguf"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    (problem,) = mg.origin.verify(place).problems
+    assert "has changed" in problem

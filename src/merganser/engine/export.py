@@ -15,15 +15,13 @@ from merganser.engine.completion import is_complete
 from merganser.engine.directories import check_replaceable, paths_in
 from merganser.engine.disk import Disk
 from merganser.engine.merge import Merge
-from merganser.engine.origin import Origin
+from merganser.engine.origin import SINGLE, Origin
 from merganser.engine.plan import Model, Plan
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
 from merganser.engine.writer import SYNC_SECONDS, CheckpointWriter
 from merganser.errors import InputError, MerganserError
 
-#: How the name of an output ends that is one file of weights.
-_SINGLE = (".safetensors", ".gguf")
 #: Of these there is nothing to compare but the weights themselves, and they are at hand.
 _IN_MEMORY = (StateDict, Module)
 
@@ -72,7 +70,7 @@ def write_merge(
     prints = [content_hash(source) if type(source) in _IN_MEMORY else source.fingerprint() for source in sources]
     identity = _identity(plan, prints)
     told = replace(plan.sidecars, fingerprint=identity)
-    if place.suffix in _SINGLE:
+    if place.suffix in SINGLE:
         _check_ending(place, plan)
         plan = replace(plan, sidecars=replace(told, single=True))
     write_sidecars = prepare_sidecars(told, sources)

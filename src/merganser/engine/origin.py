@@ -1,5 +1,7 @@
 """`merganser.lock.json`: what an output was made of, and by which bytes it is known again.
 
+The lock file of a directory lies in it, that of a file `OUT.safetensors` beside it as `OUT.safetensors.lock.json`.
+
     {"format": 1, "digest": "sha256", "versions": {…}, "fingerprint": "…",
      "recipe": {…},                                  the recipe with everything resolved, or null
      "models": [{"label": "math", "kind": "model", "licence": "mit", "files": ["math/model.safetensors"]}, …],
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -36,12 +38,19 @@ from merganser.engine.sinks import Digests
 LOCK_FILE = "merganser.lock.json"
 FORMAT = 1
 CARD = "README.md"
+#: How the name of an output ends that is one file of weights.
+SINGLE = (".safetensors", ".gguf")
 #: A merge that reads and writes no more than this has SHA-256 digests: they take less than a second then.
 CHEAP = 1_000_000_000
 _HEX = re.compile("[0-9a-f]{32}|[0-9a-f]{64}")
 _SNAPSHOT = re.compile(r"models--(.+?)--(.+)")
 #: What marks a directory whose weights are in a folder of it.
 _LIBRARIES = ("library.json", "masks.json")
+
+
+def lock_path(out: Path) -> Path:
+    """Return where the lock file of an output is: in a directory, or beside a file."""
+    return out.with_name(f"{out.name}.lock.json") if out.suffix in SINGLE else out / LOCK_FILE
 
 
 def choose_digest(merge: Merge) -> str:
@@ -77,7 +86,14 @@ class Origin:
     digest: str
     recipe: Mapping[str, Any] | None = None
 
-    def render(self, directory: Path, shards: Sequence[Shard], written: Mapping[str, str], read: Digests) -> bytes:
+    def render(
+        self,
+        directory: Path,
+        shards: Sequence[Shard],
+        written: Mapping[str, str],
+        read: Digests,
+        named: Mapping[str, str],
+    ) -> bytes:
         """Return the lock file of a directory that is otherwise complete.
 
         Args:
@@ -85,30 +101,63 @@ class Origin:
             shards: Its files of weights.
             written: The digests of the outputs by name.
             read: The digests of the stored tensors that were read.
+            named: Files of weights that will have another name.
         """
         ancestry = Ancestry(read)
         models = [ancestry.describe(*each) for each in zip(self.merge.plan.models, self.merge.sources, strict=True)]
         if models[0].get("made_of") == models[1:]:
             models = models[1:]  # a merge that is quantised as it is written reads it, and its models, as one more
         weights = {shard.file for shard in shards}
-        others = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
-        lock = {
-            "format": FORMAT,
-            "digest": self.digest,
-            "versions": {"merganser": __version__, **{name: version(name) for name in ("torch", "numpy")}},
-            "fingerprint": self.fingerprint,
-            "recipe": self.recipe,
-            "models": models,
-            "sources": dict(sorted(ancestry.files.items())),
-            "headers": {shard.file: digest_bytes(shard.header, "sha256") for shard in shards},
-            "outputs": {shard.file: {name: written[name] for name in sorted(shard.offsets)} for shard in shards},
-            "files": {
-                name: digest_file(directory / name)
-                for name in sorted(others)
-                if name not in weights and name not in (CARD, LOCK_FILE)
+        return render_lock(
+            directory,
+            self.digest,
+            self.fingerprint,
+            {"recipe": self.recipe, "models": models, "sources": dict(sorted(ancestry.files.items()))},
+            {named.get(shard.file, shard.file): digest_bytes(shard.header, "sha256") for shard in shards},
+            {
+                named.get(shard.file, shard.file): {name: written[name] for name in sorted(shard.offsets)}
+                for shard in shards
             },
-        }
-        return (json.dumps(lock, indent=1, ensure_ascii=False) + "\n").encode()
+            weights,
+        )
+
+
+def render_lock(
+    directory: Path,
+    digest: str,
+    fingerprint: str,
+    origin: Mapping[str, Any],
+    headers: Mapping[str, str],
+    outputs: Digests,
+    weights: Collection[str],
+) -> bytes:
+    """Return the lock file of a directory that is otherwise complete.
+
+    Args:
+        directory: The directory.
+        digest: The algorithm of the digests of tensors.
+        fingerprint: Tells what was made of what and how.
+        origin: The entries on recipe, models and sources.
+        headers: The SHA-256 of what stands before the weights, by the names that files of weights will have.
+        outputs: The digests of tensors, by the same names.
+        weights: The files of weights as they are named in the directory.
+    """
+    others = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    lock = {
+        "format": FORMAT,
+        "digest": digest,
+        "versions": {"merganser": __version__, **{name: version(name) for name in ("torch", "numpy")}},
+        "fingerprint": fingerprint,
+        **origin,
+        "headers": headers,
+        "outputs": outputs,
+        "files": {
+            name: digest_file(directory / name)
+            for name in sorted(others)
+            if name not in weights and name not in (CARD, LOCK_FILE)
+        },
+    }
+    return (json.dumps(lock, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 class Ancestry:
@@ -160,7 +209,9 @@ class Ancestry:
 
     def _directory(self, label: str, home: Path, files: Iterable[Path]) -> dict[str, Any]:
         used = [file for file in dict.fromkeys(files) if str(file) in self._read]
-        return self._about(label, home) | {"files": [self._name(label, home, file) for file in used]}
+        return (
+            self._about(label, home) | _lock_beside(used) | {"files": [self._name(label, home, file) for file in used]}
+        )
 
     def _about(self, label: str, home: Path) -> dict[str, Any]:
         node: dict[str, Any] = {"label": label, "kind": _kind(home), **_hub(home)}
@@ -192,6 +243,12 @@ class Ancestry:
             return []
         self.files[label] = {"size": sum(source.spec(name).nbytes for name in tensors), "tensors": dict(tensors)}
         return [label]
+
+
+def _lock_beside(files: Sequence[Path]) -> dict[str, str]:
+    """The digest of the lock file of a model that is one file."""
+    lock = lock_path(files[0]) if len(files) == 1 else None
+    return {"lock": digest_file(lock)} if lock is not None and lock.is_file() else {}
 
 
 def _small_files(url: str) -> Path:

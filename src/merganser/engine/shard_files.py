@@ -35,7 +35,7 @@ class ShardFiles:
         self._staging = directory.parent
         self._paths = [directory / shard.file for shard in shards]
         self._handles: list[int] = []
-        self._tally = Tally()
+        self._tally = Tally(hashing=digest is None)
         self._running: dict[str, RunningDigest] = {}
         try:
             for path, shard in zip(self._paths, shards, strict=True):
@@ -72,8 +72,10 @@ class ShardFiles:
 
     def close_output(self, output: Output, change: Change | None, sources: Digests) -> Finished:
         """What is known of an output of which every piece has been written here."""
-        digest = (self._finish_digest(output) or self._read_back(output, self._digest)) if self._digest else ""
-        return Finished(self._tally.close(output), change, digest, sources)
+        checksum = self._tally.close(output)
+        if self._digest:
+            checksum = self._finish_digest(output) or self._read_back(output, self._digest)
+        return Finished(checksum, change, sources)
 
     def _finish_digest(self, output: Output) -> str | None:
         running = self._running.pop(output.name, None)
@@ -89,6 +91,8 @@ class ShardFiles:
 
     def holds(self, output: Output, expected: str) -> bool:
         """Whether the bytes of an output are on disk as they were written."""
+        if self._digest:
+            return self._read_back(output, self._digest) == expected
         number, origin = self._places[output.name]
 
         def read(start: int, stop: int) -> bytes:

@@ -20,12 +20,11 @@ Digests = Mapping[str, Mapping[str, str]]
 
 
 class Finished(NamedTuple):
-    """What is known of an output that was written: the checksum of its bytes, what became of it, the digest of its
-    bytes, and those of the stored tensors that were first read for it."""
+    """What is known of an output that was written: the checksum of its bytes (their digest, if there is a lock file),
+    what became of it, and the digests of the stored tensors that were first read for it."""
 
     checksum: str
     change: Change | None = None
-    digest: str = ""
     sources: Digests = MappingProxyType({})
 
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from merganser.engine.changes import FILE, Change, Changes
 from merganser.engine.directories import check_writable
 from merganser.engine.disk import Disk, explain
 from merganser.engine.layout import lay_out, make_index
-from merganser.engine.origin import LOCK_FILE, Origin, are_digests
+from merganser.engine.origin import LOCK_FILE, Origin, are_digests, lock_path
 from merganser.engine.plan import Output, Plan
 from merganser.engine.shard_files import ShardFiles, WorkerSink
 from merganser.engine.sinks import Digests, Finished
@@ -147,14 +147,13 @@ class CheckpointWriter:
         known: dict[str, str] = {}
         changes: dict[str, Any] = {}
         for record in records:
-            if isinstance(record.get("done"), dict):
+            read = record.get("read", {})
+            if isinstance(record.get("done"), dict) and _are_all_digests(read):
                 known |= record["done"]
                 changes |= record["changes"] if isinstance(record.get("changes"), dict) else {}
-                if are_digests(written := record.get("written")) and _are_all_digests(record.get("read")):
-                    self._keep_origin(written, record["read"])
+                _unite(self._read, read)
         done = {o.name for o in self._plan.outputs if o.name in known and files.holds(o, known[o.name])}
-        if self._origin is not None:
-            done &= self._written.keys()
+        self._written = {name: known[name] for name in done}
         for name in done & changes.keys():
             with contextlib.suppress(ValueError):  # then it is just not noted
                 self._changes[name] = Change.from_list(changes[name])
@@ -195,7 +194,7 @@ class CheckpointWriter:
                 if changes:
                     record["changes"] = {name: change.to_list() for name, change in changes.items()}
                 if self._origin is not None:
-                    record |= {"written": {name: each.digest for name, each in finished.items()}, "read": {}}
+                    record["read"] = {}
                     for each in finished.values():
                         _unite(record["read"], each.sources)
                 self._journal.append(record)
@@ -203,11 +202,8 @@ class CheckpointWriter:
                 raise explain(error, self._staging.path) from error
             self._done |= finished.keys()
             self._changes |= changes
-            self._keep_origin(record.get("written", {}), record.get("read", {}))
-
-    def _keep_origin(self, written: Mapping[str, str], read: Digests) -> None:
-        self._written.update(written)
-        _unite(self._read, read)
+            self._written |= record["done"]
+            _unite(self._read, record.get("read", {}))
 
     def publish(self, add_sidecars: Callable[[Path], None]) -> Path:
         """Sidecars and index beside the weights, everything synced, then the name."""
@@ -220,6 +216,7 @@ class CheckpointWriter:
                 self._close_files()
                 if self._file is None:
                     self._add_beside(add_sidecars)
+                self._add_lock()
                 self._disk.sync_tree(self.directory)
                 self._sources.check()
                 self._journal.append({"publishing": True})
@@ -230,6 +227,8 @@ class CheckpointWriter:
                         "it with resume=True and overwrite=True"
                     )
                 self.published = True
+            if self._file is not None and (lock := self.directory / LOCK_FILE).exists():
+                self._disk.rename(lock, lock_path(self.out))
             self._staging.finish()
         except OSError as error:
             raise explain(error, self._staging.path) from error
@@ -241,9 +240,12 @@ class CheckpointWriter:
             self._disk.write_file(self.directory / index[0], index[1])
         if any(change.looked_at for change in self._changes.values()):
             self._disk.write_file(self.directory / FILE, self._noted().to_bytes())
+
+    def _add_lock(self) -> None:
         if self._origin is not None:
             self._sources.check()
-            lock = self._origin.render(self.directory, self._shards, self._written, self._read)
+            shown = {self._file: self.out.name} if self._file else {}
+            lock = self._origin.render(self.directory, self._shards, self._written, self._read, shown)
             self._disk.write_file(self.directory / LOCK_FILE, lock)
 
     def _noted(self) -> Changes:

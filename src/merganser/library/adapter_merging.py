@@ -17,6 +17,8 @@ from merganser.checkpoints.adapter_file import PREFIX, AdapterFile
 from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference, locate
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.reads import noting_reads
+from merganser.engine.adapter_origin import AdapterOrigin
 from merganser.engine.directories import paths_in
 from merganser.engine.publishing import check_out
 from merganser.errors import CheckpointError, InputError, one_of
@@ -33,6 +35,7 @@ from merganser.library.adapter_writing import (
 from merganser.methods.adapters import Pair, Space, apply_rule, balanced, merge_pairs, truncate_pair
 from merganser.methods.base import Method
 from merganser.methods.registry import build, lookup, parameters
+from merganser.plain import plain
 
 #: Where updates are merged: in a basis that they share, as whole matrices, or not at all but laid side by side.
 MergeSpace = Literal["core_space", "knots", "full", "concat"]
@@ -94,19 +97,25 @@ def merge_adapters(
     rule = None if space == "concat" else _rule(method, settings, weights, files)
     if rule is None and settings:
         raise InputError(f"concat has no parameter {next(iter(settings))!r}: it only takes weights and a scale")
+    made_by = {"function": "merge_adapters", "space": space, "method": method, "weights": weights, "scale": scale}
+    made_by |= {"rank": rank, "dtype": str(dtype), "seed": seed, "settings": plain(settings)}
+    origin = AdapterOrigin(made_by, [(os.fspath(p), f.weights) for p, f in zip(adapters, files, strict=True)])
     mixer = _Mixer(files, space, rule, tuple(weights or [1.0] * len(files)), scale, rank, seed)
     updates: dict[str, StoredUpdate] = {}
     seen = kept = 0.0
-    for name in dict.fromkeys(name for file in files for name in file.updates):
-        updates[name], before, after = mixer.merge(name)
-        seen, kept = seen + before, kept + after
-    whole, notes = mixer.merge_whole(base)
+    with noting_reads(origin.reads):
+        for name in dict.fromkeys(name for file in files for name in file.updates):
+            updates[name], before, after = mixer.merge(name)
+            seen, kept = seen + before, kept + after
+        whole, notes = mixer.merge_whole(base)
     keys = ("base_model_name_or_path", "task_type", "fan_in_fan_out", "ensure_weight_tying", "bias")
     config = {
         key: next((f.config[key] for f in files if f.config.get(key) not in (None, "none")), None) for key in keys
     }
     saved = {each for f in files for each in f.config.get("modules_to_save") or ()}
-    largest = save_adapter(Path(out), updates, whole, config, stored, overwrite=overwrite, saved_modules=saved)
+    largest = save_adapter(
+        Path(out), updates, whole, config, stored, overwrite=overwrite, origin=origin, saved_modules=saved
+    )
     return AdapterReport(Path(out), largest, len(updates), share(kept, seen), whole=tuple(whole), notes=tuple(notes))
 
 

@@ -14,10 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from merganser.checkpoints.adapter_file import CONFIG, PREFIX
+from merganser.engine.adapter_origin import AdapterOrigin
 from merganser.engine.publishing import publish
 from merganser.errors import InputError
 from merganser.methods.adapters import Pair
 
+WEIGHTS = "adapter_model.safetensors"
 #: What PEFT and its servers read.
 DTYPES = ("float32", "bfloat16", "float16")
 #: A Linear layer; one stored input × output; an embedding; a convolution.
@@ -103,6 +105,7 @@ def save_adapter(
     dtype: torch.dtype,
     *,
     overwrite: bool,
+    origin: AdapterOrigin,
     saved_modules: Iterable[str] = (),
     patterns: bool = False,
 ) -> int:
@@ -115,6 +118,7 @@ def save_adapter(
         config: Settings besides those that follow from the updates; None is left out.
         dtype: Dtype of the factors.
         overwrite: Replace `out`.
+        origin: What it is made of, for its lock file.
         saved_modules: Modules that `whole` has every parameter of.
         patterns: Give each module its own rank; some servers know one rank for all, the default.
 
@@ -152,8 +156,9 @@ def save_adapter(
     publish(
         out,
         lambda directory: (
-            save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"}),
+            save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"}),
             (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n"),
+            origin.lock(directory, WEIGHTS),
         ),
         overwrite=overwrite,
     )

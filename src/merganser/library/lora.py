@@ -16,7 +16,9 @@ from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.layouts import as_modules
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.reads import noting_reads
 from merganser.checkpoints.skeleton import build_skeleton
+from merganser.engine.adapter_origin import AdapterOrigin
 from merganser.engine.directories import paths_in
 from merganser.engine.publishing import check_out
 from merganser.errors import InputError
@@ -94,6 +96,9 @@ def extract_lora(
     policy = RankPolicy.choose(None, energy, budget, 1) if given and rank is None else None
     stored = dtype_of(dtype, DTYPES, "adapters")
     tuned, origin = open_checkpoint(finetuned), open_checkpoint(base)
+    made_by = {"function": "extract_lora", "rank": rank, "energy": energy, "budget": budget, "whole": whole}
+    made_by |= {"include": list(include), "exclude": list(exclude), "dtype": str(dtype)}
+    sources = AdapterOrigin(made_by, [(tuned.label, tuned), (origin.label, origin)])
     inputs = [path for source in (finetuned, base, tuned.label, origin.label) for path in paths_in(source)]
     check_out(Path(out), overwrite, [*inputs, *tuned.files(), *origin.files()])
     model = build_skeleton(tuned) or build_skeleton(origin)
@@ -101,12 +106,13 @@ def extract_lora(
         tuned, origin = as_modules(tuned, model), as_modules(origin, model)
     check_fit(origin, tuned)
     modules = AdapterModules(origin, tuned, fan_in_fan_out, model)
-    draft = _Draft(modules, origin, stored, whole)
-    changed = list(_changed(tuned, origin, modules))
-    wanted = [name for name in changed if _matches(name, include) and not _matches(name, exclude)]
-    ranks = _ranks(wanted, tuned, origin, draft, rank or _DEFAULT_RANK, policy)
-    for name in changed:
-        draft.add(name, tuned, ranks.get(name, 0) if name in wanted else None)
+    draft = _Draft(modules, origin, stored, whole, sources)
+    with noting_reads(sources.reads):
+        changed = list(_changed(tuned, origin, modules))
+        wanted = [name for name in changed if _matches(name, include) and not _matches(name, exclude)]
+        ranks = _ranks(wanted, tuned, origin, draft, rank or _DEFAULT_RANK, policy)
+        for name in changed:
+            draft.add(name, tuned, ranks.get(name, 0) if name in wanted else None)
     return draft.write(Path(out), tuned, overwrite, patterns=policy is not None)
 
 
@@ -161,12 +167,15 @@ def export_expert(
     check_out(Path(out), overwrite, expert.files())
     file = expert.file
     limit = rank or max((_own_rank(expert, name) for name in file.kinds), default=1)
-    draft = _Draft(AdapterModules(expert.source, expert, fan_in_fan_out), expert.source, stored, whole)
-    for name in file.kinds:
-        factors = None
-        if expert.merges(name) and draft.orientation(name, expert.spec(name).shape):
-            factors = expert.factors(name, limit)
-        draft.add(name, expert, limit if expert.merges(name) else None, factors)
+    made_by = {"function": "export_expert", "rank": rank, "whole": whole, "dtype": str(dtype)}
+    sources = AdapterOrigin(made_by, [(expert.label, expert)])
+    draft = _Draft(AdapterModules(expert.source, expert, fan_in_fan_out), expert.source, stored, whole, sources)
+    with noting_reads(sources.reads):
+        for name in file.kinds:
+            factors = None
+            if expert.merges(name) and draft.orientation(name, expert.spec(name).shape):
+                factors = expert.factors(name, limit)
+            draft.add(name, expert, limit if expert.merges(name) else None, factors)
     return draft.write(Path(out), expert, overwrite)
 
 
@@ -224,6 +233,7 @@ class _Draft:
     base: Checkpoint
     dtype: torch.dtype
     whole: bool
+    origin: AdapterOrigin
     updates: dict[str, StoredUpdate] = field(default_factory=dict)
     saved: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -278,7 +288,15 @@ class _Draft:
             "bias": "all" if biases else None,
         }
         rank = save_adapter(
-            out, self.updates, whole, config, self.dtype, overwrite=overwrite, saved_modules=modules, patterns=patterns
+            out,
+            self.updates,
+            whole,
+            config,
+            self.dtype,
+            overwrite=overwrite,
+            origin=self.origin,
+            saved_modules=modules,
+            patterns=patterns,
         )
         kept = share(self.seen - self.lost, self.seen)
         return AdapterReport(out, rank, len(self.updates), kept, tuple(self.left_out), tuple(self.saved))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from merganser.checkpoints.digests import digest_file
-from merganser.engine.origin import LOCK_FILE
+from merganser.engine.origin import lock_path
 from merganser.errors import CheckpointError
 from merganser.origin.licences import describe_terms, find_conflicts
 from merganser.origin.lock_file import Ancestor, read_lock
@@ -112,12 +112,12 @@ def _follow(ancestor: Ancestor, root: Path, over: tuple[str, ...], notes: list[s
         made = tuple(_follow(each, root, over, notes) for each in ancestor.made_of)
         return replace(ancestor, made_of=made)
     place = root / Path(ancestor.label).expanduser()
-    file = place / LOCK_FILE
+    file = lock_path(place)
     try:
         if not file.is_file():
-            raise CheckpointError(f"{ancestor.label}: was merged itself; its {LOCK_FILE} is not at hand")
+            raise CheckpointError(f"{ancestor.label}: was merged itself; its {file.name} is not at hand")
         if digest_file(file) != ancestor.lock:
-            raise CheckpointError(f"{ancestor.label}: its {LOCK_FILE} is not the one that was there when it was merged")
+            raise CheckpointError(f"{ancestor.label}: its {file.name} is not the one that was there when it was merged")
         lock = read_lock(place)
     except (CheckpointError, OSError) as error:
         notes.append(str(error))

@@ -10,7 +10,7 @@ from typing import Any
 
 from merganser.checkpoints.digests import DIGESTS
 from merganser.checkpoints.json_file import read_object
-from merganser.engine.origin import FORMAT, LOCK_FILE, are_digests
+from merganser.engine.origin import FORMAT, are_digests, lock_path
 from merganser.errors import CheckpointError
 
 _KINDS = ("model", "adapter", "library", "merge", "view", "memory")
@@ -90,7 +90,7 @@ def read_lock(directory: str | os.PathLike[str]) -> LockFile:
     """Read the lock file of an output.
 
     Args:
-        directory: The output.
+        directory: The output: a directory, or a single file of weights.
 
     Returns:
         What the lock file says.
@@ -102,11 +102,11 @@ def read_lock(directory: str | os.PathLike[str]) -> LockFile:
         >>> mg.origin.read_lock(mg.run("recipe.yml", "out/")).digest
         'sha256'
     """
-    file = Path(directory) / LOCK_FILE
     if not Path(directory).exists():
-        raise CheckpointError(f"{directory}: no such directory")
+        raise CheckpointError(f"{directory}: no such file or directory")
+    file = lock_path(Path(directory))
     if not file.is_file():
-        raise CheckpointError(f"{directory}: has no {LOCK_FILE}, so nothing is known of its origin")
+        raise CheckpointError(f"{directory}: has no {file.name}, so nothing is known of its origin")
     return parse_lock(read_object(file, finite=True), str(file))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.references import HUB_ID
-from merganser.engine.origin import LOCK_FILE
+from merganser.engine.origin import LOCK_FILE, SINGLE
 from merganser.errors import InputError, MerganserError, require
 from merganser.origin.lock_file import read_lock
 from merganser.origin.verification import verify
@@ -72,7 +72,10 @@ def push(
     """
     if not HUB_ID.fullmatch(repository) or "@" in repository:
         raise InputError(f"{repository!r} is not the name of a repository; expected owner/name")
-    place, lock = Path(directory), read_lock(directory)
+    place = Path(directory)
+    if place.suffix in SINGLE:
+        raise InputError(f"{place}: only directories are uploaded: a single file has no card, config or tokenizer")
+    lock = read_lock(directory)
     if check and (problems := verify(place).problems):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise InputError(f"{place} is not what its lock file says: {problems[0]}{more}; nothing was uploaded")

@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.references import parts
 from merganser.checkpoints.safetensors_file import SafetensorsFile
-from merganser.confine import confine
+from merganser.checkpoints.weight_files import WeightFile, read_header, stored_name
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import Change
 from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
 from merganser.engine.layout import lay_out
 from merganser.engine.merge import Merge
-from merganser.engine.origin import LOCK_FILE, Ancestry
+from merganser.engine.origin import SINGLE, Ancestry, lock_path
 from merganser.engine.plan import Output, Plan
 from merganser.engine.sinks import Digests
 from merganser.errors import InputError
 from merganser.lazy import torch
 from merganser.origin.lock_file import LockFile, read_lock
-from merganser.origin.verification import Verification
-from merganser.origin.weight_files import WeightFile, open_weights, read_header, stored_name
+from merganser.origin.verification import Verification, open_output
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
 
@@ -68,10 +67,10 @@ def rebuild(
     """
     place, lock = Path(directory), read_lock(directory)
     if lock.recipe is None:
-        raise InputError(f"{place / LOCK_FILE}: has no recipe: what it was made of cannot be computed from files alone")
+        raise InputError(f"{lock_path(place)}: has no recipe: what it was made of cannot be computed from files alone")
     moved = dict(sources or {})
     merge = _prepare(lock, Path(root) if root is not None else None, moved)
-    files = {name: open_weights(confine(place, name, f"{place / LOCK_FILE}: outputs")) for name in lock.outputs}
+    files = {name: open_output(place, name) for name in lock.outputs}
     homes = {name: files[file] for file, names in lock.outputs.items() for name in names}
     inside = {name: stored_name(file, name) for file, names in lock.outputs.items() for name in names}
     made = {output.name: output for output in merge.plan.outputs}
@@ -87,7 +86,7 @@ def rebuild(
         else:
             outputs.append(made[name])
     if not problems:
-        problems += _changed_headers(merge.plan, files)
+        problems += _changed_headers(merge.plan, place, files, lock.fingerprint)
     if sample is not None and sample < len(outputs):
         outputs = random.SystemRandom().sample(outputs, max(1, sample))  # nobody can know beforehand which
     chosen = {output.name: homes[output.name].read_bytes(inside[output.name]) for output in outputs}
@@ -144,8 +143,12 @@ def _prepare(lock: LockFile, root: Path | None, moved: Mapping[str, str]) -> Mer
     return Merge(replace(merge.plan, models=models), merge.sources)
 
 
-def _changed_headers(plan: Plan, files: Mapping[str, WeightFile]) -> list[str]:
-    headers = {shard.file: shard.header for shard in lay_out(plan)}
+def _changed_headers(plan: Plan, place: Path, files: Mapping[str, WeightFile], fingerprint: str) -> list[str]:
+    if place.suffix in SINGLE:
+        plan = replace(plan, sidecars=replace(plan.sidecars, single=True, fingerprint=fingerprint))
+        headers = dict.fromkeys(files, lay_out(plan)[0].header)
+    else:
+        headers = {shard.file: shard.header for shard in lay_out(plan)}
     return [
         f"{name}: its header is not the one that the recipe makes"
         for name, file in files.items()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merganser.checkpoints.digests import digest_bytes, digest_file
+from merganser.checkpoints.weight_files import WeightFile, open_weights, read_header, stored_name
 from merganser.confine import confine
-from merganser.engine.origin import CARD, LOCK_FILE
+from merganser.engine.origin import CARD, LOCK_FILE, SINGLE, lock_path
 from merganser.errors import CheckpointError
 from merganser.origin.lock_file import LockFile, read_lock
-from merganser.origin.weight_files import WeightFile, open_weights, read_header, stored_name
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def verify(
     """Compare an output with its lock file: every tensor, every header, and every file beside the weights.
 
     Args:
-        directory: The output.
+        directory: The output: a directory, or a single file of weights.
         workers: Threads; by default one for each core.
         on_progress: Called with the bytes compared, the bytes in all, and the name of a tensor.
 
@@ -64,9 +64,8 @@ def verify(
     problems = [*_other_files(place, lock)]
     opened: dict[str, WeightFile] = {}
     for name, tensors in lock.outputs.items():
-        path = confine(place, name, f"{place / LOCK_FILE}: outputs")
         try:
-            opened[name] = open_weights(path)
+            opened[name] = open_output(place, name)
         except FileNotFoundError:
             problems.append(f"{name} is missing")
         except (CheckpointError, OSError) as error:
@@ -96,6 +95,12 @@ def verify(
     problems += [f"{name} holds weights, and the lock file does not know it" for name in unknown if _is_weights(name)]
     notes = tuple(f"{name} is not in the lock file" for name in unknown if not _is_weights(name))
     return Verification(len(jobs), total, tuple(problems), notes)
+
+
+def open_output(place: Path, name: str) -> WeightFile:
+    """Open a file of weights that the lock file of an output names; an output of one file may have been renamed."""
+    path = place if place.suffix in SINGLE else confine(place, name, f"{lock_path(place)}: outputs")
+    return open_weights(path)
 
 
 def _other_files(place: Path, lock: LockFile) -> Iterator[str]:
