@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import merganser as mg
 from merganser.cli import build
+from merganser.engine.nested import reopen
 from merganser.errors import InputError
 
 SIZES = {
@@ -127,3 +128,52 @@ def test_what_cannot_be_matched_is_refused(tmp_path, llama):
     save_file({"x.experts.0.w": torch.zeros(2, 2), "x.experts.1.w": torch.zeros(2, 2)}, tmp_path / "bare.safetensors")
     with pytest.raises(InputError, match="no router"):
         mg.surgery.match_experts(tmp_path / "bare.safetensors", tmp_path / "bare.safetensors")
+
+
+def test_a_recipe_matches_experts_before_it_merges(pair):
+    """One command for what matching first and merging then gives, also from its plan."""
+    place = pair[0]
+    matched = mg.surgery.match_experts(place / "b", place / "a")
+    expected = mg.merge([place / "a", matched], method="linear")
+    document = {"method": "linear", "models": [str(place / "a"), str(place / "b")], "match_experts": True}
+    out = mg.run(document, place / "merged", workers=1)
+    found = load_file(out / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    (place / "recipe.yml").write_text("expression: 0.5*x + 0.5*y\nmodels: {x: a, y: b}\nmatch_experts: true\n")
+    plan = mg.recipes.plan(mg.recipes.load(place / "recipe.yml"))
+    assert any("in the order of those of a" in note for note in plan.notes)
+    assert [model.experts for model in plan.models] == [False, True]
+    again = reopen(mg.recipes.Plan.from_dict(json.loads(json.dumps(plan.to_dict()))))
+    name = next(name for name in matched.names() if "experts.1" in name)
+    assert torch.equal(again.sources[1].read(name), matched[name])
+
+
+def test_experts_of_task_vectors_are_matched_to_the_base(pair):
+    """What was added to one expert is added to that expert, wherever its model keeps it."""
+    place, other, orders = pair
+    a, b = (load_file(place / name / "model.safetensors") for name in "ab")
+    document = {"method": "task_arithmetic", "base": str(place / "a"), "models": [str(place / "b")]}
+    out = mg.run({**document, "match_experts": True}, place / "moved")
+    check(out, other, orders)
+    plain = mg.run(document, place / "plain")
+    assert all(torch.allclose(t, b[n], atol=1e-6) for n, t in load_file(plain / "model.safetensors").items())
+    assert a.keys() == b.keys()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"match_experts": "yes"}, "match_experts: expected true or false"),
+        ({"match_experts": True}, "has no experts to match"),
+    ],
+)
+def test_recipes_whose_experts_cannot_be_matched(llama, more, message):
+    models = [str(llama("one")), str(llama("two"))]
+    with pytest.raises(InputError, match=message):
+        mg.recipes.plan(mg.recipes.load({"method": "linear", "models": models, **more}))
+
+
+def test_slices_are_not_matched():
+    slices = [{"path": "a", "layers": [0, 1]}, {"path": "b", "layers": [0, 1]}]
+    with pytest.raises(InputError, match="a recipe with slices moves layers"):
+        mg.recipes.load({"method": "passthrough", "slices": slices, "match_experts": True})

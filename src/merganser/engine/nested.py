@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.checkpoints.expert_orders import MatchedExperts
 from merganser.checkpoints.grafting import Grafted
 from merganser.checkpoints.layouts import in_layout_of
 from merganser.checkpoints.opening import open as open_checkpoint
@@ -36,6 +37,10 @@ def reopen(plan: Plan, open: Open = open_checkpoint) -> Merge:
         else in_layout_of(plain[0], source)
         if model.layout
         else source
+        for source, model in zip(plain, plan.models, strict=True)
+    ]
+    plain = [
+        MatchedExperts(source, plain[0]) if model.experts else source
         for source, model in zip(plain, plan.models, strict=True)
     ]
     # Side checkpoints stand after the models and have no vocabulary.

@@ -26,6 +26,7 @@ class Model:
         vocabulary: Brings it to another vocabulary.
         layout: Read it in the layout of the first model.
         map: Read the first model with this one in the place of a part: prefixes of its names -> prefixes there.
+        experts: Read it with its experts in the order of the first model's.
 
     Example:
         >>> plan = mg.recipes.plan(mg.recipes.load("recipe.yml"))
@@ -39,6 +40,7 @@ class Model:
     vocabulary: VocabularyMap | None = None
     layout: bool = False
     map: Mapping[str, str] | None = None
+    experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class Plan(Shown):
                     "remap": m.vocabulary.to_dict() if m.vocabulary else None,
                     "layout": m.layout,
                     "map": dict(m.map) if m.map else None,
+                    **({"experts": True} if m.experts else {}),
                 }
                 for m in self.models
             ],
@@ -166,6 +169,7 @@ class Plan(Shown):
                     VocabularyMap.from_dict(m["remap"]) if m["remap"] else None,
                     m["layout"],
                     m["map"],
+                    m.get("experts", False),
                 )
                 for m in data["models"]
             ),

@@ -19,7 +19,7 @@ from merganser.errors import RecipeError, did_you_mean
 from merganser.recipes.fields import kind_of, known_keys
 from merganser.recipes.schema import Problems
 
-KEYS = ("expression", "models", "overrides", "output", "seed")
+KEYS = ("expression", "models", "overrides", "output", "seed", "match_experts")
 BASE = "base"
 _LONGEST = 10_000
 #: The part of a sum that is a plain number, under a key no model can have.
@@ -47,7 +47,7 @@ def expand(data: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[
     notes = []
     if BASE not in weights and not math.isclose(total, 1.0, abs_tol=1e-9):
         notes.append(f"the factors of the expression sum to {total:g}, not to 1: the weights change their scale")
-    return document | {key: data[key] for key in ("overrides", "output", "seed") if key in data}, tuple(notes)
+    return document | {key: data[key] for key in KEYS[2:] if key in data}, tuple(notes)
 
 
 def coefficients(expression: Any, models: Mapping[str, Any]) -> Sum:

@@ -69,6 +69,9 @@ def recipe_schema() -> dict[str, Any]:
             "overrides": {"type": "array", "items": {"$ref": "#/$defs/override"}},
             "output": {"$ref": "#/$defs/output"},
             "seed": {"type": "integer"},
+            "match_experts": _described(
+                {"type": "boolean"}, "Put the experts of every mixture in the order of the base's before merging."
+            ),
             "conventions": {"$ref": "#/$defs/conventions"},
             "expression": _described(_TEXT, "Task arithmetic on one line, such as base + 0.4*(math + code)."),
         },

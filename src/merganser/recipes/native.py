@@ -59,6 +59,7 @@ KEYS = (
     "overrides",
     "output",
     "seed",
+    "match_experts",
     "conventions",
 )
 _ENTRY_KEYS = ("path", "recipe", "label", "layers", "map", "parameters")
@@ -121,6 +122,7 @@ class _NativeReader:
             overrides=tuple(o for o in overrides if o),
             output=output,
             seed=seed,
+            match_experts=options.match_experts(data.get("match_experts", False), parts, problems),
             conventions=conventions,
             written=written,
             root=root,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from merganser.errors import RecipeError, did_you_mean
@@ -13,6 +14,7 @@ from merganser.recipes.schema import (
     DEFAULT_TERMS,
     Conventions,
     OutputOptions,
+    Part,
     Problems,
     TokenizerOptions,
     TokenRow,
@@ -61,6 +63,15 @@ def conventions(raw: Any, problems: Problems) -> Conventions:
         required = fields.names(raw.get("required"), "conventions.required", "a parameter")
         return Conventions(depth_after_layers=float(depth), required=required, **given)
     return Conventions()
+
+
+def match_experts(raw: Any, parts: Sequence[Part], problems: Problems) -> bool:
+    """Read the key `match_experts`."""
+    with problems.collect():
+        if expect(raw, bool, "match_experts") and any(part.sliced for part in parts):
+            raise RecipeError("match_experts: experts are matched layer by layer; a recipe with slices moves layers")
+        return bool(raw)
+    return False
 
 
 def tokenizer(value: Any, where: str, problems: Problems) -> TokenizerOptions | None:

@@ -86,6 +86,7 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     problems = Problems()
     with problems.collect():
         relaid = table.adopt_layout()
+        relaid += table.match_experts() if recipe.match_experts else []
     problems.finish()
     vocabulary = None
     with problems.collect():

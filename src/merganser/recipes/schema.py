@@ -160,6 +160,7 @@ class Recipe:
         overrides: Other methods or values for some tensors.
         output: What is written.
         seed: The seed of methods that draw at random.
+        match_experts: Put the experts of every mixture in the order of the base's (the first model's) first.
         conventions: What the recipe means where it could mean two things.
         keys: What the options are called where the recipe was written, for messages.
         notes: What the user should know.
@@ -179,6 +180,7 @@ class Recipe:
     overrides: tuple[Override, ...] = ()
     output: OutputOptions = OutputOptions()
     seed: int = 0
+    match_experts: bool = False
     conventions: Conventions = Conventions()
     keys: OutputKeys = OutputKeys()
     notes: tuple[str, ...] = ()

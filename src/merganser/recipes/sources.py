@@ -11,6 +11,7 @@ from typing import Any
 from merganser.checkpoints.adapter import adapter_notes, separates_head
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dequantised import quantisation_notes
+from merganser.checkpoints.expert_orders import MatchedExperts
 from merganser.checkpoints.gguf_names import gguf_notes
 from merganser.checkpoints.grafting import Grafted
 from merganser.checkpoints.json_file import read_config
@@ -112,6 +113,17 @@ class SourceTable:
                 self.models[i] = replace(self.models[i], layout=True)
                 notes.append(f"{self.models[i].label} is stored in another layout and is read in that of the base")
         return notes
+
+    def match_experts(self) -> list[str]:
+        """See every mixture with its experts in the order of the first model's."""
+        problems = Problems()
+        for i in range(1, len(self)):
+            with problems.collect():
+                self.checkpoints[i] = MatchedExperts(self.checkpoints[i], self.checkpoints[0])
+                self.models[i] = replace(self.models[i], experts=True)
+        problems.finish("match_experts")
+        labels = ", ".join(model.label for model in self.models[1:])
+        return [f"experts of {labels} are put in the order of those of {self.models[0].label}"] if labels else []
 
     def of(self, entry: Entry) -> int:
         return self._index[self._key(entry)]
