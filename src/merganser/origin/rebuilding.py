@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.references import parts
 from merganser.checkpoints.safetensors_file import SafetensorsFile
-from merganser.checkpoints.weight_files import WeightFile, read_header, stored_name
+from merganser.checkpoints.weight_files import WeightFile, open_weights, read_header, stored_name
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import Change
 from merganser.engine.compute import Arithmetic
@@ -26,7 +26,7 @@ from merganser.engine.sinks import Digests
 from merganser.errors import InputError
 from merganser.lazy import torch
 from merganser.origin.lock_file import LockFile, read_lock
-from merganser.origin.verification import Verification, open_output
+from merganser.origin.verification import Verification, find_output
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
 
@@ -70,7 +70,7 @@ def rebuild(
         raise InputError(f"{lock_path(place)}: has no recipe: what it was made of cannot be computed from files alone")
     moved = dict(sources or {})
     merge = _prepare(lock, Path(root) if root is not None else None, moved)
-    files = {name: open_output(place, name) for name in lock.outputs}
+    files = {name: open_weights(find_output(place, name)) for name in lock.outputs}
     homes = {name: files[file] for file, names in lock.outputs.items() for name in names}
     inside = {name: stored_name(file, name) for file, names in lock.outputs.items() for name in names}
     made = {output.name: output for output in merge.plan.outputs}

@@ -64,8 +64,9 @@ def verify(
     problems = [*_other_files(place, lock)]
     opened: dict[str, WeightFile] = {}
     for name, tensors in lock.outputs.items():
+        path = find_output(place, name)
         try:
-            opened[name] = open_output(place, name)
+            opened[name] = open_weights(path)
         except FileNotFoundError:
             problems.append(f"{name} is missing")
         except (CheckpointError, OSError) as error:
@@ -97,10 +98,13 @@ def verify(
     return Verification(len(jobs), total, tuple(problems), notes)
 
 
-def open_output(place: Path, name: str) -> WeightFile:
-    """Open a file of weights that the lock file of an output names; an output of one file may have been renamed."""
-    path = place if place.suffix in SINGLE else confine(place, name, f"{lock_path(place)}: outputs")
-    return open_weights(path)
+def find_output(place: Path, name: str) -> Path:
+    """Return where a file of weights is that the lock file of an output names; a single file may have been renamed.
+
+    Raises:
+        CheckpointError: If the name leads out of the output.
+    """
+    return place if place.suffix in SINGLE else confine(place, name, f"{lock_path(place)}: outputs")
 
 
 def _other_files(place: Path, lock: LockFile) -> Iterator[str]:
