@@ -39,6 +39,20 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "ck"
 
 
+def test_a_checkpoint_that_was_saved_again_is_read_again(tmp_path):
+    for value in (1.0, 2.0):
+        shutil.rmtree(tmp_path / "ck", ignore_errors=True)
+        dcp.save({"model": {"w": torch.full((3,), value)}}, checkpoint_id=tmp_path / "ck", no_dist=True)
+        assert mg.open(tmp_path / "ck")["w"].tolist() == [value] * 3
+
+
+@pytest.mark.parametrize("key", ["optimizer", "opt", "adam"])
+def test_optimisers_are_left_out_whatever_their_name(tmp_path, key):
+    nested = {"model": {"w": torch.ones(2)}, key: {"state": {"w": {"exp_avg": torch.ones(2)}}}}
+    dcp.save(nested, checkpoint_id=tmp_path / "ck", no_dist=True)
+    assert mg.open(tmp_path / "ck").names() == ["w"]
+
+
 def test_the_model_of_a_distributed_checkpoint(saved, tmp_path):
     opened = mg.open(saved)
     assert sorted(opened.names()) == sorted(STATE)

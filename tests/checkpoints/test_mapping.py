@@ -1,5 +1,7 @@
 """Every checkpoint and every view of one is a mapping from names to tensors."""
 
+import copy
+import pickle
 from collections.abc import Mapping
 
 import pytest
@@ -53,6 +55,14 @@ def test_a_checkpoint_behaves_as_a_mapping(saved, kind):
     assert "nothing" not in view
     assert view.get("nothing") is None
     assert 3 not in view
+
+
+@pytest.mark.parametrize("kind", ["module", "state dict", "directory", "file", "expression", "task vector"])
+def test_a_checkpoint_can_be_copied_and_sent_to_another_process(saved, kind):
+    view = views(*saved)[kind]
+    for other in (copy.deepcopy(view), pickle.loads(pickle.dumps(view))):
+        assert other.label == view.label
+        assert all(torch.equal(other[name], tensor) for name, tensor in view.items())
 
 
 def test_tied_names_are_keys_and_load_into_the_module(saved):

@@ -112,7 +112,8 @@ class DistributedCheckpoint(Checkpoint):
 
     def _chunk(self, name: str, chunk: _Chunk) -> Tensor:
         try:
-            tensor = _read_chunk(chunk.file, chunk.span)
+            state = chunk.file.stat()
+            tensor = _read_chunk(chunk.file, chunk.span, (state.st_ino, state.st_size, state.st_mtime_ns))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{chunk.file}: {name!r} cannot be read: {error}") from None
         if (
@@ -125,7 +126,8 @@ class DistributedCheckpoint(Checkpoint):
 
 
 @functools.lru_cache(maxsize=64)
-def _read_chunk(file: Path, span: tuple[int, int]) -> Any:
+def _read_chunk(file: Path, span: tuple[int, int], stamp: tuple[int, int, int]) -> Any:
+    """The content of an archive in a file; `stamp` is there to forget it when the file changes."""
     return read_torch_archive(file, lambda _: False, span)[0]
 
 
@@ -160,7 +162,8 @@ def _name(path: Any) -> str | None:
     steps = [str(step) for step in path] if isinstance(path, (tuple, list)) else [str(path)]
     while len(steps) > 1 and steps[0] in _OUTER:
         steps = steps[1:]
-    return None if len(steps) > 1 and steps[0] in _OTHER else ".".join(steps)
+    is_optimizer = len(steps) > 2 and steps[1] == "state"  # whatever a trainer calls it
+    return None if is_optimizer or (len(steps) > 1 and steps[0] in _OTHER) else ".".join(steps)
 
 
 def _dtype(properties: InertRecord) -> Element:

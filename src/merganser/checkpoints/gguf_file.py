@@ -47,6 +47,9 @@ class GGUFFile(Checkpoint):
                 kind = self._kinds[entry.kind].name
                 raise CheckpointError(f"{path}: {name!r} is {kind}, which cannot be dequantised")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path,), {"label": self.label}
+
     def names(self) -> Sequence[str]:
         return list(self._entries)
 

@@ -178,6 +178,9 @@ class SafetensorsFile(StoredTensors):
                 raise
             raise CheckpointError(f"{path}: too many open files; raise their number (ulimit -n)") from None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path,), {"label": self.label}
+
     @functools.cached_property
     def _bytes(self) -> Tensor:
         with warnings.catch_warnings():
