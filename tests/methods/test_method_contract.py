@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from method_driver import RowBlocks, make_group
 
+import merganser as mg
 from merganser.errors import InputError, RecipeError
 from merganser.methods.base import Method, threshold
+from merganser.methods.parameters import param
 from merganser.methods.registry import (
     _REGISTRY,
     aliases,
@@ -120,6 +122,32 @@ def test_a_method_may_be_registered_again(monkeypatch):
     assert parameters(second) == {}
     with pytest.raises(RecipeError, match="unknown method 'own'"):
         lookup("own")  # all names of the first go with it
+
+
+def test_a_method_that_is_registered_again_has_its_new_parameters(monkeypatch):
+    monkeypatch.setattr("merganser.methods.registry._REGISTRY", dict(_REGISTRY))
+
+    @register
+    @dataclass(frozen=True)
+    class Kept(Method):
+        name = "shifted"
+
+        def merge(self, group, state=None):
+            return group.models[0]
+
+    models = [{"w": torch.zeros(2)}]
+    assert mg.merge(models, "shifted")["w"].tolist() == [0, 0]
+
+    @register(replace=True)
+    @dataclass(frozen=True)
+    class Shifted(Method):
+        name = "shifted"
+        by: float = param(1.0, "how far")
+
+        def merge(self, group, state=None):
+            return group.models[0] + self.by
+
+    assert mg.merge(models, "shifted", by=5.0)["w"].tolist() == [5, 5]
 
 
 def test_parameters_are_described():

@@ -89,6 +89,7 @@ def test_the_same_path_twice_is_refused(checkpoint: Callable[..., Path]) -> None
         ({"workers": 0}, "workers: expected a whole number of at least 1, got 0"),
         ({"device": "foo"}, "device 'foo' is not usable here"),
         ({"device": "meta"}, "device 'meta' is not usable here"),
+        ({"method": "linaer"}, "recipe: method: unknown method 'linaer'; did you mean 'linear'?"),
         ({"overrides": ["x"]}, "overrides[0]: expected a mapping, got 'x'"),
         ({"overrides": {"match": "*"}}, "overrides: expected a list, got a mapping"),
         ({"models": "ab"}, "models: expected a list or a mapping of models, got a single str"),

@@ -46,10 +46,10 @@ def read_tokens(directory: Path | None) -> Tokens | None:
     Raises:
         CheckpointError: A file is damaged, or an id is not one: negative, of two tokens, or far beyond the vocabulary.
     """
-    return None if directory is None else _read_tokens(directory, _stamp(directory))
+    return None if directory is None else _read_tokens(directory, tokenizer_stamp(directory))
 
 
-def _stamp(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
+def tokenizer_stamp(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
     """What changes when one of the files does."""
     there = [directory / name for name in _FILES if (directory / name).is_file()]
     return tuple((path.name, (s := path.stat()).st_ino, s.st_size, s.st_mtime_ns) for path in there)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from torch import nn
 
+from merganser.checkpoints.tokenizer import tokenizer_stamp
 from merganser.errors import InputError, did_you_mean, require
 from merganser.evaluate.records import Placed, Records, read_records
 from merganser.strict_json import parse_json
@@ -33,9 +35,13 @@ class Examiner(Protocol):
     def __call__(self, model: nn.Module, items: Sequence[int]) -> Mapping[str, Sequence[float]]: ...
 
 
-@lru_cache(maxsize=8)
 def tokenizer_at(path: str) -> Any:
     """The tokenizer of a directory or hub id, padding with the end of text when it has no padding token."""
+    return _read_tokenizer(path, tokenizer_stamp(Path(path)))
+
+
+@lru_cache(maxsize=8)
+def _read_tokenizer(path: str, stamp: object) -> Any:
     tokenizer = require("transformers", "hf").AutoTokenizer.from_pretrained(path)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from merganser.recipes.schema import Recipe, Written
 _HINT = "; a recipe is YAML"
 
 
-def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None = None) -> Recipe:
+def load(
+    source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None = None, held: Collection[str] = ()
+) -> Recipe:
     """Read a recipe, native or mergekit's.
 
     A recipe with `merge_method` is in mergekit's dialect, one with `method` or an `expression` in the native one.
@@ -28,6 +30,7 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None =
     Args:
         source: The path of a YAML file (`-` is standard input), YAML text, or a mapping.
         root: The directory of relative paths, if the source is not a file.
+        held: What a mapping calls models that are in memory, and need not be anywhere else.
 
     Returns:
         The recipe.
@@ -42,7 +45,7 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], root: Path | None =
     """
     if isinstance(source, Mapping):
         plain = _plain(source)
-        return _load([plain], root, plain, "recipe", ())
+        return _document(plain, {}, root, plain, "recipe", (), held=held)
     text = os.fspath(source)
     if text == "-":
         with reading("standard input", RecipeError, _HINT):
@@ -234,6 +237,7 @@ def _document(
     source: str,
     parents: tuple[Path, ...],
     read: Mapping[int, Recipe] | None = None,
+    held: Collection[str] = (),
 ) -> Recipe:
     """The recipe in a document; `read` are those of the `stages`, by the identity of their documents."""
     if not isinstance(data, dict):
@@ -255,7 +259,7 @@ def _document(
         raise RecipeError(f"{source}: {error}") from None
     if "merge_method" in data and "method" in data:
         raise RecipeError(f"{source}: has method and merge_method; a recipe is in one dialect")
-    return native.read(translate(data, stages, source), nested, root, written, source)
+    return native.read(translate(data, stages, source), nested, root, written, source, held)
 
 
 def _plain(value: Any) -> Any:

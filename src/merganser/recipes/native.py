@@ -23,7 +23,7 @@ means where it could mean two things (`schema.Conventions`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,21 @@ _ENTRY_KEYS = ("path", "recipe", "label", "layers", "map", "parameters")
 _OVERRIDE_KEYS = ("match", "method", "model", "parameters")
 
 
-def read(made: Translation, nested: Nested, root: Path | None, written: Written, source: str) -> Recipe:
-    """The recipe in a document; `nested` reads a recipe inside it (a mapping, or the path of a file)."""
+def read(
+    made: Translation,
+    nested: Nested,
+    root: Path | None,
+    written: Written,
+    source: str,
+    held: Collection[str] = (),
+) -> Recipe:
+    """The recipe in a document; `nested` reads a recipe inside it (a mapping, or the path of a file), and the models
+    that are `held` are in memory."""
     # Models of a mapping that comes from nowhere may be names of what is in memory.
     reader = _NativeReader(nested, made.places, root, globs=isinstance(written, str) or root is not None)
     recipe = reader.recipe(made.document, root, written)
     made.problems.absorb(reader.problems, made.places)
-    fields.finish(made.problems, reader.references, root, source)
+    fields.finish(made.problems, [each for each in reader.references if each[1] not in held], root, source)
     assert recipe is not None
     return replace(recipe, keys=made.keys, notes=tuple(dict.fromkeys(made.notes)))
 

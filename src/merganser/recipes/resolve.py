@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 from merganser.errors import RecipeError
 from merganser.methods.base import Method
-from merganser.methods.parameters import Parameter
 from merganser.methods.registry import lookup, parameters
 from merganser.recipes.schema import Entry, Override, Part, Recipe, Slice
 from merganser.recipes.settings import Choice, Gradient, Setting, evaluate, matches
@@ -19,16 +17,6 @@ _DEPTH = "depth"
 
 
 Reach = Literal["nothing", "depth", "name"]
-
-
-@lru_cache(maxsize=256)
-def _declared(name: str) -> Mapping[str, Parameter]:
-    return parameters(lookup(name))
-
-
-def declared(method: type[Method]) -> Mapping[str, Parameter]:
-    """The parameters of a method, looked up once."""
-    return _declared(method.name)
 
 
 def override_for(recipe: Recipe, name: str) -> Override | None:
@@ -99,7 +87,7 @@ class Resolver:
             found = scopes(recipe, part, each, override, entry)
             return tuple(scope[key] for scope in (found[:1] if alone else found) if key in scope)
 
-        known = declared(method)
+        known = parameters(method)
         return cls(
             method,
             {key: chain(key, None) for key, p in known.items() if not p.per_model},
@@ -149,7 +137,7 @@ class Resolver:
         return found
 
     def _or_default(self, key: str, value: Any, model: int) -> Any:
-        parameter = declared(self.method)[key]
+        parameter = parameters(self.method)[key]
         if value is None and parameter.required:
             raise RecipeError(
                 f"method {self.method.name!r} needs the parameter {key!r} for {self.labels[model]} ({parameter.help})"

@@ -8,8 +8,8 @@ from typing import Any
 
 from merganser.errors import RecipeError
 from merganser.methods.base import Method
-from merganser.methods.registry import lookup
-from merganser.recipes.resolve import Reach, Resolver, declared, method_for
+from merganser.methods.registry import lookup, parameters
+from merganser.recipes.resolve import Reach, Resolver, method_for
 from merganser.recipes.schema import Entry, Override, Part, Recipe, Slice
 
 Same = Callable[[Entry, Entry], bool]
@@ -66,7 +66,7 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
     method.check_inputs(len(entries), base is not None, f"{where}: method {method.name!r}")
     resolver = Resolver.of(recipe, part, each, override, method, entries)
     for key, labels in resolver.unsaid().items():
-        taken = f"{declared(method)[key].default:g} is taken, where mergekit refuses"
+        taken = f"{parameters(method)[key].default:g} is taken, where mergekit refuses"
         notes.append(f"{each.where}: {key} is not given for {', '.join(labels)}: {taken}")
     return Roles(method, entries, base, resolver, tuple(notes), resolver.reach)
 
@@ -104,4 +104,4 @@ def _joins(
         return len(each.models) < low
     given = {name for entry in each.models for name in entry.parameters}
     shared = {**recipe.parameters, **part.parameters, **each.parameters}
-    return not any(p.per_model and name in given and name not in shared for name, p in declared(method).items())
+    return not any(p.per_model and name in given and name not in shared for name, p in parameters(method).items())

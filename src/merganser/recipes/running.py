@@ -101,7 +101,7 @@ def merge(
         document["base"] = key = among or _free(_name(base) or "base", "base", opened)
         if not among:
             opened[key] = open_labelled(base, key)
-    prepared = prepare(load(document), open=opened.__getitem__)
+    prepared = prepare(load(document, held=opened), open=opened.__getitem__)
     sink = DictSink(prepared.plan)
     execute(prepared, sink, workers=workers, memory=memory, settings=Arithmetic(device, allow_nan))
     return sink.result()

@@ -101,7 +101,7 @@ def prepare_copy(source: Checkpoint, dtype: str | torch.dtype | None = None) -> 
     is_view = lineage != Lineage()
     # No recipe makes a view again: its label is no reference, whatever it looks like.
     document = {"method": "passthrough", "models": ["view" if is_view else source.label], "output": output}
-    prepared = prepare(load(document), lambda _: source)
+    prepared = prepare(load(document, held=document["models"]), lambda _: source)
     if not is_view:
         return prepared, document if source.files() else None
     told = replace(prepared.plan.sidecars, lineage=lineage, recipe="")

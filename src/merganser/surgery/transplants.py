@@ -59,5 +59,6 @@ def transplant(
     if absent == "omp":
         options["terms"] = DEFAULT_TERMS if terms is None else terms
     document = {"method": "passthrough", "models": [changed.label], "output": {"tokenizer": options}}
-    prepared = prepare(load(document), {changed.label: changed, source.label: source}.__getitem__)
+    opened = {changed.label: changed, source.label: source}
+    prepared = prepare(load(document, held=opened), opened.__getitem__)
     return Merged(prepared, f"{changed.label} with the tokenizer of {source.label}")
