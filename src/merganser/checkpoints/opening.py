@@ -93,8 +93,8 @@ def locate(reference: str) -> Path:
     """The local path of a reference: itself if it exists, else the hub's snapshot (offline mode respected)."""
     if is_remote(reference):
         return fetch_adapter(reference)
-    path = Path(reference).expanduser()
-    if path.exists():
+    path = Path(os.path.expanduser(reference))
+    if os.path.exists(path):  # not Path.exists, which raises on what is too long for a path
         return path
     if not HUB_ID.fullmatch(reference):
         raise CheckpointError(f"{reference}: no such file or directory")

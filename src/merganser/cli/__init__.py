@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from typing import Any
@@ -40,6 +41,8 @@ COMMANDS = {
     "demo": "merganser.cli.demo",
 }
 INTERRUPTED = 130
+#: What the system says of a path that must be another one.
+_UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 #: Messages and help as plain text, for logs and for readers of every kind of terminal.
 PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "add_completion": False, "rich_markup_mode": None}
 
@@ -83,7 +86,13 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("MERGANSER_DEBUG"):
             raise
+        if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename is not None:
+            fail(f"{_shorten(str(error.filename))}: {str(error.strerror).lower()}", 2)
         fail(f"unexpected {type(error).__name__}: {error} (MERGANSER_DEBUG=1 shows where)", 1)
+
+
+def _shorten(path: str) -> str:
+    return path if len(path) <= 120 else f"{path[:60]}…{path[-60:]}"
 
 
 def fail(message: str, code: int) -> None:

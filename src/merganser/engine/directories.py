@@ -13,7 +13,7 @@ from merganser.errors import InputError
 def paths_in(reference: object) -> Iterator[Path]:
     """The files and directories a reference such as `base+adapter` names, as far as they are here."""
     if isinstance(reference, (str, os.PathLike)):
-        yield from (Path(part).expanduser() for part in parts(os.fspath(reference)) if exists(part))
+        yield from (Path(os.path.expanduser(part)) for part in parts(os.fspath(reference)) if exists(part))
 
 
 def check_replaceable(out: Path, inputs: Iterable[Path]) -> None:
@@ -24,6 +24,8 @@ def check_replaceable(out: Path, inputs: Iterable[Path]) -> None:
     """
     if out.name in ("", ".."):
         raise InputError(f"{out}: not a name for the directory to be made")
+    if (home := os.path.expanduser(out)) != str(out):
+        raise InputError(f"{out}: '~' stands for no directory here; write {home}")
     used = [("current directory", Path.cwd()), *(("input", path) for path in dict.fromkeys(inputs))]
     for place in (out, out.with_name(f"{out.name}.partial")):
         if not os.path.lexists(place):

@@ -64,7 +64,7 @@ def write_merge(
         MerganserError: If the work fails; what is finished is kept for `resume`.
     """
     plan, sources = merge.plan, merge.sources
-    place, disk = Path(out), disk or Disk()
+    place, disk = Path(os.path.expanduser(out)), disk or Disk()
     files = SourceFiles(file for source in sources for file in source.files())
     check_replaceable(place, (*inputs, *_paths(plan), *files.paths))
     prints = [content_hash(source) if type(source) in _IN_MEMORY else source.fingerprint() for source in sources]

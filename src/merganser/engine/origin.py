@@ -18,6 +18,7 @@ The card is not in it: it is there to be edited.
 from __future__ import annotations
 
 import json
+import os.path
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ class Ancestry:
         if len(homes) == 1 and not streamed:
             ((home, files),) = homes.items()
             return self._directory(model.label, home, files)
-        named = {Path(part).expanduser().resolve(): part for part in parts(model.label) if exists(part)}
+        named = {Path(os.path.expanduser(part)).resolve(): part for part in parts(model.label) if exists(part)}
         named |= {place.resolve(): part for part, place in remote.items()}
         made = streamed + [
             self._directory(named.get(home.resolve()) or _hub(home).get("repository") or home.name, home, files)

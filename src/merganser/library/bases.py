@@ -20,7 +20,7 @@ def place_of(base: Reference) -> str | None:
     """Where to find the base again: a path that holds from everywhere, or a hub id; None if it is only in memory."""
     if not isinstance(base, (str, os.PathLike)):
         return None
-    path = Path(base).expanduser()
+    path = Path(os.path.expanduser(base))
     return str(path.resolve()) if path.exists() else os.fspath(base)
 
 

@@ -111,7 +111,7 @@ def _follow(ancestor: Ancestor, root: Path, over: tuple[str, ...], notes: list[s
     if ancestor.lock is None or ancestor.lock in over or len(over) > _DEEPEST:
         made = tuple(_follow(each, root, over, notes) for each in ancestor.made_of)
         return replace(ancestor, made_of=made)
-    place = root / Path(ancestor.label).expanduser()
+    place = root / os.path.expanduser(ancestor.label)
     file = lock_path(place)
     try:
         if not file.is_file():

@@ -245,7 +245,7 @@ def _document(
 
     def nested(inner: Any, where: str) -> Recipe:
         if isinstance(inner, str):
-            beside = (root or Path()) / Path(inner).expanduser()
+            beside = (root or Path()) / os.path.expanduser(inner)
             return _load_file(beside if beside.exists() else Path(inner), parents)
         if not isinstance(inner, dict):
             raise RecipeError(f"{where}: expected a recipe or the path of one")

@@ -36,4 +36,4 @@ def _one(reference: str, root: Path) -> str:
 
 
 def _beside(reference: str, root: Path) -> Path:
-    return root / Path(reference).expanduser()
+    return root / os.path.expanduser(reference)

@@ -52,7 +52,7 @@ class Roots:
         Raises:
             Outside: If it leads out of every directory.
         """
-        given = Path(text).expanduser()
+        given = Path(os.path.expanduser(text))
         for root in self.directories if given.is_absolute() else [self.home]:
             name = str(given.relative_to(root)) if given.is_relative_to(root) else str(given)
             if name == ".":
