@@ -16,6 +16,7 @@ from merganser.checkpoints.adapter_updates import AdapterUpdate, LoconUpdate, Lo
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
+from merganser.checkpoints.unet_names import other_names
 from merganser.errors import CheckpointError
 
 #: What the tensors of a module are called, by what they are here.
@@ -110,13 +111,15 @@ def _kind(tensors: Mapping[str, str]) -> tuple[Any, tuple[str, ...], str | None]
 
 
 def _places(base: Checkpoint) -> dict[str, str]:
-    """Return the base's weights by the paths of their modules, with underscores for dots."""
+    """Return the base's weights by the paths of their modules, with underscores for dots; those of a UNet by both of
+    its names."""
     found: dict[str, str] = {}
-    for name in base.names():
-        if name.endswith(".weight"):
-            for prefix in _INSIDE:
-                if name.startswith(prefix):
-                    found.setdefault(name.removeprefix(prefix).removesuffix(".weight").replace(".", "_"), name)
+    weights = [name for name in base.names() if name.endswith(".weight")]
+    for prefix in _INSIDE:
+        inside = {name.removeprefix(prefix): name for name in weights if name.startswith(prefix)}
+        for table in ({name: name for name in inside}, other_names(inside)):
+            for own, shown in table.items():
+                found.setdefault(shown.removesuffix(".weight").replace(".", "_"), inside[own])
     return found
 
 

@@ -7,16 +7,28 @@ one.
 
 from __future__ import annotations
 
+import math
 import re
-from bisect import bisect_left
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 _USUAL = ("layers", "layer", "h", "block", "blocks")
 _INPUT = re.compile(
     r"embed|(^|\.)(wte|wpe|shared|conv\d*|bn\d*|ln_pre|norm_pre|pre_\w+|stem)(\.|$)|patch|token|position|(^|[._])pos([._]|$)"
+    r"|(^|[./])(conv_in|label_emb|(img|txt|time|vector|guidance)_in)\."
 )
 _OUTPUT = re.compile(r"embed_out|unembed|head|predictions|classifier")
+#: Blocks of diffusion models that follow one another under one parent: one stretch of depth, in this order.
+_CHAINS = (
+    ("conv_in", "down_blocks", "mid_block", "up_blocks"),
+    ("input_blocks", "middle_block", "output_blocks"),
+    ("transformer_blocks", "single_transformer_blocks"),
+    ("double_blocks", "single_blocks"),
+)
+#: Behind all networks of a block.
+_AFTER = 1 << 20
+_LINKS = {word: (chain, place) for chain, words in enumerate(_CHAINS) for place, word in enumerate(words)}
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,41 @@ def layout(names: Iterable[str]) -> Layout:
                 used[key] = stacks[key]
                 break
     return Layout(tuple(used.values()), stacks[best] if best else None, places)
+
+
+def chain_depths(names: Iterable[str]) -> dict[str, float]:
+    """Return the depths of tensors in chains of blocks, t ∈ [0, 1] over the whole chain.
+
+    A UNet goes down, through the middle and up: a position is a residual network with its attention, or a sampler
+    downwards. So Stable Diffusion 1 has 25, and SDXL 19, in diffusers' names as in those of single files.
+    """
+    chains: dict[tuple[str, int], dict[tuple[float, ...], list[str]]] = {}
+    for name in names:
+        parts = re.split(r"[./]", name)
+        link = next((i for i, part in enumerate(parts) if part in _LINKS), None)
+        if link is not None:
+            chain, place = _LINKS[parts[link]]
+            blocks = chains.setdefault((".".join(parts[:link]), chain), {})
+            blocks.setdefault((place, *_position(parts[link:])), []).append(name)
+    found = {}
+    for blocks in chains.values():
+        if len({position[0] for position in blocks}) < 2:
+            continue  # an ordinary stack
+        # What samples upwards (at infinity) belongs to the last network of its block.
+        order = sorted(position for position in blocks if math.inf not in position)
+        for position, own in blocks.items():
+            found |= dict.fromkeys(own, max(0, bisect_right(order, position) - 1) / max(1, len(order) - 1))
+    return found
+
+
+def _position(parts: Sequence[str]) -> tuple[float, ...]:
+    """Return where in its run of blocks a tensor stands: the number of the block, and in a UNet the part of it."""
+    if parts[0] in ("conv_in", "mid_block", "middle_block") or len(parts) < 2 or not parts[1].isdigit():
+        return ()
+    if parts[0] not in ("down_blocks", "up_blocks") or len(parts) < 4:
+        return (int(parts[1]),)
+    inner = {"downsamplers": _AFTER, "upsamplers": math.inf}.get(parts[2])
+    return int(parts[1]), (int(parts[3]) if parts[3].isdigit() else 0) if inner is None else inner
 
 
 def _numbered(name: str) -> Iterable[tuple[tuple[str, str], int, str]]:

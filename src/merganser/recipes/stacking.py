@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from merganser.errors import CheckpointError, RecipeError, did_you_mean
-from merganser.recipes.layers import Layout, Stack, is_input
+from merganser.recipes.layers import Layout, Stack, chain_depths, is_input
 from merganser.recipes.schema import Entry, Part, Problems, Recipe, Slice
 from merganser.recipes.sources import SourceTable
 
@@ -121,9 +121,16 @@ class Stacking:
     def _whole(self, part: Part, names: Sequence[str]) -> Iterator[TensorJob]:
         layout = self.table.layout(0)
         depths = {id(stack): {n: stack.depth(n) for n in stack.numbers} for stack in layout.stacks}
+        chained = chain_depths(self.table.checkpoints[0].names())
         for name in names:
             place = layout.places.get(name)
-            t = depths[id(place.stack)][place.number] if place else self.depth_outside(name)
+            t = (
+                chained[name]
+                if name in chained
+                else depths[id(place.stack)][place.number]
+                if place
+                else self.depth_outside(name)
+            )
             yield TensorJob(name, t, part, part.slices[0])
 
     def _sliced(self, part: Part, names: Sequence[str]) -> Iterator[TensorJob]:
