@@ -108,6 +108,22 @@ EXTRAS = {
     "transport": {"Fashion-MNIST: target itself": {"new_task": 0.1, "old_task": 0.9}},
 }
 PEER = {"accuracy": 0.9, "normalised": 0.95, **TIMED}
+MIXTURES = {"base": 54.8, "expert of mr": 40.0, "merged, linear": 30.0, "mixture, hidden, top 1": 35.0}
+MIXTURES |= {"mixture, singular, top 2": 36.0, "mixture, random, top 1": 50.0}
+MOVED = [
+    {"network": "mlp", "release": "another seed", "way": way, "mask": mask, "chosen": chosen, "cases": 2}
+    | {"new": new, "new_error": 0.01, "old": 0.5, "old_error": None}
+    | ({} if chosen is None else {"scale": 1.0, "scale_error": 0.0})
+    for way, mask, chosen, new in (
+        ("the new base as it is", False, None, 0.1),
+        ("permutations", False, False, 0.2),
+        ("permutations", False, True, 0.3),
+        ("permutations", True, False, 0.4),
+        ("permutations", True, True, 0.4),
+        ("trained on the four batches", False, None, 0.35),
+        ("fine-tuned anew", False, None, 0.5),
+    )
+]
 RECORDS: dict[str, Any] = {
     "multi_task": MULTI_TASK,
     "adaptive": ADAPTIVE,
@@ -166,8 +182,25 @@ RECORDS: dict[str, Any] = {
     },
     "moe": {
         "base": "small",
-        "rows": [{"model": "base", "experts_per_token": None, "gsm8k": 50.0, "mr": 60.0, "mean": 54.8}],
+        "rows": [
+            {"model": model, "experts_per_token": None, "gsm8k": 50.0, "mr": 60.0, "mean": mean}
+            for model, mean in MIXTURES.items()
+        ],
     },
+    "alignment_transformers": {
+        "vit": {
+            "cosines": [0.4, 0.5],
+            "rows": [
+                {"seeds": seeds, "kind": kind, "source": source, "repair": repaired}
+                | {"barrier": barrier, "accuracy": 0.6, "ends": 0.8}
+                for seeds in ([0, 1], [0, 2], [1, 2], [0, 1, 2])
+                for kind, barrier in (("plain", 2.0), ("permutation", 1.0), ("orthogonal", 0.4))
+                for source in ("weights", "activations")[: 1 if kind == "plain" else 2]
+                for repaired in (False, True)
+            ],
+        }
+    },
+    "transport": {"rows": [*MOVED]},
     "taskvectors": {"params": "200M", "start_up": 1.0, "sides": {"recipe": {"ratio_to_limit": 1.1, **TIMED}}},
 }
 
@@ -202,6 +235,19 @@ def test_a_tokenizer_is_transplanted_better_and_faster_or_not() -> None:
     slower = {**RECORDS["transplant"]["rows"][1], "cpu_seconds": 11.0}
     rows = [RECORDS["transplant"]["rows"][0], slower, RECORDS["transplant"]["rows"][2]]
     assert "and faster: not met." in text_of("transplant", {**RECORDS["transplant"], "rows": rows})
+
+
+def test_mixtures_and_moved_fine_tunes_are_judged() -> None:
+    assert "no mixture beats the best dense merge" in text_of("moe", RECORDS["moe"])
+    said = text_of("transport", RECORDS["transport"])
+    assert "permutations moved 50 % of what fine-tuning anew gains" in said
+    assert "40.0 %, more than training on the four batches alone (35.0 %)" in said
+
+
+def test_orthogonal_maps_are_compared_with_permutations_like_with_like() -> None:
+    said = text_of("alignment_transformers", RECORDS["alignment_transformers"])
+    assert "between two seeds: 0.40 by weights" in said
+    assert said.count("Goal: half or less: met.") == 2
 
 
 def test_adaptive_marks_the_best_and_says_whether_the_goal_is_met() -> None:

@@ -23,6 +23,7 @@ from benchmarks.reporting.sections import (
     single_task_extras,
     speed,
     theory,
+    transformers,
 )
 
 
@@ -53,6 +54,7 @@ PAGES = (
                 "single_task_cnn-fashion", "One task: small CNNs on Fashion-MNIST", single_task.section("cnn-fashion")
             ),
             Section("single_task_resnet20-bn", "One task: ResNet20 on CIFAR-10", single_task.section("resnet20-bn")),
+            Section("alignment_transformers", "One task: small transformers", transformers.parts),
             Section("single_task_extras", "One task: smaller questions", single_task_extras.parts),
             Section("alignment", "Speed of alignment", numerics.alignment),
         ),
@@ -88,6 +90,7 @@ PAGES = (
             Section("zip", "Other classes, widths and depths", differing.zipped),
             Section("transplant", "Another tokenizer", differing.transplant),
             Section("moe", "Dense models as the experts of one", differing.mixtures),
+            Section("transport", "Fine-tunes on another base", differing.transport),
         ),
     ),
     Page(

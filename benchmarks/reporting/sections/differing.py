@@ -88,3 +88,96 @@ def mixtures(results: Mapping[str, Any]) -> Iterator[Part]:
     )
     cells = [[row["model"], *(f"{row[kind]:.1f}" for kind in (*kinds, "mean"))] for row in rows]
     yield Table(["model", *kinds, "mean"], cells, "Perplexity on test texts; the mean is geometric")
+    dense, mixed = (
+        min((row for row in rows if row["model"].startswith(start)), key=lambda row: float(row["mean"]))
+        for start in ("merged", "mixture")
+    )
+    alone = min(row["mean"] for row in rows if row["model"].startswith("expert"))
+    free = min(row["mean"] for row in rows if "singular" in row["model"])
+    drawn = min(row["mean"] for row in rows if "random" in row["model"])
+    yield Text(
+        f"Best mean of a mixture: {mixed['mean']:.0f} ({mixed['model'].removeprefix('mixture, ')}); of a dense merge: "
+        f"{dense['mean']:.0f} ({dense['model'].removeprefix('merged, ')}); of an expert alone: {alone:.0f}. Gates from "
+        f"the weights alone (`singular`) reach {free:.0f}, random ones {drawn:.0f}. "
+        + (
+            "A mixture is ahead of the dense merges here."
+            if mixed["mean"] < dense["mean"]
+            else "Without training, no mixture beats the best dense merge here: gates can choose an expert's MLPs, but "
+            "the attention stays the base's."
+        )
+    )
+
+
+NETWORKS = {"mlp": "MLPs", "cnn": "small CNNs", "vit": "patch transformers", "text": "MiniLM text experts"}
+
+
+def transport(results: Mapping[str, Any]) -> Iterator[Part]:
+    """Accuracy of fine-tunes that were moved to another base."""
+    rows = results["rows"]
+    yield Text(
+        "What a fine-tune of one base has learned, moved to another base. Images: classifiers of Fashion-MNIST (the "
+        "old task) were fine-tuned on the garments turned by a quarter (the new task); the other base has another "
+        "seed, or is the same one trained on. Text: MiniLM experts for mr, subj and trec are moved to the encoder that "
+        "was trained for clinc150 (the old task). The scale is chosen by validation data of the new task, among 0.25, "
+        "0.5, 0.75, 1 and 1.5. *Mask*: only entries that agree in sign with a descent step on four labelled batches. "
+        "Standard errors are over pairs of bases or over tasks."
+    )
+    for network, release in dict.fromkeys((row["network"], row["release"]) for row in rows):
+        own = [
+            row for row in rows if (row["network"], row["release"]) == (network, release) and row["chosen"] is not False
+        ]
+        plain = {
+            (row["way"], row["mask"]): row for row in rows if row["chosen"] is False and _of(row, network, release)
+        }
+        cells = []
+        for row in own:
+            at_one = plain.get((row["way"], row["mask"]))
+            name = row["way"] + (", mask" if row["mask"] else "")
+            scale = f"{row['scale']:.2f}" if "scale" in row else "–"
+            cells.append(
+                [
+                    name,
+                    _with_error(at_one, "new") if at_one else "–",
+                    scale,
+                    _with_error(row, "new"),
+                    _with_error(row, "old"),
+                ]
+            )
+        columns = ["", "new task, scale 1", "scale", "new task", "old task"]
+        yield Table(
+            columns,
+            cells,
+            f"{NETWORKS[network]}, {release} ({own[0]['cases']} cases), accuracy in percent",
+        )
+    yield Text(_moved(rows))
+
+
+def _of(row: Mapping[str, Any], network: str, release: str) -> bool:
+    return bool(row["network"] == network and row["release"] == release)
+
+
+def _with_error(row: Mapping[str, Any], key: str) -> str:
+    error = row.get(f"{key}_error")
+    return percent(row[key]) + ("" if error is None else f" ± {percent(error)}")
+
+
+def _moved(rows: list[Mapping[str, Any]]) -> str:
+    """What the best way has moved in each setting, and what the mask gives beside training on as few data."""
+    said = []
+    for network, release in dict.fromkeys((row["network"], row["release"]) for row in rows):
+        own = [row for row in rows if _of(row, network, release)]
+        base, few, native = (
+            next(row["new"] for row in own if row["way"] == way)
+            for way in ("the new base as it is", "trained on the four batches", "fine-tuned anew")
+        )
+        chosen = [row for row in own if row["chosen"]]
+        best = max((row for row in chosen if not row["mask"]), key=lambda row: float(row["new"]))
+        masked = max((row["new"] for row in chosen if row["mask"]), default=base)
+        gain = (best["new"] - base) / (native - base) if native > base else 0.0
+        ahead = "more" if masked > few else "less"
+        said.append(
+            f"{NETWORKS[network]}, {release}: {best['way']} moved {100 * gain:.0f} % of what fine-tuning anew gains; "
+            f"with the mask the best is {percent(masked)} %, {ahead} than training on the four batches alone "
+            f"({percent(few)} %)"
+        )
+    return " ".join(f"{each[0].upper()}{each[1:]}." for each in said)
