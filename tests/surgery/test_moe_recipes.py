@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from merganser.errors import RecipeError
-from merganser.surgery.moe_recipes import _path
+from merganser.surgery.moe_recipes import _path, load_moe
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,10 @@ def test_a_model_keeps_its_adapter_and_revision(written: object, reference: str)
 def test_anything_else_is_refused(written: object) -> None:
     with pytest.raises(RecipeError, match="source_model"):
         _path(written, "experts[0].source_model")
+
+
+def test_low_rank_experts_are_refused_with_the_reason() -> None:
+    experts = [{"source_model": "a"}, {"source_model": "b"}]
+    document = {"base_model": "base", "gate_mode": "random", "experts": experts, "expert_rank": 8}
+    with pytest.raises(RecipeError, match="expert_rank: no mixture that transformers loads has experts of low rank"):
+        load_moe(document)

@@ -31,6 +31,10 @@ GATES = ("hidden", "hidden_last", "hidden_avg", "cheap_embed", "random", "unifor
 #: Gates that are made of prompts.
 PROMPTED = ("hidden", "hidden_last", "hidden_avg", "cheap_embed")
 _KEYS = ("base_model", "experts", "gate_mode", "dtype", "experts_per_token", "shared_experts", "architecture", "seed")
+_NO_RANKS = (
+    "no mixture that transformers loads has experts of low rank over a shared MLP: each expert is an MLP of its own; "
+    "keep low-rank experts in a library instead"
+)
 _EXPERT_KEYS = ("source_model", "positive_prompts", "negative_prompts", "noise_scale", "residual_scale")
 
 
@@ -114,7 +118,9 @@ def load_moe(source: str | os.PathLike[str] | Mapping[str, Any]) -> MoERecipe:
 
 def _read(data: dict[str, Any], written: str | Mapping[str, Any], root: Path | None, source: str) -> MoERecipe:
     problems = Problems()
-    known_keys(data, _KEYS, "", problems)
+    if "expert_rank" in data:
+        problems.add("expert_rank", _NO_RANKS)
+    known_keys({key: value for key, value in data.items() if key != "expert_rank"}, _KEYS, "", problems)
     gate = str(data.get("gate_mode") or "hidden")
     if gate not in GATES:
         problems.add("gate_mode", f"unknown gate {gate!r}{did_you_mean(gate, GATES)}")
