@@ -39,6 +39,7 @@ COMMANDS = {
     "report": "merganser.cli.report",
     "studio": "merganser.cli.studio",
     "demo": "merganser.cli.demo",
+    "bench-machine": "merganser.cli.bench_machine",
 }
 INTERRUPTED = 130
 #: What the system says of a path that must be another one.

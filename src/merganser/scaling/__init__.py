@@ -1,0 +1,1 @@
+"""How long a merge will take elsewhere: constants of a machine, measured, and a model of time. Start at `times.py`."""
