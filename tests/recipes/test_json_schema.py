@@ -47,6 +47,8 @@ def test_documented_recipes_fit(recipe: Any, validator: Any) -> None:
         {"metod": "ties"},
         {"method": "tise"},
         {"parameters": {"densty": 0.2}},
+        {"parameters": {"density": 3}},
+        {"models": [{"path": "./a", "weight": "much"}]},
         {"models": []},
         {"models": [{"path": "./a", "wieght": 1}]},
         {"output": {"dtype": "bfloat61"}},

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from merganser.checkpoints.dtypes import ALIASES, FLOATS
+from merganser.methods.base import Method
+from merganser.methods.catalogue import describe
 from merganser.methods.parameters import Parameter
 from merganser.methods.registry import parameters, registry
 from merganser.recipes.checkpoint_globs import WINDOW
@@ -12,6 +14,14 @@ from merganser.recipes.quantisation import QUANTISATIONS
 
 _TEXT = {"type": "string"}
 _TEXTS = {"type": "array", "items": _TEXT}
+#: Kinds of parameters by the name of their definition.
+_SHAPES: dict[str, dict[str, Any]] = {
+    "flag": {"type": "boolean"},
+    "whole": {"type": "integer"},
+    "real": {"type": "number"},
+    "word": _TEXT,
+    "words": _TEXTS,
+}
 _SIZE = {"type": ["string", "integer"], "description": "A size such as 5GB or 2GiB, or bytes."}
 
 
@@ -19,8 +29,9 @@ def recipe_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a native recipe.
 
     Returns:
-        The schema. It knows every method and the parameters of all of them; which parameter belongs to which method is
-        checked when a recipe is loaded.
+        The schema. `$defs.methods` has one condition for every method: its title and description, and its parameters
+        with their defaults, bounds and descriptions. Plugins' methods are among them. That a parameter belongs to the
+        method is checked when a recipe is loaded, since an override may have a method of its own.
 
     Example:
         >>> schema = mg.recipes.recipe_schema()
@@ -78,6 +89,7 @@ def recipe_schema() -> dict[str, Any]:
         "patternProperties": {"^x-": {}},
         "additionalProperties": False,
         "anyOf": [{"required": ["method"]}, {"required": ["expression"]}],
+        "allOf": [{"$ref": "#/$defs/methods"}],
     }
     # The models of an expression have names.
     recipe["properties"]["models"] = {"anyOf": [models, {"type": "object", "additionalProperties": reference}]}
@@ -87,6 +99,8 @@ def recipe_schema() -> dict[str, Any]:
         **recipe,
         "$defs": {
             "recipe": recipe,
+            "methods": {"allOf": [_condition(method) for method in registry().values()]},
+            **{name: _shape(value) for name, value in _SHAPES.items()},
             "reference": reference,
             "entry": entry,
             "parameters": settings,
@@ -111,26 +125,54 @@ def _parameters() -> dict[str, list[Parameter]]:
     return found
 
 
+def _condition(method: type[Method]) -> dict[str, Any]:
+    """Return what holds for recipes of a method; its words are the annotations of the consequence."""
+    row, found = describe(method), parameters(method)
+    own = {name: _parameter(name, [parameter]) | _limits(parameter) for name, parameter in found.items()}
+    each = {name: own[name] for name, parameter in found.items() if parameter.per_model}
+    used = {"none": "Only the template of the output.", "optional": "Optional.", "required": "Needed."}[method.base]
+    consequence: dict[str, Any] = {
+        "title": row.summary,
+        "description": row.description,
+        "properties": {
+            "base": {"description": used},
+            "parameters": {"properties": own},
+            "models": {"items": {"properties": each}},
+        },
+    }
+    return {"if": {"properties": {"method": {"enum": [row.name, *row.also]}}, "required": ["method"]}} | {
+        "then": consequence
+    }
+
+
+def _limits(parameter: Parameter) -> dict[str, Any]:
+    """Return the default and the bounds; JSON Schema applies bounds to numbers alone, not to gradients and globs."""
+    found = {"default": parameter.default, "minimum": parameter.low, "maximum": parameter.high}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _parameter(name: str, found: list[Parameter]) -> dict[str, Any]:
-    """Return the schema of a parameter: a value, a gradient over depth, or a value for each glob."""
-    values: list[dict[str, Any]] = []
+    """Return the schema of a parameter, which is the same kind of value in every method or one of several."""
+    shapes: list[dict[str, Any]] = []
     for parameter in found:
-        value: dict[str, Any] = {"type": _kind(parameter)}
+        shape = {"$ref": f"#/$defs/{_kind(parameter)}"}
         if parameter.choices is not None:
-            value = {"enum": list(parameter.choices)}
-        elif parameter.kind is tuple:
-            value = _TEXTS
-        if value not in values:
-            values.append(value)
+            shape = _shape({"enum": list(parameter.choices)})
+        if shape not in shapes:
+            shapes.append(shape)
     help = "; ".join(dict.fromkeys(parameter.help for parameter in found))
-    each = values[0] if len(values) == 1 else {"anyOf": values}
-    gradient = {"type": "array", "items": each}
-    glob = {"type": "object", "additionalProperties": {"anyOf": [each, gradient]}}
-    return {"description": help, "anyOf": [each, gradient, glob, {"type": "null"}]}
+    return {"description": help, **(shapes[0] if len(shapes) == 1 else {"anyOf": shapes})}
+
+
+def _shape(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a value, a gradient over depth, or a value for each glob."""
+    gradient = {"type": "array", "items": value}
+    glob = {"type": "object", "additionalProperties": {"anyOf": [value, gradient]}}
+    return {"anyOf": [value, gradient, glob, {"type": "null"}]}
 
 
 def _kind(parameter: Parameter) -> str:
-    return {bool: "boolean", int: "integer", str: "string"}.get(parameter.kind, "number")
+    return {bool: "flag", int: "whole", str: "word", tuple: "words"}.get(parameter.kind, "real")
 
 
 def _override(known: dict[str, Any]) -> dict[str, Any]:
