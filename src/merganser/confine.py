@@ -1,4 +1,4 @@
-"""The one rule for a path that a file names: it stays inside the directory of that file."""
+"""Confine a path that a file names to the directory of that file."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from merganser.errors import CheckpointError
 
-_LONGEST = 255  # bytes that the name of a file may have on the systems there are
+_LONGEST = 255  # maximum bytes of a file name on common systems
 
 
 def confine(directory: Path, name: object, what: str) -> Path:
     """Return the path of `name` inside `directory`, or refuse a name that leads anywhere else.
 
-    Links are followed before the path is judged. Snapshots in the hub's cache are made of links into the `blobs` of
+    Links are resolved before the path is checked. Snapshots in the hub's cache are made of links into the `blobs` of
     the same repository, so those count as inside.
 
     Args:
         directory: The directory that the path must not leave.
-        name: What a manifest, an index or a journal gives as the path: nothing is assumed of its type.
-        what: How the message calls the place of the name, such as `"model.safetensors.index.json: weight_map"`.
+        name: The path in a manifest, an index or a journal; may have any type.
+        what: The place of the name for messages, such as `"model.safetensors.index.json: weight_map"`.
 
     Returns:
-        `directory / name`. Nothing needs to exist there.
+        `directory / name`. It need not exist.
 
     Raises:
-        CheckpointError: The name is not a text, empty, absolute, has `..` or a NUL in it, or is a link to outside.
+        CheckpointError: If the name is not text, is empty or absolute, contains `..` or NUL, or is a link to the
+            outside.
 
     Example:
         >>> confine(Path("library"), "experts/math.safetensors", "library.json: file")
@@ -40,7 +41,7 @@ def confine(directory: Path, name: object, what: str) -> Path:
         if any(len(os.fsencode(part)) > _LONGEST for part in path.parts):
             raise ValueError("it is too long")
         inside = _contains(directory.resolve(), path.resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # a ring of links, a name that the file system cannot have
+    except (OSError, RuntimeError, ValueError) as error:  # a cycle of links, or an invalid name
         raise CheckpointError(f"{what}: {_shown(name)} is not the name of a file ({error})") from None
     if not inside:
         raise CheckpointError(
@@ -50,7 +51,7 @@ def confine(directory: Path, name: object, what: str) -> Path:
 
 
 def _leaves(name: str) -> bool:
-    """Whether the text alone says that a name is no file inside: on this system or on any other."""
+    """Return whether the text of a name alone shows that it is not a file inside, on this or any other system."""
     if "\0" in name or PurePosixPath(name).is_absolute() or PureWindowsPath(name).anchor:
         return True
     parts = {*PurePosixPath(name).parts, *PureWindowsPath(name).parts}

@@ -17,7 +17,7 @@ WIDTH = 512
 
 
 class Digits:
-    """The data set, four tasks made of it, and training that takes seconds."""
+    """The data set, four tasks made from it, and training that takes seconds."""
 
     tasks: Mapping[str, Callable[[Tensor], Tensor]] = {
         "upright": lambda x: x,
@@ -38,11 +38,11 @@ class Digits:
         return self._images[:count]
 
     def test(self, task: str) -> tuple[Tensor, Tensor]:
-        """The images and labels of a task that nothing was trained on."""
+        """Return the test images and labels of a task."""
         return self.tasks[task](self._images[TRAIN:]), self._labels[TRAIN:]
 
     def train_base(self) -> nn.Module:
-        """Half-good at everything: few samples of every task."""
+        """Train a base that is mediocre at everything, on a few samples of every task."""
         images = torch.cat([view(self._images[:TRAIN]) for view in self.tasks.values()])
         labels = self._labels[:TRAIN].repeat(len(self.tasks))
         few = torch.randperm(len(images), generator=self._generator)[: TRAIN // 4]

@@ -1,4 +1,4 @@
-"""One family of errors, each with a message its reader can act on: what, where, what would be right."""
+"""The exceptions of the package; every message says what is wrong, where, and what would be right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MerganserError(Exception):
 
 
 class InputError(MerganserError):
-    """The input is wrong and the user can put it right; raised before any work starts."""
+    """Invalid input that the user can correct; raised before any work starts."""
 
     exit_code: ClassVar[int] = 2
 
@@ -34,7 +34,7 @@ class MissingTensorError(CheckpointError, KeyError):
 
 
 class RecipeError(InputError):
-    """A recipe that says something impossible or unknown."""
+    """A recipe with an impossible or unknown setting."""
 
 
 class MissingExtraError(InputError):
@@ -42,7 +42,7 @@ class MissingExtraError(InputError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'density'?"` for a near miss, else the known words, else nothing."""
+    """Return `"; did you mean 'density'?"` for a near miss, else the known words, else nothing."""
     options = sorted(known)
     if near := difflib.get_close_matches(word, options, n=1, cutoff=0.6):
         return f"; did you mean {near[0]!r}?"
@@ -50,21 +50,21 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def one_of(what: str, value: object, known: Any) -> None:
-    """Refuse a value that is not among those of a `Literal`, or of a collection of names."""
+    """Refuse a value that is not in a `Literal` or a collection of names."""
     names = get_args(known) or tuple(known)
     if value not in names:
         raise InputError(f"unknown {what} {value!r}{did_you_mean(str(value), names)}")
 
 
 def by_name(what: str, given: object) -> None:
-    """Refuse a list, or a single thing, in place of a mapping from names to things."""
+    """Refuse a list or a single object in place of a mapping from names to objects."""
     if not isinstance(given, Mapping):
         raise InputError(f"{what}: expected a mapping from names, as in {{'math': …}}, got a {type(given).__name__}")
 
 
 @contextmanager
 def reading(source: str | PathLike[str], error: type[InputError] = InputError, hint: str = "") -> Iterator[None]:
-    """What goes wrong with a text while it is read, as an error that names it; `hint` says what it should be."""
+    """Turn failures to read a text into an error that names it; `hint` describes the expected content."""
     try:
         yield
     except UnicodeDecodeError:
@@ -74,7 +74,7 @@ def reading(source: str | PathLike[str], error: type[InputError] = InputError, h
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional module on use, or say which extra brings it."""
+    """Import an optional module, or raise an error that names the extra to install."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -6,15 +6,15 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-_ROOMS = ("library", "interference", "routing")
+_PACKAGES = ("library", "interference", "routing")
 _RENAMED = {"Interference": "Survey", "interference": "survey"}
 
 
 def __getattr__(name: str) -> Any:
     wanted = _RENAMED.get(name, name)
-    for room in _ROOMS:
-        module = import_module(f"merganser.{room}")
+    for package in _PACKAGES:
+        module = import_module(f"merganser.{package}")
         if wanted in module.__all__:
-            warnings.warn(f"mg.experts.{name} is now mg.{room}.{wanted}", DeprecationWarning, stacklevel=2)
+            warnings.warn(f"mg.experts.{name} is now mg.{package}.{wanted}", DeprecationWarning, stacklevel=2)
             return getattr(module, wanted)
     raise AttributeError(f"module 'merganser.experts' has no attribute {name!r}")

@@ -1,11 +1,11 @@
-"""Imports that wait for their first use: of the names of a package, and of the libraries that take seconds to load.
+"""Imports on first use, for the names of packages and for libraries that take seconds to load.
 
-Reading a recipe, planning from headers and listing methods need no tensors, yet the modules that do so also define what
-happens to tensors later. Those modules take torch and numpy from here and pay for them when they touch them:
+Reading a recipe, planning from headers and listing methods need no tensors, but the modules that do so also define what
+happens to tensors later. These modules import torch and numpy from here, and load them on first use:
 
     from merganser.lazy import torch
 
-`torch` is the module itself to a type checker, and to everything else once it is used.
+For type checkers, `torch` is the module itself; at run time it becomes the module once it is used.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 
 class LazyModule(ModuleType):
-    """A module that is imported when one of its attributes is first looked up."""
+    """A module that is imported when one of its attributes is first accessed."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(import_module(self.__name__), name)
-        self.__dict__[name] = value  # found there from now on, as quickly as in the module itself
+        self.__dict__[name] = value  # later accesses are as fast as in the module itself
         return value
 
 
@@ -39,11 +39,11 @@ def exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package whose names are imported on first use.
 
-    Type checkers want the same imports once more, under `if TYPE_CHECKING`.
+    Type checkers need the same imports again, under `if TYPE_CHECKING`.
 
     Args:
         package: The name of the package.
-        names: Its names, by the module of the package that defines them.
+        names: Its names, by the module that defines them.
         modules: Modules and packages inside it.
     """
     homes = {name: module for module, own in names.items() for name in own}

@@ -1,4 +1,4 @@
-"""Objects that show themselves in a notebook."""
+"""Objects with an HTML representation for notebooks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib import import_module
 
 
 class Shown:
-    """An object that a notebook shows as the reports do, with the same tables and charts."""
+    """An object that notebooks display like the reports, with the same tables and charts."""
 
     def _repr_html_(self) -> str:
-        # By name, since reports import everything they show.
+        # Imported by name, since reports import everything they show.
         found: str = import_module("merganser.report.notebooks").render(self)
         return found

@@ -1,4 +1,4 @@
-"""Data in terms of JSON, or as the text of YAML, for whatever prints, answers or stores it."""
+"""Convert data to JSON-serialisable values, or to YAML text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Records and mappings become objects, tuples lists, and NaN and infinity, which JSON does not know, null."""
+    """Convert records and mappings to objects, tuples to lists, and NaN and infinity, which JSON lacks, to null."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -21,9 +21,9 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Result:
-    """What an analysis or a tuning run hands back: a record of numbers, strings, tuples, dicts and other records.
+    """The result of an analysis or a tuning run: a record of numbers, strings, tuples, dicts and other records.
 
-    It holds no tensors, so that it becomes JSON.
+    It contains no tensors, so that it can be written as JSON.
     """
 
     def to_dict(self) -> dict[str, Any]:

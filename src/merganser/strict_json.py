@@ -1,4 +1,4 @@
-"""The one reader of JSON: bounded in size and depth, and of one meaning."""
+"""The only reader of JSON: limited in size and depth, and strict about ambiguities."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-#: The largest vocabularies and indices that are published have some 40 MB; a safetensors header may have 100 MB.
+#: The largest published vocabularies and indices have some 40 MB; a safetensors header may have 100 MB.
 MAX_BYTES = 1 << 27
-#: As deep as the reader of safetensors' reference library goes.
+#: The depth limit of safetensors' reference library.
 MAX_DEPTH = 127
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -24,15 +24,15 @@ def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
         finite: Refuse NaN and infinities, which JSON does not have but Python and its libraries write.
 
     Raises:
-        ValueError: The text is no JSON, larger than `MAX_BYTES`, nested deeper than `MAX_DEPTH`, names a key of an
-            object twice, or has a lone half of a surrogate pair. No other error is raised.
+        ValueError: If the text is not JSON, is larger than `MAX_BYTES`, is nested deeper than `MAX_DEPTH`, repeats a
+            key of an object, or contains half of a surrogate pair. No other error is raised.
 
     Example:
         >>> parse_json('{"layers": [1, 2]}')
         {'layers': [1, 2]}
     """
     if len(text) > MAX_BYTES:
-        raise ValueError(f"{len(text):,} bytes, more than the {MAX_BYTES:,} that are read")
+        raise ValueError(f"{len(text):,} bytes, more than the limit of {MAX_BYTES:,}")
     if isinstance(text, bytes):
         text = text.decode("utf-8")  # its error is a ValueError
     hooks: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value)
     if _ESCAPED_SURROGATE.search(text):
-        json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails, with a ValueError, on half a pair
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # raises a ValueError for half a pair
     return value
 
 
@@ -53,7 +53,7 @@ def read_json(file: Path, *, finite: bool = False) -> Any:
     """Return the value in a JSON file; see `parse_json`.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: If the file cannot be read.
         ValueError: As `parse_json`.
     """
     with file.open("rb") as stream:
@@ -64,12 +64,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        raise ValueError(f"the key {twice!r} is repeated in one object")
     return found
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number that JSON has")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _whole(text: str) -> int | float:

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write and read them."""
+"""Parse and format sizes and durations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10,
 
 
 def parse_size(text: str) -> int:
-    """Bytes in "2GiB", "512MB", "1.5g" or "1000000"."""
+    """Return the bytes in "2GiB", "512MB", "1.5g" or "1000000"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE | re.ASCII)
     if not match or match[2].lower() == "i":
         raise InputError(f"{text!r} is not a size; write for example 2GiB or 512MB")
@@ -19,7 +19,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_time(text: str) -> float:
-    """Seconds in "90s", "10m", "1.5h" or "1h30m"."""
+    """Return the seconds in "90s", "10m", "1.5h" or "1h30m"."""
     number = r"(?:(\d+(?:\.\d+)?){})?\s*"
     match = re.fullmatch(r"\s*" + "".join(map(number.format, "hms")), text, re.IGNORECASE | re.ASCII)
     hours, minutes, seconds = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)

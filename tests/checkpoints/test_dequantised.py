@@ -194,7 +194,7 @@ def test_forms_that_nothing_here_knows_stay_refused(method, settings, tmp_path):
 def test_a_weight_that_is_stored_twice_is_refused(tmp_path):
     tensors, _ = gptq(4, "gptq", ordered=False)
     both = {**tensors, f"{MODULE}.weight": torch.zeros(64, 96)}
-    with pytest.raises(CheckpointError, match="is stored in two ways"):
+    with pytest.raises(CheckpointError, match="is stored in two formats"):
         mg.open(directory(tmp_path / "m", both, {"quant_method": "gptq"}))
 
 

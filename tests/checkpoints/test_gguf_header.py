@@ -74,8 +74,8 @@ def test_tensors_lie_where_the_library_finds_them(written: Path) -> None:
     [
         (b"", "cannot mmap an empty file"),
         (b"GGU", "announces 4 bytes"),
-        (b"GGML" + b"\0" * 40, "does not begin with GGUF"),
-        (header(0, 0, version=1), "of version 1"),
+        (b"GGML" + b"\0" * 40, "does not start with GGUF"),
+        (header(0, 0, version=1), "unknown version 1"),
         (header(0, 0, version=3 << 24), "big-endian"),
         (header(HUGE, 0), "tensors at byte"),
         (header(0, HUGE), "settings at byte"),

@@ -85,7 +85,7 @@ def test_unknown_architectures_and_tensors_keep_the_names_of_the_file(tmp_path):
 
 
 def test_heads_that_do_not_divide_the_rows_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="has 64 rows, its settings say 3 heads"):
+    with pytest.raises(CheckpointError, match="has 64 rows, but its settings have 3 heads"):
         mg.open(write(tmp_path / "m.gguf", llama(), heads=3))
 
 

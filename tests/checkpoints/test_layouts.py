@@ -197,7 +197,7 @@ def test_a_language_model_merges_into_the_language_part_of_a_vision_language_mod
         ({"modle.": "model.language_model."}, "no tensor's name begins with 'modle.'"),
         ({"model.": "text."}, "no tensor's name begins with 'text.'"),
         ({"model.": 3}, r"map\['model\.'\]"),
-        ({}, "put the prefix|has no"),
+        ({}, "add the prefix|does not have"),
     ):
         with pytest.raises(mg.errors.InputError, match=message):
             mg.run(recipe(prefixes), tmp_path / "none")

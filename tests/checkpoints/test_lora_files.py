@@ -65,7 +65,7 @@ def test_kohya_and_locon(unet: Path, tmp_path: Path) -> None:
     assert not found[OUT].any()
     recipe = mg.recipes.load({"method": "passthrough", "models": [f"{unet}+{tmp_path / 'kohya.safetensors'}"]})
     notes = mg.recipes.prepare(recipe).plan.notes
-    assert any("1 modules of lora_te are not of" in note for note in notes)
+    assert any("1 modules of lora_te do not belong to" in note for note in notes)
 
 
 def test_locon_with_a_core(unet: Path, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_loha_and_lokr(unet: Path, tmp_path: Path) -> None:
     ("tensors", "message"),
     [
         ({f"{FLAT[Q]}.lora_down.weight": (2, 8)}, "has no lora_B"),
-        ({f"{FLAT[Q]}.lora_down.weight": (2, 8), f"{FLAT[Q]}.dora_scale": (8, 1)}, "'.*dora_scale' is not known to be"),
+        ({f"{FLAT[Q]}.lora_down.weight": (2, 8), f"{FLAT[Q]}.dora_scale": (8, 1)}, "dora_scale' is not a known"),
         ({"lora_unet_mid.lora_down.weight": (2, 8), "lora_unet_mid.lora_up.weight": (8, 2)}, "changes 'lora_unet_mid'"),
         (
             {f"{FLAT[Q]}.lora_down.weight": (2, 8), f"{FLAT[Q]}.lora_up.weight": (8, 2),

@@ -62,7 +62,7 @@ def test_dense_layers_are_merged_into_their_own_file(tmp_path: Path, pickled: bo
 def test_a_merge_of_files_copies_the_dense_layer_and_says_so(tmp_path: Path) -> None:
     a, b = (sentence_model(tmp_path / name, value) / "model.safetensors" for name, value in (("a", 1.0), ("b", 3.0)))
     plan = mg.recipes.plan(mg.recipes.load(PAIR.format(a, b)))
-    assert any("2_Dense/model.safetensors of" in note and "is copied as it is" in note for note in plan.notes)
+    assert any("2_Dense/model.safetensors of" in note and "is copied unchanged" in note for note in plan.notes)
     out = mg.run(recipe(tmp_path / "r.yml", PAIR.format(a, b)), tmp_path / "out")
     assert load_file(out / "2_Dense" / "model.safetensors")["linear.bias"].tolist() == [-1.0, -1.0]
 
@@ -190,7 +190,7 @@ def test_a_pipeline_without_weights_is_refused(tmp_path: Path) -> None:
     path = pipeline(tmp_path / "a", 1.0)
     for file in path.rglob("*.safetensors*"):
         file.unlink()
-    with pytest.raises(CheckpointError, match="none of whose components is here"):
+    with pytest.raises(CheckpointError, match="without the weights of any component"):
         mg.open(path)
 
 

@@ -49,8 +49,8 @@ def test_broken_files_are_named(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (-1, "'b' has the id -1, which is no row"),
-        (10**9, "'b' has the id 1000000000, which is no row of a vocabulary of"),
+        (-1, "'b' has the id -1, which is not a row"),
+        (10**9, "'b' has the id 1000000000, which is not a row of a vocabulary of"),
         (0, "'a' and 'b' have the same id 0"),
         (1.0, "'b' has the id 1.0; expected"),
         (True, "'b' has the id True; expected"),

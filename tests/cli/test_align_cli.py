@@ -167,14 +167,14 @@ def test_a_tied_weight_is_kept_under_the_name_it_came_with():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "is needed to derive"),
+        ((), "to derive the symmetries"),
         (("--model", "nowhere.to.be.found:f"), "no module 'nowhere.to.be.found'"),
         (("--model", "MODULE"), "package.module:function"),
         (("--model", "MODULE:netwrok"), "did you mean 'network'"),
         (("--model", "MODULE:broken"), "ZeroDivisionError: no network today"),
         (("--model", "MODULE:number"), "expected an nn.Module"),
         (("--model", "MODULE:network"), "give its shape"),
-        (("--model", "MODULE:network", "--shape", "two by six"), "write sizes with x"),
+        (("--model", "MODULE:network", "--shape", "two by six"), "separate the sizes by x"),
         (("--model", "MODULE:network", "--shape", "0x6"), "at least 1"),
         (("--model", "MODULE:network", "--shape", "1x7"), "does not run on the example inputs"),
         (("--model", "MODULE:uncalled"), "the class ReLU itself"),
@@ -220,7 +220,7 @@ def test_a_neighbour_called_partial_is_left_alone(user, tmp_path):
     module, _ = user
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial/mine").write_text("kept")
-    with pytest.raises(InputError, match="out.partial is in the way and not ours: it holds 'mine'"):
+    with pytest.raises(InputError, match="out.partial was not written by merganser: it contains 'mine'"):
         call("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "out")
     assert (tmp_path / "out.partial/mine").read_text() == "kept"
 

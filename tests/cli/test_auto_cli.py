@@ -38,7 +38,7 @@ def test_a_race_that_says_no_writes_nothing_but_its_reasons(models, llamas, tmp_
     assert result.exit_code == 1
     assert not out.exists()
     assert "do not merge: keep" in result.stdout
-    assert "to merge all the same" in result.stdout
+    assert "to merge anyway" in result.stdout
     assert max(map(len, result.stdout.split("do not merge")[1].splitlines()[:4])) <= 60
     beside = tmp_path / "out.auto"
     assert sorted(path.name for path in beside.iterdir()) == [

@@ -39,7 +39,7 @@ def test_the_demo_shows_every_recipe_and_leaves_a_report(tmp_path: Path, monkeyp
     monkeypatch.setattr("merganser.digits.WIDTH", 16)
     out = tmp_path / "demo"
     lines = call(out).splitlines()
-    assert lines.count("Three networks trained apart") == 1
+    assert lines.count("Three networks trained independently") == 1
     firsts = [line.split()[0] for line in lines if line]
     for method in demo.RECIPES:
         assert method in firsts
@@ -66,7 +66,9 @@ def test_results_as_json_stand_alone(tmp_path: Path, quick: None) -> None:
     assert found == {"event": "done", "path": str(tmp_path / "demo"), "merging": [], "alignment": [["one", 0.5]]}
 
 
-@pytest.mark.parametrize(("place", "message"), [("mine", "no demo has made it"), (".", "not a name"), ("..", "not a")])
+@pytest.mark.parametrize(
+    ("place", "message"), [("mine", "is not the output of a demo"), (".", "not a name"), ("..", "not a")]
+)
 def test_nothing_else_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None, place: str, message: str
 ) -> None:

@@ -215,7 +215,7 @@ def test_more_files_to_write_than_may_be_open(recipe: Path, tmp_path: Path, chec
     recipe.write_text("method: linear\nmodels: [./a, ./b]\noutput: {shard_size: 32}\n")
     code, err = with_open_files(64, 64, "merge", recipe, tmp_path / "out", "--workers", 1)
     assert code == 1
-    assert "too many open files; raise their number (ulimit -n) and do the same with --resume" in err
+    assert "too many open files; raise the limit (ulimit -n) and continue with --resume" in err
     code, err = with_open_files(64, 1000, "merge", recipe, tmp_path / "out", "--workers", 1, "--resume")
     assert code == 0, err
 
@@ -250,7 +250,7 @@ def interrupted(run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_interrupted_merge_says_what_is_left_and_how_to_go_on(
     run: Run, recipe: Path, tmp_path: Path, interrupted: str
 ) -> None:
-    said = re.fullmatch(r"interrupted: (\S+) keeps what is finished; go on with: merganser (.*)\n", interrupted)
+    said = re.fullmatch(r"interrupted: (\S+) keeps what is finished; continue with: merganser (.*)\n", interrupted)
     assert said is not None
     assert Path(said[1]) == tmp_path / "out.partial"
     assert Path(said[1]).is_dir()
@@ -276,7 +276,7 @@ def test_a_complete_output_needs_no_resuming(run: Run, recipe: Path, tmp_path: P
     assert run("merge", recipe, tmp_path / "out")[0] == 0
     before = (tmp_path / "out").stat().st_ino
     code, out, _ = run("merge", recipe, tmp_path / "out", "--resume")
-    assert (code, "out is complete already, made by this recipe" in out) == (0, True)
+    assert (code, "out was already made by this recipe" in out) == (0, True)
     code, out, _ = run("merge", recipe, tmp_path / "out", "--resume", "--json")
     assert (code, json.loads(out.splitlines()[-1])["already_complete"]) == (0, True)
     assert (tmp_path / "out").stat().st_ino == before
@@ -316,7 +316,7 @@ def test_a_recipe_inside_the_output_is_not_lost(run: Run, recipe: Path, tmp_path
 def test_resume_with_another_recipe_is_refused(run: Run, recipe: Path, tmp_path: Path) -> None:
     recipe.write_text(recipe.read_text().replace("0.4", "0.5"))
     code, _, err = run("merge", recipe, tmp_path / "out", "--resume")
-    assert (code, "begun with another recipe" in err) == (2, True)
+    assert (code, "started with another recipe" in err) == (2, True)
 
 
 def test_a_recipe_on_standard_input(run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_old_spellings_become_new_ones(old: str, new: str) -> None:
 def test_an_old_command_works_and_says_its_new_form() -> None:
     result = CliRunner().invoke(build(), ["experts", "list", "--help"])
     assert result.exit_code == 0
-    assert result.stderr == "note: this is now written: merganser library list --help\n"
+    assert result.stderr == "note: this command is now spelled: merganser library list --help\n"
     assert "note" not in result.stdout
 
 

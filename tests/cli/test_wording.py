@@ -48,7 +48,7 @@ def test_library_code_names_no_option() -> None:
         ("merge", "try one worker (workers=1)", "try one worker (--workers 1)"),
         ("merge", "allow it (allow_nan=True)", "allow it (--allow-nan)"),
         ("merge", "ray='a:1': no answer", "--ray a:1: no answer"),
-        ("align", "do the same with resume=True", "do the same with resume=True"),
+        ("align", "continue with resume=True", "continue with resume=True"),
         ("demo", "models/seed=3/model: no such file", "models/seed=3/model: no such file"),
         ("merge", "density=0.5: unknown", "density=0.5: unknown"),
     ],

@@ -206,7 +206,10 @@ def test_complex_tensors_are_copied(dtype: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "reason"),
-    [("c", torch.complex128, "the format has no complex128"), ("__metadata__", torch.float32, "keeps this name")],
+    [
+        ("c", torch.complex128, "the format does not support complex128"),
+        ("__metadata__", torch.float32, "reserves this name"),
+    ],
 )
 def test_what_safetensors_cannot_hold(tmp_path: Path, name: str, dtype: torch.dtype, reason: str) -> None:
     torch.save({"w": torch.ones(2), name: torch.ones(2, dtype=dtype)}, tmp_path / "m.pt")

@@ -146,7 +146,7 @@ def test_resume_does_not_repeat_what_is_done(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_a_resumable_state(tmp_path: Path) -> None:
-    with pytest.raises(MerganserError, match="no room left on the disk .* resume=True"):
+    with pytest.raises(MerganserError, match="no space left on the disk .* resume=True"):
         merge(tmp_path / "out", Failing(12, code=errno.ENOSPC))
     merge(tmp_path / "out", resume=True)
     merge(tmp_path / "reference")
@@ -188,10 +188,10 @@ def test_finished_tensors_that_were_damaged_are_made_again(tmp_path: Path, damag
 
 def test_a_directory_that_appears_meanwhile_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(MerganserError, match=r"out has appeared since the merge began and is left alone.*resume=True"):
+    with pytest.raises(MerganserError, match=r"out was created since the merge began and is not replaced.*resume=True"):
         merge(out, Counting(16, lambda: make_old(out)))
     assert is_old(out)
-    with pytest.raises(MerganserError, match="has appeared since"):
+    with pytest.raises(MerganserError, match="was created since"):
         merge(out, resume=True)
     assert is_old(out)
     merge(out, resume=True, overwrite=True)
@@ -205,7 +205,7 @@ def test_whatever_appears_meanwhile_is_left_alone(tmp_path: Path, kind: str) -> 
     out = tmp_path / "out"
     make_old(tmp_path / "elsewhere")
     appear = (lambda: out.write_text("mine")) if kind == "file" else (lambda: out.symlink_to("elsewhere"))
-    with pytest.raises(MerganserError, match="has appeared since"):
+    with pytest.raises(MerganserError, match="was created since"):
         merge(out, Counting(16, appear))
     assert out.read_text() == "mine" if kind == "file" else out.is_symlink()
     out.unlink()
@@ -226,7 +226,7 @@ def test_what_was_to_be_replaced_is_mentioned_and_put_back(tmp_path: Path, whole
     second = [number for number, operation in enumerate(whole[1]) if operation == "rename"][1]
     assert in_child(lambda: merge(out, Counting(second, end), overwrite=True)) == KILLED
     assert not out.exists()
-    with pytest.raises(InputError, match=r"an unfinished merge, and what stood at .*out before in replaced/"):
+    with pytest.raises(InputError, match=r"an unfinished merge, and the previous .*out in replaced/"):
         merge(out)
     with pytest.raises(MerganserError, match="failed"):
         merge(out, Failing(14), others=True, overwrite=True)
@@ -240,14 +240,14 @@ def test_refusals(tmp_path: Path) -> None:
     stop_after(tmp_path / "new", 3)
     with pytest.raises(InputError, match=r"resume=True continues it, overwrite=True starts again"):
         merge(tmp_path / "new")
-    with pytest.raises(InputError, match="begun with another recipe"):
+    with pytest.raises(InputError, match="started with another recipe"):
         merge(tmp_path / "new", others=True, resume=True)
     (tmp_path / "new.partial" / "thesis.tex").write_text("mine")
-    with pytest.raises(InputError, match="not ours: it holds 'thesis.tex'"):
+    with pytest.raises(InputError, match="not written by merganser: it contains 'thesis.tex'"):
         merge(tmp_path / "new", overwrite=True)
     assert (tmp_path / "new.partial" / "thesis.tex").exists()
     (tmp_path / "plain.partial").write_text("mine")
-    with pytest.raises(InputError, match=r"plain.partial is in the way and not ours: it is not a directory"):
+    with pytest.raises(InputError, match=r"plain.partial was not written by merganser: it is not a directory"):
         merge(tmp_path / "plain", overwrite=True)
 
 
@@ -259,7 +259,7 @@ def test_a_staging_directory_of_somebody_else_is_not_touched(tmp_path: Path, jou
     if journal is not None:
         (theirs / "journal").write_text(journal)
     for options in ({}, {"resume": True}, {"overwrite": True}):
-        with pytest.raises(InputError, match="out.partial is in the way and not ours: it has no journal"):
+        with pytest.raises(InputError, match="out.partial was not written by merganser: it has no journal"):
             merge(tmp_path / "out", **options)
     assert (theirs / "model" / "thesis.tex").read_text() == "mine"
     assert journal is None or (theirs / "journal").read_text() == journal

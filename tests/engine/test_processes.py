@@ -208,7 +208,7 @@ def test_a_full_disk_in_a_worker_then_resume(tmp_path: Path) -> None:
                 raise OSError(errno.ENOSPC, "full")
 
     plan, sources = make_plan(models(), "ties")
-    with pytest.raises(MerganserError, match="no room left on the disk"):
+    with pytest.raises(MerganserError, match="no space left on the disk"):
         in_processes(tmp_path / "out", plan, sources, disk=Full())
     found = in_processes(tmp_path / "out", plan, sources, resume=True)
     assert found == in_threads(tmp_path / "reference", plan, sources)

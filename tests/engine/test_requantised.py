@@ -129,7 +129,7 @@ def test_transformers_reads_a_gguf_that_was_written(tmp_path):
     [
         ("q4_k", "the gguf library cannot write q4_k"),
         ("fp9", "unknown form 'fp9'.*did you mean 'fp8'"),
-        ("q8_0", "a known architecture among the models"),
+        ("q8_0", "a known architecture to the models"),
     ],
 )
 def test_forms_that_cannot_be_written_are_refused(form, reason, recipe, tmp_path):

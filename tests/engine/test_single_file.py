@@ -51,7 +51,7 @@ def test_a_file_that_is_there_is_kept(recipe, tmp_path):
 
 def test_a_file_that_appears_meanwhile_is_left_alone(recipe, tmp_path):
     out = tmp_path / "out.safetensors"
-    with pytest.raises(MerganserError, match="has appeared since the merge began"):
+    with pytest.raises(MerganserError, match="was created since the merge began"):
         mg.run(recipe, out, on_progress=lambda _: out.write_text("mine"))
     assert out.read_text() == "mine"
     mg.run(recipe, out, resume=True, overwrite=True)

@@ -61,7 +61,7 @@ def test_a_source_that_changes_meanwhile_is_refused(
             changed.append(progress)
             change(file)
 
-    with pytest.raises(CheckpointError, match=r"b/model.safetensors was written, replaced or removed while"):
+    with pytest.raises(CheckpointError, match=r"b/model.safetensors was written, replaced or removed during"):
         mg.run(recipe, tmp_path / "out", workers=workers, on_progress=meddle)
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
 
@@ -193,7 +193,7 @@ class NoLocks:
 def test_a_lock_where_the_file_system_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     NoLocks(monkeypatch)
     first = Lock(tmp_path / "out", Disk())
-    with pytest.raises(InputError, match=r"another process is writing there; if no process is, remove .*\.out\.owner"):
+    with pytest.raises(InputError, match=r"another process is writing there; if that is wrong, remove .*\.out\.owner"):
         Lock(tmp_path / "out", Disk())
     first.release()
     assert os.listdir(tmp_path) == []
@@ -209,6 +209,6 @@ def test_a_lock_where_the_file_system_has_none(tmp_path: Path, monkeypatch: pyte
 
 def test_a_file_of_somebody_else_is_no_lock(tmp_path: Path) -> None:
     (tmp_path / ".out.lock").write_text("mine")
-    with pytest.raises(InputError, match="is in the way and not ours"):
+    with pytest.raises(InputError, match="exists and was not written by merganser"):
         Lock(tmp_path / "out", Disk())
     assert (tmp_path / ".out.lock").read_text() == "mine"

@@ -36,7 +36,7 @@ def test_the_whole_story(finished, run_file, tmp_path):
     found = json.loads(call("best", finished, "--json"))["winners"][0]
     status = json.loads(call("watch", finished, "--once", "--json"))
     assert (status["done"], status["total"], status["ended"]) == (10, 10, True)
-    assert "math itself on unseen items: quiz" in shown
+    assert "math alone, on unseen items: quiz" in shown
     assert "so far" not in shown
     assert status["best"]["quiz"] == found["objectives"]["quiz"]
 
@@ -184,7 +184,7 @@ def test_init_writes_a_run_file_that_runs(llamas, tmp_path, monkeypatch):
     for wrong, message in (
         (["math", "@", *options], "needs tasks"),
         (["=x", "@", *tasks], "expected LABEL=CKPT"),
-        (["math", "code", *tasks], "code: the run file to write comes last"),
+        (["math", "code", *tasks], "code: give the run file to write last"),
         (["math", "@", *options, "--task", "exact-match:none.jsonl"], "none.jsonl"),
     ):
         words = [str(tmp_path / "other.yml") if word == "@" else word for word in wrong]

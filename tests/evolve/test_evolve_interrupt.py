@@ -49,7 +49,9 @@ def test_an_interrupted_search_says_what_is_left_and_how_to_go_on(command, run_f
     with monkeypatch.context() as patched:
         patched.setattr(evolve._Listener, "__call__", interrupt)
         code, err = command("evolve", "run", path)
-    said = re.fullmatch(r"interrupted: (\S+) keeps what is finished; go on with: merganser (.*)", err.splitlines()[-1])
+    said = re.fullmatch(
+        r"interrupted: (\S+) keeps what is finished; continue with: merganser (.*)", err.splitlines()[-1]
+    )
     assert (code, said[1]) == (130, str(path.with_suffix(".sqlite")))
     assert len(Study.open(said[1], readonly=True).trials()) >= 6
     assert shlex.split(said[2]) == ["evolve", "run", str(path), "--resume"]

@@ -118,7 +118,7 @@ def test_an_endpoint_that_fails_is_said_in_the_result(toy, tmp_path, monkeypatch
     assert study.test_error(study.best()) is None
     assert summarize(study).untested == {"right": "InputError: no such weights"}
     shown = CliRunner().invoke(app, ["best", str(tmp_path / "s.sqlite")]).stdout
-    assert "right itself on unseen items: failed: InputError: no such weights" in shown
+    assert "right alone, on unseen items: failed: InputError: no such weights" in shown
     page, _ = report(tmp_path / "s.sqlite")
     assert "right could not be asked the test items" in page.render()
 

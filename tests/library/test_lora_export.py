@@ -143,7 +143,7 @@ def test_inputs_and_what_stands_beside_them_are_never_replaced(models, tmp_path,
     for out in (project, weights, base, tmp_path):
         with pytest.raises(InputError, match="cannot be replaced"):
             extract_lora(weights, base, out, rank=2, overwrite=True)
-    with pytest.raises(InputError, match="out.partial is in the way and not ours: it holds 'notes.txt'"):
+    with pytest.raises(InputError, match="out.partial was not written by merganser: it contains 'notes.txt'"):
         extract_lora(weights, base, tmp_path / "out", rank=2)
     (tmp_path / "out.partial").rename(tmp_path / "mine")
     extract_lora(weights, base, tmp_path / "out", rank=2)

@@ -69,7 +69,7 @@ NATIVE = {
     ),
     "empty gradient": (
         f"method: linear\n{TWO}\nparameters: {{weight: []}}",
-        "parameters.weight: an empty list is no gradient",
+        "parameters.weight: a gradient needs at least one value",
     ),
     "null value": (
         f"method: linear\n{TWO}\nparameters: {{weight: null}}",
@@ -113,7 +113,7 @@ NATIVE = {
     ),
     "override without match": (
         f"method: linear\n{TWO}\noverrides: [{{weight: 1}}]",
-        "overrides[0].match: says no tensors",
+        "overrides[0].match: names no tensors",
     ),
     "override without change": (
         f"method: linear\n{TWO}\noverrides: [{{match: '*'}}]",
@@ -152,10 +152,10 @@ NATIVE = {
         "output.tokenizer.tokens['x'].source: expected either token or token_id",
     ),
     "bad seed": (f"method: linear\n{TWO}\nseed: lucky", "seed: expected a whole number, got 'lucky'"),
-    "slice without layers": ("method: passthrough\nslices: [./a]", "slices[0]: a slice says which layers it takes"),
+    "slice without layers": ("method: passthrough\nslices: [./a]", "slices[0]: a slice needs its layers"),
     "reversed layers": (
         "method: passthrough\nslices: [{path: ./a, layers: [4, 2]}]",
-        "slices[0].layers: [4, 2] holds no layer; expected 0 <= first < last",
+        "slices[0].layers: [4, 2] contains no layer; expected 0 <= first < last",
     ),
     "layers of three": (
         "method: passthrough\nslices: [{path: ./a, layers: [1, 2, 3]}]",
@@ -163,7 +163,7 @@ NATIVE = {
     ),
     "layers outside slices": (
         "method: linear\nmodels: [{path: ./a, layers: [0, 2]}, ./b]",
-        "models[0].layers: layers are taken in slices, not in models",
+        "models[0].layers: layers can only be chosen in slices, not in models",
     ),
     "nested recipe": (
         "method: linear\nmodels: [./a, {recipe: {method: linnear, models: [./b]}}]",
@@ -223,7 +223,7 @@ MERGEKIT = {
     ),
     "circular stages": (
         "name: x\nmerge_method: linear\nmodels: [{model: y}]\n---\nname: y\nmerge_method: linear\nmodels: [{model: x}]",
-        "the stages x, y need one another",
+        "the stages x, y depend on each other",
     ),
     "two unnamed stages": (
         "merge_method: linear\nmodels: [{model: y}]\n---\nmerge_method: linear\nmodels: [{model: x}]",
@@ -289,11 +289,11 @@ PLANS = {
     ),
     "layers out of range": (
         "method: passthrough\nslices: [{path: a, layers: [0, 9]}]",
-        "slices[0]: layers [0, 9] of a, which has 4 (0 to 3) under 'model.layers'",
+        "slices[0]: asks for layers [0, 9] of a, which has 4 (0 to 3) under 'model.layers'",
     ),
     "slices of unequal length": (
         "method: slerp\nslices: [{models: [{path: a, layers: [0, 2]}, {path: b, layers: [0, 3]}]}]",
-        "slices[0]: its models must give equally many layers, got 2 from a, 3 from b",
+        "slices[0]: its models must have equally many layers, got 2 from a, 3 from b",
     ),
     "unknown model of an override": (
         "method: linear\nmodels: [a, b]\noverrides: [{match: '*norm*', method: passthrough, model: z}]",
@@ -301,7 +301,7 @@ PLANS = {
     ),
     "ambiguous passthrough": (
         "method: linear\nmodels: [a, b]\noverrides: [{match: '*norm*', method: passthrough}]",
-        "overrides[0]: which of the models passes through? Name it under model",
+        "overrides[0]: name the model to pass through, under model",
     ),
     "nothing left": ("method: linear\nmodels: [a, b]\noutput: {exclude: '*'}", "everything is excluded"),
     "unknown template of mergekit's": (

@@ -27,7 +27,7 @@ FAULTS = {
     "tokenizer": ("tokenizer: {pad_to_multiple_of: 0}", "tokenizer.pad_to_multiple_of: expected 1 to 65536, got 0"),
     "exclude": ("exclude: 3", "exclude: expected a glob"),
     "chat_template": ("chat_template: 3", "chat_template: expected text, got 3"),
-    "layers": ("", "slices[0].sources[0].layer_range: [3, 1] holds no layer"),
+    "layers": ("", "slices[0].sources[0].layer_range: [3, 1] contains no layer"),
     "entry": ("", "slices[1].sources[0]: says no model"),
     "entry's layers": (
         "",
@@ -83,7 +83,7 @@ def test_missing_models_of_nested_recipes_are_named_too(tmp_path):
 def test_every_slice_that_asks_for_too_much_is_named(hub):
     slices = [{"path": name, "layers": [0, 9 + i]} for i, name in enumerate("abc")]
     message = refusal({"method": "passthrough", "slices": slices}, hub(layers=10))
-    assert "slices[2]: layers [0, 11] of c, which has 10 (0 to 9)" in message
+    assert "slices[2]: asks for layers [0, 11] of c, which has 10 (0 to 9)" in message
     slices[0]["layers"] = [0, 20]
     message = refusal({"method": "passthrough", "slices": slices}, hub(layers=10))
     assert message.splitlines()[0] == "2 problems"
@@ -119,7 +119,7 @@ def test_a_pattern_over_layers_is_one_line(header, make_llama):
     pattern = "'model.layers.*.self_attn.q_proj.bias'"
     message = refusal({"method": "linear", "models": ["a", "b"]}, opener)
     assert message == (
-        f"the checkpoints do not fit: b has {pattern} (32 tensors), which a has not; to leave them out: "
+        f"the checkpoints do not fit: b has {pattern} (32 tensors), which a does not have; to leave them out: "
         f"output.exclude: [{pattern}]"
     )
     recipes.plan(

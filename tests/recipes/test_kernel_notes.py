@@ -21,7 +21,8 @@ def notes(shapes: dict[str, tuple[int, ...]], **parameters: object) -> tuple[str
 def test_averaged_kernels_are_named() -> None:
     (note,) = notes(CONVOLUTIONAL)
     assert note == (
-        "tsv averages 1 convolution kernels (90% of what it merges): `convolutions: true` treats them as matrices"
+        "tsv averages 1 convolution kernels (90% of the merged entries): "
+        "set `convolutions: true` to treat them as matrices"
     )
 
 

@@ -290,6 +290,6 @@ def test_a_threshold_that_cannot_be_moved_is_refused(directory, tmp_path):
     directory("a", config={"num_hidden_layers": 4, "first_k_dense_replace": 1})
     document = {"method": "passthrough", "slices": [{"path": "a", "layers": [0, 2]}, {"path": "a", "layers": [0, 2]}]}
     with pytest.raises(
-        RecipeError, match=r"first_k_dense_replace: 1\), and cannot say it of the layers under 'model.la"
+        RecipeError, match=r"first_k_dense_replace: 1\), which cannot describe the layers under 'model.la"
     ):
         recipes.plan(recipes.load(document, root=tmp_path))

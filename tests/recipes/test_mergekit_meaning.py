@@ -41,12 +41,12 @@ def test_a_parameter_acts_if_it_acts_in_mergekit_and_is_noted_if_not(method, nam
 @pytest.mark.parametrize(
     ("method", "name", "value", "reason"),
     [
-        ("karcher", "weight", 0.5, "mergekit's 'karcher' has no such parameter; in a recipe of the native dialect"),
+        ("karcher", "weight", 0.5, "mergekit's 'karcher' has no such parameter; it has an effect in a native recipe"),
         ("ties", "scale", 0.5, "in this dialect it is called 'lambda'"),
         ("ties", "scope", "global", "mergekit's 'ties' has no such parameter"),
         ("sce", "lambda", 0.5, "mergekit's 'sce' has no such parameter"),
         ("multislerp", "epsilon", 0.5, "in this dialect it is called 'eps'"),
-        ("linear", "lambda", 0.5, "method 'linear' has nothing for it to act on"),
+        ("linear", "lambda", 0.5, "method 'linear' does not use it"),
         ("linear", "embed_slerp", True, "it belongs to an older mergekit"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_weight_left_out_is_noted(method, hub):
     document = {"merge_method": method, "models": models}
     document |= {"base_model": "base"} if method in ("ties", "della") else {}
     notes = recipes.plan(recipes.load(document), hub()).notes
-    assert "models: weight is not given for a: 1 is taken, where mergekit refuses" in notes
+    assert "models: weight is not given for a; 1 is used (mergekit would refuse)" in notes
     native = {"method": method, "models": ["a", "b"]} | ({"base": "base"} if "base_model" in document else {})
     assert not recipes.plan(recipes.load(native), hub()).notes
 
@@ -111,7 +111,9 @@ def test_dtypes_that_differ_are_noted(dialect, dtypes, made, directory, make_lla
     assert edited(config, plan.sidecars.config) == {"torch_dtype": made}
     key = "dtype" if dialect == "mergekit" else "output.dtype"
     other = [name for name, dtype in zip(("base", "a"), dtypes, strict=True) if dtype != made]
-    noted = [note for note in plan.notes if note.endswith(f"since the recipe does not say; set {key} to choose")]
+    noted = [
+        note for note in plan.notes if note.endswith(f"since the recipe does not choose a dtype; set {key} to choose")
+    ]
     assert sorted(note.split(" is stored in ")[0] for note in noted) == sorted(other)
     said = {"dtype": "float16"} if dialect == "mergekit" else {"output": {"dtype": "float16"}}
     assert not recipes.plan(recipes.load(document | said, root=tmp_path)).notes
@@ -120,12 +122,15 @@ def test_dtypes_that_differ_are_noted(dialect, dtypes, made, directory, make_lla
 @pytest.mark.parametrize(
     ("top", "note"),
     [
-        ({"int8_mask": True}, "int8_mask has no effect at the top of a recipe: masks cost no memory here"),
-        ({"pad_to_multiple_of": 64}, "pad_to_multiple_of has no effect at the top of a recipe: under tokenizer"),
-        ({"normalize": True}, "normalize has no effect at the top of a recipe: under parameters it has one"),
-        ({"density": 0.5}, "density has no effect at the top of a recipe: method 'linear' has nothing"),
+        ({"int8_mask": True}, "int8_mask has no effect at the top of a recipe: masks take no memory here"),
+        (
+            {"pad_to_multiple_of": 64},
+            "pad_to_multiple_of has no effect at the top of a recipe: it belongs under tokenizer",
+        ),
+        ({"normalize": True}, "normalize has no effect at the top of a recipe: it belongs under parameters"),
+        ({"density": 0.5}, "density has no effect at the top of a recipe: method 'linear' does not use it"),
         ({"embed_slerp": True}, "embed_slerp has no effect at the top of a recipe: it belongs to an older mergekit"),
-        ({"random_seed": 0}, "random_seed has no effect at the top of a recipe: mergekit takes it from its command"),
+        ({"random_seed": 0}, "random_seed has no effect at the top of a recipe: mergekit reads it from its command"),
     ],
 )
 def test_keys_of_other_places_are_noted(top, note):

@@ -318,14 +318,14 @@ def test_a_base_of_a_method_without_base_counts_as_a_model_where_it_can(hub):
 
 def test_keys_without_effect_are_explained():
     notes = recipes.load(TIES.replace("normalize: true", "rescale: false")).notes
-    assert notes == ("parameters.int8_mask has no effect: masks cost no memory here",)
+    assert notes == ("parameters.int8_mask has no effect: masks take no memory here",)
     document = {
         "merge_method": "passthrough",
         "slices": [{"sources": [{"model": "a", "layer_range": [0, 1]}], "residual_weight": 0.5}],
         "parameters": {"density": 0.5},
     }
     notes = recipes.load(document).notes
-    assert "slices[0].residual_weight has no effect (in mergekit neither)" in notes
+    assert "slices[0].residual_weight has no effect (nor in mergekit)" in notes
     assert any("parameters.density has no effect" in note for note in notes)
 
 
@@ -440,8 +440,12 @@ def test_files_of_other_tools_are_refused_by_name(text, message):
 @pytest.mark.parametrize(
     ("method", "parameters", "note"),
     [
-        ("task_arithmetic", {"weight": 1}, "slices[0]: base is not among its models and gives layers [1, 3) like a"),
-        ("linear", {"weight": 1}, "base is only the template: 'linear' knows no base"),
+        (
+            "task_arithmetic",
+            {"weight": 1},
+            "slices[0]: base is not among its models and contributes layers [1, 3) like a",
+        ),
+        ("linear", {"weight": 1}, "base is only the template, because 'linear' has no base"),
         ("passthrough", {}, None),
     ],
 )
@@ -470,7 +474,7 @@ def test_an_unlisted_base_takes_part_unless_only_the_models_have_weights(hub):
 
     alone = made({}, {"weight": 1})
     assert len(alone.outputs[0].inputs) == 2
-    assert "base is only the template: 'linear' knows no base" in alone.notes
+    assert "base is only the template, because 'linear' has no base" in alone.notes
     joined = made({"weight": 1}, {})
     assert len(joined.outputs[0].inputs) == 3
-    assert "base is the base and counts as one of the models: 'linear' knows no base" in joined.notes
+    assert "base is the base and counts as one of the models, because 'linear' has no base" in joined.notes

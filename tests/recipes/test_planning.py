@@ -128,7 +128,7 @@ def test_a_tensor_that_would_be_lost_is_an_error_unless_excluded(header):
     text = "method: task_arithmetic\nbase: base\nmodels: [a]\n"
     with pytest.raises(CheckpointError) as error:
         planned(text, models, header)
-    assert "a has 'head.weight', which base has not; to leave it out: output.exclude: ['head.weight']" in str(
+    assert "a has 'head.weight', which base does not have; to leave it out: output.exclude: ['head.weight']" in str(
         error.value
     )
     plan = planned(text + "output: {exclude: 'head.*'}", models, header)
@@ -184,7 +184,7 @@ def test_integer_buffers_are_copied_from_the_base(header):
         assert made[name].inputs == (Source(0, name),)
         assert made[name].spec.dtype is torch.int64
     assert made["w"].spec.dtype is torch.float16
-    assert any("1 buffer(s) only a has are left out, such as 'extra_ids'" in note for note in plan.notes)
+    assert any("1 buffer(s) that only a has are left out, such as 'extra_ids'" in note for note in plan.notes)
 
 
 def test_computed_float_buffers_need_not_be_everywhere(header):
@@ -212,8 +212,8 @@ def test_a_head_of_its_own_meets_a_tied_one(header):
     lone = ({"embed_tokens.weight": spec(8, 2)},)
     plan = planned("method: linear\nmodels: [a, b]", {"a": own, "b": lone}, header)
     assert outputs(plan)["lm_head.weight"].inputs == (Source(0, "lm_head.weight"), Source(1, "embed_tokens.weight"))
-    assert any("its tied embedding 'embed_tokens.weight' is taken" in note for note in plan.notes)
-    with pytest.raises(CheckpointError, match=r"b has 'lm_head.weight', which a has not"):
+    assert any("its tied embedding 'embed_tokens.weight' is used" in note for note in plan.notes)
+    with pytest.raises(CheckpointError, match=r"b has 'lm_head.weight', which a does not have"):
         planned("method: linear\nmodels: [a, b]", {"a": lone, "b": own}, header)
 
 
@@ -252,13 +252,13 @@ def test_paths_are_found_beside_the_recipe_then_in_the_working_directory(tmp_pat
 
 def test_a_model_nobody_needs_is_noted(hub):
     text = "method: linear\nmodels: [a, b]\noverrides: [{match: '*', method: passthrough, model: a}]"
-    assert "b is not needed: no tensor is taken from it" in recipes.plan(recipes.load(text), hub()).notes
+    assert "b is not needed: no tensor comes from it" in recipes.plan(recipes.load(text), hub()).notes
 
 
 def test_the_base_listed_again_is_not_counted(hub):
     plan = recipes.plan(recipes.load("method: ties\nbase: base\nmodels: [base, a]"), hub())
     assert len(plan.outputs[0].inputs) == 1
-    assert any("not counted among the models" in note for note in plan.notes)
+    assert any("does not also count it as a model" in note for note in plan.notes)
 
 
 def test_the_base_is_known_by_its_place(directory, tmp_path, monkeypatch, hub):
@@ -327,7 +327,7 @@ models:
 def test_notes_of_nested_recipes_are_passed_on(hub):
     text = "method: linear\nmodels: [c, {recipe: {method: linear, base: base, models: [a]}, label: stage}]"
     notes = recipes.plan(recipes.load(text), hub()).notes
-    assert "stage: base is only the template: 'linear' knows no base" in notes
+    assert "stage: base is only the template, because 'linear' has no base" in notes
 
 
 def test_patterns_that_match_nothing_are_noted(hub):

@@ -166,7 +166,9 @@ def test_codes_are_copied_only_under_a_config_that_reads_them(directory, tmp_pat
     (tmp_path / "recipe.yml").write_text(
         "method: passthrough\nslices: [{path: a, layers: [0, 2]}, {path: b, layers: [1, 2]}]"
     )
-    with pytest.raises(CheckpointError, match="quantised in a way that the config of .*a.* does not say"):
+    with pytest.raises(
+        CheckpointError, match="quantised in a way that the config of the output, .*a.*'s, does not describe"
+    ):
         recipes.plan(recipes.load(tmp_path / "recipe.yml"))
     (tmp_path / "recipe.yml").write_text(
         "method: passthrough\nslices: [{path: b, layers: [0, 2]}, {path: a, layers: [1, 2]}]"

@@ -95,7 +95,7 @@ def test_the_same_path_twice_is_refused(checkpoint: Callable[..., Path]) -> None
         ({"models": "ab"}, "models: expected a list or a mapping of models, got a single str"),
         ({"models": Path("ab")}, "models: expected a list or a mapping of models, got a single PosixPath"),
         ({"models": nn.Sequential(nn.Linear(2, 2))}, "got a single Sequential"),
-        ({"models": [{}, {}]}, "the merge has no tensors: models[0] holds none"),
+        ({"models": [{}, {}]}, "the merge has no tensors: models[0] has none"),
         ({"output": {"exclude": "*"}}, "the merge has no tensors: everything is excluded"),
     ],
 )
@@ -133,7 +133,7 @@ def test_what_is_no_name_of_a_directory(
 ) -> None:
     checkpoint("a", state(1.0))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="not a name for the directory to be made"):
+    with pytest.raises(InputError, match="not a name for a new directory"):
         mg.run({"method": "linear", "models": ["a"]}, out, overwrite=overwrite)
     assert os.listdir() == ["a"]
 
@@ -219,7 +219,7 @@ def test_resume_wants_the_very_files_it_was_begun_with(checkpoint: Callable[...,
         weights.write(b"\x01")
     assert mg.open(tuned).fingerprint() == before
     for _ in range(2):
-        with pytest.raises(InputError, match=r"tuned/model.safetensors is not the file .*out.partial was begun with"):
+        with pytest.raises(InputError, match=r"tuned/model.safetensors is not the file .*out.partial was started with"):
             mg.run(recipe, out, resume=True)
         os.utime(file, ns=(0, 0))  # as a copy of the same weights would have
     assert mg.run(recipe, out, overwrite=True) == out

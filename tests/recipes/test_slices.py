@@ -116,7 +116,7 @@ def test_a_tensor_lost_between_layers_is_an_error(header, make_llama):
         return header(reference, make_llama() | extra)
 
     text = "method: nuslerp\nslices: [{models: [{path: a, layers: [0, 2]}, {path: b, layers: [%d, %d]}]}]"
-    with pytest.raises(CheckpointError, match=r"b has 'model.layers.2.mlp.gate.weight', which a has not"):
+    with pytest.raises(CheckpointError, match=r"b has 'model.layers.2.mlp.gate.weight', which a does not have"):
         recipes.plan(recipes.load(text % (1, 3)), opener)
     assert recipes.plan(recipes.load(text % (0, 2)), opener).outputs
 

@@ -26,7 +26,7 @@ def test_transplant_tokenizer(llama, tmp_path):
     words = ["transplant-tokenizer", model, "--from", donor, out, "--terms", 4, "--json"]
     plan = run(*words, "--dry-run")[0]
     assert not out.exists()
-    assert any("tokens; the rows of the others are made by omp" in note for note in plan["notes"])
+    assert any("tokens; the other rows are computed by omp" in note for note in plan["notes"])
     assert run(*words)[-1]["path"] == str(out)
     assert run(*words, "--resume")[-1]["already_complete"]
     assert mg.open(out).spec("model.embed_tokens.weight") == mg.open(donor).spec("model.embed_tokens.weight")

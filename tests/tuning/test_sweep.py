@@ -183,7 +183,7 @@ def test_the_best_recipe_must_find_its_models(recipe, tmp_path, monkeypatch):
     def refused(best):
         return str(CliRunner().invoke(build(), [*arguments, str(best)]).exception)
 
-    assert "are not found from there; write it beside" in refused(tmp_path / "elsewhere" / "best.yml")
+    assert "cannot be found from there; write it beside" in refused(tmp_path / "elsewhere" / "best.yml")
     assert "no directory" in refused(tmp_path / "absent" / "best.yml")
     assert not recipe.with_suffix(".sweep.jsonl").exists()
 
@@ -238,7 +238,7 @@ def test_a_model_that_changes_while_it_is_scored(recipe, tmp_path):
             os.utime(file, ns=(1, 1))
         return 1.0
 
-    with pytest.raises(InputError, match="was written, replaced or removed while"):
+    with pytest.raises(InputError, match="was written, replaced or removed during"):
         sweep(recipe, {"scale": [1.0]}, score, journal=tmp_path / "scores.jsonl")
     assert not (tmp_path / "scores.jsonl").exists()
 

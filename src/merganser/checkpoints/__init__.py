@@ -1,4 +1,4 @@
-"""Weights at rest: lazy readers and views behind one `Checkpoint` protocol, opened by `open`."""
+"""Stored weights: lazy readers and views behind one `Checkpoint` protocol. Start at `open`."""
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, View
 from merganser.checkpoints.opening import open

@@ -1,4 +1,4 @@
-"""An adapter over its base as a checkpoint, applied tensor by tensor, with no full copy anywhere."""
+"""An adapter over its base as a checkpoint, applied tensor by tensor without a full copy."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from merganser.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: From a weight of the base to the weight with the adapter.
+#: A weight of the base -> the weight with the adapter.
 _Change = Callable[[LazyTensor], LazyTensor]
 
 
 class Adapted(View):
-    """`base + adapter` as a checkpoint. Changed tensors are read in float32: they are rounded once, when written."""
+    """`base + adapter` as a checkpoint. Changed tensors are read in float32 and rounded once, when written."""
 
     def __init__(self, base: Checkpoint, adapter: AdapterFile | LoraFile) -> None:
         super().__init__(base, f"{base.label}+{adapter.path}")
         self.adapter = adapter
         self._ties = ties(base)
-        #: Stored or tied names of the base -> what the adapter does to them, and what it puts in their place.
+        #: Stored or tied names of the base -> the adapter's update of them, or its replacement.
         self._changes: dict[str, _Change] = {}
         self._replaced: dict[str, LazyTensor] = {}
         self._trained_whole: set[str] = set()
-        #: Changes that keep a head tied to the embedding they are made to.
+        #: Changes that keep a head tied to the changed embedding.
         self._shared: dict[str, AdapterUpdate] = {}
-        #: Stored tensors that hold changed parameters in another layout.
+        #: Stored tensors that contain changed parameters in another layout.
         self._converted: dict[str, LazyTensor] = {}
         if not adapter.needs_peft and self._find_all():
             self._apply()
@@ -55,10 +55,12 @@ class Adapted(View):
                 check_head_is_known(base, target, str(adapter.path))
         self._tensors = {name: self._tensor(name) for name in (*self._changes, *self._replaced)} | self._converted
 
-    # What the adapter changes, by its own account.
+    # Changes that the adapter's own names describe.
 
     def _find_all(self) -> bool:
-        """Whether every parameter that the adapter changes is found; if not, PEFT may know another name for it."""
+        """Return whether every parameter that the adapter changes is found; if not, PEFT may know another name for
+        it.
+        """
         lacking = [name for name in (*self.adapter.updates, *self.adapter.replaced) if self._lacks(name)]
         if lacking and (self._model is None or not self.adapter.updates):
             raise self._missing(lacking[0])
@@ -97,7 +99,7 @@ class Adapted(View):
             self._trained_whole.add(target)
 
     def _turned(self, name: str, update: AdapterUpdate, shape: tuple[int, ...]) -> bool:
-        """Whether a weight is stored input × output; square ones are what the model's class says they are."""
+        """Return whether a weight is stored input × output; for square ones the model's class decides."""
         plain, turned = update.fits(shape)
         if not plain and not turned:
             found = list(update.shapes()[0])
@@ -110,7 +112,7 @@ class Adapted(View):
             kind = ""
         return kind == "Conv1D" if kind else bool(self.adapter.config.get("fan_in_fan_out"))
 
-    # What PEFT says that it changes.
+    # Changes that PEFT reports.
 
     def _apply_peft(self) -> None:
         if isinstance(self.adapter, LoraFile):
@@ -118,7 +120,7 @@ class Adapted(View):
         config = read_config(self.source.directory)
         model = new_skeleton(config) if config else plain_skeleton(self.source, self.adapter.embeddings())
         if model is None:
-            why = self.adapter.needs_peft or "names weights otherwise than its base"
+            why = self.adapter.needs_peft or "names weights differently from its base"
             raise CheckpointError(
                 f"{self.adapter.path}: {why}, which needs the modules of {self.source.label}; transformers is not "
                 "installed or does not know its architecture"
@@ -159,18 +161,20 @@ class Adapted(View):
 
     @functools.cached_property
     def _parameters(self) -> dict[str, LazyTensor]:
-        """The base's tensors by the names that its modules give them; empty if nothing is known of them."""
+        """Return the base's tensors by the names of its modules; empty if these are unknown."""
         return module_tensors(self.source, self._model) if self._model is not None else {}
 
     def _stored(self, name: str) -> str | None:
-        """The base's name of a weight: adapters of a `ForCausalLM` class may sit over a bare model and vice versa."""
+        """Return the base's name of a weight. An adapter of a `ForCausalLM` class may be over a bare model, and vice
+        versa.
+        """
         for candidate in (name, name.removeprefix("model."), f"model.{name}"):
             if candidate in self.source or candidate in self._ties:
                 return candidate
         return None
 
     def _weight(self, target: str) -> LazyTensor:
-        """The base's weight of a stored or tied name."""
+        """Return the base's weight of a stored or tied name."""
         return StoredTensor(self.source, self._ties.get(target, target))
 
     def _missing(self, name: str) -> CheckpointError:
@@ -190,7 +194,7 @@ class Adapted(View):
     # Heads that are tied to embeddings.
 
     def _separate(self) -> None:
-        #: Names that the base ties and the adapter gives weights of their own -> what they were tied to.
+        #: Names that the base ties and the adapter gives separate weights -> the names they were tied to.
         self.untied = {tied: stored for tied, stored in self._ties.items() if self._separates(tied, stored)}
         self._tied = {tied: stored for tied, stored in self.source.aliases().items() if tied not in self.untied}
         for tied, stored in self._ties.items():
@@ -210,7 +214,7 @@ class Adapted(View):
         self._names = [*self.source.names(), *(name for name in self.untied if name not in self.source.names())]
 
     def _separates(self, tied: str, stored: str) -> bool:
-        """Whether two names of one tensor have different weights with the adapter."""
+        """Return whether two names of one tensor have different weights with the adapter."""
         changed = {name for name in (tied, stored) if name in self._changes}
         both = [self._replaced[name] for name in (tied, stored) if name in self._replaced]
         if changed and changed <= self._shared.keys() and self._agree(changed):
@@ -223,7 +227,7 @@ class Adapted(View):
         return True
 
     def _agree(self, names: set[str]) -> bool:
-        """Whether trained tokens of an embedding and of its head are the same; PEFT trains both where it trains one."""
+        """Return whether trained tokens of an embedding and its head agree; PEFT trains both if it trains one."""
         updates = [self._shared[name] for name in names]
         return all(
             isinstance(each, TokenUpdate)
@@ -250,7 +254,7 @@ class Adapted(View):
         return self._tied
 
     def spec(self, name: str) -> TensorSpec:
-        """A tensor saved whole may have rows for tokens that were added."""
+        """Return shape and dtype; a tensor saved whole may have rows for added tokens."""
         stored = self._tied.get(name, name)
         spec = self.source.spec(self.untied.get(stored, stored))
         return TensorSpec(self._tensors[stored].shape, spec.dtype) if stored in self._tensors else spec
@@ -262,7 +266,7 @@ class Adapted(View):
         return self.source.read(self.untied.get(stored, stored), rows)
 
     def overhead(self, name: str, entries: int) -> int:
-        """PEFT merges whole layers, and parameters in another layout are read whole."""
+        """Return the overhead: PEFT merges whole layers, and parameters in another layout are read whole."""
         tensor = self._tensors.get(self._tied.get(name, name))
         if tensor is None or isinstance(tensor, StoredTensor | UpdatedTensor):
             return super().overhead(name, entries)
@@ -282,12 +286,12 @@ def open_adapter(path: Path, base: Checkpoint) -> AdapterFile | LoraFile:
 
 
 def separates_head(checkpoint: Checkpoint) -> bool:
-    """Whether an adapter gives a head of its own to a base whose embedding was its head."""
+    """Return whether an adapter gives a separate head to a base whose embedding was its head."""
     return any(view.untied for view in adapted_views(checkpoint))
 
 
 def adapted_views(checkpoint: Checkpoint) -> Iterator[Adapted]:
-    """Yield the adapters that a checkpoint looks through, the outermost first."""
+    """Yield the adapters of a checkpoint, the outermost first."""
     while isinstance(checkpoint, View):
         if isinstance(checkpoint, Adapted):
             yield checkpoint
@@ -295,9 +299,9 @@ def adapted_views(checkpoint: Checkpoint) -> Iterator[Adapted]:
 
 
 def adapter_notes(checkpoint: Checkpoint) -> list[str]:
-    """Return what a user should know of the adapters over a checkpoint: modules that are for something else."""
+    """Return notes on the adapters of a checkpoint: modules that belong to other components."""
     return [
-        f"{view.adapter.path}: {count} modules of {component} are not of {view.source.label} and are left out"
+        f"{view.adapter.path}: {count} modules of {component} do not belong to {view.source.label} and are left out"
         for view in adapted_views(checkpoint)
         if isinstance(view.adapter, LoraFile)
         for component, count in view.adapter.elsewhere.items()

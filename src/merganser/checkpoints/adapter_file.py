@@ -1,4 +1,4 @@
-"""The files of a PEFT adapter: its config, and which of its tensors change which weight how."""
+"""The files of a PEFT adapter: its config, and how its tensors change each weight."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 PREFIX = "base_model.model."
 CONFIG = "adapter_config.json"
-_DEFAULT = 8  # PEFT's, of rank and alpha alike
-#: Patterns that repeat nothing, most often the name of a module: Python matches them quickly, however many they are.
+_DEFAULT = 8  # PEFT's default of rank and alpha
+#: Patterns without repetition, mostly names of modules, which Python matches quickly.
 _LITERAL = re.compile(r"(\\\.|[\w.-])*")
 _MAX_PATTERNS = 32
-#: A tensor of an adapter: its module, what it is to it, and what of it.
+#: A tensor of an adapter: its module, its role there, and the part.
 _PART = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_(?:embedding_)?[A-Z]|lora_magnitude_vector|hada_\w+|lokr_\w+|ia3_l"
     r"|trainable_tokens_delta)(?P<of>\.weight|\.bias)?"
 )
-#: Kinds of adapters that are applied here; PEFT merges the others, one layer at a time.
+#: Kinds of adapters that are applied here; PEFT merges the others, layer by layer.
 _OWN = {"LORA": "lora_", "LOHA": "hada_", "LOKR": "lokr_", "IA3": "ia3_"}
 #: Settings of LoRA that make it more than W + s·B·A.
 _VARIANTS = (
@@ -53,12 +53,12 @@ _VARIANTS = (
     "target_parameters",
     "megatron_config",
 )
-#: Initialisations that leave the base alone; PiSSA, OLoRA, CorDA, LoRA-GA and LoftQ take their factors out of it.
+#: Initialisations that leave the base unchanged; PiSSA, OLoRA, CorDA, LoRA-GA and LoftQ subtract their factors from it.
 _PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica")
 
 
 class AdapterFile:
-    """A PEFT adapter: the updates of weights and the tensors saved whole, by the names of the model's parameters."""
+    """A PEFT adapter: updates of weights and tensors saved whole, by the names of the model's parameters."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -72,7 +72,7 @@ class AdapterFile:
         self.updates: dict[str, AdapterUpdate] = {}
         #: Parameters saved whole -> their names in the file.
         self.replaced: dict[str, str] = {}
-        #: Why PEFT has to merge this adapter; empty if the updates say it all.
+        #: Why PEFT has to merge this adapter; empty if the updates describe it fully.
         self.needs_peft = self._reason()
         if not self.needs_peft:
             self._index()
@@ -103,12 +103,12 @@ class AdapterFile:
             raise CheckpointError(f"{self.path}: no factors of an adapter found")
 
     def _is_peculiar(self, name: str, found: re.Match[str]) -> bool:
-        """Whether a tensor means something that no update here does."""
+        """Return whether a tensor has a meaning that no update here implements."""
         known = found["part"].startswith((_OWN[self.peft_type], "trainable_tokens")) and found["of"] != ".bias"
         return not known or (self.peft_type == "IA3" and len(self.weights.spec(name).shape) != 2)
 
     def _save_whole(self, bare: str, name: str) -> None:
-        """Note a tensor that takes the place of the base's; of several copies, the one that was trained."""
+        """Record a tensor that replaces the base's; of several copies, the trained one."""
         if ".original_module." in bare:
             return
         target = bare
@@ -153,11 +153,13 @@ class AdapterFile:
             raise CheckpointError(f"{self.path}: {name!r} has rank {stored}, the config says {rank}")
 
     def _tokens(self, module: str, name: str) -> tuple[int, ...]:
-        """Return the numbers of the tokens whose rows were trained."""
+        """Return the ids of the tokens whose rows were trained."""
         given = self.config.get("trainable_token_indices")
         if isinstance(given, dict):
             given = next((rows for key, rows in given.items() if f".{module}".endswith(f".{key}")), None)
-            if given is None and len(self.config["trainable_token_indices"]) == 1:  # a head that is tied to it
+            if (
+                given is None and len(self.config["trainable_token_indices"]) == 1
+            ):  # a head that is tied to the embedding
                 given = next(iter(self.config["trainable_token_indices"].values()))
         if not isinstance(given, list) or not all(isinstance(each, int) and each >= 0 for each in given):
             raise CheckpointError(f"{self.path}: has {name!r}, but its config does not number the tokens of {module!r}")
@@ -174,7 +176,7 @@ class AdapterFile:
         return {name.removesuffix(end) for name in bare for end in ends if name.endswith(end)}
 
     def trains_whole(self, name: str) -> bool:
-        """Whether a whole tensor has been trained; others are the base's, saved along because rows were added."""
+        """Return whether a tensor saved whole was trained; others were only saved because rows were added."""
         module, saved = name.rpartition(".")[0], self.config.get("modules_to_save") or ()
         listed = any(isinstance(each, str) and f".{module}".endswith(f".{each}") for each in saved)
         return listed or ".modules_to_save" in self.replaced[name]
@@ -187,7 +189,7 @@ class AdapterFile:
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
     def _setting(self, key: str, patterns: str, module: str) -> float:
-        """A number of the config, or that of the first pattern that fits the module."""
+        """Return a number of the config, or that of the first pattern that matches the module."""
         given = self.config.get(patterns) or {}
         try:
             found = next((pattern for pattern, matches in self._patterns[patterns].items() if matches(module)), None)
@@ -200,14 +202,14 @@ class AdapterFile:
         return value
 
     def factors(self, name: str) -> tuple[Tensor, Tensor]:
-        """(B, A) in float32, oriented as the config says, so that the update of the weight as stored is s·B·A."""
+        """Return (B, A) in float32, oriented so that the update of the stored weight is s·B·A."""
         return self.low_rank(name).factors(bool(self.config.get("fan_in_fan_out")))
 
     def low_rank(self, name: str) -> LoraUpdate:
-        """Return the update of a weight, which has to be W + s·B·A.
+        """Return the update of a weight, which must be of the form W + s·B·A.
 
         Raises:
-            CheckpointError: It is something else.
+            CheckpointError: If it has another form.
         """
         update = self.updates[name]
         if not isinstance(update, LoraUpdate) or "lora_magnitude_vector" in update.parts:
@@ -226,9 +228,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:
         raise CheckpointError(
-            f"{file}: init_lora_weights is {start!r}, which is not known to leave the base's weights as they are: its "
-            "factors fit another base; save it with peft's path_initial_model_for_weight_conversion, or merge it with "
-            "peft first"
+            f"{file}: init_lora_weights is {start!r}, which may change the base's weights, so that its factors "
+            "fit another "
+            "base; save it with peft's path_initial_model_for_weight_conversion, or merge it with peft first"
         )
     if config.get("layer_replication"):
         raise CheckpointError(f"{file}: replicates layers of the base, which needs another config; merge it with peft")
@@ -244,7 +246,7 @@ def _open_weights(path: Path) -> Checkpoint:
 
 
 def _compile_all(patterns: Any, where: str) -> dict[str, Callable[[str], object]]:
-    """What PEFT matches with the name of a module: a pattern is the whole of it, or its end after a dot."""
+    """Compile PEFT's patterns: each matches the whole name of a module, or its end after a dot."""
     if not isinstance(patterns, dict):
         raise CheckpointError(f"{where}: expected a JSON object")
     if sum(not _LITERAL.fullmatch(pattern) for pattern in patterns) > _MAX_PATTERNS:
@@ -255,7 +257,5 @@ def _compile_all(patterns: Any, where: str) -> dict[str, Callable[[str], object]
         try:
             found[pattern] = re.compile(whole).fullmatch if _LITERAL.fullmatch(pattern) else Pattern(whole).matches
         except ValueError as error:
-            raise CheckpointError(
-                f"{where}: {pattern!r} is not a regular expression that is matched: {error}"
-            ) from None
+            raise CheckpointError(f"{where}: {pattern!r} is not a supported regular expression: {error}") from None
     return found

@@ -1,7 +1,7 @@
-"""LoRA files of diffusion models: those of kohya, LyCORIS (LoCon, LoHa, LoKr) and diffusers, which have no config.
+"""LoRA files of diffusion models without a config: kohya, LyCORIS (LoCon, LoHa, LoKr) and diffusers.
 
-A module is called by its path with underscores for dots behind a prefix (`lora_unet_…`, `lora_te_…`), or by its path
-behind the name of its component (`unet.…`, `transformer.…`, `text_encoder.…`). What it means follows from the base.
+A module is named by its path with underscores for dots after a prefix (`lora_unet_…`, `lora_te_…`), or by its path
+after the name of its component (`unet.…`, `transformer.…`, `text_encoder.…`). The base decides what a name refers to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.checkpoints.unet_names import other_names
 from merganser.errors import CheckpointError
 
-#: What the tensors of a module are called, by what they are here.
+#: Names of a module's tensors, by their role here.
 _PARTS = {
     r"lora_down\.weight|lora\.down\.weight|(?<=_lora\.)down\.weight|lora_A(\.default)?\.weight": "lora_A",
     r"lora_up\.weight|lora\.up\.weight|(?<=_lora\.)up\.weight|lora_B(\.default)?\.weight": "lora_B",
@@ -29,20 +29,20 @@ _PARTS = {
 }
 _PART = re.compile("|".join(rf"(?P<module{i}>.+)\.(?:{pattern})" for i, pattern in enumerate(_PARTS)))
 _KINDS = list(_PARTS.values())
-#: Components of a pipeline, in names with underscores and in names with dots; older diffusers have the processor's.
+#: Components of a pipeline, in names with underscores and with dots; older diffusers include the processor's name.
 _COMPONENT = re.compile(
     r"(?P<flat>lora_(?:unet|te\d?|transformer|prior))_|(?P<dotted>unet|transformer|text_encoder\w*)\."
 )
 _PROCESSOR = re.compile(r"\.processor\.(to_[qkv]|to_out)_lora$")
-#: What single files of diffusion models put before the names of their parts.
+#: Prefixes of parts in single files of diffusion models.
 _INSIDE = ("model.diffusion_model.", "diffusion_model.", "cond_stage_model.transformer.", "")
 
 
 class LoraFile:
     """The updates of a LoRA file that fit a base, by the names of its weights.
 
-    A file may have modules of other components of a pipeline than the base is; these are left out. A component of which
-    the base has some modules and lacks others is refused.
+    A file may have modules of other components of a pipeline; these are left out. A component of which the base has
+    only some modules is refused.
     """
 
     def __init__(self, path: str | os.PathLike[str], base: Checkpoint) -> None:
@@ -52,7 +52,7 @@ class LoraFile:
         self.replaced: dict[str, str] = {}
         self.weights: Checkpoint = TorchFile(self.path) if self.path.suffix in SUFFIXES else SafetensorsFile(self.path)
         self.updates: dict[str, AdapterUpdate] = {}
-        #: Components of which the base has no module, with the number of theirs.
+        #: Components without any module in the base, with their numbers of modules.
         self.elsewhere: dict[str, int] = {}
         places = _places(base)
         components: dict[str, dict[str, dict[str, str]]] = {}
@@ -73,7 +73,7 @@ class LoraFile:
             raise CheckpointError(f"{self.path}: changes {first!r}, which {base.label} does not have")
 
     def trains_whole(self, name: str) -> bool:
-        """Whether a whole tensor has been trained: never in such a file."""
+        """Return whether a whole tensor was trained: never in such a file."""
         return False
 
     def _modules(self) -> dict[str, dict[str, str]]:
@@ -81,7 +81,7 @@ class LoraFile:
         for name in self.weights.names():
             found = _PART.fullmatch(name)
             if found is None:
-                raise CheckpointError(f"{self.path}: {name!r} is not known to be part of a LoRA, LoCon, LoHa or LoKr")
+                raise CheckpointError(f"{self.path}: {name!r} is not a known tensor of a LoRA, LoCon, LoHa or LoKr")
             place = next(i for i in range(len(_KINDS)) if found[f"module{i}"])
             modules.setdefault(found[f"module{place}"], {})[_KINDS[place] or found["own"]] = name
         return modules
@@ -100,7 +100,7 @@ class LoraFile:
 
 
 def _kind(tensors: Mapping[str, str]) -> tuple[Any, tuple[str, ...], str | None]:
-    """Return the update, the tensors it needs, and the one whose rows are its rank."""
+    """Return the class of the update, the tensors it needs, and the one whose rows are its rank."""
     if any(part.startswith("hada_") for part in tensors):
         return LohaUpdate, ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"), "hada_w1_b"
     if any(part.startswith("lokr_") for part in tensors):

@@ -1,7 +1,7 @@
-"""PEFT's own merge of an adapter, one layer at a time: for kinds of adapters that have no algebra here, and as proof.
+"""PEFT's own merge of an adapter, layer by layer: for kinds of adapters not implemented here, and as proof.
 
-PEFT gets a model whose parameters take no memory (one zero, seen in every place). Each layer that the adapter changes
-is copied when it is needed, with the base's weights in place of the zeros, merged by PEFT, and dropped.
+PEFT gets a model whose parameters take no memory (one zero, expanded). Each layer that the adapter changes is copied
+when needed, with the base's weights in place of the zeros, merged by PEFT, and dropped.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ class PeftLayers:
     Attributes:
         layers: Paths of changed layers -> the names of their parameters.
         saved: Parameters that the adapter replaces -> their values.
-        trained: Those of `saved` that were trained, not only saved along.
+        trained: The names in `saved` that were trained, not only saved.
     """
 
     def __init__(self, adapter: AdapterFile, model: nn.Module) -> None:
-        """Put an adapter on a model.
+        """Attach an adapter to a model.
 
         Args:
             adapter: The adapter.
             model: The base's model on the meta device; it is changed.
 
         Raises:
-            CheckpointError: PEFT cannot put this adapter on this model, or cannot merge it.
+            CheckpointError: If PEFT cannot attach or merge this adapter.
         """
         peft = require("peft", "hf")
         self.adapter = adapter
         names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         _fill(model)
-        with _refusing(adapter, "cannot be put on its base"):
+        with _refusing(adapter, "cannot be attached to its base"):
             config = peft.PeftConfig.from_pretrained(str(adapter.path))
             config.inference_mode = True
             if config.is_prompt_learning or config.peft_type in ("ADAPTION_PROMPT", "XLORA", "POLY"):
-                raise ValueError(f"a {config.peft_type.value} adapter changes what a model is given, not its weights")
+                raise ValueError(f"a {config.peft_type.value} adapter changes the inputs of a model, not its weights")
             self._model = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
             weights = {name: adapter.weights.read(name).float() for name in adapter.weights.names()}
             result = peft.set_peft_model_state_dict(self._model, weights, low_cpu_mem_usage=True)
         if result.unexpected_keys:
             raise CheckpointError(
-                f"{adapter.path}: has {result.unexpected_keys[0]!r}, for which its base and its config have no place"
+                f"{adapter.path}: has {result.unexpected_keys[0]!r}, which matches neither its base nor its config"
             )
         self._tuner_layer = require("peft.tuners.tuners_utils", "hf").BaseTunerLayer
         self.layers: dict[str, tuple[str, ...]] = {}
@@ -70,7 +70,7 @@ class PeftLayers:
         self._index(names)
         lacking = [key for key in result.missing_keys if self._is_adapters(key)]
         if lacking:
-            raise CheckpointError(f"{adapter.path}: lacks {lacking[0]!r}, which its config says it has")
+            raise CheckpointError(f"{adapter.path}: lacks {lacking[0]!r}, which its config requires")
         for path in {type(each): path for path, each in self._modules.items()}.values():
             self._rehearse(path)
 
@@ -98,20 +98,20 @@ class PeftLayers:
                 self.saved[bare] = parameter.detach()
 
     def _is_adapters(self, key: str) -> bool:
-        """Whether a tensor that was not loaded belongs to the adapter rather than to the base."""
+        """Return whether a tensor that was not loaded belongs to the adapter, not to the base."""
         names = {name for layer in self._modules.values() for name in layer.adapter_layer_names}  # type: ignore[union-attr]
-        tokens = "trainable_tokens_delta"  # those of a tied head are those of its embedding
+        tokens = "trainable_tokens_delta"  # a tied head shares them with its embedding
         if tokens in key and any(tokens in name for name in self.adapter.weights.names()):
             return False
         return any(f".{name}." in f"{key}." for name in names)
 
     def _rehearse(self, path: str) -> None:
-        """Merge a layer of zeros, to hear of kinds of layers that PEFT does not merge before any work."""
+        """Merge a layer of zeros, to find layers that PEFT cannot merge before any work."""
         shapes = dict(self._modules[path].get_base_layer().named_parameters())  # type: ignore[operator]
         self._merge(path, lambda name: torch.zeros(shapes[name.removeprefix(f"{path}.")].shape))
 
     def kind(self, path: str) -> str:
-        """Return what kind of layer one of `layers` is, by the name of its class."""
+        """Return the class name of one of `layers`."""
         return type(self._modules[path].get_base_layer()).__name__  # type: ignore[operator]
 
     def merge(self, path: str, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ class PeftLayers:
         """
         with self._lock:
             if self._last is None or self._last[0] != path:
-                self._last = None  # room for the next
+                self._last = None  # free it before the next
                 self._last = (path, self._merge(path, read))
             return self._last[1]
 
@@ -151,7 +151,7 @@ class PeftLayers:
 
     @staticmethod
     def _shared(layer: Any) -> Iterator[Any]:
-        """Tensors that all layers share, such as VeRA's projections: not to be copied with each."""
+        """Yield tensors that all layers share, such as VeRA's projections, which must not be copied with each."""
         for name in getattr(layer, "other_param_names", ()):
             shared = getattr(layer, name, None)
             if isinstance(shared, torch.nn.Module):
@@ -176,13 +176,13 @@ class PeftTensor(LazyTensor):
 
     def read(self, rows: Rows | None = None) -> Tensor:
         weights = self.layers.adapter.weights
-        for name in weights.names():  # PEFT was given all of them when it was asked
+        for name in weights.names():  # PEFT reads all of them
             note_read(weights, name)
         return select_rows(self.layers.merge(self.path, lambda name: self.base[name].read())[self.name], rows)
 
 
 def _fill(model: nn.Module) -> None:
-    """Give parameters of the meta device a value that takes no memory; tied ones stay tied."""
+    """Give parameters on the meta device a value that takes no memory; tied parameters stay tied."""
     made: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -199,7 +199,7 @@ def _is_empty(parameter: Tensor) -> bool:
 
 @contextmanager
 def _refusing(adapter: AdapterFile, what: str) -> Iterator[None]:
-    """Turn whatever PEFT says into an error that names the adapter."""
+    """Turn any error of PEFT into one that names the adapter."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

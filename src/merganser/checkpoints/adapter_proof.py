@@ -1,4 +1,4 @@
-"""Proof that an adapter is applied as PEFT applies it: both results of every layer, one layer at a time."""
+"""Check that an adapter is applied as PEFT applies it, layer by layer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from merganser.lazy import torch
 if TYPE_CHECKING:
     from torch import nn
 
-#: Of float32: two ways to the same product differ by rounding.
+#: For float32: two ways to compute a product differ by rounding.
 TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class LayerProof:
-    """How far our result of one kind of layer is from PEFT's: ‖ours − PEFT's‖ / ‖PEFT's − base‖, the largest of them.
+    """The largest difference from PEFT in one kind of layer: ‖ours − PEFT's‖ / ‖PEFT's − base‖.
 
-    `own` is False where PEFT itself merged the layers, so that nothing is compared but that they are found again.
+    `own` is False if PEFT itself merged the layers, so that only their names are checked.
     """
 
     kind: str
@@ -43,20 +43,18 @@ def prove(adapted: Adapted) -> list[LayerProof]:
         adapted: An adapter over its base.
 
     Returns:
-        The largest residual of each kind of layer. Modules that the adapter saves whole are of the kind "saved".
+        The largest residual of each kind of layer. Modules that the adapter saves whole have the kind "saved".
 
     Raises:
-        CheckpointError: PEFT cannot put the adapter on the base.
-        MerganserError: A residual is larger than rounding explains.
+        CheckpointError: If PEFT cannot attach the adapter to the base.
+        MerganserError: If a residual is larger than rounding explains.
 
     Example:
         >>> prove(open("base+adapter"))  # doctest: +SKIP
         [LayerProof(kind='Linear', parameters=64, residual=1.2e-07, own=True)]
     """
     if isinstance(adapted.adapter, LoraFile):
-        raise CheckpointError(
-            f"{adapted.adapter.path}: is no adapter of PEFT's, so that there is nothing to compare with"
-        )
+        raise CheckpointError(f"{adapted.adapter.path}: is not a PEFT adapter, so there is nothing to compare with")
     config = read_config(adapted.source.directory)
     rows = _rows(adapted)
     if rows is not None:
@@ -96,12 +94,12 @@ def _residual(ours: torch.Tensor, theirs: torch.Tensor, base: torch.Tensor) -> f
         return float("inf")
     gap = float((ours.double() - theirs.double()).norm())
     changed = float((theirs.double() - base.double()).norm()) if base.shape == theirs.shape else 1.0
-    # A layer that PEFT leaves alone must be left alone.
+    # A layer that PEFT does not change must not change here.
     return gap / changed if changed else (0.0 if gap == 0 else float("inf"))
 
 
 class _Parameters(dict[str, LazyTensor]):
-    """Parameters of a model by name; a tied name has the tensor of one that it is tied to."""
+    """Parameters of a model by name; a tied name has the tensor it is tied to."""
 
     def __init__(self, checkpoint: Checkpoint, model: nn.Module | None, adapted: Adapted) -> None:
         super().__init__(module_tensors(checkpoint, model) if model is not None else {})
@@ -119,7 +117,7 @@ class _Parameters(dict[str, LazyTensor]):
 
 
 def _rows(adapted: Adapted) -> int | None:
-    """Return the rows of an embedding that the adapter gives more or fewer of than the base has."""
+    """Return the number of embedding rows with the adapter, if it differs from the base's."""
     for name in adapted.adapter.replaced:
         target = adapted.stored_name(name)
         if target is None:

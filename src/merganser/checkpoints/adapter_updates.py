@@ -1,6 +1,6 @@
-"""What adapters do to one weight, in float32 and by rows: LoRA and DoRA, LoHa, LoKr, (IA)³ and trained tokens.
+"""Updates of one weight by an adapter, in float32 and by rows: LoRA, DoRA, LoHa, LoKr, (IA)³, trained tokens.
 
-An update is `turned` where the layer stores its weight input × output, as GPT-2's Conv1D does.
+An update is `turned` if the layer stores its weight input × output, as GPT-2's Conv1D does.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdapterUpdate:
-    """A change of one weight: the tensors of the adapter's file that hold it, by what they are called there."""
+    """A change of one weight, with the tensors of the adapter's file by their names there."""
 
     weights: Checkpoint
     parts: Mapping[str, str]
 
     @abstractmethod
     def shapes(self) -> Sequence[tuple[int, ...]]:
-        """Return the shapes of weights that this fits: as a Linear layer stores them, then turned; -1 is any size.
+        """Return the weight shapes that this fits: as a Linear layer stores them, then turned; -1 means any size.
 
-        Entries after the first axis may be grouped otherwise, as in convolutions.
+        Axes after the first may be grouped differently, as in convolutions.
         """
 
     def fits(self, shape: tuple[int, ...]) -> tuple[bool, bool]:
-        """Return whether this fits a weight of that shape as a Linear layer stores it, and whether turned."""
+        """Return whether this fits a weight of that shape as a Linear layer stores it, and whether it fits turned."""
         plain, *turned = [_agree(each, shape) for each in self.shapes()]
         return plain, any(turned)
 
@@ -54,7 +54,7 @@ class AdapterUpdate:
 class LoraUpdate(AdapterUpdate):
     """W + s·B·A; with magnitudes m (DoRA), m · (W + s·B·A) / ‖W + s·B·A‖ for each output.
 
-    The factors of an embedding are stored the other way round: its update is s·(B·A)ᵀ.
+    The factors of an embedding are transposed: its update is s·(B·A)ᵀ.
     """
 
     scale: float
@@ -75,7 +75,7 @@ class LoraUpdate(AdapterUpdate):
         return [(b[0], *a[1:]), (a[1], b[0])] if len(a) == 2 else [(b[0], *a[1:])]
 
     def factors(self, turned: bool) -> tuple[Tensor, Tensor]:
-        """Return (B, A) so that the update of the weight as stored is s·B·A."""
+        """Return (B, A) so that the update of the stored weight is s·B·A."""
         a, b = self.weights.read(self.a).float(), self.weights.read(self.b).float()
         return (a.T, b.T) if turned or self.embedding else (b, a)
 
@@ -116,7 +116,7 @@ class LoconUpdate(LoraUpdate):
 
 @dataclass(frozen=True)
 class LohaUpdate(AdapterUpdate):
-    """W + s·(A₁B₁) ∘ (A₂B₂); convolutions may have a core T in each product."""
+    """W + s·(A₁B₁) ∘ (A₂B₂); in convolutions each product may have a core T."""
 
     scale: float
 
@@ -174,7 +174,7 @@ class LokrUpdate(AdapterUpdate):
 
 @dataclass(frozen=True)
 class Ia3Update(AdapterUpdate):
-    """l ∘ W, and l ∘ b for the bias: outputs are scaled, or the inputs of a feed-forward layer."""
+    """l ∘ W, and l ∘ b for the bias: scales the outputs, or the inputs of a feed-forward layer."""
 
     bias: bool = False
 
@@ -198,7 +198,7 @@ class Ia3Update(AdapterUpdate):
 
 @dataclass(frozen=True)
 class TokenUpdate(AdapterUpdate):
-    """An embedding some of whose rows were trained: they take the place of the base's."""
+    """An embedding with some trained rows, which replace the base's."""
 
     tokens: tuple[int, ...]
 
@@ -230,7 +230,7 @@ def _core(core: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class UpdatedTensor(LazyTensor):
-    """A weight with what an adapter does to it."""
+    """A weight with an adapter's update."""
 
     weight: LazyTensor
     update: AdapterUpdate

@@ -1,4 +1,4 @@
-"""The model card of a checkpoint: a README for the hub that says what was merged, how, and how to do it again."""
+"""The model card of a checkpoint: a README for the hub with what was merged, how, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class Lineage:
-    """What weights were made of: base and models as the recipe names them, and the methods."""
+    """The origin of weights: base and models as the recipe names them, and the methods."""
 
     base: str | None = None
     models: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Lineage:
 def render_card(
     lineage: Lineage, recipe: str | Mapping[str, Any] = "", fingerprint: str = "", licence: str | None = None
 ) -> str:
-    """Return the text of the card; a recipe that is no text yet becomes YAML here."""
+    """Return the text of the card; a recipe given as a document becomes YAML."""
     named = list(dict.fromkeys([lineage.base, *lineage.models] if lineage.base else lineage.models))
     bare = (re.split("[@+]", name)[0].removeprefix("hf://") for name in named)
     hub = [label for label in bare if _HUB_ID.fullmatch(label)]
@@ -56,14 +56,14 @@ def render_card(
 
 
 def recipe_text(recipe: str | Mapping[str, Any]) -> str:
-    """Return a recipe as YAML: the text it was written as, or what its document says."""
+    """Return a recipe as YAML: its original text, or its document."""
     return recipe if isinstance(recipe, str) else to_yaml(recipe)
 
 
 def read_licence(directory: Path | None) -> str | None:
-    """Return the licence that the card of a model names, as the hub spells it (`apache-2.0`); None without one.
+    """Return the licence that the card of a model names, as the hub spells it (`apache-2.0`); None if there is none.
 
-    Only the front matter of the card is looked at, line by line: a card is a text by anyone.
+    Reads only the front matter, line by line: anyone may have written the card.
     """
     try:
         with (directory or Path(os.devnull)).joinpath("README.md").open(encoding="utf-8") as file:
@@ -80,7 +80,7 @@ def read_licence(directory: Path | None) -> str | None:
 
 
 def _code(text: str) -> str:
-    """A text that Markdown shows as it is, in one line: labels come from recipes, which come from anywhere."""
+    """Return a text as inline code on one line; labels come from recipes and cannot be trusted."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     fence = "`" * (1 + _longest_run(line))
     pad = " " if line.startswith("`") or line.endswith("`") or not line.strip() else ""

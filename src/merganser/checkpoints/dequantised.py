@@ -1,4 +1,4 @@
-"""A quantised checkpoint under ordinary names and shapes, decoded as it is read."""
+"""A quantised checkpoint under ordinary names and shapes, decoded while it is read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from merganser.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Entries that are decoded at once, and the bytes that this takes for each besides the result.
+#: Entries that are decoded at once, and the bytes per entry that this takes besides the result.
 _CHUNK, _SCRATCH = 1 << 20, 24
-#: Single scales of activations and of the cache of keys and values, and marks of the form: nothing of a weight.
+#: Scales of activations and of the key-value cache, and format markers, which do not belong to a weight.
 _UNUSED = re.compile(
     r"(^|\.)((input|output|activation|[qkv])_(scale|zero_point)|input_(scale_inv|global_scale|amax)|scale_input|"
     r"weight_format)$"
@@ -28,16 +28,16 @@ _FLOATS = ("bfloat16", "float16", "float32")
 
 
 def dequantised(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint whose codes, as far as their form is known, are read as weights.
+    """Return a checkpoint whose codes of known formats are read as weights.
 
     Args:
-        checkpoint: Any checkpoint, as it is stored.
+        checkpoint: Any checkpoint, as stored.
 
     Returns:
-        A view, or the checkpoint itself where it has no codes of a known form.
+        A view, or the checkpoint itself if it has no codes of a known format.
 
     Raises:
-        CheckpointError: Codes do not fit the scales beside them.
+        CheckpointError: If codes do not fit their scales.
 
     Example:
         >>> dequantised(mg.open("math"))
@@ -52,12 +52,12 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
 
 
 class Dequantised(View):
-    """A checkpoint whose weights are decoded to float32, some rows at a time; their spec says what to write them in.
+    """A checkpoint whose weights are decoded to float32, some rows at a time; the spec has the dtype to write.
 
     Args:
-        source: The checkpoint as it is stored.
-        codecs: The weights that are codes, by their names, each with its form.
-        dtype: The dtype that the weights are said to have.
+        source: The checkpoint as stored.
+        codecs: The quantised weights by name, each with its format.
+        dtype: The nominal dtype of the weights.
     """
 
     def __init__(self, source: Checkpoint, codecs: Mapping[str, tuple[Format, Codec]], dtype: str) -> None:
@@ -110,7 +110,7 @@ class Dequantised(View):
 
 
 def quantisation_notes(checkpoint: Checkpoint) -> list[str]:
-    """Return what a user should know of the codes that a checkpoint reads as weights."""
+    """Return notes on codes that a checkpoint reads as weights."""
     return [
         f"{view.label} is quantised ({_listed(view.forms)}): its weights are decoded as they are read, merged in "
         f"float32 and written unquantised"
@@ -145,6 +145,6 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
-    """Return the dtype that a config gives the weights; bfloat16 where it gives none."""
+    """Return the dtype that a config gives the weights; bfloat16 if it gives none."""
     said = [section.get(key) for section in _sections(config) for key in ("dtype", "torch_dtype")]
     return next((each for each in said if each in _FLOATS), "bfloat16")

@@ -1,8 +1,7 @@
-"""Vectors in weight space as lazy checkpoints: differences of checkpoints, and what can be made of them.
+"""Vectors in weight space as lazy checkpoints: differences of checkpoints, and operations on them.
 
 A vector has the floating tensors of its sources and is read in float32 (float64 where a source is). Every node is
-elementwise and gives the same bits whatever rows are asked for, except `TruncatedVector`, which decomposes whole
-matrices.
+elementwise and gives the same bits for any range of rows, except `TruncatedVector`, which decomposes whole matrices.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ _KEPT = 4
 
 
 class Vector(Checkpoint):
-    """A node: the specs of its tensors, fixed when it is made, and a way to read rows of them.
+    """A node with fixed specs of its tensors and a way to read rows of them.
 
-    `settings` are the numbers it is made with, which its label may round.
+    `settings` are its exact parameters, which its label may round.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Vector(Checkpoint):
 
     @abstractmethod
     def compute(self, name: str, rows: Rows | None) -> Tensor:
-        """These rows, in the dtype of the spec; a fresh tensor."""
+        """Return these rows, in the dtype of the spec, as a fresh tensor."""
 
     def fingerprint(self) -> str:
         text = " ".join(
@@ -98,7 +97,7 @@ class Difference(Vector):
             if name not in finetuned or finetuned.spec(name).shape != spec.shape
         ]
         extra = [name for name in _floating(finetuned, exclude) if name not in base]
-        problems += [f"{finetuned.label} has {name!r}, which {base.label} has not" for name in extra]
+        problems += [f"{finetuned.label} has {name!r}, which {base.label} does not have" for name in extra]
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise CheckpointError(f"no task vector: {problems[0]}{more}; `exclude` leaves tensors out")
@@ -114,7 +113,7 @@ class Difference(Vector):
 
 
 class Stored(Vector):
-    """A vector read from a checkpoint that holds one, such as a saved task vector or a state dict of differences."""
+    """A vector read from a checkpoint of differences, such as a saved task vector."""
 
     def __init__(self, source: Checkpoint, exclude: Sequence[str] = ()) -> None:
         refuse_quantised(source, exclude)
@@ -125,9 +124,9 @@ class Stored(Vector):
 
 
 class Combination(Vector):
-    """Σ c_i v_i; a vector without a tensor counts as zero there.
+    """Σ c_i v_i; a tensor that a vector lacks counts as zero.
 
-    Sums of sums are one sum, and equal terms are one term, so that a + b − b is a to the last bit.
+    Nested sums are flattened and equal terms are combined, so that a + b − b equals a to the last bit.
     """
 
     def __init__(self, terms: Sequence[tuple[float, Vector]]) -> None:
@@ -160,7 +159,7 @@ class Combination(Vector):
 
 
 class Restricted(Vector):
-    """The tensors whose names match one of the globs, or none of them."""
+    """The tensors whose names match one of the globs, or those whose names match none."""
 
     def __init__(self, vector: Vector, globs: Sequence[str], keep: bool) -> None:
         chosen = {n: vector.spec(n) for n in vector.names() if any(fnmatchcase(n, g) for g in globs) == keep}
@@ -174,7 +173,7 @@ class Restricted(Vector):
 
 
 class Masked(Vector):
-    """v ⊙ m, with m a function of the name and the same rows of v and of `by`; zero in tensors `by` lacks."""
+    """v ⊙ m, with m a function of the name and the same rows of v and of `by`; zero in tensors that `by` lacks."""
 
     def __init__(self, vector: Vector, condition: Condition, label: str, by: Vector | None = None) -> None:
         specs = {n: vector.spec(n) for n in vector.names()}
@@ -194,7 +193,7 @@ class Masked(Vector):
         return tensor.masked_fill_(~kept.bool(), 0)
 
     def fingerprint(self) -> str:
-        """Without `by` the condition may be any function, known only by what it keeps: that is computed."""
+        """Return the fingerprint. Without `by`, the condition may be any function, so its result is computed."""
         digest = hashlib.sha256(super().fingerprint().encode())
         if self.by is self.vector:
             for name, spec in self._specs.items():
@@ -204,10 +203,10 @@ class Masked(Vector):
 
 
 class Largest(Vector):
-    """The entries of each tensor at which `by` (itself if none) is largest in magnitude.
+    """The entries of each tensor where `by` (by default the vector itself) is largest in magnitude.
 
-    Exactly ⌊density · n⌋ of them, at least one unless the density is 0; of equal ones the first. The threshold of a
-    tensor is found by streaming over it at the first read.
+    Keeps exactly ⌊density · n⌋ entries, at least one unless the density is 0, and the first of equal ones. The
+    threshold of a tensor is found by streaming over it at the first read.
     """
 
     def __init__(self, vector: Vector, density: float, by: Vector | None = None) -> None:
@@ -240,8 +239,9 @@ class Largest(Vector):
 
 
 class TruncatedVector(Vector):
-    """Matrices cut to their leading singular components; tensors of more axes as matrices of their first axis, and
-    vectors as they are. `rank` is a number of components, or a share of them below 1."""
+    """Matrices truncated to their leading singular components. Tensors with more axes are matrices of their first
+    axis; vectors are unchanged. `rank` is a number of components, or a share of them below 1.
+    """
 
     def __init__(self, vector: Vector, rank: int | float) -> None:
         if isinstance(rank, bool) or rank <= 0 or (rank >= 1 and rank != int(rank)):
@@ -266,7 +266,7 @@ class TruncatedVector(Vector):
 
 
 class Kept(Generic[T]):
-    """The last few results by name, each made once however many threads ask for it."""
+    """A cache of the last few results by name, each computed once for all threads."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -295,12 +295,12 @@ class _Scores:
 
 
 def wide(spec: TensorSpec) -> TensorSpec:
-    """The spec of a difference: at least float32."""
+    """Return the spec of a difference: at least float32."""
     return TensorSpec(spec.shape, torch.float64 if spec.dtype == torch.float64 else torch.float32)
 
 
 def row_blocks(spec: TensorSpec, rows: Rows | None = None) -> Iterator[Rows]:
-    """Rows `[start, stop)` in blocks that stay in cache."""
+    """Yield rows `[start, stop)` in blocks that stay in cache."""
     first, last = rows or (0, spec.shape[0])
     step = max(1, _BLOCK // max(1, math.prod(spec.shape[1:])))
     for start in range(first, last, step):
@@ -308,7 +308,7 @@ def row_blocks(spec: TensorSpec, rows: Rows | None = None) -> Iterator[Rows]:
 
 
 def in_blocks(spec: TensorSpec, rows: Rows | None, compute: Callable[[Rows], Tensor]) -> Tensor:
-    """`compute` over blocks of rows, put together: intermediate results never leave the cache."""
+    """Apply `compute` to blocks of rows and join them, so that intermediate results stay in cache."""
     first, last = rows or (0, spec.shape[0])
     blocks = list(row_blocks(spec, (first, last)))
     if len(blocks) == 1:
@@ -334,14 +334,14 @@ def _floating(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> list[str]:
     ]
     if found := next((name for name in names if checkpoint.spec(name).dtype.is_complex), None):
         raise CheckpointError(
-            f"no task vector: {found!r} of {checkpoint.label} is {checkpoint.spec(found)}, and vectors are real; "
+            f"no task vector: {found!r} of {checkpoint.label} is {checkpoint.spec(found)}, but vectors are real; "
             "`exclude` leaves tensors out"
         )
     return names
 
 
 def _unite(specs: dict[str, TensorSpec], vector: Vector) -> None:
-    """`specs` with those of another vector, the wider dtype where both have a tensor."""
+    """Add the specs of another vector to `specs`, with the wider dtype if both have a tensor."""
     for name in vector.names():
         found, known = vector.spec(name), specs.get(name)
         if known is not None and known.shape != found.shape:

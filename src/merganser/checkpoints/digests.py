@@ -1,4 +1,4 @@
-"""Digests of bytes, by which a lock file knows tensors and files again."""
+"""Digests of tensors and files, for lock files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from merganser.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: SHA-256 proves that bytes are the same; xxh3 finds every accident, at a tenth of the cost, but can be forged.
+#: SHA-256 proves that bytes are the same; xxh3 detects every accident at a tenth of the cost, but can be forged.
 DIGESTS: dict[str, Callable[..., Any]] = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}
 _CHUNK = 1 << 20
 
 
 def check_digest(name: object) -> None:
-    """Refuse the name of a digest that is not known."""
+    """Refuse an unknown digest algorithm."""
     one_of("digest", name, DIGESTS)
 
 
@@ -31,7 +31,7 @@ def digest_bytes(data: Any, algorithm: str) -> str:
 
 
 def digest_tensor(tensor: Tensor, algorithm: str) -> str:
-    """Return the digest of the entries of a tensor, one after another as safetensors stores them."""
+    """Return the digest of the entries of a tensor in the order of safetensors."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return digest_bytes(flat.view(torch.uint8).numpy().data if flat.numel() else b"", algorithm)
 

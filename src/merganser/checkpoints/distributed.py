@@ -31,7 +31,7 @@ _ACCEPTED = (
     "pathlib.",
     "builtins.getattr",
 )
-#: What the state of a model is nested in, and what is not part of it.
+#: Keys that contain the state of a model, and keys that are not part of it.
 _OUTER = ("model", "module", "state_dict", "model_state_dict", "app")
 _OTHER = ("optimizer", "optim", "optimizers", "optimizer_state_dict", "lr_scheduler", "dataloader", "train_state")
 
@@ -45,13 +45,13 @@ class _Chunk:
 
 
 class DistributedCheckpoint(Checkpoint):
-    """The tensors of the model in a distributed checkpoint, under their names there; states of optimisers are left out.
+    """The tensors of the model in a distributed checkpoint, under their names there, without optimiser states.
 
     Args:
         path: The directory.
 
     Raises:
-        CheckpointError: If the metadata is damaged, names anything but metadata, or does not fit the files.
+        CheckpointError: If the metadata is damaged, contains other objects, or does not fit the files.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -121,7 +121,7 @@ class DistributedCheckpoint(Checkpoint):
             or tuple(tensor.shape) != chunk.sizes
             or tensor.dtype != self.spec(name).dtype
         ):
-            raise CheckpointError(f"{chunk.file}: {name!r} is not what {METADATA} says")
+            raise CheckpointError(f"{chunk.file}: {name!r} does not match {METADATA}")
         return tensor
 
 
@@ -136,7 +136,7 @@ def _is_dtype(path: str) -> bool:
 
 
 def _tensors(content: Any, directory: Path) -> dict[str, tuple[TensorSpec, list[_Chunk]]]:
-    """Return the tensors of the model with their chunks, checked against the files they are in."""
+    """Return the tensors of the model with their chunks, checked against their files."""
     listed: Mapping[str, Any] = content.state["state_dict_metadata"]
     paths: Mapping[str, Any] = content.state.get("planner_data") or {}
     stored: dict[tuple[str, tuple[int, ...]], Any] = {}
@@ -152,7 +152,7 @@ def _tensors(content: Any, directory: Path) -> dict[str, tuple[TensorSpec, list[
         chunks = [_located(each, stored, key, directory) for each in about.state["chunks"]]
         _check_cover(key, spec, chunks)
         if name in found:
-            raise ValueError(f"{name!r} is in it twice")
+            raise ValueError(f"{name!r} is listed twice")
         found[name] = spec, chunks
     return found
 
@@ -180,7 +180,7 @@ def _located(
     offsets, sizes = numbers(about.state["offsets"]), numbers(about.state["sizes"])
     info = stored[key, offsets]
     if info.get("transform_descriptors"):
-        raise ValueError(f"{key!r} is stored in another form ({str(info['transform_descriptors'])[:60]})")
+        raise ValueError(f"{key!r} is stored in an unknown format ({str(info['transform_descriptors'])[:60]})")
     file = confine(directory, info["relative_path"], str(directory / METADATA))
     start, length = numbers((info["offset"], info["length"]))
     if not file.is_file() or start + length > file.stat().st_size:
@@ -189,7 +189,7 @@ def _located(
 
 
 def _check_cover(key: str, spec: TensorSpec, chunks: Sequence[_Chunk]) -> None:
-    """Refuse chunks that leave entries out, or reach beyond the tensor."""
+    """Refuse chunks that leave out entries or reach beyond the tensor."""
     held = sum(math.prod(chunk.sizes) for chunk in chunks)
     inside = all(
         len(chunk.offsets) == len(chunk.sizes) == len(spec.shape)

@@ -1,5 +1,6 @@
-"""The header of a GGUF file: its settings, then where each tensor lies. Every count is held to the size of the file
-before anything is read by it."""
+"""The header of a GGUF file: its settings and the offset of each tensor. Every count is checked against the file
+size.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +12,22 @@ from dataclasses import dataclass
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-#: Bytes of the values of fixed size, by their number in the format.
+#: Size in bytes of fixed-size values, by the type number of the format.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
-#: How numbers are unpacked, by the kind's number; a setting of another kind is skipped.
+#: Struct formats of numbers, by type number; settings of other types are skipped.
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _ALIGNMENT = "general.alignment"
 _LONGEST_TEXT = 1000
-_MAX_AXES = 4  # GGML's
+_MAX_AXES = 4  # GGML's limit
 _MAX_NESTING = 4
-#: The least that a setting (a name, a kind, a value) and a tensor (a name, no axes, a kind, an offset) can take.
+#: Minimum size of a setting (a name, a type, a value) and of a tensor (a name, no axes, a type, an offset).
 _LEAST_SETTING, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8
 
 
 @dataclass(frozen=True)
 class GGUFEntry:
-    """A tensor of the header: its shape, slowest axis first, its kind, and its bytes in the file."""
+    """A tensor of the header: its shape, slowest axis first, its type, and its bytes in the file."""
 
     shape: tuple[int, ...]
     kind: int
@@ -35,21 +36,21 @@ class GGUFEntry:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Rows along the fastest axis, and the bytes of each."""
+        """Return the number of rows along the fastest axis, and the bytes of each."""
         count = math.prod(self.shape[:-1])
         return count, (self.stop - self.start) // max(1, count)
 
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a GGUF file says before its weights.
+    """The header of a GGUF file.
 
     Attributes:
-        settings: Numbers and short texts by their keys; lists are left out.
+        settings: Numbers and short texts by key; lists are left out.
         tensors: The tensors by name.
-        span: The bytes of the file that have the settings, lists among them, and how many settings there are.
-        alignment: What the places of tensors are multiples of.
-        places: The byte of the file at which the number of each setting stands.
+        span: The byte range of the settings, including lists, and their number.
+        alignment: The alignment of tensor offsets.
+        places: The byte offset of the value of each numeric setting.
     """
 
     settings: Mapping[str, float | str]
@@ -60,22 +61,22 @@ class GGUFHeader:
 
 
 def read_gguf_header(data: bytes | mmap.mmap, blocks: Mapping[int, tuple[int, int]]) -> GGUFHeader:
-    """Return what a GGUF file says before its weights.
+    """Read the header of a GGUF file.
 
     Args:
-        data: The whole file, as a memory map has it.
-        blocks: For each kind of tensor, the entries of a block and its bytes.
+        data: The whole file, such as a memory map.
+        blocks: The entries and bytes of a block, by tensor type.
 
     Raises:
-        ValueError: The file is not GGUF, is cut off, or says something impossible.
+        ValueError: If the file is not GGUF, is truncated, or is inconsistent.
     """
     header = _Header(memoryview(data))
     if header.bytes(4) != _MAGIC:
-        raise ValueError("it does not begin with GGUF")
+        raise ValueError("it does not start with GGUF")
     version = header.number("<I")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
-        raise ValueError("it is big-endian" if swapped else f"it is of version {version}")
+        raise ValueError("it is big-endian" if swapped else f"it has the unknown version {version}")
     tensors, settings = header.number("<Q"), header.number("<Q")
     header.check_count(settings, _LEAST_SETTING, "settings")
     known: dict[str, float | str] = {}
@@ -128,7 +129,7 @@ def _entry(
 
 
 class _Header:
-    """A place in the file that never passes its end."""
+    """A position in the file that never passes its end."""
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
@@ -149,9 +150,9 @@ class _Header:
         return self.bytes(self.number("<Q")).decode("utf-8")
 
     def check_count(self, count: int, least: int, what: str) -> None:
-        """Refuse more things of at least so many bytes than the rest of the file can hold."""
+        """Refuse more items of a minimum size than the rest of the file can hold."""
         if count * least > len(self.data) - self.at:
-            raise ValueError(f"it announces {count} {what} at byte {self.at}, and has {len(self.data)} bytes")
+            raise ValueError(f"it announces {count} {what} at byte {self.at}, but has only {len(self.data)} bytes")
 
     def skip_value(self, kind: int, nesting: int = 0) -> None:
         if kind in _SIZES:
@@ -174,7 +175,7 @@ class _Header:
         self.at += count * size
 
     def tensor(self, name: str) -> tuple[tuple[int, ...], int, int]:
-        """Shape, slowest axis first, kind and offset; GGUF lists the fastest axis first."""
+        """Return shape (slowest axis first), type and offset; GGUF lists the fastest axis first."""
         axes = self.number("<I")
         if axes > _MAX_AXES:
             raise ValueError(f"{name!r} has {axes} axes, more than the format's {_MAX_AXES}")

@@ -1,4 +1,4 @@
-"""A GGUF file under the names of transformers, with its weights as transformers has them."""
+"""A GGUF file under the names and in the weight layout of transformers."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _INNER = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.qkv_proj",
     "self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
-#: What is called otherwise in an architecture: its up projection has the gate in it.
+#: Names that differ in an architecture: its up projection contains the gate.
 _RENAMED = {"phi3": {"mlp.up_proj": "mlp.gate_up_proj"}}
-#: Architectures whose tensors are those of transformers but for names, and what is changed in some of them: rows of
-#: queries and keys are in the order of rotary pairs, or the 1 of "1 + weight" is in the weight of a norm.
+#: Architectures whose tensors equal those of transformers except for names, and the changes to some of them: rows of
+#: queries and keys are in the order of rotary pairs, or the norm weight includes the 1 of "1 + weight".
 _ARCHITECTURES = {
     "llama": "rotary", "mistral": "rotary", "qwen2": "", "qwen3": "", "phi3": "",
     "gemma": "norms", "gemma2": "norms", "gemma3": "norms",
 }  # fmt: skip
-#: Computed by libraries from the config.
+#: Tensors that libraries compute from the config.
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def hugging_face_names(file: GGUFFile) -> dict[str, str]:
-    """Return the names in transformers of the tensors of a GGUF file: ours -> the file's.
+    """Return the transformers names of the tensors of a GGUF file: transformers name -> name in the file.
 
-    Empty for an architecture whose names are not known here, and for a file with a tensor that has none.
+    Empty for an unknown architecture, or if a tensor of the file has no known name.
     """
     settings = file.header.settings
     name = settings.get("general.architecture")
@@ -97,12 +97,12 @@ class GGUFModel(View):
         return select_rows(paired, (first - start, last - start))
 
     def as_stored(self, name: str, rows: Rows, read: Callable[[Rows], Tensor]) -> Tensor:
-        """Return rows of a weight as a file would store them.
+        """Return rows of a weight as the file stores them.
 
         Args:
             name: The weight's name in transformers.
-            rows: Which rows of the stored weight.
-            read: Returns rows of the weight as transformers has it.
+            rows: The rows of the stored weight.
+            read: Returns rows of the weight in the layout of transformers.
         """
         if self._change == "norms" and "norm" in name:
             return read(rows) + 1
@@ -116,7 +116,7 @@ class GGUFModel(View):
         return select_rows(paired, (rows[0] - start, rows[1] - start)).contiguous()
 
     def heads(self, name: str) -> int:
-        """Return how many heads the rows of a tensor are of that is stored in the order of rotary pairs; 0 if not."""
+        """Return the number of heads of a tensor whose rows are stored in the order of rotary pairs; 0 for others."""
         return self._heads.get(name.split(".")[-2], 0)
 
     def overhead(self, name: str, entries: int) -> int:
@@ -133,7 +133,7 @@ class GGUFModel(View):
 
 
 def _rotary_heads(file: GGUFFile, names: Mapping[str, str]) -> dict[str, int]:
-    """Return the heads of queries and of keys, which divide their rows into pairs."""
+    """Return the numbers of heads of queries and keys, which divide their rows into pairs."""
     settings = file.header.settings
     prefix = f"{settings['general.architecture']}.attention.head_count"
     heads = settings.get(prefix, 0)
@@ -142,22 +142,22 @@ def _rotary_heads(file: GGUFFile, names: Mapping[str, str]) -> dict[str, int]:
         for stored in (each for name, each in names.items() if name.split(".")[-2] == module):
             rows = file.spec(stored).shape[0]
             if not isinstance(count, int) or count < 1 or rows % (2 * count):
-                raise CheckpointError(f"{file.label}: {stored!r} has {rows} rows, its settings say {count} heads")
+                raise CheckpointError(f"{file.label}: {stored!r} has {rows} rows, but its settings have {count} heads")
             found[module] = count
     return found
 
 
 def open_gguf(file: GGUFFile) -> Checkpoint:
-    """Return a GGUF file under the names of transformers, or as it is where these are not known."""
+    """Return a GGUF file under the names of transformers, or unchanged if these are unknown."""
     names = hugging_face_names(file)
     return GGUFModel(file, names) if names else file
 
 
 def gguf_notes(checkpoint: Checkpoint) -> list[str]:
-    """Return what a user should know of a GGUF file that gives the output its config."""
+    """Return notes on a GGUF file that provides the config of the output."""
     if not isinstance(checkpoint, GGUFModel) or read_config(checkpoint.directory):
         return []
     return [
-        f"{checkpoint.label} has no config.json beside it, and the output gets none: put the model's config.json and "
+        f"{checkpoint.label} has no config.json beside it, so the output gets none; put the model's config.json and "
         "tokenizer files beside it, or name a directory as the base"
     ]

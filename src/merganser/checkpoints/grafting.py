@@ -1,4 +1,4 @@
-"""A model put in the place of a part of another one: an LLM as the language part of a vision-language model."""
+"""A model in place of a part of another model: an LLM as the language part of a vision-language model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Grafted(View):
-    """A whole model with a part of it replaced by another model, whose names are mapped by their beginnings.
+    """A whole model with a part replaced by another model, whose names are mapped by prefix.
 
-    What the part does not have is the whole's, so that a task vector of it is zero there. What the whole does not have
-    keeps its own name.
+    Tensors that the part lacks come from the whole, so that a task vector is zero there. Tensors that the whole lacks
+    keep their own names.
 
     Example:
         >>> import torch
@@ -32,12 +32,12 @@ class Grafted(View):
         """Map the names of a part.
 
         Args:
-            whole: The model that gives all other tensors.
-            part: The model to put in.
-            prefixes: Beginnings of the part's names -> what they are in the whole; the longest that fits counts.
+            whole: The model with all other tensors.
+            part: The model to insert.
+            prefixes: Prefixes of the part's names -> prefixes in the whole; the longest match counts.
 
         Raises:
-            CheckpointError: A prefix is the beginning of no name, or leads to no name of the whole.
+            CheckpointError: If no name of the part, or none of the whole, starts with a prefix.
         """
         super().__init__(whole, part.label)
         self.directory = part.directory
@@ -54,9 +54,11 @@ class Grafted(View):
             self._places[target] = name
         for prefix, target in prefixes.items():
             if not used[prefix]:
-                raise CheckpointError(f"{part.label}: no tensor's name begins with {prefix!r}, which is to be mapped")
+                raise CheckpointError(f"{part.label}: no tensor's name begins with {prefix!r}, the prefix to map")
             if not found[prefix]:
-                raise CheckpointError(f"{whole.label}: no tensor's name begins with {target!r}, as it is mapped to")
+                raise CheckpointError(
+                    f"{whole.label}: no tensor's name begins with {target!r}, the prefix it is mapped to"
+                )
         own = [target for target, name in self._places.items() if name not in part.aliases()]
         self._names = [*whole.names(), *(name for name in own if name not in whole)]
 

@@ -1,7 +1,7 @@
-"""Hashes of everything a checkpoint holds: for results that are kept and used again.
+"""Hashes of the whole content of a checkpoint, for cached results.
 
-A fingerprint looks at headers and samples. That is enough to tell models apart, and not to notice that a few values of
-one have changed.
+A fingerprint uses headers and samples. That is enough to tell models apart, but not to detect that a few values of one
+have changed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _CHUNK = 1 << 20
 
 
 def content_hash(checkpoint: Checkpoint) -> str:
-    """Return a hash of what a checkpoint is and of every byte of its weights.
+    """Return a hash of the names, specs and every byte of the weights of a checkpoint.
 
-    Files are read once in the life of the process, unless they change.
+    A file is read once per process, unless it changes.
 
     Args:
         checkpoint: Any checkpoint: its files are hashed, or its tensors if it is in memory.
 
     Returns:
-        The hash, in hexadecimal. Copies have the same one.
+        The hash, in hexadecimal. Copies have the same hash.
 
     Example:
         >>> content_hash(merganser.open("model"))  # doctest: +SKIP
@@ -45,7 +45,7 @@ def content_hash(checkpoint: Checkpoint) -> str:
 
 @lru_cache(maxsize=4096)
 def _file_hash(path: Path, size: int, written: int, inode: int) -> bytes:
-    """The hash of a file; size, time and inode are there to forget it when the file changes."""
+    """Return the hash of a file; size, time and inode invalidate the cache when it changes."""
     digest = xxhash.xxh3_128()
     buffer = bytearray(_CHUNK)
     with path.open("rb") as file:

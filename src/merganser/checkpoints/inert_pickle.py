@@ -1,4 +1,4 @@
-"""Pickles read as records: nothing that a pickle names is imported or called."""
+"""Read pickles as inert records: nothing that a pickle names is imported or called."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pickletools
 from collections.abc import Callable
 from typing import Any
 
-#: The types of Python that pickles may make for what they are.
+#: Types of Python that pickles may create.
 _PLAIN: dict[str, type] = {"collections.OrderedDict": dict, "builtins.set": set, "builtins.dict": dict}
 _MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
 
 
 class InertRecord:
-    """What stands for an object of a pickle.
+    """A placeholder for an object of a pickle.
 
     Attributes:
-        path: What the pickle calls its type or function, such as "torch.Size".
-        args: What it would have been called with.
-        state: What it would have been filled with.
-        items: What it would have been given as a list or mapping.
+        path: The path of its type or function, such as "torch.Size".
+        args: The arguments of the call.
+        state: The state that would have been set.
+        items: The items that would have been added, as a list or mapping.
     """
 
     path = ""
@@ -47,32 +47,32 @@ class InertRecord:
 def load_inert(
     raw: bytes, accepts: Callable[[str], bool], persistent: Callable[[Any], Any] | None = None
 ) -> tuple[Any, frozenset[str]]:
-    """Return what a pickle holds, with records in the place of objects.
+    """Return the content of a pickle, with records in place of objects.
 
     Args:
         raw: The pickle.
         accepts: Whether a type or function of this path may be recorded.
-        persistent: What stands for objects that are stored elsewhere.
+        persistent: Returns placeholders for objects that are stored elsewhere.
 
     Returns:
         The content, and the paths of everything that was recorded.
 
     Raises:
-        ValueError: If the pickle is damaged, or names something that is not accepted.
+        ValueError: If the pickle is damaged, or names a type or function that is not accepted.
 
     Example:
         >>> load_inert(pickle.dumps(Path("x")), lambda path: path.startswith("pathlib."))[0].args
         ('x',)
     """
     try:
-        for opcode, argument, _ in pickletools.genops(raw):  # the unpickler reserves room for any number it is told
+        for opcode, argument, _ in pickletools.genops(raw):  # the unpickler allocates whatever size it is told
             if opcode.name in _MEMO and int(argument or 0) > len(raw):
-                raise ValueError(f"it numbers {argument} objects and has {len(raw)} bytes")
+                raise ValueError(f"it declares {argument} objects but has only {len(raw)} bytes")
         unpickler = _Unpickler(raw, accepts, persistent)
         return unpickler.load(), frozenset(unpickler.seen)
     except ValueError:
         raise
-    except Exception as error:  # the unpickler raises whatever a damaged opcode runs into
+    except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(f"not a readable pickle: {error}") from None
 
 
@@ -88,14 +88,14 @@ class _Unpickler(pickle.Unpickler):
         if path in _PLAIN:
             return _PLAIN[path]
         if not self._accepts(path):
-            raise ValueError(f"it asks for {path[:100]}, which has no place here")
+            raise ValueError(f"it asks for {path[:100]}, which is not allowed here")
         if path not in self.seen:
             self.seen[path] = type("InertRecord", (InertRecord,), {"path": path})
         return self.seen[path]
 
     def persistent_load(self, pid: Any) -> Any:
         if self._persistent is None:
-            raise ValueError("it refers to something outside")
+            raise ValueError("it refers to an external object")
         return self._persistent(pid)
 
 

@@ -1,4 +1,4 @@
-"""The small JSON files beside weights: configurations, tokenizers."""
+"""Read the small JSON files beside weights: configs and tokenizers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from merganser.strict_json import read_json
 
 
 def read_config(directory: Path | None, name: str = "config.json") -> dict[str, Any]:
-    """The config.json of a model, or another of its configs; empty if there is none."""
+    """Return the config.json of a model, or another of its configs; empty if there is none."""
     file = directory / name if directory else None
     return read_object(file) if file is not None and file.is_file() else {}
 
 
 def read_object(file: Path, *, finite: bool = False) -> dict[str, Any]:
-    """The JSON object in a file, or an error that names the file; configs may have infinities, as transformers writes
-    them."""
+    """Return the JSON object in a file, or raise an error that names it. Configs may contain infinities, as
+    transformers writes them.
+    """
     try:
         data = read_json(file, finite=finite)
     except OSError as error:

@@ -1,9 +1,9 @@
 """Layouts: the names and shapes in which checkpoints of one architecture store its parameters.
 
 Mixtral's experts are stored one by one or fused, the language part of a vision-language model has had several names,
-a model with a head puts a prefix before every name of the bare one. transformers knows how to read all of these: its
-tables of conversions run here on names and shapes alone (see `lazy_tensors`), so that a tensor of one layout is read
-from the stored tensors of another, block by block.
+and a model with a head adds a prefix to every name of the bare model. transformers can read all of these. Its
+conversion tables run here on names and shapes alone (see `lazy_tensors`), so that a tensor of one layout is read from
+the stored tensors of another, block by block.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def module_tensors(checkpoint: Checkpoint, model: nn.Module) -> dict[str, LazyTe
         model: The model, as `build_skeleton` returns it.
 
     Returns:
-        Names of parameters -> tensors assembled from stored ones. What no module has keeps its own name.
+        Names of parameters -> tensors assembled from stored ones. Tensors that no module has keep their names.
 
     Raises:
-        CheckpointError: The stored tensors do not have the shapes that the conversion needs.
+        CheckpointError: If the stored tensors do not have the shapes that the conversion needs.
 
     Example:
         >>> module_tensors(open("mixtral"), skeleton)["model.layers.0.mlp.experts.down_proj"]  # doctest: +SKIP
@@ -57,21 +57,21 @@ def module_tensors(checkpoint: Checkpoint, model: nn.Module) -> dict[str, LazyTe
     for target, converter in converters.items():
         try:
             made = converter.convert(target, model=model, config=model.config)
-        except Exception as error:  # whatever an operation says of shapes it cannot combine
-            raise CheckpointError(f"{checkpoint.label}: {target!r} cannot be put together: {error}") from None
+        except Exception as error:  # operations raise various errors for shapes they cannot combine
+            raise CheckpointError(f"{checkpoint.label}: {target!r} cannot be assembled: {error}") from None
         for name, tensor in made.items():
             whole = tensor[0] if isinstance(tensor, list) else tensor
             if name in known and tuple(known[name].shape) != whole.shape:
                 raise CheckpointError(
-                    f"{checkpoint.label}: {name!r} would be {list(whole.shape)}, put together from "
-                    f"{len(stored_names(whole))} tensors; its config says {list(known[name].shape)}"
+                    f"{checkpoint.label}: {name!r} would be {list(whole.shape)}, assembled from "
+                    f"{len(stored_names(whole))} tensors, but its config requires {list(known[name].shape)}"
                 )
             found[name] = whole
     return found
 
 
 def _conversions(model: nn.Module, known: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any]]:
-    """Return transformers' way from a stored name to a parameter's, and its converters by the patterns they match."""
+    """Return transformers' renaming of stored names to parameters, and its converters by their patterns."""
     prefix = getattr(model, "base_model_prefix", "")
 
     def plain(name: str) -> tuple[str, str | None]:
@@ -95,12 +95,12 @@ def _conversions(model: nn.Module, known: Mapping[str, Tensor]) -> tuple[Any, di
 
 
 def _sorted(names: Sequence[str]) -> list[str]:
-    """Return names with numbers in the order of numbers: experts are stacked as they come."""
+    """Return names sorted by their numbers: experts are stacked in this order."""
     return sorted(names, key=lambda name: [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in name.split(".")])
 
 
 class InLayout(View):
-    """A checkpoint under the names and in the shapes of another one's layout; the rest keeps its own names."""
+    """A checkpoint under the names and shapes of another checkpoint's layout; other tensors keep their names."""
 
     def __init__(self, source: Checkpoint, tensors: Mapping[str, LazyTensor]) -> None:
         super().__init__(source, source.label)
@@ -130,7 +130,7 @@ class InLayout(View):
         tensor = self._tensors.get(name)
         if tensor is None:
             return super().overhead(name, entries)
-        # Slices of a stored tensor may be read with what lies between them.
+        # Slices of a stored tensor may be read together with the data between them.
         return sum(self.source.spec(each).nbytes for each in stored_names(tensor))
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
@@ -146,25 +146,25 @@ class InLayout(View):
 
 
 def as_modules(checkpoint: Checkpoint, model: nn.Module) -> Checkpoint:
-    """Return a checkpoint under the names and in the shapes of the parameters of its model."""
+    """Return a checkpoint under the names and shapes of its model's parameters."""
     tensors = module_tensors(checkpoint, model)
     same = all(isinstance(tensor, StoredTensor) and tensor.name == name for name, tensor in tensors.items())
     return checkpoint if same else InLayout(checkpoint, tensors)
 
 
 def in_layout_of(template: Checkpoint, checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint as if it had been stored in the layout of another of its architecture.
+    """Return a checkpoint in the layout of another checkpoint of its architecture.
 
     Args:
         template: The checkpoint whose names and shapes to use.
-        checkpoint: The one to be seen that way.
+        checkpoint: The checkpoint to convert.
 
     Returns:
-        A view, or the checkpoint itself where the names agree or nothing is known of the architecture: no config,
-        another `model_type`, or transformers is not installed.
+        A view, or the checkpoint itself if the names agree or the architecture is unknown: no config, another
+        `model_type`, or transformers is not installed.
 
     Raises:
-        CheckpointError: The stored tensors do not have the shapes that the conversion needs.
+        CheckpointError: If the stored tensors do not have the shapes that the conversion needs.
 
     Example:
         >>> in_layout_of(open("fused"), open("one-by-one"))  # doctest: +SKIP

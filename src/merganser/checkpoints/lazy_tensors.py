@@ -1,8 +1,8 @@
-"""Tensors that are assembled from stored ones when they are read: stacks, joins, slices, transpositions.
+"""Tensors that are assembled from stored tensors when they are read: stacks, joins, slices, transpositions.
 
 A fused tensor of experts is a stack of joins; one expert of it is a slice of a pick. `torch.stack`, `cat`, `chunk`,
 `split`, `transpose` and `unbind` accept lazy tensors and return lazy tensors, so code that converts weights, such as
-transformers', can run on names and shapes alone. `scattering` turns an assembly round.
+transformers', can run on names and shapes alone. `scattering` inverts an assembly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LazyTensor:
-    """A tensor that is known by its shape until it is read."""
+    """A tensor of which only the shape is known until it is read."""
 
     shape: tuple[int, ...]
 
@@ -113,7 +113,7 @@ class StackedTensors(LazyTensor):
 
 @dataclass(frozen=True, eq=False)
 class JoinedTensors(LazyTensor):
-    """Tensors one after another along an axis that they have."""
+    """Tensors concatenated along an existing axis."""
 
     tensors: tuple[LazyTensor, ...]
     axis: int
@@ -165,7 +165,7 @@ class SlicedTensor(LazyTensor):
 
 @dataclass(frozen=True, eq=False)
 class PickedTensor(LazyTensor):
-    """One place of a tensor along an axis, which is gone then."""
+    """One index of a tensor along an axis, which is removed."""
 
     source: LazyTensor
     axis: int
@@ -209,7 +209,7 @@ class TransposedTensor(LazyTensor):
 
 @dataclass(frozen=True, eq=False)
 class ReshapedTensor(LazyTensor):
-    """A tensor in another shape of as many entries."""
+    """A tensor in another shape with the same number of entries."""
 
     source: LazyTensor
     shape: tuple[int, ...]
@@ -229,10 +229,10 @@ def stored_names(tensor: LazyTensor) -> set[str]:
 
 
 def stack(tensors: Sequence[LazyTensor], dim: int = 0) -> LazyTensor:
-    """Return tensors of one shape along a new axis.
+    """Stack tensors of one shape along a new axis.
 
     Raises:
-        ValueError: The shapes differ.
+        ValueError: If the shapes differ.
     """
     if len({tensor.shape for tensor in tensors}) != 1:
         raise ValueError(f"stacked tensors differ in shape: {sorted({tensor.shape for tensor in tensors})}")
@@ -245,10 +245,10 @@ def stack(tensors: Sequence[LazyTensor], dim: int = 0) -> LazyTensor:
 
 
 def join(tensors: Sequence[LazyTensor], dim: int = 0) -> LazyTensor:
-    """Return tensors one after another along an axis; slices that make up a whole become that whole again.
+    """Concatenate tensors along an axis; slices that complete a tensor become that tensor again.
 
     Raises:
-        ValueError: The shapes differ along other axes.
+        ValueError: If the shapes differ along other axes.
     """
     first = tensors[0]
     axis = dim % first.ndim
@@ -269,7 +269,7 @@ def join(tensors: Sequence[LazyTensor], dim: int = 0) -> LazyTensor:
 
 
 def cut(tensor: LazyTensor, dim: int, start: int, stop: int) -> LazyTensor:
-    """Return the part `[start, stop)` along an axis; of a join, the tensors it was joined from."""
+    """Return the part `[start, stop)` along an axis; for a join, the joined tensors."""
     if (start, stop) == (0, tensor.shape[dim]):
         return tensor
     if isinstance(tensor, JoinedTensors) and tensor.axis == dim:
@@ -282,7 +282,7 @@ def cut(tensor: LazyTensor, dim: int, start: int, stop: int) -> LazyTensor:
 
 
 def pick(tensor: LazyTensor, dim: int, index: int) -> LazyTensor:
-    """Return one place along an axis; of a stack, the tensor that was stacked."""
+    """Return one index along an axis; for a stack, the stacked tensor."""
     if isinstance(tensor, StackedTensors) and tensor.axis == dim:
         return tensor.tensors[index]
     if isinstance(tensor, JoinedTensors) and tensor.axis > dim:

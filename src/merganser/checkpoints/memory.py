@@ -1,4 +1,4 @@
-"""Weights that are in memory already: a state dict or a module."""
+"""Weights in memory: a state dict or a module."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class StateDict(Checkpoint):
 
 
 def _plain(name: object, tensor: object, label: str) -> Tensor:
-    """The tensor behind a name, refused unless its entries lie in memory, one by one."""
+    """Return the tensor of a name; refuse it unless it is an ordinary dense tensor with values."""
     if not isinstance(name, str):
         raise CheckpointError(f"{label}: the key {name!r} is a {type(name).__name__}, not the name of a tensor")
     if not isinstance(tensor, torch.Tensor):

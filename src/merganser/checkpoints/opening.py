@@ -1,4 +1,4 @@
-"""`open`: from whatever the user names to a checkpoint."""
+"""`open`: open any reference to weights as a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HUB_FILES = [
     "*/pytorch_model.bin",
 ]
 
-#: Libraries of experts, which later packages define: the file that marks one -> what opens an expert of it.
+#: Libraries of experts, defined by later packages: the marker file -> the function that opens an expert.
 _LIBRARIES = {
     "library.json": "merganser.library.library:open_expert",
     "masks.json": "merganser.library.masks:open_expert",
@@ -70,7 +70,7 @@ def open(reference: Reference) -> Checkpoint:
 
 
 def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
-    """`open` on behalf of the adapters `over` it."""
+    """Open a reference on behalf of the adapters `over` it."""
     if isinstance(reference, Checkpoint):
         return reference
     if isinstance(reference, Mapping):
@@ -85,12 +85,12 @@ def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
     for adapter in adapters:
         below, opened = opened.label, Adapted(opened, open_adapter(locate(adapter), opened))
         if is_remote(adapter):
-            opened.label = f"{below}+{adapter}"  # not the directory that it was fetched into
+            opened.label = f"{below}+{adapter}"  # not the directory it was downloaded to
     return opened
 
 
 def locate(reference: str) -> Path:
-    """The local path of a reference: itself if it exists, else the hub's snapshot (offline mode respected)."""
+    """Return the local path of a reference: itself if it exists, else the hub's snapshot (respects offline mode)."""
     if is_remote(reference):
         return fetch_adapter(reference)
     path = Path(os.path.expanduser(reference))
@@ -102,20 +102,20 @@ def locate(reference: str) -> Path:
     repository, _, revision = reference.partition("@")
     try:
         return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES))
-    except Exception as error:  # the hub client has many ways to say that it could not
+    except Exception as error:  # the hub client raises many kinds of errors
         raise _unavailable(reference, error) from None
 
 
 def _unavailable(reference: str, error: Exception) -> CheckpointError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return CheckpointError(f"{reference}: no such path here, and not to be had from the hub: {reason}")
+    return CheckpointError(f"{reference}: no such path, and not available from the hub: {reason}")
 
 
 def open_headers(reference: str) -> Checkpoint:
-    """Open a checkpoint to look at its headers: models of the hub that are not here yet stay there.
+    """Open a checkpoint for its headers only; hub models that are not cached are not downloaded.
 
     Args:
-        reference: As `open` takes it, as text.
+        reference: A reference for `open`, as text.
 
     Example:
         >>> len(open_headers("math"))
@@ -133,12 +133,12 @@ def open_headers(reference: str) -> Checkpoint:
 
 
 def _is_here(reference: str) -> bool:
-    """Whether the hub's cache has a model, with all its weights."""
+    """Return whether the hub's cache has a model with all its weights."""
     hub = require("huggingface_hub", "hf")
     repository, _, revision = reference.partition("@")
     try:
         _open_path(Path(hub.snapshot_download(repository, revision=revision or None, local_files_only=True)), ())
-    except Exception:  # whatever is wrong with it: it is read from the hub then
+    except Exception:  # on any error it is read from the hub
         return False
     return True
 
@@ -170,15 +170,15 @@ def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
     if path.name.endswith(".index.json"):
         return dequantised(Directory(path))
     known = ", ".join((".safetensors", ".gguf", *SUFFIXES))
-    raise CheckpointError(f"{path}: unknown kind of file; expected a directory or one of {known}")
+    raise CheckpointError(f"{path}: unknown file type; expected a directory or one of {known}")
 
 
 def _open_adapter(path: Path, over: tuple[Path, ...]) -> Checkpoint:
     place = path.resolve()
     if place in over:
-        raise CheckpointError(f"{path}: the adapter is its own base; name its base as BASE+{path}")
+        raise CheckpointError(f"{path}: the adapter is its own base; write BASE+{path}")
     adapter = AdapterFile(path)
     base = adapter.config.get("base_model_name_or_path")
     if not base:
-        raise CheckpointError(f"{path}: an adapter without its base; name it as BASE+{path}")
+        raise CheckpointError(f"{path}: an adapter without its base; write BASE+{path}")
     return Adapted(_open(str(base), (*over, place)), adapter)

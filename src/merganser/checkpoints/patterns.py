@@ -1,9 +1,9 @@
-"""Regular expressions out of a file, matched in time proportional to pattern and text.
+"""Match untrusted regular expressions in time proportional to pattern and text.
 
-Python's own engine tries alternatives one after another, and a pattern like `(a+)+b` takes years. Here all alternatives
-advance together (Thompson's construction), so nothing that an adapter's config says can make matching slow. What users
-of PEFT write is understood: literals, `.`, `[…]`, `\\d \\w \\s`, groups, `|`, `* + ? {m,n}`, `^` and `$`. What else
-Python has (references to groups, looking ahead or behind, flags) is refused.
+Python's own engine tries alternatives one after another, and a pattern like `(a+)+b` can take years. Here all
+alternatives advance together (Thompson's construction), so that no adapter config can make matching slow. Supports the
+syntax that users of PEFT write: literals, `.`, `[…]`, `\\d \\w \\s`, groups, `|`, `* + ? {m,n}`, `^` and `$`. Other
+syntax of Python (back-references, lookaround, flags) is refused.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-#: One thing a pattern may say at a time.
+#: One token of a pattern.
 _TOKEN = re.compile(
     r"(?P<repeat>[*+?]|\{\d{0,4}(?:,\d{0,4})?\})(?P<lazy>\??)"
     r"|(?P<open>\((?:\?:)?)|(?P<close>\))|(?P<either>\|)|(?P<edge>[\^$])"
     r"|(?P<atom>\[\^?\]?(?:\\.|[^\]\\])*\]|\\[dDwWsS]|\\[^0-9A-Za-z]|[^\\\[])",
     re.DOTALL,
 )
-#: States that a pattern may need; a counted repetition needs its part once for each count.
+#: Maximum number of states; a counted repetition needs its part once for each count.
 _MAX_STATES = 2_000
 _MAX_PATTERN = 1_000
 _MAX_NESTING = 20
-#: Letters times states that one pattern may look at, in all texts together: adapters need thousands.
+#: Maximum of letters times states over all texts of one pattern; adapters need thousands.
 _MAX_STEPS = 2_000_000
 
-#: A state is left for `target` by a letter the test accepts, or freely (`None`), at the start ("^") or the end ("$").
+#: An edge to `target`: by a letter that the test accepts, freely (`None`), at the start ("^") or at the end ("$").
 _Test = Callable[[str], object] | str | None
 _Edge = tuple[_Test, int]
 _Part = Callable[[int], int]
@@ -43,11 +43,11 @@ class Pattern:
         """Compile a pattern.
 
         Raises:
-            ValueError: The pattern is not one, too long, or has something that cannot be matched in linear time.
+            ValueError: If the pattern is invalid, too long, or cannot be matched in linear time.
         """
         if len(pattern) > _MAX_PATTERN:
             raise ValueError(f"{len(pattern)} characters, more than {_MAX_PATTERN}")
-        self._states: list[list[_Edge]] = [[]]  # the first one accepts
+        self._states: list[list[_Edge]] = [[]]  # the first state accepts
         self._steps = 0
         tokens = _Tokens(pattern)
         whole = self._either(tokens)
@@ -59,7 +59,7 @@ class Pattern:
         """Return whether the pattern matches the whole text.
 
         Raises:
-            ValueError: The pattern has looked at too much text for its size.
+            ValueError: If matching exceeds the limit of text and states.
         """
         reached = self._closure({self._start}, text, 0)
         for place, letter in enumerate(text):
@@ -76,7 +76,7 @@ class Pattern:
         return 0 in reached
 
     def _closure(self, states: set[int], text: str, place: int) -> set[int]:
-        """The states and those that are reached from them without a letter."""
+        """Return the states and those reachable from them without a letter."""
         found, pending = set(states), list(states)
         while pending:
             for test, target in self._states[pending.pop()]:
@@ -92,7 +92,7 @@ class Pattern:
         self._states.append(list(edges))
         return len(self._states) - 1
 
-    # A part of a pattern is a function from the state that follows it to the state that begins it.
+    # A part of a pattern is a function from the state after it to its first state.
 
     def _either(self, tokens: _Tokens) -> _Part:
         options = [self._sequence(tokens)]
@@ -160,7 +160,7 @@ class Pattern:
 
 
 class _Tokens:
-    """What a pattern says, one thing at a time: `kind` is None at its end."""
+    """The tokens of a pattern, one at a time; `kind` is None at the end."""
 
     kind: str | None
     text: str
@@ -179,14 +179,14 @@ class _Tokens:
         while place < len(pattern):
             found = _TOKEN.match(pattern, place)
             if found is None or pattern.startswith("(?", place) != (found["open"] == "(?:"):
-                raise ValueError(f"{pattern[place : place + 10]!r} is more than can be matched here")
+                raise ValueError(f"{pattern[place : place + 10]!r} is not supported here")
             place = found.end()
             kind = "repeat" if found["repeat"] else found.lastgroup
             yield kind, found["repeat"] or found[0]
 
 
 def _letter(atom: str) -> Callable[[str], object]:
-    """What accepts one letter as an atom does: a letter, a class or a dot mean what they mean to Python."""
+    """Return a test for one letter of an atom: a letter, a class or a dot mean the same as in Python."""
     try:
         return re.compile(atom).fullmatch
     except re.error as error:
@@ -200,5 +200,5 @@ def _counts(repeat: str) -> tuple[int, int | None]:
     low = int(least or 0)
     high = int(most) if most else (None if comma else low)
     if not (least or most) or (high is not None and high < low):
-        raise ValueError(f"{repeat!r} is no number of repetitions")
+        raise ValueError(f"{repeat!r} is not a number of repetitions")
     return low, high

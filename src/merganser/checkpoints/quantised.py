@@ -1,4 +1,4 @@
-"""Weights stored as codes, whose values only the scales beside them give back.
+"""Detect weights that are stored as codes with scales.
 
 | scheme | the codes | what stands beside them |
 |---|---|---|
@@ -9,9 +9,9 @@
 | quanto | `weight._data`, int8 or packed uint8 | `weight._scale`, `weight._shift` |
 | HQQ, VPTQ, AQLM and what comes next | `W_q`, `indices`, `codes`: any integers | whatever else its module has |
 
-Schemes that are not known by name are known by the config: where it has a `quantization_config`, integers are codes
-unless they are called like positions or counters. Float8 tensors without scales, of a model whose config says nothing
-of quantisation, are ordinary weights.
+Unknown schemes are detected by the config: if it has a `quantization_config`, integers are codes unless they are named
+like positions or counters. Float8 tensors without scales, in a model whose config does not mention quantisation, are
+ordinary weights.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.checkpoints.json_file import read_config
 from merganser.errors import CheckpointError
 
-#: What codes are packed into; masks are bool, and indices int64.
+#: Dtypes that codes are packed into; masks are bool, and indices int64.
 _INTEGERS = ("int8", "uint8", "int16", "int32")
 _PACKED = re.compile(r"(_(packed|blocks|qdata)|\._data)$")
-#: Integers of ordinary models: positions, kinds of tokens, counters, places in a table.
+#: Integers of ordinary models: positions, token types, counters, indices.
 _COUNTED = re.compile(r"(_ids|num_batches_tracked|relative_position_index|coords_table|\.bias|mask)$")
-#: Names after a tensor's own, and names beside it in its module, by which its codes have scales.
+#: Suffixes of a tensor's name, and names beside it in its module, that mark scales of its codes.
 _AFTER = ("_scale", "_scale_inv", "_scales", ".absmax", "._scale")
 _BESIDE = ("scales", "SCB", "scale_weight")
 _COMPANION = re.compile(r"(^|[._])(scales?|scale_inv|scale_weight|SCB|absmax|quant_map|zero_point|qzeros|g_idx)$")
 
 
 def quantised(checkpoint: Checkpoint, config: Mapping[str, Any]) -> frozenset[str]:
-    """The tensors of a checkpoint that are codes or belong to codes: to be copied together or not at all."""
+    """Return the tensors of a checkpoint that are codes or belong to codes, to be copied together or not at all."""
     configured = "quantization_config" in config
     specs = {name: checkpoint.spec(name) for name in checkpoint.names()}
     codes = {name for name, spec in specs.items() if _is_code(name, spec, checkpoint, configured)}
@@ -55,25 +55,25 @@ def quantised(checkpoint: Checkpoint, config: Mapping[str, Any]) -> frozenset[st
 
 
 def refuse_quantised(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> None:
-    """Codes have no differences, so there is no task vector of a checkpoint with codes that `exclude` leaves in."""
+    """Refuse a checkpoint with codes that `exclude` does not remove: codes have no differences, so no task vector."""
     used = [name for name in codes_of(checkpoint) if not any(fnmatchcase(name, glob) for glob in exclude)]
     if used:
         name = min(used, key=lambda name: (is_scale(name), name))
         raise CheckpointError(
             f"{checkpoint.label}: {name!r} is {checkpoint.spec(name)}, one of {len(used)} tensors of codes and scales: "
-            "a quantised weight has no difference from another; dequantise the model first, or leave all of them out"
+            "a quantised weight has no difference from another; dequantise the model first, or exclude all of them"
         )
 
 
 def codes_of(checkpoint: Checkpoint) -> frozenset[str]:
-    """`quantised` by the checkpoint's own config, which is read only where it decides."""
+    """Return `quantised` with the checkpoint's own config, which is read only if needed."""
     specs = {name: checkpoint.spec(name) for name in checkpoint.names()}
     decides = any(_is_float8(spec) or _is_unknown_code(name, spec) for name, spec in specs.items())
     return quantised(checkpoint, read_config(checkpoint.directory) if decides else {})
 
 
 def is_scale(name: str) -> bool:
-    """Whether a tensor is called like one that belongs to codes."""
+    """Return whether a tensor has a name of scales or other tensors that belong to codes."""
     return _COMPANION.search(name) is not None
 
 
@@ -90,13 +90,13 @@ def _is_code(name: str, spec: TensorSpec, checkpoint: Checkpoint, configured: bo
 
 
 def _is_unknown_code(name: str, spec: TensorSpec) -> bool:
-    """Whether a tensor of a model that is quantised somehow can only be codes."""
+    """Return whether a tensor of a model with unknown quantisation can only be codes."""
     counts = spec.element.name == "bool" or not spec.shape or _COUNTED.search(name)
     return is_integer(spec.element) and not counts
 
 
 def _around(name: str) -> list[str]:
-    """The modules that a tensor is in, the nearest two: centroids have a module of their own beside the indices."""
+    """Return the two innermost modules of a tensor: centroids have their own module beside the indices."""
     nearest = name.rpartition(".")[0]
     return [nearest, nearest.rpartition(".")[0]]
 

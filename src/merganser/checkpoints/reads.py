@@ -1,4 +1,4 @@
-"""Which stored tensors are read, noted by the readers of files themselves: views need not know of it."""
+"""Record which stored tensors are read, in the readers of files, so that views need not know about it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _noting = _Noting()
 
 
 def note_read(checkpoint: Checkpoint, name: str) -> None:
-    """Note that a stored tensor is read, if this thread is asked to note such things."""
+    """Record that a stored tensor is read, if this thread collects reads."""
     if _noting.into is not None:
         _noting.into[checkpoint, name] = None
 
 
 @contextmanager
 def noting_reads(into: dict[StoredRead, None]) -> Iterator[None]:
-    """Collect the stored tensors that this thread reads inside the block, in the order of their first reading."""
+    """Collect the stored tensors that this thread reads inside the block, in the order of their first read."""
     before, _noting.into = _noting.into, into
     try:
         yield

@@ -1,4 +1,4 @@
-"""`model+adapter`: which files, directories and hub ids a reference names."""
+"""`model+adapter`: the files, directories and hub ids that a reference names."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Callable
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 
 
-#: A '+' divides references; in an address it is written %2B.
+#: A '+' separates references; in an address it is written %2B.
 _URL = re.compile(r"[a-z][a-z0-9]*://[^\s+]+")
 
 
 def is_remote(reference: str) -> bool:
-    """Whether a reference, without adapters, is the address of something elsewhere: `https://…`, `s3://…`, `hf://…`."""
+    """Return whether a reference, without adapters, is a remote address: `https://…`, `s3://…`, `hf://…`."""
     return _URL.fullmatch(reference) is not None
 
 
 def exists(path: str) -> bool:
-    """Whether a reference leads to something: a path that exists, or an address, which is not looked up here."""
+    """Return whether a reference leads to something: an existing path, or an address, which is not looked up."""
     return is_remote(path) or os.path.exists(os.path.expanduser(path))
 
 
 def parts(reference: str, exists: Callable[[str], bool] = exists) -> list[str]:
-    """The model of a reference and the adapters over it.
+    """Return the model of a reference and the adapters over it.
 
-    A '+' may be part of a name, too. Of all ways to cut, the one that leaves the least to be found nowhere; then the
-    least to the hub; then that of the fewest parts.
+    A '+' may also be part of a name. Of all ways to split, chooses the one with the fewest missing parts, then with the
+    fewest hub ids, then with the fewest parts.
     """
     words = reference.split("+")
     best: list[tuple[tuple[int, int, int], list[str]]] = [((0, 0, 0), [])]

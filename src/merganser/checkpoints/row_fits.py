@@ -1,4 +1,4 @@
-"""Rows of an embedding fitted in another model's embedding: sparse combinations, trusted as far as they predict."""
+"""Fit rows of an embedding in another model's embedding: sparse combinations, scaled by how well they predict."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from merganser.lazy import np, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Shared rows that are predicted from the others, at most, to see how far a fit is worth.
+#: Maximum number of shared rows that are held out to measure the fit.
 HELD = 1024
-#: Reads rows of the model's own tensor by their numbers.
+#: Reads rows of the model's own tensor by index.
 Read = Callable[["np.ndarray"], "Tensor"]
 
 
 def fit_sparse(targets: Tensor, atoms: Tensor, own: Read, terms: int) -> tuple[Tensor, Tensor, Tensor]:
     """Express rows by shared rows, u ≈ μ' + λ Σ_j c_j (w_j − μ'), with c from t − μ ≈ Σ_j c_j (a_j − μ).
 
-    The c_j are found by orthogonal matching pursuit among the donor's rows a, the w are the model's own rows of the
-    same tokens, and μ, μ' the means of the two. λ in [0, 1] is how far one embedding tells of the other: the least
-    squares factor for shared rows that are predicted from the rest as if they were absent. Where the donor tells
-    nothing, λ = 0 and a row is the mean; without λ, and without centring, rows come out longer than any row that was
-    trained, and take probability from the others in a head.
+    The c_j are found by orthogonal matching pursuit among the donor's rows a; the w are the model's own rows of the
+    same tokens, and μ, μ' the means of the two. λ in [0, 1] measures how well one embedding predicts the other: the
+    least squares factor for shared rows that are held out and predicted from the rest. If the donor predicts nothing, λ
+    = 0 and a row is the mean. Without λ and centring, rows would be longer than any trained row and take probability
+    from the others in a head.
 
     Args:
         targets: The donor's rows of the tokens that the model lacks.
         atoms: The donor's rows of the shared tokens.
-        own: Reads the model's rows of shared tokens, by their places among the atoms.
-        terms: How many rows are combined.
+        own: Reads the model's rows of shared tokens, by their indices among the atoms.
+        terms: The number of rows to combine.
 
     Returns:
-        For every target the places of its atoms, their factors λ c_j, and what is left for the mean, 1 − λ Σ_j c_j.
+        For every target the indices of its atoms, their factors λ c_j, and the factor of the mean, 1 − λ Σ_j c_j.
     """
     centred = atoms - atoms.mean(0)
     indices, factors = pursue(targets - atoms.mean(0), centred, terms)
@@ -42,13 +42,13 @@ def fit_sparse(targets: Tensor, atoms: Tensor, own: Read, terms: int) -> tuple[T
 
 
 def mean_row(own: Read, count: int, step: int = 4096) -> Tensor:
-    """The mean of the model's shared rows, streamed."""
+    """Return the mean of the model's shared rows, streamed."""
     sums = [own(np.arange(start, min(start + step, count))).double().sum(0) for start in range(0, count, step)]
     return torch.stack(sums).sum(0) / count
 
 
 def _trust(centred: Tensor, own: Read, terms: int) -> float:
-    """λ: ⟨predicted, true⟩ / ⟨predicted, predicted⟩ over held-out shared rows, within [0, 1]."""
+    """Return λ = ⟨predicted, true⟩ / ⟨predicted, predicted⟩ over held-out shared rows, clipped to [0, 1]."""
     count = len(centred)
     held = np.linspace(0, count - 1, min(HELD, count // 4)).astype(np.int64)
     if len(held) < 2:

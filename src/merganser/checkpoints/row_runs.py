@@ -1,4 +1,4 @@
-"""Rows of a tensor that are made of rows of others: runs of them as data, terms of them as arrays."""
+"""Rows of a tensor that are combined from rows of others: runs as data, terms as arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from merganser.lazy import np, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Rows that are nearer to each other than this are read together.
+#: Rows that are closer to each other than this are read together.
 _GAP = 256
 
 
@@ -20,8 +20,8 @@ _GAP = 256
 class RowRun:
     """`count` consecutive rows: row k is the mean of the rows `row + k` of its sources (model, row).
 
-    Without any source the rows are zero; None instead of sources takes the mean row of the model itself, and "fit"
-    what the `Fit` of the map finds. `weights` make the mean a weighted one; they sum to 1.
+    Without any source the rows are zero. None instead of sources means the mean row of the model, and "fit" the result
+    of the map's `Fit`. `weights`, which sum to 1, make the mean a weighted one.
     """
 
     count: int
@@ -30,7 +30,7 @@ class RowRun:
 
 
 def join_rows(rows: Iterable[RowRun]) -> tuple[RowRun, ...]:
-    """Join single rows that come from consecutive rows to runs."""
+    """Join single rows that come from consecutive rows into runs."""
     found: list[RowRun] = []
     for row in rows:
         if found and _continues(found[-1], row):
@@ -41,7 +41,7 @@ def join_rows(rows: Iterable[RowRun]) -> tuple[RowRun, ...]:
 
 
 def _continues(run: RowRun, row: RowRun) -> bool:
-    """Whether the row after a run comes from the rows after its sources."""
+    """Return whether a row continues a run: it comes from the rows after the run's sources."""
     if run.weights or row.weights or not isinstance(run.sources, tuple) or not isinstance(row.sources, tuple):
         return run.sources == row.sources and not run.weights and not row.weights
     return len(run.sources) == len(row.sources) and all(
@@ -76,7 +76,7 @@ class Terms:
         return cls((starts + steps)[order], models[order], (taken + steps)[order], weights[order])
 
     def within(self, first: int, last: int) -> Terms:
-        """Return the terms of the rows from `first` to `last`, counted from there."""
+        """Return the terms of the rows from `first` to `last`, renumbered from 0."""
         start, stop = np.searchsorted(self.rows, (first, last))
         part = slice(start, stop)
         return Terms(self.rows[part] - first, self.models[part], self.taken[part], self.weights[part])
@@ -88,7 +88,7 @@ def _columns(parts: Sequence[tuple[int, int, int, int, float]]) -> list[np.ndarr
 
 
 def gather(checkpoint: Checkpoint, name: str, rows: np.ndarray) -> Tensor:
-    """Read rows of a tensor by their numbers, in any order and with repetitions; near ones are read together."""
+    """Read rows of a tensor by index, in any order and with repetitions; close ones are read together."""
     wanted, places = np.unique(rows, return_inverse=True)
     cuts = np.flatnonzero(np.diff(wanted) > _GAP) + 1
     parts = []

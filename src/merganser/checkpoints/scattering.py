@@ -1,4 +1,4 @@
-"""From assembled tensors back to the stored ones."""
+"""Convert assembled tensors back to the stored tensors."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from merganser.checkpoints.lazy_tensors import (
     transpose,
 )
 
-#: Slices of one tensor that others have to complete: its identity, whether they keep the axis, and the axis.
+#: Slices of one tensor that others must complete: its identity, whether they keep the axis, and the axis.
 _Pieces = dict[tuple[int, bool, int], list[tuple[LazyTensor, int, LazyTensor]]]
 
 
 def scatter(assembled: Mapping[str, LazyTensor], given: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """Return what stored tensors would have to be for the assembled ones to be those given.
+    """Return the stored tensors for which the assembled tensors equal the given ones.
 
     Args:
         assembled: Tensors made from stored ones, by name.
-        given: What each of them is to be, by the same names; others are ignored.
+        given: The wanted value of each, by the same names; others are ignored.
 
     Returns:
-        Stored names -> tensors. Stored tensors of which `given` determines a part only are left out.
+        Stored names -> tensors. Stored tensors that `given` determines only in part are left out.
 
     Raises:
-        ValueError: A given tensor has another shape than the assembled one where that matters.
+        ValueError: If a given tensor has another shape than the assembled one where that matters.
 
     Example:
         >>> import torch
@@ -66,7 +66,7 @@ def scatter(assembled: Mapping[str, LazyTensor], given: Mapping[str, LazyTensor]
 
 
 def _descend(target: LazyTensor, value: LazyTensor, found: dict[str, LazyTensor], pieces: _Pieces) -> None:
-    """Follow an assembly down to stored tensors, or to slices that others have to complete."""
+    """Follow an assembly down to stored tensors, or to slices that others must complete."""
     if isinstance(target, StoredTensor):
         found[target.name] = value
         return

@@ -1,7 +1,7 @@
-"""What a checkpoint needs besides its weights: config, generation config, tokenizer, model card.
+"""The files of a checkpoint besides its weights: config, generation config, tokenizer, model card.
 
-A plan describes it as data (`Sidecars`). The same plan writes the same bytes: no dates, no paths of this machine beyond
-what the recipe says.
+A plan describes them as data (`Sidecars`). The same plan writes the same bytes: no dates, and no paths of this machine
+except those in the recipe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from merganser.confine import confine
 from merganser.errors import CheckpointError, reading
 from merganser.plain import plain
 
-#: What the recipe is called beside the weights.
+#: The name of the recipe file beside the weights.
 RECIPE_FILE = "recipe.yml"
 _TOKENIZER_CODE = ("tokenization_*.py",)
 _MODEL_CODE = ("configuration_*.py", "modeling_*.py")
@@ -50,15 +50,15 @@ _MODEL_FILES = (
     "config_sentence_transformers.json",
     "[0-9]_*/config.json",
 )
-#: Everything of a diffusers pipeline but weights.
+#: All files of a diffusers pipeline except weights.
 _PIPELINE_FILES = (PIPELINE, "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja")
-#: The path to a value in a config, and the value it gets; None removes it.
+#: The path to a value in a config, and its new value; None removes it.
 Edit = tuple[Sequence[str], Any]
 
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The `model` whose tokenizer files are taken, and the records of the tokens `added` to them."""
+    """The `model` whose tokenizer files are used, and the records of the tokens `added` to them."""
 
     model: int = 0
     added: tuple[Mapping[str, Any], ...] = ()
@@ -66,20 +66,20 @@ class TokenizerFiles:
 
 @dataclass(frozen=True)
 class Sidecars:
-    """Everything of a checkpoint but its weights; configs are those of the first model, with edits.
+    """Everything in a checkpoint except its weights. Configs are those of the first model, with edits.
 
     Attributes:
         config: Edits to config.json.
         generation: Edits to generation_config.json.
-        tokenizer: Where the tokenizer comes from, and what is added to it.
+        tokenizer: The source of the tokenizer, and the tokens added to it.
         chat_template: The text of the chat template, if it changes.
-        lineage: What the weights were made of, for the card.
+        lineage: The origin of the weights, for the card.
         recipe: The recipe as it was written: its text, or the document that a program gave.
-        weights: What files of weights are called, before `.safetensors`.
+        weights: The stem of the files of weights, before `.safetensors`.
         modules: The files of weights in folders of modules, such as "2_Dense/model.safetensors".
-        fingerprint: That of the plan and its sources, for the card.
-        gguf: What a GGUF file of the weights says before them: the file that gives its settings, and its tensors.
-        single: Whether nothing but one file of weights is written, which has the fingerprint among its metadata.
+        fingerprint: The fingerprint of the plan and its sources, for the card.
+        gguf: The header of a GGUF output: the file that provides its settings, and its tensors.
+        single: Whether only one file of weights is written, with the fingerprint in its metadata.
     """
 
     config: tuple[Edit, ...] = ()
@@ -95,22 +95,22 @@ class Sidecars:
     single: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON-serialisable values, without those that are the default."""
+        """Return the record as JSON-serialisable values, without defaults."""
         mine, usual = vars(self), vars(Sidecars())
         return {each.name: plain(mine[each.name]) for each in fields(self) if mine[each.name] != usual[each.name]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sidecars:
-        """Return the record of which `to_dict` gave the values."""
+        """Return the record from the values of `to_dict`."""
         return cls(**{name: _READERS[name](value) if name in _READERS else value for name, value in data.items()})
 
 
 def freeze_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:
-    """Return edits as a record keeps them: equal if their paths and values are."""
+    """Return edits in the hashable form of a record."""
     return tuple((tuple(path), value) for path, value in edits)
 
 
-#: How fields are read that JSON has no type for.
+#: Converters of fields that JSON has no type for.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "config": freeze_edits,
     "generation": freeze_edits,
@@ -121,9 +121,9 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Callable[[Path], None]:
-    """Return what writes everything but the weights into a directory; `sources` are the plan's models, opened.
+    """Return a function that writes everything but the weights; `sources` are the plan's open models.
 
-    Files that change are read and rendered now, so that a broken one is found before the work.
+    Files that change are read and rendered now, so that a broken one is found before any work.
     """
     template = sources[0].directory
     origin = sources[sidecars.tokenizer.model].directory
@@ -158,19 +158,19 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
 
 
 def common_licence(sources: Sequence[Checkpoint]) -> str | None:
-    """Return the licence of all models that weights are read from, if they have the same; None if one has none."""
+    """Return the licence of all models that weights are read from, if they agree; None if one has none."""
     homes = {file.parent for source in sources for file in source.files()}
     licences = {read_licence(home) for home in homes}
     return licences.pop() if len(licences) == 1 else None
 
 
 def _indexes(name: str, folders: Set[str]) -> bool:
-    """Whether a file is the index of weights that are written anew, in a file of their own."""
+    """Return whether a file is the index of weights that are written again, in one file."""
     return name.endswith(".index.json") and name.partition(SEPARATOR)[0] in folders
 
 
 def edited(config: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
-    """A copy with the values at the given paths replaced, or removed where the new value is None."""
+    """Return a copy with the values at the given paths replaced, or removed if the new value is None."""
     result = copy.deepcopy(config)
     for path, value in edits:
         inner = result
@@ -188,21 +188,21 @@ def _rendered(data: Mapping[str, Any]) -> str:
 
 
 def code_files(directory: Path | None) -> list[str]:
-    """The files with Python code that are copied along with a model."""
+    """Return the files with Python code that are copied with a model."""
     return [] if directory is None else sorted(_to_copy(directory, (*_MODEL_CODE, *_TOKENIZER_CODE)))
 
 
 def _to_copy(origin: Path, patterns: Sequence[str]) -> dict[str, Path]:
-    """The files of these patterns by their names in a directory; a link to outside would take a stranger along."""
+    """Return the files that match these patterns, by name; links to the outside are not followed."""
     names = (file.relative_to(origin) for pattern in patterns for file in sorted(origin.glob(pattern)))
     found = {str(name): confine(origin, str(name), str(origin)) for name in names}
     return {name: file for name, file in found.items() if file.is_file()}
 
 
 def _changed_tokenizer(origin: Path, added: Sequence[Mapping[str, Any]], template: str | None) -> dict[str, str]:
-    """The files of a tokenizer that tokens or a chat template are added to.
+    """Return the files of a tokenizer with tokens or a chat template added.
 
-    The template goes where every version of transformers finds it: into tokenizer_config.json, and to no other place.
+    The template is written only to tokenizer_config.json, where every version of transformers finds it.
     """
     made = {}
     changes: dict[str, Any] = {}
@@ -223,7 +223,7 @@ def _changed_tokenizer(origin: Path, added: Sequence[Mapping[str, Any]], templat
 
 
 def read_chat_template(directory: Path | None) -> str | None:
-    """The default chat template in a model directory."""
+    """Return the default chat template in a model directory."""
     if directory is None:
         return None
     if (directory / "chat_template.jinja").is_file():
@@ -234,7 +234,7 @@ def read_chat_template(directory: Path | None) -> str | None:
     if not file.is_file():
         return None
     template = read_object(confine(directory, file.name, str(directory))).get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates, by name
         named = [each for each in template if isinstance(each, dict)]
         template = next((each.get("template") for each in named if each.get("name") == "default"), None)
     return template if isinstance(template, str) else None

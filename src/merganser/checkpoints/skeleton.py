@@ -1,4 +1,4 @@
-"""The modules of a checkpoint's architecture without any weights: what its config says, on the meta device."""
+"""The modules of a checkpoint's architecture without weights, built from its config on the meta device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def build_skeleton(checkpoint: Checkpoint) -> nn.Module | None:
-    """Return the model that a checkpoint's config describes, with parameters that have shapes and no values.
+    """Return the model that a checkpoint's config describes, with parameters without values.
 
     Returns:
-        The model, shared between calls; None where the checkpoint has no config of an architecture that the installed
-        transformers has itself, or transformers is not installed. Code that a checkpoint brings is never run.
+        The model, shared between calls. None if transformers is not installed or does not have the architecture of the
+        config itself. Code in a checkpoint is never run.
 
     Example:
         >>> build_skeleton(open("model"))  # doctest: +SKIP
@@ -35,11 +35,12 @@ def build_skeleton(checkpoint: Checkpoint) -> nn.Module | None:
 
 
 def new_skeleton(config: Mapping[str, Any], device: str = "meta") -> nn.Module | None:
-    """Build the model of a config, for callers that change it, with random weights elsewhere than on the meta device;
-    None as in `build_skeleton`."""
+    """Build the model of a config for callers that modify it, with random weights if not on the meta device; None as
+    in `build_skeleton`.
+    """
     try:
         import transformers
-    except (ImportError, RuntimeError):  # RuntimeError: a torchvision that does not fit this torch
+    except (ImportError, RuntimeError):  # RuntimeError: an incompatible torchvision
         return None
     plain = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
     named = config.get("architectures")
@@ -54,7 +55,7 @@ def new_skeleton(config: Mapping[str, Any], device: str = "meta") -> nn.Module |
                 own = isinstance(built, type) and issubclass(built, transformers.PreTrainedModel)
                 model = built._from_config(settings) if own else transformers.AutoModel.from_config(settings)
             return model.eval()
-        except Exception:  # a config that this transformers does not know has many ways to fail
+        except Exception:  # an unknown config can fail in many ways
             return None
 
 
@@ -64,7 +65,7 @@ def _build(config: str) -> nn.Module | None:
 
 
 def shared_parameters(model: nn.Module) -> dict[str, list[str]]:
-    """Return the parameters that a model has under several names: each -> all of its names."""
+    """Return the parameters that a model has under several names: each name -> all names."""
     found: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), []).append(name)
@@ -72,8 +73,9 @@ def shared_parameters(model: nn.Module) -> dict[str, list[str]]:
 
 
 def plain_skeleton(checkpoint: Checkpoint, embeddings: Set[str] = frozenset()) -> nn.Module:
-    """Build modules for a checkpoint without a config: Linear layers and convolutions, as the shapes of weights say,
-    and those that are known to be embeddings."""
+    """Build modules for a checkpoint without a config: Linear layers and convolutions, by the shapes of weights, and
+    known embeddings.
+    """
     root = torch.nn.Module()
     with torch.device("meta"):
         for name in (*checkpoint.names(), *checkpoint.aliases()):

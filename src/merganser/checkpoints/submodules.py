@@ -11,12 +11,12 @@ from merganser.confine import confine
 from merganser.errors import CheckpointError
 from merganser.strict_json import read_json
 
-#: Lists the modules of a sentence-transformers model; each may have a folder with weights of its own.
+#: Lists the modules of a sentence-transformers model; each may have a folder with its own weights.
 MODULES = "modules.json"
 #: Lists the components of a diffusers pipeline; each is a model in a folder.
 PIPELINE = "model_index.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-#: What a directory is read from, the first that is there: in the order of transformers, then of diffusers.
+#: Files that a directory is read from, in order of precedence: transformers, then diffusers.
 _CHOICES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -26,13 +26,14 @@ _CHOICES = (
     "pytorch_model.bin.index.json",
     "diffusion_pytorch_model.bin",
 )
-#: What names of weights begin with, up to the first point, where they are not the model's own: `2_Dense/linear.weight`.
+#: Prefix of weights of a module, before the first dot: `2_Dense/linear.weight`.
 SEPARATOR = "/"
 
 
 def module_weights(directory: Path) -> dict[str, Path]:
-    """Folder -> its file of weights, for the modules of a sentence-transformers model besides the first, and for the
-    components of a diffusers pipeline."""
+    """Return a mapping of folder to file of weights, for the modules of a sentence-transformers model except the
+    first, and for the components of a diffusers pipeline.
+    """
     if is_pipeline(directory):
         return _components(directory)
     file = directory / MODULES
@@ -48,7 +49,7 @@ def module_weights(directory: Path) -> dict[str, Path]:
         raise CheckpointError(f"{file}: expected a list of modules")
     found: dict[str, Path] = {}
     for folder in (each.get("path") for each in modules):
-        if folder in ("", None):  # the transformer, in the directory itself
+        if folder in ("", None):  # the transformer is in the directory itself
             continue
         place = confine(directory, folder, f"{file}: path")
         weights = next((place / name for name in _WEIGHTS if (place / name).is_file()), None)
@@ -58,13 +59,13 @@ def module_weights(directory: Path) -> dict[str, Path]:
 
 
 def _components(directory: Path) -> dict[str, Path]:
-    """Folder -> its file of weights, for the components of a diffusers pipeline that have any."""
+    """Return a mapping of folder to file of weights, for the components of a diffusers pipeline that have weights."""
     index = directory / PIPELINE
     listed = [key for key, value in read_object(index).items() if not key.startswith("_") and isinstance(value, list)]
     places = {key: confine(directory, key, str(index)) for key in listed if SEPARATOR not in key}
     found = {key: file for key, place in places.items() if place.is_dir() and (file := find_weights(place)) is not None}
     if not found:
-        raise CheckpointError(f"{directory}: a diffusers pipeline, none of whose components is here with its weights")
+        raise CheckpointError(f"{directory}: a diffusers pipeline without the weights of any component")
     return found
 
 
@@ -78,16 +79,16 @@ def find_weights(directory: Path) -> Path | None:
 
 
 def is_pipeline(directory: Path | None) -> bool:
-    """Whether a directory is a diffusers pipeline, whose weights are all in folders of its components."""
+    """Return whether a directory is a diffusers pipeline, whose weights are all in the folders of components."""
     return directory is not None and (directory / PIPELINE).is_file()
 
 
 def written_file(directory: Path, folder: str) -> str:
-    """Return the file that the weights of a module are written to, as the library that reads it calls it."""
+    """Return the name of the file that the weights of a module are written to."""
     stem = weights_stem(read_config(directory / folder)) if is_pipeline(directory) else "model"
     return f"{folder}{SEPARATOR}{stem}.safetensors"
 
 
 def weights_stem(config: Mapping[str, Any]) -> str:
-    """What the files of weights are called by the library that a config is for: transformers or diffusers."""
+    """Return the stem of weight files for the library of a config: transformers or diffusers."""
     return "diffusion_pytorch_model" if "_class_name" in config and "model_type" not in config else "model"

@@ -1,4 +1,4 @@
-"""Names of tensors as people read them: in blocks, and in the order of counting."""
+"""Names of tensors for people: blocks, stacks and natural order."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def block_of(name: str) -> str:
 
 
 def stack_of(block: str) -> str:
-    """Return the stack a numbered block belongs to (`model.layers` of `model.layers.3`); another block is its own."""
+    """Return the stack of a numbered block (`model.layers` for `model.layers.3`); any other block is its own stack."""
     return re.sub(r"\.?\d+$", "", block) or block
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts names as people count: layer 2 before layer 10.
+    """Return a key for natural sorting: layer 2 before layer 10.
 
     Example:
         >>> sorted(["layers.10", "layers.2"], key=natural_order)

@@ -1,4 +1,4 @@
-"""Heads that a checkpoint does not store because its embedding serves as one."""
+"""Heads that a checkpoint does not store because they are tied to its embedding."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMask
 
 
 def ties(checkpoint: Checkpoint) -> dict[str, str]:
-    """Tied names -> stored names: the checkpoint's aliases, and the head that its config says its embedding is."""
+    """Return tied names -> stored names: the checkpoint's aliases, and a head that its config ties to the embedding."""
     found = dict(checkpoint.aliases())
     config = read_config(checkpoint.directory)
     embeddings = [name for name in checkpoint.names() if _PLAIN.fullmatch(name)]
     if len(embeddings) == 1 and _has_tied_head(config):
         stored = _heads(checkpoint)
         implied = "embed_out.weight" if embeddings[0].endswith("embed_in.weight") else "lm_head.weight"
-        # A head that is stored, too, is not read where the config says that it is the embedding.
+        # A stored head is ignored if the config ties it to the embedding.
         repeated = [head for head in stored if head not in found and config.get(_TIE) is True]
         found |= dict.fromkeys(repeated if stored else [implied], embeddings[0])
     return found
@@ -37,7 +37,7 @@ def _heads(checkpoint: Checkpoint) -> list[str]:
 
 
 def _has_tied_head(config: Mapping[str, Any]) -> bool:
-    """Whether the class of a model has a head, and nothing says that it is not the embedding."""
+    """Return whether the class of a model has a head and nothing indicates that it is untied."""
     inner = config.get("text_config")
     tied = config.get(_TIE, inner.get(_TIE) if isinstance(inner, dict) else None)
     classes = config.get("architectures")
@@ -47,27 +47,28 @@ def _has_tied_head(config: Mapping[str, Any]) -> bool:
 
 
 def check_separable(checkpoint: Checkpoint, tied: str, stored: str, where: str) -> None:
-    """Refuse weights of its own for a tied name which models would not load: one that is no head, or of a decoder that
-    scales what a tied head gets."""
+    """Refuse separate weights for a tied name that models would not load: no head, or one whose decoder scales the
+    input of a tied head.
+    """
     config = read_config(checkpoint.directory)
     if config and (not _HEAD.search(tied) or config.get("is_encoder_decoder")):
         raise _inseparable(checkpoint, stored, repr(tied), where)
 
 
 def check_head_is_known(checkpoint: Checkpoint, stored: str, where: str) -> None:
-    """Refuse to change an embedding that serves as a head whose name is not known."""
+    """Refuse to change an embedding that is tied to a head of unknown name."""
     if _EMBEDDING.search(stored) and not _heads(checkpoint) and _has_tied_head(read_config(checkpoint.directory)):
         raise _inseparable(checkpoint, stored, "its head", where)
 
 
 def _inseparable(checkpoint: Checkpoint, stored: str, tied: str, where: str) -> CheckpointError:
     return CheckpointError(
-        f"{where}: trains {stored!r}, which {checkpoint.label} also uses as {tied}; it is not known how to store them "
-        "apart, so merge the adapter with peft first"
+        f"{where}: trains {stored!r}, which {checkpoint.label} also uses as {tied}; merganser cannot store them "
+        "separately, so merge the adapter with peft first"
     )
 
 
 def untied_edits(config: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
-    """What a config must say of a head with weights of its own."""
+    """Return the edits of a config for a head with its own weights."""
     inner = [[key, _TIE] for key, section in config.items() if isinstance(section, dict) and section.get(_TIE)]
     return [([_TIE], False), *((path, False) for path in inner)] if config else []

@@ -1,4 +1,4 @@
-"""Which tokens of two tokenizers mean the same: matched by the bytes they stand for, not by how they are spelt."""
+"""Match tokens of two tokenizers by the bytes they represent, not by their spelling."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from functools import cache
 
 from merganser.checkpoints.tokenizer import Tokens
 
-#: The bytes of an ordinary token, or what tells a special one apart.
+#: The bytes of an ordinary token, or the identity of a special one.
 Key = bytes | tuple[str, str]
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-#: Roles that a special token of another tokenizer may have instead, when none has the same.
+#: Alternative roles for a special token whose role the other tokenizer lacks.
 _KIN = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
 
 
 def match_tokens(target: Tokens, own: Tokens) -> dict[str, str]:
     """Match the tokens of one vocabulary with those of another.
 
-    An ordinary token matches one that stands for the same bytes: `Ġthe` (byte-level BPE), `▁the` (SentencePiece) and
-    `the` (WordPiece, where a word's later pieces are `##the`) are all `" the"`, and `Ċ` is `<0x0A>`. A special token
-    matches the same text, or else the special token with the same role (bos, eos, unk, pad, cls, sep, mask).
-    A byte token that only repeats an ordinary one (`<0x41>` beside `A`) matches nothing but its own spelling: with the
-    same row twice, a head would share the probability of `A` among both.
+    An ordinary token matches one that represents the same bytes: `Ġthe` (byte-level BPE), `▁the` (SentencePiece) and
+    `the` (WordPiece, where later pieces of a word are `##the`) are all `" the"`, and `Ċ` is `<0x0A>`. A special token
+    matches the same text, or else the special token with the same role (bos, eos, unk, pad, cls, sep, mask). A byte
+    token that repeats an ordinary one (`<0x41>` beside `A`) matches only its own spelling: with the same row twice, a
+    head would split the probability of `A` between both.
 
     Args:
-        target: The vocabulary whose tokens are looked up.
-        own: The vocabulary they are looked up in.
+        target: The vocabulary whose tokens to match.
+        own: The vocabulary to match them with.
 
     Returns:
         Token of `target` -> token of `own`, for those that have a match.
@@ -65,7 +65,7 @@ def _key(token: str, tokens: Tokens) -> Key:
 
 
 def spelt_bytes(token: str, spelling: str) -> bytes:
-    """Return the bytes that an ordinary token stands for, in a text where words are preceded by a space."""
+    """Return the bytes of an ordinary token, in a text where words are preceded by a space."""
     if spelling == "byte_level":
         table = _byte_letters()
         return bytes(table[c] for c in token) if all(c in table for c in token) else token.encode()
@@ -80,7 +80,7 @@ def spelt_bytes(token: str, spelling: str) -> bytes:
 
 
 def spell(data: bytes, spelling: str) -> str | None:
-    """Return how a tokenizer spells bytes before it cuts them into tokens; None if it cannot."""
+    """Return how a tokenizer spells bytes before it splits them into tokens; None if it cannot."""
     if spelling == "byte_level":
         letters = {byte: letter for letter, byte in _byte_letters().items()}
         return "".join(letters[byte] for byte in data)
@@ -95,12 +95,12 @@ def spell(data: bytes, spelling: str) -> str | None:
 
 @cache
 def _byte_letters() -> Mapping[str, int]:
-    """GPT-2's letters for bytes: printable ones stand for themselves, the others follow from U+0100 on."""
+    """Return GPT-2's letters for bytes: printable bytes map to themselves, the others to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
 def _is_ideograph(token: str) -> bool:
-    """Whether WordPiece sets the characters of a token apart, so that no space precedes them."""
+    """Return whether WordPiece separates the characters of a token, so that no space precedes them."""
     return any(0x3400 <= ord(c) <= 0x9FFF or 0xF900 <= ord(c) <= 0xFAFF or 0x20000 <= ord(c) <= 0x2FA1F for c in token)

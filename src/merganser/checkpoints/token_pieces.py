@@ -1,4 +1,4 @@
-"""How a tokenizer cuts the bytes of another tokenizer's tokens into its own pieces."""
+"""Split the bytes of another tokenizer's tokens into a tokenizer's own pieces."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncatio
 
 
 def cut_into_pieces(directory: Path, tokens: Tokens, texts: Sequence[bytes]) -> list[list[int]]:
-    """Cut texts with the model of a tokenizer alone: no normaliser, no splitting into words, no special tokens.
+    """Split texts with only the model of a tokenizer: no normaliser, no pre-tokenizer, no special tokens.
 
     Args:
-        directory: Where its `tokenizer.json` is.
+        directory: The directory of `tokenizer.json`.
         tokens: Its vocabulary.
         texts: The bytes of each text, words preceded by a space.
 
     Returns:
-        The ids of the pieces of every text; none for a text that its pieces cannot spell.
+        The ids of the pieces of every text; empty for a text that cannot be spelled.
 
     Raises:
-        CheckpointError: There is no `tokenizer.json`.
+        CheckpointError: If there is no `tokenizer.json`.
 
     Example:
         >>> cut_into_pieces(Path("model"), read_tokens(Path("model")), [b" merging"])
@@ -34,7 +34,7 @@ def cut_into_pieces(directory: Path, tokens: Tokens, texts: Sequence[bytes]) -> 
     """
     if not (directory / "tokenizer.json").is_file():
         raise CheckpointError(
-            f"{directory}: no tokenizer.json to cut tokens into pieces with; save its tokenizer as a fast one with "
+            f"{directory}: no tokenizer.json to split tokens with; save its tokenizer as a fast one with "
             "transformers first"
         )
     spelt = [spell(text, tokens.spelling) for text in texts]
@@ -53,13 +53,13 @@ def cut_into_pieces(directory: Path, tokens: Tokens, texts: Sequence[bytes]) -> 
 
 
 def _bytes(text: bytes, tokens: Tokens) -> list[int]:
-    """The tokens of the single bytes; none unless it has them all."""
+    """Return the tokens of the single bytes; empty unless the vocabulary has them all."""
     found = [tokens.ids.get(f"<0x{byte:02X}>") for byte in text]
     return [] if None in found else [piece for piece in found if piece is not None]
 
 
 def _longest_matches(word: str, tokens: Tokens) -> list[int]:
-    """WordPiece: the longest known beginning, then the longest continuation, and so on."""
+    """Split as WordPiece does: the longest known prefix, then the longest continuation, and so on."""
     found, prefix = [], "##" if word.startswith("##") else ""
     rest = word.removeprefix("##")
     while rest:

@@ -1,4 +1,4 @@
-"""The vocabulary of a tokenizer, read from its files without the libraries that run it."""
+"""The vocabulary of a tokenizer, read from its files without tokenizer libraries."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ _FILES = (
     "special_tokens_map.json",
     "tokenizer_config.json",
 )
-#: Ids beyond twice the vocabulary that are still taken for gaps.
+#: Ids up to this factor times the vocabulary size count as gaps, not as errors.
 _SPARE_IDS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token -> id, and the records of the tokens added to the model's own."""
+    """A mapping of token to id, and the records of added tokens."""
 
     ids: Mapping[str, int]
     added: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: Whether tokens can be appended to it (a `tokenizer.json`).
+    #: Whether tokens can be added (to a `tokenizer.json`).
     extensible: bool = False
-    #: How tokens are spelt: byte_level (`Ġthe`), metaspace (`▁the`), wordpiece (`the`, `##the`) or plain.
+    #: How tokens are spelled: byte_level (`Ġthe`), metaspace (`▁the`), wordpiece (`the`, `##the`) or plain.
     spelling: str = "plain"
     #: The special token of each role: bos, eos, unk, pad, cls, sep, mask.
     roles: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_tokens(directory: Path | None) -> Tokens | None:
-    """The vocabulary in a model directory: tokenizer.json, vocab.json or vocab.txt; None without any of them.
+    """Read the vocabulary in a model directory from tokenizer.json, vocab.json or vocab.txt; None without these.
 
     Raises:
-        CheckpointError: A file is damaged, or an id is not one: negative, of two tokens, or far beyond the vocabulary.
+        CheckpointError: If a file is damaged, or an id is negative, used twice, or far beyond the vocabulary.
     """
     return None if directory is None else _read_tokens(directory, tokenizer_stamp(directory))
 
 
 def tokenizer_stamp(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What changes when one of the files does."""
+    """Return a stamp that changes when one of the files does."""
     there = [directory / name for name in _FILES if (directory / name).is_file()]
     return tuple((path.name, (s := path.stat()).st_ino, s.st_size, s.st_mtime_ns) for path in there)
 
 
-@lru_cache(maxsize=8)  # a search or a slider plans the same models again and again
+@lru_cache(maxsize=8)  # searches plan the same models again and again
 def _read_tokens(directory: Path, stamp: tuple[tuple[str, int, int, int], ...]) -> Tokens | None:
     if (directory / "tokenizer.json").is_file():
         file = directory / "tokenizer.json"
@@ -66,7 +66,10 @@ def _read_tokens(directory: Path, stamp: tuple[tuple[str, int, int, int], ...]) 
         tokens = Tokens(ids, spelling="byte_level" if any("Ġ" in token for token in ids) else "metaspace")
     elif (directory / "vocab.txt").is_file():
         file = directory / "vocab.txt"
-        with reading(file, CheckpointError), file.open(encoding="utf-8") as lines:  # splitlines would cut in tokens
+        with (
+            reading(file, CheckpointError),
+            file.open(encoding="utf-8") as lines,
+        ):  # splitlines would split inside tokens
             ids = {line.rstrip("\n"): i for i, line in enumerate(lines)} | _added(directory)
         tokens = Tokens(ids, spelling="wordpiece")
     else:
@@ -76,7 +79,7 @@ def _read_tokens(directory: Path, stamp: tuple[tuple[str, int, int, int], ...]) 
 
 
 def _roles(directory: Path) -> dict[str, str]:
-    """The special tokens that the settings of a tokenizer name, each a text or a record with it."""
+    """Return the special tokens in the settings of a tokenizer, each given as text or record."""
     found = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         settings = read_object(directory / name) if (directory / name).is_file() else {}
@@ -94,7 +97,7 @@ def _added(directory: Path) -> dict[str, Any]:
 
 
 def _check_ids(ids: Mapping[str, Any], file: Path, config: Mapping[str, Any]) -> None:
-    """Ids become numbers of rows: they may leave gaps, but not stand apart from all that is known of the size."""
+    """Refuse ids that cannot be row numbers: gaps are allowed, but not ids far beyond the known size."""
     sizes = [each.get("vocab_size") for each in (config, *config.values()) if isinstance(each, dict)]
     bound = 2 * max(len(ids), *(size for size in sizes if type(size) is int), 0) + _SPARE_IDS
     owners: dict[int, str] = {}
@@ -105,7 +108,7 @@ def _check_ids(ids: Mapping[str, Any], file: Path, config: Mapping[str, Any]) ->
             )
         if not 0 <= number < bound:
             raise CheckpointError(
-                f"{file}: {token!r} has the id {number}, which is no row of a vocabulary of {len(ids)} tokens"
+                f"{file}: {token!r} has the id {number}, which is not a row of a vocabulary of {len(ids)} tokens"
             )
         if owners.setdefault(number, token) != token:
             raise CheckpointError(f"{file}: {owners[number]!r} and {token!r} have the same id {number}")
@@ -127,7 +130,7 @@ def _from_tokenizer_json(file: Path) -> Tokens:
 
 
 def _spelling(tokenizer: Mapping[str, Any]) -> str:
-    """How the tokens of a tokenizer.json are spelt: its steps say it, however they are nested."""
+    """Return how the tokens of a tokenizer.json are spelled, according to its steps."""
     if tokenizer["model"].get("type") == "WordPiece":
         return "wordpiece"
     steps = json.dumps([tokenizer.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False)
@@ -137,11 +140,11 @@ def _spelling(tokenizer: Mapping[str, Any]) -> str:
 
 
 def added_token(content: str, token_id: int, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The record of an added token; an ordinary token of another model matches whole words only."""
+    """Return the record of an added token; an ordinary token of another model matches only whole words."""
     plain = {"single_word": like is None, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     return {"id": token_id, "content": content} | {key: (like or plain).get(key, plain[key]) for key in plain}
 
 
 def extended(tokenizer: Mapping[str, Any], added: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """A tokenizer.json with more added tokens, whose ids follow the ones it has."""
+    """Return a tokenizer.json with more added tokens, whose ids follow the existing ones."""
     return {**tokenizer, "added_tokens": [*(tokenizer.get("added_tokens") or []), *(dict(record) for record in added)]}

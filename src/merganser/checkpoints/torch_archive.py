@@ -1,4 +1,4 @@
-"""The archives that `torch.save` writes, mapped into memory without running anything that is pickled inside."""
+"""Archives written by `torch.save`, memory-mapped without running any pickled code."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class _Storage:
 def read_torch_archive(
     path: Path, accepts: Callable[[str], bool], span: tuple[int, int] | None = None
 ) -> tuple[Any, frozenset[str]]:
-    """Return the content of an archive of `torch.save`, its tensors mapped from the file.
+    """Return the content of a `torch.save` archive, with tensors mapped from the file.
 
     Args:
         path: The file.
-        accepts: Whether types and functions besides those of tensors may be in it; they become inert records.
-        span: The bytes of the file that are the archive; by default all.
+        accepts: Whether a type or function besides those of tensors is allowed; it becomes an inert record.
+        span: The byte range of the archive in the file; by default all of it.
 
     Returns:
-        The content, and the paths of all types and functions that the pickle names.
+        The content, and the paths of all types and functions in the pickle.
 
     Raises:
-        ValueError: If it is no such archive, is damaged, or names something that is not accepted.
+        ValueError: If it is not such an archive, is damaged, or names something that is not accepted.
         OSError: If it cannot be read.
     """
     with path.open("rb") as file:
@@ -77,7 +77,7 @@ def read_torch_archive(
             or type(count) is not int
             or end - begin < count * Element.of(_STORAGES[name]).itemsize
         ):
-            raise ValueError(f"it has a storage {str(key)[:60]!r} that is not in the file")
+            raise ValueError(f"it has a storage {str(key)[:60]!r} that is missing from the file")
         return _Storage(_STORAGES[name], start + begin, count)
 
     content, seen = load_inert(
@@ -90,7 +90,7 @@ def read_torch_archive(
 
 
 class _Reading(io.BytesIO):
-    """A part of a file for `zipfile`, which looks at its end and at the places it finds there."""
+    """A part of a file for `zipfile`, which reads its end and the offsets listed there."""
 
     def __init__(self, view: memoryview) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _Reading(io.BytesIO):
 
 
 def _place(view: memoryview, record: zipfile.ZipInfo) -> tuple[int, int]:
-    """Return the bytes of a record in the archive."""
+    """Return the byte range of a record in the archive."""
     at = record.header_offset
     lengths = bytes(view[at + _NAME_AT : at + _LOCAL_HEADER])
     start = at + _LOCAL_HEADER + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
@@ -122,7 +122,7 @@ def _place(view: memoryview, record: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 def _restore(content: Any, whole: Tensor, depth: int) -> Any:
-    """Return content with tensors in the place of the records of them, as far as mappings go."""
+    """Return content with records of tensors replaced by tensors, inside mappings."""
     if depth > 100:
         raise ValueError("it is nested more than 100 deep")
     if isinstance(content, Mapping):
@@ -145,6 +145,6 @@ def _tensor(args: tuple[Any, ...], whole: Tensor) -> Tensor:
     element = Element.of(storage.dtype)
     raw = whole[storage.start : storage.start + storage.count * element.itemsize]
     if storage.start % element.itemsize:
-        raw = raw.clone()  # the format aligns storages; others may not
+        raw = raw.clone()  # other writers may not align storages
     entries = raw.view(element.dtype)
     return entries.as_strided(shape, strides, entries.storage_offset() + offset)

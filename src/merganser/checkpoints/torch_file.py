@@ -1,4 +1,4 @@
-"""A `.bin`, `.pt` or `.pth` file, loaded without running anything that is pickled inside."""
+"""A `.bin`, `.pt` or `.pth` file, loaded without running any pickled code."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _LONGEST_NAME = 300
-_PICKLES = 5  # of a file in torch's format before archives
-#: Objects that trainers keep beside the weights: settings of a run, which nothing here needs.
+_PICKLES = 5  # pickles in a file of torch's format before archives
+#: Objects that trainers save beside the weights, such as run settings, which are not needed.
 _TRAINERS = re.compile(
     r"(lightning|pytorch_lightning|lightning_fabric|omegaconf|hydra)\.|argparse\.Namespace$|pathlib\.\w*Path$|"
     r"(collections\.defaultdict|typing\.Any|enum\.\w+|torch\.device|torch\.Size|builtins\.(list|int|float|str|bool))$"
@@ -31,8 +31,9 @@ _NESTED = ("state_dict", "model_state_dict", "model", "module")
 
 
 class TorchFile(StateDict):
-    """Memory-mapped where the file's format allows. A dict nested under `state_dict` or `model` is unwrapped; objects
-    that a trainer keeps beside it, such as Lightning's settings of a run, are left out."""
+    """A torch file, memory-mapped if its format allows. Unwraps a dict nested under `state_dict` or `model`, and
+    leaves out objects that trainers save, such as Lightning's hyper-parameters.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -68,12 +69,12 @@ def _load(path: Path) -> Any:
         ) from None
     except CheckpointError:
         raise
-    except Exception as error:  # the unpickler raises whatever a damaged opcode runs into
+    except Exception as error:  # a damaged pickle can raise anything
         raise CheckpointError(f"{path}: not a readable torch file: {_reason(error)}") from None
 
 
 def _load_without_objects(path: Path) -> Any:
-    """Return the tensors of a checkpoint that a trainer wrote, without its objects; None if it names any others."""
+    """Return the tensors of a trainer's checkpoint without its objects; None if it names unknown ones."""
     try:
         return read_torch_archive(path, lambda named: _TRAINERS.match(named) is not None)[0]
     except (OSError, ValueError):
@@ -81,13 +82,13 @@ def _load_without_objects(path: Path) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """The line of a message that says what is wrong: torch puts advice in bold before it."""
+    """Return the line of a message with the cause: torch puts advice before it."""
     lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
     return next((line for line in lines if line.startswith("WeightsUnpickler error")), lines[0])[:300]
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse an archive that torch would inflate in memory, or map as if it were not compressed."""
+    """Refuse an archive that torch would decompress in memory, or map as if it were uncompressed."""
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
         if packed := [record for record in records if record.compress_type != zipfile.ZIP_STORED]:
@@ -107,13 +108,13 @@ def _check_archive(path: Path) -> None:
 
 
 def _check_names(file: IO[bytes], path: Path) -> None:
-    """Refuse pickles that ask for something of an endless name: torch takes time by the square of it to say no."""
+    """Refuse pickles with extremely long names: torch needs quadratic time to reject them."""
     for _ in range(_PICKLES):
         try:
             for opcode, argument, _ in pickletools.genops(file):
                 if opcode.name in ("GLOBAL", "INST") and len(str(argument)) > _LONGEST_NAME:
                     raise CheckpointError(f"{path}: refused: the pickle asks for {str(argument)[:60]!r}…")
-        except (ValueError, OverflowError):  # no pickle, or no other one: torch says what is wrong
+        except (ValueError, OverflowError):  # not a pickle, or the end; torch reports the error
             return
 
 
@@ -122,7 +123,7 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a dict of tensors")
+        raise CheckpointError(f"{path}: contains a {type(content).__name__}, not a dict of tensors")
     if not any(isinstance(value, torch.Tensor) for value in content.values()):
-        raise CheckpointError(f"{path}: holds no tensors (keys: {', '.join(map(str, list(content)[:5]))} …)")
+        raise CheckpointError(f"{path}: contains no tensors (keys: {', '.join(map(str, list(content)[:5]))} …)")
     return content

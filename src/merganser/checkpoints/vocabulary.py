@@ -1,6 +1,6 @@
-"""A checkpoint seen through another vocabulary: rows of its embeddings and heads gathered, moved and filled in.
+"""A checkpoint converted to another vocabulary: rows of its embeddings and heads are gathered and filled in.
 
-A `VocabularyMap` says which rows, as data that a plan can hold; `Remapped` is the view.
+A `VocabularyMap` describes the rows as data for a plan; `Remapped` is the view.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MEAN_ROWS = 4096
 
 @dataclass(frozen=True)
 class Fit:
-    """How rows are made that no row of the model stands for: as combinations of the rows it has, fitted elsewhere.
+    """How rows of absent tokens are computed: as combinations of the model's rows, fitted in another embedding.
 
-    A token's row in the `donor` is fitted with the donor's rows of the tokens that both have, and the same combination
-    of the model's own rows is taken. `omp` takes `terms` rows by orthogonal matching pursuit (arXiv:2506.06607), around
-    the mean and as far as the fit is worth (see `row_fits`); `nearest` the one with the most similar direction.
+    A token's row in the `donor` is fitted with the donor's rows of shared tokens, and the same combination of the
+    model's own rows is used. `omp` combines `terms` rows by orthogonal matching pursuit (arXiv:2506.06607), around the
+    mean and scaled by the quality of the fit (see `row_fits`); `nearest` takes the row with the most similar direction.
 
     Attributes:
         rule: "omp" or "nearest".
-        donor: The model of the plan whose vocabulary the output has, row by row.
-        terms: How many rows are combined.
+        donor: The model of the plan that provides the output's vocabulary.
+        terms: The number of rows to combine.
         tensors: The donor's tensor for each of the model's.
     """
 
@@ -48,12 +48,12 @@ class Fit:
 
 @dataclass(frozen=True)
 class VocabularyMap:
-    """Where the rows of a model's vocabulary tensors come from.
+    """The sources of the rows of a model's vocabulary tensors.
 
     Attributes:
         tensors: The names of the same tensor in every model of the plan, by its name in this model.
         runs: The rows of the output, in order.
-        fit: How rows are fitted, if any are.
+        fit: How absent rows are fitted, if at all.
     """
 
     tensors: Mapping[str, tuple[str, ...]]
@@ -62,19 +62,20 @@ class VocabularyMap:
 
     @property
     def rows(self) -> int:
-        """The number of rows of the output."""
+        """Return the number of rows of the output."""
         return sum(run.count for run in self.runs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the map as JSON-serialisable values: a run is `[count, sources, *weights]`, where sources may be
-        "mean" or "fit"."""
+        "mean" or "fit".
+        """
         tensors = {name: list(names) for name, names in self.tensors.items()}
         fit = {"fit": {**vars(self.fit), "tensors": dict(self.fit.tensors)}} if self.fit else {}
         return {"tensors": tensors, "rows": self.rows, "segments": [_run_values(run) for run in self.runs]} | fit
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> VocabularyMap:
-        """Return the map of which `to_dict` gave the values."""
+        """Return the map from the values of `to_dict`."""
         runs = (
             RowRun(count, sources, tuple(weights))
             if sources == "fit"
@@ -94,7 +95,7 @@ def _run_values(run: RowRun) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Fitted:
-    """What fitted rows are made of: terms of the model's rows, and a share of the mean of those it shares."""
+    """The composition of fitted rows: terms of the model's rows, and a share of the mean of its shared rows."""
 
     terms: Terms
     shares: np.ndarray | None = None
@@ -102,7 +103,7 @@ class _Fitted:
 
 
 class Remapped(View):
-    """`source` with its vocabulary tensors made of the rows of a map; `models` are the plan's, unmapped."""
+    """`source` with its vocabulary tensors rebuilt by a map; `models` are the plan's, without maps."""
 
     def __init__(self, source: Checkpoint, remap: VocabularyMap, models: Sequence[Checkpoint]) -> None:
         super().__init__(source, source.label)
@@ -155,8 +156,9 @@ class Remapped(View):
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def overhead(self, name: str, entries: int) -> int:
-        """Besides the source's: what fitting takes, which is the donor's rows as they are and centred, the fit of a
-        batch to each, and the model's rows that shared ones are predicted from."""
+        """Return the source's overhead plus that of fitting: the donor's rows, also centred, the fit of a batch, and
+        the model's rows that held-out rows are predicted from.
+        """
         stored = self._stored(name)
         if stored is None or self._fit is None or stored not in self._fit.tensors:
             return super().overhead(name, entries)
@@ -174,13 +176,13 @@ class Remapped(View):
         return name if name in self._tensors else None
 
     def _width(self, name: str) -> torch.dtype:
-        """One dtype for all rows of a tensor, means unrounded: float32, or float64 where a model has it."""
+        """Return one dtype for all rows of a tensor, with unrounded means: float32, or float64 if a model has it."""
         used = np.unique(self._terms.models)
         dtypes = [self._models[i].spec(self._tensors[name][i]).dtype for i in used]
         return functools.reduce(torch.promote_types, [self.source.spec(name).dtype, *dtypes], torch.float32)
 
     def _add(self, made: Tensor, name: str, terms: Terms, names: Sequence[str], models: Sequence[Checkpoint]) -> None:
-        """Add the terms to rows of `made`; a row that is copied is copied exactly."""
+        """Add the terms to rows of `made`; a row that is only copied stays exact."""
         for model in np.unique(terms.models):
             mine = terms.models == model
             for start in range(0, int(mine.sum()), _MEAN_ROWS):
@@ -194,7 +196,7 @@ class Remapped(View):
                 made.index_add_(0, at[~alone], found[~alone] * scale[~alone])
 
     def _fitted_rows(self, name: str) -> _Fitted:
-        """What the rows that are fitted are made of, found once."""
+        """Return the composition of fitted rows, computed once."""
         with self._lock:
             if name not in self._fitted:
                 self._fitted[name] = self._find_fit(name)
@@ -226,7 +228,7 @@ class Remapped(View):
         return _Fitted(terms, shares, mean)
 
     def _shared(self) -> np.ndarray:
-        """Which terms are rows of the model that stand for a row of the donor."""
+        """Return which terms are rows of the model that match a row of the donor."""
         assert self._fit is not None
         own = np.array([model is self.source for model in self._models])
         rows = min(self._models[self._fit.donor].spec(tensor).shape[0] for tensor in self._fit.tensors.values())
@@ -244,6 +246,6 @@ class Remapped(View):
 
 
 def _ranges(starts: np.ndarray, runs: Sequence[int]) -> np.ndarray:
-    """The numbers of the rows of some runs."""
+    """Return the row numbers of some runs."""
     parts = [np.arange(starts[i], starts[i + 1]) for i in runs]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

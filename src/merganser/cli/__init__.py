@@ -1,4 +1,4 @@
-"""The command line: thin commands over the library. Nothing heavy is imported before a command runs."""
+"""The command line: thin commands over the library. Heavy packages are imported only when a command runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from merganser.cli.limits import raise_open_files
 from merganser.cli.output import emit, say
 from merganser.errors import MerganserError
 
-#: Command (or group of commands) -> the module that defines it as `app` or `command`, or `module:function`.
+#: Command or group of commands -> the module that defines it as `app` or `command`, or `module:function`.
 COMMANDS = {
     "merge": "merganser.cli.merge",
     "plan": "merganser.cli.plan",
@@ -49,7 +49,7 @@ PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "add_completion": Fa
 
 
 def build() -> Any:
-    """The typer application; a command is imported when it is called, or when help lists it."""
+    """Return the typer application. A command is imported when it is called, or when help lists it."""
     import typer
 
     from merganser.cli.commands import Commands
@@ -76,7 +76,7 @@ def build() -> Any:
 
 
 def main() -> None:
-    """Entry point: errors become one message on stderr and an exit code, never a traceback."""
+    """Run the command line. Errors become one message on stderr and an exit code, never a traceback."""
     raise_open_files()
     try:
         build()(standalone_mode=True)
@@ -97,7 +97,7 @@ def _shorten(path: str) -> str:
 
 
 def fail(message: str, code: int) -> None:
-    with contextlib.suppress(MerganserError):  # standard output may be what has failed
+    with contextlib.suppress(MerganserError):  # standard output itself may have failed
         if "--json" in sys.argv:
             emit({"event": "error", "message": message, "exit_code": code})
     with contextlib.suppress(MerganserError):

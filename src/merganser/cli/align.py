@@ -1,4 +1,4 @@
-"""`merganser align`: networks trained apart, brought into one space."""
+"""`merganser align`: bring networks that were trained independently into one space."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ MATCHINGS = ("universe", "weights", "frank_wolfe", "merge_many")
 
 
 def command(
-    checkpoints: Annotated[list[str], typer.Argument(metavar="CKPT", help="Two or more: paths, or NAME=PATH.")],
+    checkpoints: Annotated[
+        list[str], typer.Argument(metavar="CKPT", help="Two or more checkpoints: paths, or NAME=PATH.")
+    ],
     out: Out,
     model: Annotated[
         str | None,
@@ -36,11 +38,11 @@ def command(
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Shape of an example input, e.g. 1x3x32x32.")] = None,
     matching: Annotated[
-        str, typer.Option(help="How to match: universe (C²M³), merge_many, or to the first: weights, frank_wolfe.")
+        str, typer.Option(help="Matching: universe (C²M³) or merge_many; to the first model: weights or frank_wolfe.")
     ] = "universe",
     permutations: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Use the permutations.safetensors of an earlier run; no matching."),
+        typer.Option(metavar="FILE", help="Reuse permutations.safetensors of an earlier run instead of matching."),
     ] = None,
     seed: Seed = 0,
     outputs: Annotated[
@@ -52,17 +54,17 @@ def command(
         ),
     ] = None,
     allow_unused: Annotated[
-        bool, typer.Option("--allow-unused", help="Go on where the example leaves out weights that may matter.")
+        bool, typer.Option("--allow-unused", help="Continue if the example input does not use every weight.")
     ] = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Align checkpoints of one architecture and average them in the common space.
 
-    The permutation symmetries are derived from the network itself and self-tested; no data is needed. OUT gets
-    aligned/NAME.safetensors for every checkpoint (the same function as before, in the common space),
-    merged.safetensors, permutations.safetensors, symmetry.json and alignment.json (what is printed); `merganser report
-    OUT` makes a page of them.
+    The permutation symmetries are derived from the network itself and self-tested; no data is needed. OUT contains
+    aligned/NAME.safetensors for every checkpoint (the same function, in the common space), merged.safetensors,
+    permutations.safetensors, symmetry.json and alignment.json (the printed results). `merganser report OUT` writes a
+    page about them.
     """
     from merganser.engine.directories import paths_in
     from merganser.engine.publishing import check_out
@@ -74,7 +76,9 @@ def command(
     if matching not in MATCHINGS:
         raise InputError(f"--matching {matching}: unknown{did_you_mean(matching, MATCHINGS)}")
     if model is None and permutations is None:
-        raise InputError("--model pkg.module:factory is needed to derive the symmetries (or --permutations of a run)")
+        raise InputError(
+            "give --model pkg.module:factory to derive the symmetries, or --permutations of an earlier run"
+        )
     inputs = [path for reference in named.values() for path in paths_in(reference)]
     check_out(out, overwrite, [*inputs, *([permutations] if permutations else [])])
     derive = partial(derive_symmetry, model or "", shape, outputs=outputs or None, allow_unused=allow_unused)
@@ -121,7 +125,7 @@ def _match(states: Sequence[dict[str, Tensor]], symmetry: Symmetry, matching: st
 
 
 def once(names: set[str], symmetry: Symmetry) -> set[str]:
-    """The stored names without those tied to another of them."""
+    """Return the stored names without those that are tied to another stored name."""
     first: dict[str, str] = {}
     for name in sorted(names, key=lambda name: (name in symmetry.aliases, name)):
         first.setdefault(symmetry.aliases.get(name, name), name)

@@ -1,4 +1,4 @@
-"""`merganser auto`: experts and a little data in; a merge, or the advice not to, out."""
+"""`merganser auto`: turn experts and a little data into a merge, or into the advice not to merge."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from merganser.tuning.autopilot.decisions import Decision
     from merganser.tuning.autopilot.looking import Remark
 
-#: Rows of the race on a terminal; the page has all.
+#: Rows of the race that a terminal shows; the page shows all of them.
 SHOWN = 8
 
 
@@ -36,28 +36,22 @@ def command(
             "--data",
             "--task",
             metavar="[NAME=]KIND:FILE",
-            help="Questions to choose by and to check with; may be repeated. Kinds as for `merganser evaluate`.",
+            help="Questions to select and check merges with; may be repeated. Kinds: see `merganser evaluate`.",
         ),
     ] = None,
     candidates: Annotated[
         list[str] | None,
-        typer.Option(
-            "--candidate", metavar="METHOD", help="Method to race; may be repeated. Default: those that do well."
-        ),
+        typer.Option("--candidate", metavar="METHOD", help="Method to race; may be repeated. Default: a selection."),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE", help="Bound on the race: questions (5000), time (10m, 1h30m), or both (5000,10m)."
-        ),
+        typer.Option(metavar="SIZE", help="Limit on the race: questions (5000), time (10m, 1h30m) or both (5000,10m)."),
     ] = None,
-    questions: Annotated[
-        int, typer.Option(min=1, help="Questions of each task that the best contenders are asked, at most.")
-    ] = 200,
+    questions: Annotated[int, typer.Option(min=1, help="Maximum questions per task for the best candidates.")] = 200,
     calibration: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TASK=FILE", help="Answers of other models to a task's questions: asks a better sample of them."
+            metavar="TASK=FILE", help="Answers of other models to a task's questions, to select a better sample."
         ),
     ] = None,
     seed: Seed = 0,
@@ -66,13 +60,13 @@ def command(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Choose how to merge experts of one base, or say that they should not be merged.
+    """Choose how to merge experts of one base, or advise against merging them.
 
-    Looks at the weights, races methods and scales on a few questions, refines the winner's scale and checks it on
-    questions that the race did not ask. OUT is written only if a merge is better there than the best single model,
-    beyond a 95 % interval; if none is, exits with 1. Without --data, writes a default and says that nothing supports
-    it. OUT.auto keeps the answers, the recipe and a page that shows the race; the same command goes on after an
-    interruption.
+    Inspects the weights, races methods and scales on a few questions, refines the winner's scale and checks it on
+    questions that the race did not use. OUT is written only if a merge beats the best single model on those, beyond a
+    95 % interval; otherwise the command exits with 1. Without --data, it writes a default merge and says that no data
+    supports it. OUT.auto contains the answers, the recipe and a page about the race. Run the same command again to
+    continue after an interruption.
     """
     from merganser.engine.directories import check_absent, check_replaceable, check_writable, paths_in
     from merganser.engine.execute import DEFAULT_MEMORY
@@ -95,7 +89,7 @@ def command(
         for remark in remarks:
             say(_wrap(f"note: {remark.text}"), sys.stderr)
 
-    with explain_interrupt(lambda: f"{beside} keeps the answers so far; go on with: {same_command()}"):
+    with explain_interrupt(lambda: f"{beside} keeps the answers so far; continue with: {same_command()}"):
         try:
             decision = pilot(
                 merges,
@@ -156,7 +150,7 @@ def _write(recipe: dict[str, Any], out: Path, overwrite: bool, memory: int, devi
     from merganser.recipes.running import run
 
     partial = out.with_name(f"{out.name}.partial")
-    with explain_interrupt(lambda: f"{partial} keeps what is finished; go on with: {same_command()}"):
+    with explain_interrupt(lambda: f"{partial} keeps what is finished; continue with: {same_command()}"):
         run(recipe, out, resume=partial.exists(), overwrite=overwrite, memory=memory, device=device)
 
 
@@ -165,14 +159,14 @@ def _show(decision: Decision, out: Path, beside: Path) -> None:
 
     found = decision.to_dict()
     if decision.rungs:
-        say(f"the race, the first {SHOWN} of {len(race_table(found).rows)}:\n{race_table(found, SHOWN).text()}\n")
+        say(f"race, first {SHOWN} of {len(race_table(found).rows)}:\n{race_table(found, SHOWN).text()}\n")
     if decision.challenges:
         say(f"on unseen questions:\n{challenge_table(found).text()}\n")
     say(_wrap(f"{decision.text}."))
     if decision.recipe is not None:
         say(f"wrote {out}")
     elif decision.best_recipe is not None:
-        say(_wrap(f"to merge all the same: merganser merge {beside / 'recipe.yml'} {out}"))
+        say(_wrap(f"to merge anyway: merganser merge {beside / 'recipe.yml'} {out}"))
     say(f"wrote {beside / 'report.html'}")
 
 

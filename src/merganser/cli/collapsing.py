@@ -1,4 +1,4 @@
-"""Long lists of tensors on few lines: names that differ only in a number become one name with a range."""
+"""Shorten long lists of tensors: names that differ only in a number become one name with a range."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 Rest = TypeVar("Rest", bound=Hashable)
-#: A name cut into words and sets of numbers, in turn: "layers.3.w" is ("layers.", (3,), ".w").
+#: A name split into words and sets of numbers, alternating: "layers.3.w" is ("layers.", (3,), ".w").
 Parts = tuple[str | tuple[int, ...], ...]
 
 
 def collapse(rows: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
-    """Join rows that are equal but for numbers in their names, at the place of the first of them.
+    """Join rows that differ only in the numbers of their names, at the position of the first one.
 
     Numbers are joined from left to right; a row stands for every combination of its ranges.
 
@@ -27,7 +27,7 @@ def collapse(rows: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
 
 
 def _cut(name: str) -> Parts:
-    # A number with leading zeros is a word: its digits must be shown as they are.
+    # A number with leading zeros counts as a word, so that its digits are printed unchanged.
     pieces = re.split(r"(?<![^.])(0|[1-9]\d*)(?![^.])", name)
     return tuple((int(piece),) if index % 2 else piece for index, piece in enumerate(pieces))
 

@@ -1,4 +1,4 @@
-"""The root of the command tree: what all commands have in common."""
+"""The root of the command tree: behaviour that all commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from merganser.errors import MerganserError
 
 
 class Commands(TyperGroup):
-    """All commands: accepts old spellings, explains Ctrl-C, and says in errors which option to use."""
+    """All commands. Accepts old spellings, explains Ctrl-C, and names command-line options in errors."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -31,7 +31,7 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = rewrite(args)
         if words != args:
-            say(f"note: this is now written: {shlex.join(['merganser', *words])}", sys.stderr)
+            say(f"note: this command is now spelled: {shlex.join(['merganser', *words])}", sys.stderr)
         refuse_mergekit_flags(words)
         ctx.obj = find_command(self, words)
         return super().parse_args(ctx, words)
@@ -46,7 +46,7 @@ class Commands(TyperGroup):
 
 
 class CommandTable(dict[str, Any]):
-    """Commands by name, each imported and built when it is first asked for."""
+    """Commands by name. Each is imported and built on first use."""
 
     def __getitem__(self, name: str) -> Any:
         if super().__getitem__(name) is None:
@@ -64,7 +64,7 @@ class CommandTable(dict[str, Any]):
 
 
 def load_command(name: str) -> Any:
-    """Import a command, or a group of commands, and return it as the command-line library has it."""
+    """Import a command, or a group of commands, and return it as a click command."""
     location, _, function = COMMANDS[name].partition(":")
     module = import_module(location)
     holder = typer.Typer(**PLAIN)
@@ -77,7 +77,7 @@ def load_command(name: str) -> Any:
 
 
 def find_command(command: Any, words: Sequence[str]) -> Any:
-    """Return the command or group that the first words name, under `command`."""
+    """Return the command or group under `command` that the first words name."""
     for word in words:
         inner = getattr(command, "commands", {}).get(word)
         if inner is None:

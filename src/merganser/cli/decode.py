@@ -1,4 +1,4 @@
-"""`merganser decode`: task singular vectors as text."""
+"""`merganser decode`: describe task singular vectors with text."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def command(
     library: LibraryPath,
     expert: Annotated[str, typer.Argument(metavar="NAME", help="Expert to describe.")],
     tensors: Annotated[list[str], typer.Argument(metavar="TENSOR", help="Matrices to describe.")],
-    texts: Annotated[Path, typer.Option(metavar="FILE", help="Candidate texts, one on each line.")],
+    texts: Annotated[Path, typer.Option(metavar="FILE", help="Candidate texts, one per line.")],
     embeddings: Annotated[
         Path, typer.Option(metavar="FILE", help="Embeddings of the texts: .npy, or .safetensors with one tensor.")
     ],
     projection: Annotated[
-        str | None, typer.Option(metavar="TENSOR", help="Tensor of the base from the layer to the joint space.")
+        str | None, typer.Option(metavar="TENSOR", help="Tensor of the base that maps the layer to the joint space.")
     ] = None,
     side: Annotated[
         str, typer.Option(help="Singular vectors to describe: right (the layer's input) or left (its output).")
     ] = "right",
     rank: Annotated[int | None, typer.Option(min=1, help="Number of singular components.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Number of texts for each matrix.")] = 5,
+    count: Annotated[int, typer.Option(min=1, help="Number of texts per matrix.")] = 5,
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Name the directions an expert changed, for dual encoders (TextSpan)."""
+    """Describe with text the directions that an expert changed, for dual encoders (TextSpan)."""
     from merganser.library.library import Library
     from merganser.routing.textspan import decode
 
@@ -70,7 +70,7 @@ def _texts(path: Path) -> list[str]:
         content = path.read_text(encoding="utf-8")
     lines = [line.strip() for line in content.splitlines() if line.strip()]
     if not lines:
-        raise InputError(f"{path}: no texts in it")
+        raise InputError(f"{path}: contains no texts")
     return lines
 
 
@@ -84,7 +84,7 @@ def _embeddings(path: Path) -> Tensor:
         return _array(path)
     opened = open_checkpoint(path)
     if len(opened.names()) != 1:
-        raise InputError(f"{path}: has {len(opened.names())} tensors; one with a row per text is needed")
+        raise InputError(f"{path}: has {len(opened.names())} tensors; expected one tensor with a row per text")
     return opened.read(opened.names()[0])
 
 
@@ -97,5 +97,5 @@ def _array(path: Path) -> Tensor:
 
     found = read_arrays(path).get("")
     if found is None:
-        raise InputError(f"{path}: several arrays; one with a row per text is needed")
+        raise InputError(f"{path}: contains several arrays; expected one array with a row per text")
     return torch.from_numpy(found.astype(np.float64))

@@ -1,4 +1,4 @@
-"""`merganser demo`: real models, trained here, merged several ways; two minutes from nothing."""
+"""`merganser demo`: train small models, merge them in several ways and compare the results in two minutes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def command(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Train small networks on handwritten digits, merge them several ways and show what each way keeps.
+    """Train small networks on handwritten digits, merge them in several ways and compare the accuracy.
 
-    A base is fine-tuned on four tasks (upright, flipped, turned and inverted digits); recipes merge the experts
-    through the same engine as any checkpoint. Then three networks trained apart from different seeds are averaged,
-    as they are and after alignment.
+    Fine-tunes a base on four tasks (upright, flipped, rotated and inverted digits) and merges the experts with
+    recipes, through the same engine as any checkpoint. Then averages three networks trained from different seeds,
+    unaligned and after alignment.
     """
     from merganser.digits import Digits
     from merganser.engine.directories import is_empty
@@ -52,7 +52,7 @@ def command(
     digits = Digits(seed)
     check_out(out, overwrite)
     if out.exists() and not is_empty(out) and not is_demo(out):
-        raise InputError(f"{out} cannot be replaced: no demo has made it; choose another OUT")
+        raise InputError(f"{out} is not the output of a demo and will not be replaced; choose another OUT")
     found: dict[str, Any] = {}
     tell = partial(say, stream=sys.stderr) if as_json else say
     publish(out, lambda directory: found.update(_demonstrate(digits, directory, tell)), overwrite=overwrite)
@@ -120,6 +120,6 @@ def _align_strangers(digits: Digits, tell: Tell) -> list[list[object]]:
     task = next(iter(digits.tasks))
     rows: list[list[object]] = [[f"trained with seed {i}", digits.accuracy(m, task)] for i, m in enumerate(models, 1)]
     rows.append(["plain average", digits.accuracy(digits.from_state(merge(models)), task)])
-    rows.append(["average in the universe (C²M³)", digits.accuracy(digits.from_state(universe.merged()), task)])
-    tell("\n" + Table(["model", "accuracy"], rows, "Three networks trained apart").text())
+    rows.append(["average in the universe space (C²M³)", digits.accuracy(digits.from_state(universe.merged()), task)])
+    tell("\n" + Table(["model", "accuracy"], rows, "Three networks trained independently").text())
     return rows

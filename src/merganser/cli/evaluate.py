@@ -1,4 +1,4 @@
-"""`merganser evaluate`: is a merged model sound, and how does it compare with its parents."""
+"""`merganser evaluate`: check a merged model and compare it with its parents."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ def command(
     checkpoint: Annotated[str, typer.Argument(metavar="CKPT", help="Checkpoint directory, file or hub id.")],
     parents: Annotated[
         list[str] | None,
-        typer.Option("--parent", metavar="CKPT", help="Model it was made from; may be repeated."),
+        typer.Option("--parent", metavar="CKPT", help="Model that CKPT was merged from; may be repeated."),
     ] = None,
     tasks: Task = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Questions asked of each task, drawn at random; default: all.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Questions per task, drawn at random; default: all.")] = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Check that a model loads, that its weights and outputs are finite and that it speaks; score it and its parents.
+    """Check that a model loads, has finite weights and outputs, and generates text; score it and its parents.
 
     Exits with 1 if the model is broken. Files of questions are JSON lines or tab-separated; see the documentation of
     each kind for its fields.
@@ -63,5 +61,5 @@ def _text(found: Evaluation) -> str:
     if names or found.scores.perplexity is not None:
         lines += ["", Table(("model", "perplexity", *names), rows).text()]
     if found.normalized is not None:
-        lines += ["", f"normalised accuracy {found.normalized:.3f} (1 is the best parent at every task)"]
+        lines += ["", f"normalised accuracy {found.normalized:.3f} (1 means as good as the best parent on every task)"]
     return "\n".join([*lines, "", f"{found.path} is {found.verdict}"])

@@ -1,4 +1,4 @@
-"""`merganser evolve`: run, watch, and read studies."""
+"""`merganser evolve`: run, watch and read studies."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from merganser.evolve.store import Trial
     from merganser.evolve.study import Study
 
-app = typer.Typer(help="Search for a merge with few evaluations, and read what a search found.", no_args_is_help=True)
-app.command("report")(report.command)  # the page over a study is the page over anything
+app = typer.Typer(help="Search for a merge with few evaluations, and read the results.", no_args_is_help=True)
+app.command("report")(report.command)  # the same command writes the page of a study
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="File of the study.")]
 Objective = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Best by this objective; needed when there are several.")
+    str | None, typer.Option(metavar="NAME", help="Objective that decides; required if there are several.")
 ]
 
 
@@ -37,7 +37,7 @@ Objective = Annotated[
 def run(
     run_file: Annotated[Path, typer.Argument(metavar="RUN", help="Run file (YAML): models, space, tasks, search.")],
     study: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File of the study; default: beside RUN, with .sqlite.")
+        Path | None, typer.Option(metavar="FILE", help="File of the study; default: RUN with suffix .sqlite.")
     ] = None,
     resume: Resume = False,
     workers: Workers = None,
@@ -45,10 +45,10 @@ def run(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Run the study a run file describes; kill it whenever you like and --resume it.
+    """Run the study that a run file describes. Stop it at any time and continue with --resume.
 
-    The winner's score comes from items that neither the search nor the calibration has seen. --dry-run imports
-    the Python modules that the file names.
+    The winner's score is measured on items that neither the search nor the calibration used. --dry-run imports the
+    Python modules that the file names.
     """
     from merganser.evolve import runfile
     from merganser.evolve.starting import start
@@ -75,19 +75,21 @@ def init(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Run file to write.", show_default=False)] = Path(
         "run.yml"
     ),
-    base: Annotated[str | None, typer.Option(metavar="CKPT", help="What the models were fine-tuned from.")] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="CKPT", help="Checkpoint the models were fine-tuned from.")
+    ] = None,
     tasks: Task = None,
     method: Annotated[str | None, typer.Option(help="Default: task_arithmetic with a base, else linear.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Write a commented run file; what is left out is asked for, if there is somebody to ask."""
+    """Write a commented run file. On a terminal, asks for everything that is left out."""
     from merganser.errors import InputError
     from merganser.evaluate import tasks as questions
     from merganser.evolve.initial import render_run_file
 
     if out.suffix not in (".yml", ".yaml"):
-        raise InputError(f"{out}: the run file to write comes last and ends in .yml")
+        raise InputError(f"{out}: give the run file to write last; its name must end in .yml")
     _check_file(out, overwrite)
     if not models and sys.stdin.isatty():
         base = base or typer.prompt("Base checkpoint (empty if there is none)", default="", show_default=False) or None
@@ -108,7 +110,7 @@ def init(
 
 
 def _check_file(out: Path, overwrite: bool) -> None:
-    """Refuse a file that cannot be written, before any work."""
+    """Refuse a file that cannot be written, before any work starts."""
     from merganser.engine.directories import check_absent
     from merganser.errors import InputError
 
@@ -120,7 +122,7 @@ def _check_file(out: Path, overwrite: bool) -> None:
 
 
 def _ask_for(what: str) -> list[str]:
-    """Lines until an empty one."""
+    """Prompt for lines until an empty one and return them."""
     found: list[str] = []
     while line := str(typer.prompt(f"{what} (empty: no more)", default="", show_default=False)).strip():
         found.append(line)
@@ -130,11 +132,11 @@ def _ask_for(what: str) -> list[str]:
 @app.command()
 def watch(
     study: StudyFile,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="One look, then stop.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and stop.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Look on while a study runs in another process."""
+    """Follow a study that runs in another process."""
     from merganser.evolve.study import Study
 
     while True:
@@ -162,12 +164,12 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Recipe file to write.")],
     objective: Objective = None,
     trial: Annotated[
-        str | None, typer.Option(metavar="GENERATION:POSITION", help="Another trial than the best.")
+        str | None, typer.Option(metavar="GENERATION:POSITION", help="Trial to export instead of the best.")
     ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Write the winner as a recipe; `merganser merge` of it gives the weights that were evaluated."""
+    """Write the winner as a recipe; `merganser merge` with it gives the weights that were evaluated."""
     from merganser.errors import InputError
     from merganser.evolve.starting import recipe
     from merganser.evolve.study import Study
@@ -183,7 +185,7 @@ def export(
 
 
 class _Listener:
-    """A line a trial and a bar for the phase, or JSON lines."""
+    """Prints a line per trial and a bar for the phase, or JSON lines."""
 
     def __init__(self, reporter: ProgressReporter, as_json: bool) -> None:
         self._reporter = reporter
@@ -251,7 +253,7 @@ def _describe(loaded: Any, as_json: bool) -> None:
 
 
 def _status(study: Study, as_json: bool) -> bool:
-    """One look; true when there is nothing more to see."""
+    """Print the state once; return true if the study is finished."""
     design = study.design
     trials = study.trials()
     forecast = study.forecast()
@@ -293,7 +295,7 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
         emit(facts | {"verdicts": verdicts, "failed": dict(failed)})
         return
     if not study.ended:
-        say(f"so far, after {len(study.trials())} of {study.design.trials} trials; resume the run for the rest")
+        say(f"best so far, after {len(study.trials())} of {study.design.trials} trials; resume the run for the rest")
     for trial in winners:
         say(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}")
         if intervals := unseen_intervals(study, trial.label):
@@ -303,9 +305,9 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
         for name, value in (trial.values or {}).items():
             say(f"  {name} = {value}")
     for label in endpoints:
-        say(f"{label} itself on unseen items: {_with_intervals(unseen_intervals(study, label))}")
+        say(f"{label} alone, on unseen items: {_with_intervals(unseen_intervals(study, label))}")
     for label, error in untested.items():
-        say(f"{label} itself on unseen items: failed: {error}")
+        say(f"{label} alone, on unseen items: failed: {error}")
     for verdict in verdicts.values():
         say(verdict)
     for reason, count in failed.most_common(3):

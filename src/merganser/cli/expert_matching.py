@@ -1,4 +1,4 @@
-"""`merganser match-experts`: the experts of a mixture in the order of another's."""
+"""`merganser match-experts`: reorder the experts of a mixture to match another mixture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from merganser.cli.views import write_view
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Mixture of experts to reorder.")],
     out: Out,
-    reference: Annotated[str, typer.Option("--to", metavar="CKPT", help="Mixture whose order it gets.")],
+    reference: Annotated[str, typer.Option("--to", metavar="CKPT", help="Mixture whose order to match.")],
     dtype: Annotated[str | None, typer.Option(help="Dtype of the output; default: that of MODEL.")] = None,
     dry_run: DryRun = False,
     resume: Resume = False,
@@ -23,10 +23,10 @@ def command(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Put the experts of a mixture in the order of another's, so that the two can be merged.
+    """Reorder the experts of a mixture to match another mixture, so that the two can be merged.
 
-    MODEL computes what it did: experts and their rows of the router move together, layer by layer. Experts may be
-    stored one by one or fused. Merge the result with CKPT by any recipe.
+    The function of MODEL does not change: experts and their rows of the router move together, layer by layer. Experts
+    may be stored one by one or fused. Merge the result with CKPT by any recipe.
     """
     from merganser.surgery.expert_matching import match_experts
 

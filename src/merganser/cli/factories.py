@@ -1,4 +1,4 @@
-"""`pkg.module:factory` on a command line: the user's own code that builds a network."""
+"""`pkg.module:factory` on a command line: user code that builds a network."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
-    """The module and example inputs of a factory importable from the current directory.
+    """Return the module and example inputs of a factory that can be imported from the current directory.
 
-    Inputs come from `shape` ("1x3x32x32"), from the factory when it returns (module, inputs), or from the module's own
-    `example_input_array` or `dummy_inputs` (the conventions of Lightning and transformers); they are None where nobody
-    gives any. Whatever is wrong with the factory is an `InputError`.
+    Inputs come from `shape` ("1x3x32x32"), from the factory if it returns (module, inputs), or from the module's own
+    `example_input_array` or `dummy_inputs` (the conventions of Lightning and transformers); they are None if there are
+    none of these. Every problem with the factory raises `InputError`.
     """
     from torch import nn
 
@@ -42,13 +42,13 @@ def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
 
 
 def derive_symmetry(model: str, shape: str | None, **options: Any) -> Symmetry:
-    """The symmetry of the network of a factory, with the options of `align.symmetry`."""
+    """Return the symmetry of the network that a factory builds, with the options of `align.symmetry`."""
     from merganser import align
 
     network, inputs = build_network(model, shape)
     if inputs is None:
         raise InputError(
-            f"--model {model}: the symmetry is traced on an example input: return (module, example_inputs) from the "
+            f"--model {model}: tracing the symmetry needs an example input: return (module, example_inputs) from the "
             "factory, or give its shape, e.g. --shape 1x784"
         )
     return align.symmetry(network, inputs, **options)
@@ -58,7 +58,7 @@ def _zeros(shape: str) -> Any:
     import torch
 
     if not re.fullmatch(r"\d+([x,]\d+)*", shape):
-        raise InputError(f"--shape {shape}: write sizes with x between them, e.g. 1x3x32x32")
+        raise InputError(f"--shape {shape}: separate the sizes by x, e.g. 1x3x32x32")
     sizes = [int(size) for size in re.split("[x,]", shape)]
     if 0 in sizes:
         raise InputError(f"--shape {shape}: every size must be at least 1")

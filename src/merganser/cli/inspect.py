@@ -1,4 +1,4 @@
-"""`merganser inspect`: what is in checkpoints, and how experts of one base interfere."""
+"""`merganser inspect`: show the contents of checkpoints, and how experts of one base interfere."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from merganser.library import Library
     from merganser.report.contents import Contents
 
-#: Matrices shown on a terminal unless all are asked for.
+#: Matrices shown on a terminal by default.
 SHOWN = 10
-#: Layers of a stack whose interference is measured unless others are asked for.
+#: Layers of a stack whose interference is measured by default.
 LAYERS = 4
 
 
 def command(
     checkpoints: Annotated[list[str], typer.Argument(metavar="CKPT", help="Paths or NAME=PATH, or one library.")],
     base: Annotated[
-        str | None, typer.Option(metavar="CKPT", help="Checkpoint they were fine-tuned from: shows interference.")
+        str | None, typer.Option(metavar="CKPT", help="Checkpoint they were fine-tuned from; shows interference.")
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots to this file.")] = None,
     rank_fraction: RankFraction = None,
@@ -41,11 +41,11 @@ def command(
     check: Check = False,
     as_json: Json = False,
 ) -> None:
-    """Look into checkpoints.
+    """Show the contents of checkpoints, and how experts interfere.
 
-    Without --base: tensors, dtypes and sizes by block, tied names, fingerprint; for several checkpoints also how far
-    apart they are. With --base, or for an expert library: where the experts interfere, before and after TSV-Merge, how
-    alike they are, how much of them a low rank keeps, and what to try.
+    Without --base: tensors, dtypes and sizes by block, tied names and the fingerprint; for several checkpoints, also
+    their distances. With --base, or for an expert library: where the experts interfere, before and after TSV-Merge, how
+    similar they are, how much energy a low rank keeps, and what to try next.
     """
     library = _library(checkpoints, base)
     named = name_checkpoints(checkpoints)
@@ -114,7 +114,7 @@ def _show_contents(found: Contents, tensors: bool) -> None:
 
 
 def _apart(opened: Mapping[str, Checkpoint]) -> tuple[Table | None, str]:
-    """Cosine and distance of every two checkpoints, or why there is none."""
+    """Return the cosine and distance of every pair of checkpoints, or the reason why there are none."""
     from merganser.analysis.similarity import weight_similarity
     from merganser.errors import CheckpointError
 
@@ -128,7 +128,7 @@ def _apart(opened: Mapping[str, Checkpoint]) -> tuple[Table | None, str]:
         for b, second in enumerate(found.names)
         if a < b
     ]
-    return Table(["model", "other", "cosine", "distance"], rows, "How far apart they are"), ""
+    return Table(["model", "other", "cosine", "distance"], rows, "Distances"), ""
 
 
 def _interference(
@@ -163,7 +163,7 @@ def _interference(
 
 
 def _matrices(source: Library | str, layers: int | None) -> int:
-    """How many matrices will be measured."""
+    """Return how many matrices will be measured."""
     from merganser.checkpoints import open as open_checkpoint
     from merganser.checkpoints.tensor_names import block_of, natural_order, stack_of
     from merganser.interference.surveys import sample_layers

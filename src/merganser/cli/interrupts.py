@@ -1,4 +1,4 @@
-"""Ctrl-C: every command says what it leaves behind, and how to go on."""
+"""Ctrl-C: every command reports what it leaves on disk and how to continue."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import ClassVar
 from merganser.cli.renamed import rewrite
 from merganser.errors import MerganserError
 
-#: What is left behind by commands that do not say it themselves, by their first word or words.
+#: What commands without a message of their own leave behind, by their first word or words.
 _LEFT = {
-    "library build": "experts that are finished stay in the library; the same command goes on",
-    "serve": "the server is stopped",
-    "evolve watch": "the study is not touched",
+    "library build": "finished experts stay in the library; run the same command to continue",
+    "serve": "the server has stopped",
+    "evolve watch": "the study is unchanged",
 }
 _WRITING = ("library", "evolve", "sweep", "merge")
 
 
 class Interrupted(MerganserError):
-    """The user has stopped the work."""
+    """The user interrupted the command."""
 
     exit_code: ClassVar[int] = 130
 
 
 @contextmanager
 def explain_interrupt(left: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C into an error that says what `left` finds when it comes."""
+    """Turn Ctrl-C into an error whose message `left` computes at that moment."""
     try:
         yield
     except KeyboardInterrupt:
@@ -37,20 +37,20 @@ def explain_interrupt(left: Callable[[], str]) -> Iterator[None]:
 
 
 def left_in(place: Path) -> str:
-    """What a command that can be resumed leaves at a place, and the command that goes on."""
+    """Return what a resumable command leaves at a path, with the command that continues it."""
     if not place.exists():
         return "nothing was written"
-    return f"{place} keeps what is finished; go on with: {command('--resume')}"
+    return f"{place} keeps what is finished; continue with: {command('--resume')}"
 
 
 def command(*options: str) -> str:
-    """The command that is running, with more options, for the shell."""
+    """Return the running command with additional options, quoted for the shell."""
     given = rewrite(sys.argv[1:])
     return shlex.join(["merganser", *given, *(option for option in options if option not in given)])
 
 
 def left_behind() -> str:
-    """What a command leaves behind that does not say it itself."""
+    """Return what the running command leaves behind if it has no message of its own."""
     words = [word for word in rewrite(sys.argv[1:]) if not word.startswith("-")]
     known = _LEFT.get(" ".join(words[:2])) or _LEFT.get(" ".join(words[:1]))
     return known or ("the work is not finished" if words[:1] and words[0] in _WRITING else "nothing was written")

@@ -1,4 +1,4 @@
-"""`merganser library`: many experts of one base in few bytes."""
+"""`merganser library`: keep many experts of one base in few bytes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _MARKS = {True: "ok ", False: "BAD", None: "?  "}
 
 app = typer.Typer(help="Keep many experts of one base in few bytes.", no_args_is_help=True)
 
-Energy = Annotated[float | None, typer.Option(help="Share of the energy of each matrix to keep instead.")]
+Energy = Annotated[float | None, typer.Option(help="Share of each matrix's energy to keep, instead of a rank.")]
 Budget = Annotated[
     str | None,
     typer.Option(
-        metavar="SIZE", help="Bytes for all expert files instead, e.g. 2GB; each tensor gets the code that pays best."
+        metavar="SIZE", help="Total size of the expert files, e.g. 2GB; each tensor gets the best code within it."
     ),
 ]
 Codes = Annotated[
@@ -43,17 +43,17 @@ Codes = Annotated[
     typer.Option(
         "--code",
         metavar="CODE",
-        help="What the budget chooses from, may be repeated: signs, levels, factors, shared. Default: all.",
+        help="Code the budget may use; may be repeated: signs, levels, factors, shared. Default: all.",
     ),
 ]
-Randomized = Annotated[bool, typer.Option("--randomized", help="Faster, approximate factors.")]
+Randomized = Annotated[bool, typer.Option("--randomized", help="Compute approximate factors, faster.")]
 
 Grams = Annotated[
     list[str] | None,
     typer.Option(
         "--gram",
         metavar="NAME=FILE",
-        help="Gram matrices of an expert's inputs, by which its errors count; may be repeated.",
+        help="Gram matrices of an expert's inputs, to weight its errors; may be repeated.",
     ),
 ]
 
@@ -76,7 +76,7 @@ def build(
     randomized: Randomized = False,
     as_json: Json = False,
 ) -> None:
-    """Build a library; after an interruption, the same command goes on."""
+    """Build a library; after an interruption, run the same command again."""
     from merganser.library.library import Library
 
     built = Library.build(
@@ -109,11 +109,11 @@ def add(
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Add one expert; the others are not touched."""
+    """Add one expert; the others do not change."""
     name, path = _named(expert)
     given = _all_named(grams or [])
     if others := given.keys() - {name}:
-        raise InputError(f"--gram {min(others)}: the expert that is added is {name}")
+        raise InputError(f"--gram {min(others)}: does not match the expert to add, {name}")
     grown = _open(library, base).add(
         name,
         path,
@@ -134,7 +134,7 @@ def remove(
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Remove one expert and its file; after an interruption, the same command finishes it."""
+    """Remove one expert and its file; after an interruption, run the same command again."""
     _show(_open(library, base).remove(name), as_json)
 
 
@@ -154,7 +154,8 @@ def extract(
     ] = "checkpoint",
     rank: Annotated[int | None, typer.Option(min=1, help="Rank of the adapter; default: the stored one.")] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Bytes for the factors of an adapter instead, e.g. 5MB.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Total size of the adapter's factors instead of a rank, e.g. 5MB."),
     ] = None,
     low_rank_only: LowRankOnly = False,
     dtype: Annotated[str, typer.Option(help="Dtype of the factors of an adapter.")] = "bfloat16",
@@ -197,14 +198,14 @@ def merge(
         list[str] | None,
         typer.Option("--expert", "-e", metavar="NAME", help="Expert to merge; may be repeated. Default: all."),
     ] = None,
-    scale: Annotated[float, typer.Option(help="Factor of the merged task vector.")] = 1.0,
+    scale: Annotated[float, typer.Option(help="Factor on the merged task vector.")] = 1.0,
     rank_fraction: RankFraction = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Merge experts straight from their stored factors (TSV-Merge)."""
+    """Merge experts directly from their stored factors (TSV-Merge)."""
     from merganser.recipes.saving import save
 
     settings: dict[str, Any] = {"scale": scale}
@@ -225,7 +226,7 @@ def report(
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Show what each layer takes and what it lost, and in which codes it is stored."""
+    """Show the size, the loss and the codes of every layer."""
     from merganser.library.reporting import by_layer, stored_tensors
 
     opened = _open(library, base)
@@ -249,7 +250,7 @@ def _row(name: str, nbytes: int, bits: float, lost: float | None, codes: str) ->
 
 @app.command()
 def verify(library: LibraryPath, base: MovedBase = None, as_json: Json = False) -> None:
-    """Read every byte and compare it with what the library says; exit code 1 if something is wrong."""
+    """Read every byte and compare it with the library's records; exit with 1 if anything differs."""
     findings = _open(library, base).verify()
     if as_json:
         emit(findings)

@@ -1,16 +1,16 @@
-"""What the system grants a command: as many open files as it may have."""
+"""The limit on open files of the process."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 
-#: Where the system names no limit, more than this is refused by some (macOS).
+#: Where the system reports no limit, some systems (macOS) refuse more than this.
 _ENOUGH = 10240
 
 
 def raise_open_files() -> None:
-    """Every mapped shard and every file that is written stays open: the usual limit of 1024 is few for large models."""
+    """Raise the soft limit on open files: every mapped shard and every written file stays open, and 1024 is too few."""
     if sys.platform == "win32":
         return
     import resource
@@ -18,5 +18,5 @@ def raise_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(soft, _ENOUGH) if hard == resource.RLIM_INFINITY else hard
     if soft not in (wanted, resource.RLIM_INFINITY):
-        with contextlib.suppress(ValueError, OSError):  # the system has the last word
+        with contextlib.suppress(ValueError, OSError):  # the system may refuse
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

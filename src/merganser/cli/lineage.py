@@ -1,4 +1,4 @@
-"""`merganser lineage`: what a merged model descends from, and under which licences."""
+"""`merganser lineage`: show what a merged model descends from, and under which licences."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def command(
 ) -> None:
     """Show what a model was merged from, through merges of merges, adapters and libraries, and the licences.
 
-    Follows the lock files of the models it was made of, as far as they are at hand. Which licences do not go together
-    is said by the hub's names of them; it is no legal advice.
+    Follows the lock files of the source models as far as they are available. Licences that conflict are reported by
+    their names on the hub; this is not legal advice.
     """
     from merganser.origin import trace
 

@@ -32,7 +32,7 @@ def command(
         typer.Option(metavar="PATTERN", help="Parameters to adapt, such as '*.mlp.*'; may be repeated."),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Parameters to leave out; may be repeated.")
+        list[str] | None, typer.Option(metavar="PATTERN", help="Parameters to exclude; may be repeated.")
     ] = None,
     low_rank_only: LowRankOnly = False,
     dtype: Dtype = "bfloat16",
@@ -40,7 +40,7 @@ def command(
         bool | None,
         typer.Option(
             "--fan-in-fan-out/--no-fan-in-fan-out",
-            help="Whether weights are stored input × output, as in GPT-2; by default as the model's class says.",
+            help="Weights are stored as input × output, as in GPT-2; default: decided by the model's class.",
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -70,21 +70,22 @@ def merge_command(
     adapters: Annotated[list[str], typer.Argument(metavar="ADAPTER", help="LoRA adapters of one base.")],
     out: Out,
     space: Annotated[
-        str, typer.Option(help="Where to merge: core_space, knots, full, or concat (exact, factor beside factor).")
+        str, typer.Option(help="Space to merge in: core_space, knots, full, or concat (exact, concatenated factors).")
     ] = "core_space",
     method: Annotated[str, typer.Option(help="Merging method, e.g. tsv, ties, dare_linear, task_arithmetic.")] = "tsv",
     weight: Annotated[
-        list[float] | None, typer.Option("--weight", "-w", help="Weight of an adapter; one for each, in their order.")
+        list[float] | None, typer.Option("--weight", "-w", help="Weight of an adapter; give one per adapter, in order.")
     ] = None,
     density: Annotated[
-        list[float] | None, typer.Option(help="Share of entries that are kept; one for all, or one for each adapter.")
+        list[float] | None, typer.Option(help="Share of entries to keep; one for all, or one per adapter.")
     ] = None,
-    scale: Annotated[float, typer.Option(help="Factor of the merged update.")] = 1.0,
+    scale: Annotated[float, typer.Option(help="Factor on the merged update.")] = 1.0,
     rank: Annotated[
-        int | None, typer.Option(min=1, help="Rank of the adapter; default: all that the adapters span.")
+        int | None, typer.Option(min=1, help="Rank of the adapter; default: the rank that the adapters span.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option("--base", metavar="CKPT", help="Base, where not all adapters save a module whole.")
+        str | None,
+        typer.Option("--base", metavar="CKPT", help="Base; required if only some adapters save a module in full."),
     ] = None,
     dtype: Dtype = "bfloat16",
     seed: Seed = 0,
@@ -124,4 +125,4 @@ def show_report(report: AdapterReport, as_json: bool) -> None:
         say(note)
     if report.left_out:
         shown = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
-        say(f"not in it, {len(report.left_out)} tensors that changed: {shown}")
+        say(f"left out: {len(report.left_out)} tensors that changed: {shown}")

@@ -1,4 +1,4 @@
-"""`merganser merge`: a recipe in, a checkpoint out."""
+"""`merganser merge`: write a checkpoint from a recipe."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def command(
     workers: Workers = None,
     ray: Ray = None,
     device: Device = "cpu",
-    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Go on when an input contains NaN.")] = False,
+    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Continue if an input contains NaN.")] = False,
     prove: Annotated[
-        bool, typer.Option("--prove", help="First compare every layer that an adapter changes with PEFT's own merge.")
+        bool, typer.Option("--prove", help="First compare every adapted layer with PEFT's own merge.")
     ] = False,
     changes: Annotated[
-        bool, typer.Option("--changes/--no-changes", help="Note what the merge changes, for `merganser report`.")
+        bool, typer.Option("--changes/--no-changes", help="Record what the merge changes, for `merganser report`.")
     ] = True,
     digest: Annotated[
         str | None,
-        typer.Option("--digest", metavar="KIND", help="In the lock file: sha256 (proof) or xxh3_128 (fast)."),
+        typer.Option("--digest", metavar="KIND", help="Digest in the lock file: sha256 (proof) or xxh3_128 (fast)."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Merge checkpoints as a recipe says.
+    """Merge checkpoints according to a recipe.
 
-    Reports every problem with the recipe and the checkpoints before reading any weights. An interrupted merge
-    continues with --resume and gives the same bytes; OUT appears only when it is complete. --dry-run does what
-    `merganser plan RECIPE` does.
+    Reports every problem with the recipe and the checkpoints before reading any weights. Continue an interrupted merge
+    with --resume: the bytes are the same, and OUT appears only when it is complete. --dry-run is the same as `merganser
+    plan RECIPE`.
     """
     from merganser.engine.allocator import keep_freed_memory
     from merganser.engine.execute import DEFAULT_MEMORY, Progress
@@ -120,6 +120,6 @@ def command(
     if as_json:
         emit({"event": "done", "path": str(path), "seconds": round(seconds, 3), "already_complete": bool(complete)})
     elif complete:
-        say(f"{path} is complete already, made by this recipe from these models: nothing to do")
+        say(f"{path} was already made by this recipe from these models; nothing to do")
     else:
         say(f"wrote {path} in {show_time(seconds)}")

@@ -1,4 +1,4 @@
-"""`merganser methods`: every merging rule with its parameters."""
+"""`merganser methods`: list the merging rules and their parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`merganser moe`: dense models as the experts of one."""
+"""`merganser moe`: combine dense models into a mixture of experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from merganser.cli.views import write_view
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML), as mergekit-moe takes it.")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML), in the format of mergekit-moe.")
+    ],
     out: Out,
     dry_run: DryRun = False,
     resume: Resume = False,
@@ -21,7 +23,7 @@ def command(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Make a mixture of experts of dense models: Mixtral, Qwen2-MoE, Qwen3-MoE or DeepSeek."""
+    """Combine dense models into a mixture of experts: Mixtral, Qwen2-MoE, Qwen3-MoE or DeepSeek."""
     from merganser.surgery.mixtures import moe
 
     write_view(moe(recipe), out, None, dry_run, resume, overwrite, memory, workers, as_json)

@@ -1,4 +1,4 @@
-"""Short names for the checkpoints of a command line."""
+"""Short names for the checkpoints on a command line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 
 
 def name_checkpoints(references: Sequence[str]) -> dict[str, str]:
-    """Name -> reference, in order: NAME=CKPT as given, else the last telling part of the path, numbered
-    where two are the same."""
+    """Return a mapping of name to reference, in order.
+
+    A reference NAME=CKPT keeps its name. Any other is named after the last distinctive part of its path, with a
+    number where two are equal.
+    """
     named: dict[str, str] = {}
     for text in references:
         given, separator, path = text.partition("=")

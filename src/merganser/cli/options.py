@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share: one name, one meaning."""
+"""Arguments and options that several commands share, so that each has one name and one meaning."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory to create.")]
-Made = Annotated[Path, typer.Argument(metavar="DIR", help="Directory that merganser has written.")]
+Made = Annotated[Path, typer.Argument(metavar="DIR", help="Directory written by merganser.")]
 Recipe = Annotated[
     Path,
-    typer.Argument(metavar="RECIPE", help="Recipe file (YAML), native or mergekit's; - reads standard input."),
+    typer.Argument(metavar="RECIPE", help="Recipe file (YAML), native or mergekit format; - reads standard input."),
 ]
 LibraryPath = Annotated[Path, typer.Argument(metavar="LIB", help="Directory of the library.")]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands at OUT.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing OUT.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted run stopped.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan and stop.")]
 
@@ -25,10 +25,10 @@ MovedBase = Annotated[
     str | None, typer.Option("--base", metavar="CKPT", help="Base checkpoint, if it is no longer where LIB says.")
 ]
 RankFraction = Annotated[
-    float | None, typer.Option("--rank-fraction", help="Share of the singular components used; default 1/T.")
+    float | None, typer.Option("--rank-fraction", help="Share of the singular components to use; default 1/T.")
 ]
 LowRankOnly = Annotated[
-    bool, typer.Option("--low-rank-only", help="Save no norms and biases, for servers that take none.")
+    bool, typer.Option("--low-rank-only", help="Leave out norms and biases, for servers that do not support them.")
 ]
 Model = Annotated[
     str, typer.Option("--model", metavar="MODULE:FUNCTION", help="Function that returns the network, e.g. net:build.")
@@ -45,17 +45,18 @@ Task = Annotated[
 Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]
 Check = Annotated[bool, typer.Option("--check", help="Read every weight and look for NaN, infinity and damage.")]
 
-Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda, cuda:1 …")]
+Device = Annotated[str, typer.Option("--device", help="Device to compute on: cpu, cuda, cuda:1 …")]
 Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Processes; default: one per core, or what the run file says.")
+    int | None,
+    typer.Option("--workers", min=1, help="Number of processes; default: the run file's, else one per core."),
 ]
 Memory = Annotated[
-    str | None, typer.Option("--memory", metavar="SIZE", help="Bound on tensors in flight, e.g. 2GiB (the default).")
+    str | None, typer.Option("--memory", metavar="SIZE", help="Memory limit for tensors in flight; default: 2GiB.")
 ]
 Root = Annotated[
     Path | None,
     typer.Option(
-        "--relative-to", metavar="DIR", help="Where relative paths of models start; default: working directory."
+        "--relative-to", metavar="DIR", help="Directory that relative model paths refer to; default: working directory."
     ),
 ]
 Ray = Annotated[
@@ -66,17 +67,17 @@ Ray = Annotated[
         help="Run on the Ray cluster at this address ('auto' finds one, 'local' starts one).",
     ),
 ]
-RecipeSeed = Annotated[int | None, typer.Option("--seed", help="Seed instead of the recipe's.")]
+RecipeSeed = Annotated[int | None, typer.Option("--seed", help="Seed; overrides the recipe's.")]
 Dtype = Annotated[
     str | None,
-    typer.Option("--dtype", help="Dtype of the output instead of the recipe's, e.g. bfloat16."),
+    typer.Option("--dtype", help="Dtype of the output, e.g. bfloat16; overrides the recipe's."),
 ]
 ShardSize = Annotated[
     str | None,
-    typer.Option("--shard-size", metavar="SIZE", help="Largest output file instead of the recipe's, e.g. 5GB."),
+    typer.Option("--shard-size", metavar="SIZE", help="Largest output file, e.g. 5GB; overrides the recipe's."),
 ]
 Quantize = Annotated[
     str | None,
-    typer.Option("--quantize", metavar="FORM", help="Quantise the output: fp8, or a kind of GGUF such as q8_0."),
+    typer.Option("--quantize", metavar="FORM", help="Quantise the output: fp8, or a GGUF type such as q8_0."),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn at random.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all random numbers.")]

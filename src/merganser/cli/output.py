@@ -1,4 +1,4 @@
-"""Lines for whoever reads them, and what to do when nobody can."""
+"""Printing to standard output, including closed pipes and full disks."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from merganser.plain import plain
 
 @contextmanager
 def delivered(stream: TextIO) -> Iterator[None]:
-    """Flush what is printed inside. A reader that has gone away is no reason to stop; a full disk is one."""
+    """Flush what is printed inside. Ignores a reader that has closed the pipe; raises if the disk is full."""
     try:
         yield
         stream.flush()
     except OSError as error:
-        # What is left in the buffer would fail again at exit, where nobody can catch it.
+        # The rest of the buffer would fail again at exit, where it cannot be caught.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if not isinstance(error, BrokenPipeError):
             raise MerganserError(f"cannot write to {stream.name}: {error.strerror}") from None
 
 
 def say(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """A line on standard output, or on another stream."""
+    """Print a line on standard output, or on another stream."""
     stream = stream or sys.stdout
     with delivered(stream):
         print(line, file=stream, end=end)
 
 
 def wrote(path: Path, as_json: bool) -> None:
-    """The last line of a command that has made something."""
+    """Print the last line of a command that has written something."""
     if as_json:
         emit({"event": "done", "path": str(path)})
     else:
@@ -43,5 +43,5 @@ def wrote(path: Path, as_json: bool) -> None:
 
 
 def emit(content: Any) -> None:
-    """Data as one line of JSON on standard output; NaN and infinity, which JSON does not know, are null."""
+    """Print data as one line of JSON on standard output; NaN and infinity, which JSON lacks, become null."""
     say(json.dumps(plain(content), allow_nan=False))

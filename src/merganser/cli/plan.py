@@ -1,4 +1,4 @@
-"""`merganser plan`: what a recipe means, before anything is merged."""
+"""`merganser plan`: show what a recipe does before anything is merged."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def command(
 
     Reads configs, headers and a few thousand numbers of each model, to find models that do not share the base.
 
-    With --tensors, also the method, the sources and the effective parameters of every tensor; on a terminal, tensors
-    that differ only in the numbers of their names share a line. With --native, only what a recipe of mergekit's
-    dialect, or an expression, means in native keys: keep it beside RECIPE, since paths are relative to that.
+    With --tensors, also prints the method, the sources and the effective parameters of every tensor; on a terminal,
+    tensors that differ only in the numbers of their names share a line. With --native, only prints the recipe (in
+    mergekit's format, or with an expression) in native keys; save it beside RECIPE, since paths are relative to it.
     """
     if native:
         show_native(recipe, as_json)
@@ -72,7 +72,7 @@ def show_plan(
     as_json: bool,
     tensors: bool = False,
 ) -> None:
-    """Print the plan of a recipe with other `options` than its own, or raise what is wrong with it."""
+    """Print the plan of a recipe, with `options` in place of its own, or raise the first problem."""
     from merganser import recipes
     from merganser.checkpoints.opening import open_headers
     from merganser.checkpoints.sidecars import prepare_sidecars
@@ -82,7 +82,7 @@ def show_plan(
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
     check_workers(workers, device)
     merge = recipes.prepare(recipes.load(recipe).with_options(**options), open_headers)
-    prepare_sidecars(merge.plan.sidecars, merge.sources)  # for what may be wrong with them
+    prepare_sidecars(merge.plan.sidecars, merge.sources)  # reports their problems
     summary = summarise(merge, limit, workers, strict=memory is not None)
     rows = describe_tensors(merge) if tensors else []
     if as_json:
@@ -94,7 +94,7 @@ def show_plan(
 
 
 def summarise(merge: Merge, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
-    """Return what a merge reads, writes and needs; with `strict`, refuse one that needs more memory."""
+    """Return what a merge reads, writes and needs; with `strict`, raise if it needs more memory."""
     from merganser.checkpoints.cards import read_licence
     from merganser.engine.execute import memory_bound
     from merganser.engine.layout import lay_out
@@ -130,7 +130,7 @@ def summarise(merge: Merge, memory: int, workers: int | None, strict: bool) -> d
 
 
 def _downloads(merge: Merge) -> dict[str, int]:
-    """Return the bytes that a merge fetches, by model: those it reads by address, all of a model of the hub."""
+    """Return the bytes that a merge downloads, by model: all of a hub model, or the ranges read by address."""
     from merganser.checkpoints.references import is_remote, parts
 
     used: dict[int, set[str]] = {}
@@ -192,7 +192,7 @@ def _reads(output: Output) -> tuple[Source, ...]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    """One line for tensors that differ only in numbers; a source of another name is written MODEL:NAME."""
+    """Return a table with one line for tensors that differ only in numbers; renamed sources are shown as MODEL:NAME."""
 
     def cells(row: dict[str, Any]) -> tuple[str, ...]:
         def shown(source: dict[str, str]) -> str:
@@ -208,7 +208,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _value(value: Any) -> str:
-    """A value as short as can be: per-model values that agree are written once."""
+    """Return a short form of a value: per-model values that agree are written once."""
     if isinstance(value, list) and value and all(each == value[0] for each in value):
         value = value[0]
     return "/".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""Progress as its reader wants it: a bar on a terminal, plain lines in a log, JSON lines for machines."""
+"""Progress reports: a bar on a terminal, plain lines in a log, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTES = "bytes"
 
 
 class ProgressReporter:
-    """Shows what is done, the rate of this run and the time left; use as a context manager and call with each event."""
+    """Shows the amount done, the rate of this run and the time left. A context manager to call with each event."""
 
     def __init__(self, doing: str, unit: str = BYTES, *, as_json: bool = False) -> None:
         self._doing = doing
@@ -57,7 +57,7 @@ class ProgressReporter:
             say(f"{done / max(1, total):4.0%}  {self._amounts(done, total, rate)}{left}", sys.stderr)
 
     def line(self, text: str) -> None:
-        """Say something on standard error without tearing the bar."""
+        """Print a line on standard error without breaking the bar."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:

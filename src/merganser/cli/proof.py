@@ -1,4 +1,4 @@
-"""What `merganser merge --prove` prints: how far adapters, as they are applied here, are from PEFT's own merge."""
+"""`merganser merge --prove`: print how far our application of adapters is from PEFT's own merge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show_proofs(merge: Merge, as_json: bool) -> None:
-    """Prove every adapter of a merge, those of nested merges among them; an adapter that fails ends the command."""
+    """Check every adapter of a merge, including those of nested merges, and raise at the first that fails."""
     from merganser.checkpoints.adapter import adapted_views
     from merganser.checkpoints.adapter_proof import prove
     from merganser.engine.nested import Merged

@@ -1,4 +1,4 @@
-"""`merganser push`: a merged model to the hub, with its card."""
+"""`merganser push`: upload a merged model to the hub, with its card."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from merganser.units import show_size
 def command(
     directory: Made,
     repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub; created if needed.")],
-    private: Annotated[bool, typer.Option("--private", help="Create the repository private.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
     revision: Annotated[str | None, typer.Option("--revision", help="Branch to upload to.")] = None,
     check: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Compare with the lock file before uploading.")
@@ -24,8 +24,8 @@ def command(
 ) -> None:
     """Upload a merged model to the hub with its card, recipe and lock file.
 
-    Log in first with `hf auth login`, or set HF_TOKEN. Only files of the lock file, the card and the lock file itself
-    are uploaded.
+    Log in first with `hf auth login`, or set HF_TOKEN. Uploads only the files listed in the lock file, the card and the
+    lock file itself.
     """
     from merganser.origin import push
 

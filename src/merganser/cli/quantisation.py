@@ -1,4 +1,4 @@
-"""What `merganser merge --quantize` prints: how far quantising moves each layer."""
+"""`merganser merge --quantize`: print how much quantising changes each layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show_errors(merge: Merge, as_json: bool) -> None:
-    """Print the error of every layer of a merge that was quantised, beside that of the first model by itself."""
+    """Print the quantisation error of every layer of a merge, beside that of the first model alone."""
     from merganser.engine.requantised import Requantised
 
     view = merge.sources[0]

@@ -1,10 +1,10 @@
-"""Old spellings of commands and options: they work for one more version and say how they are written now."""
+"""Old spellings of commands and options. They work for one more version and print the new spelling."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: Old name of a command or group -> the name it has now.
+#: Old name of a command or group -> new name.
 COMMANDS = {"experts": "library"}
 
 #: By command, old option -> new option; "" where the value is now the last argument, OUT.
@@ -16,12 +16,12 @@ OPTIONS: dict[str, dict[str, str]] = {
     "serve": {"--score": "--head-score"},
     "sweep": {"--tasks": "--task", "--budgets": "--rung"},
 }
-#: Old options whose value was a list with commas and is now given once for each entry.
+#: Old options whose value was a comma-separated list and which are now repeated.
 LISTS = ("--budgets",)
 
 
 def rewrite(words: Sequence[str]) -> list[str]:
-    """Return a command line, without the program's name, in today's spelling."""
+    """Return a command line, without the program's name, in the current spelling."""
     if not words:
         return []
     name = COMMANDS.get(words[0], words[0])
@@ -36,7 +36,7 @@ def rewrite(words: Sequence[str]) -> list[str]:
             written.append(word)
             continue
         given = value if equals else next(rest, None)
-        if given is None:  # the value is missing, which the parser says better
+        if given is None:  # the value is missing; the parser reports that
             written.append(renamed[old] or old)
         elif not renamed[old]:
             last.append(given)

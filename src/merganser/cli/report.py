@@ -1,4 +1,4 @@
-"""`merganser report`: one page over what a command left behind."""
+"""`merganser report`: write one page about the output of a command."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def command(
     check: Check = False,
     as_json: Json = False,
 ) -> None:
-    """Write one self-contained page: summary, sortable tables, plots; readable without network or scripts.
+    """Write one self-contained page with a summary, sortable tables and plots; needs no network and no scripts.
 
-    DIR is a merged checkpoint or adapter, a library of experts, an alignment, the output of the demo, or holds studies
-    (*.sqlite) or journals of sweeps; a study or journal may be named itself. A directory of several of them becomes
-    one page.
+    DIR is a merged checkpoint or adapter, an expert library, an alignment, the output of the demo, or a directory of
+    studies (*.sqlite) or sweep journals; you may also name one study or journal. A directory with several of these
+    becomes one page.
     """
     from merganser.report.directories import report
     from merganser.report.page import check_place

@@ -14,11 +14,13 @@ from merganser.cli.output import emit, say
 def command(
     document: Annotated[
         Literal["recipe", "run"],
-        typer.Argument(metavar="DOCUMENT", help="What to describe: recipe (of a merge) or run (a run file of evolve)."),
+        typer.Argument(
+            metavar="DOCUMENT", help="Document to describe: recipe (of a merge) or run (run file of evolve)."
+        ),
     ],
     as_json: Json = False,
 ) -> None:
-    """Print the JSON Schema of recipes or run files, for completion and checks in an editor.
+    """Print the JSON Schema of recipes or run files, for completion and validation in an editor.
 
     Save it beside your files and name it in their first line: # yaml-language-server: $schema=recipe.schema.json
     """

@@ -1,4 +1,4 @@
-"""`merganser serve`: an input-adaptive model over an expert library behind HTTP."""
+"""`merganser serve`: serve an input-adaptive model over an expert library by HTTP."""
 
 from __future__ import annotations
 
@@ -24,50 +24,56 @@ def command(
     model: Model,
     heads: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory with a head per expert: NAME.safetensors with weight and bias."),
+        typer.Option(metavar="DIR", help="Directory with one head per expert: NAME.safetensors with weight and bias."),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON with the names of the classes of each expert's head.")
+        Path | None, typer.Option(metavar="FILE", help="JSON file with the class names of each expert's head.")
     ] = None,
     encode: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Function from a request's inputs to the model's."),
+        typer.Option(metavar="MODULE:FUNCTION", help="Function that turns a request's inputs into the model's inputs."),
     ] = None,
     features: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Function from the model's output and inputs to what heads read."),
+        typer.Option(metavar="MODULE:FUNCTION", help="Function (output, inputs) -> features that the heads read."),
     ] = None,
     layer: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Linear layer to route at; may be repeated.")
     ] = None,
     source: Annotated[
-        str, typer.Option(help="Where activations for routing come from: fixed (the merge) or base.")
+        str, typer.Option(help="Model that computes the routing activations: fixed (the merge) or base.")
     ] = "fixed",
-    normalize: Annotated[str, typer.Option(help="How residuals become weights: softmax, or zscore first.")] = "zscore",
+    normalize: Annotated[
+        str, typer.Option(help="Residuals to weights: softmax, or zscore (standardise first).")
+    ] = "zscore",
     score: Annotated[
         str, typer.Option("--head-score", help="Compare heads by logit, probability or posterior.")
     ] = "logit",
-    threshold: Annotated[float, typer.Option(min=0, max=1, help="Least weight of a chosen expert (η).")] = 0.2,
-    top: Annotated[int, typer.Option(min=1, help="Most experts for one input (K).")] = 3,
-    redundancy: Annotated[float, typer.Option(min=-1, max=1, help="Most cosine in the fixed merge (ε).")] = 0.3,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
-    max_batch: Annotated[int, typer.Option(min=1, help="Samples computed together.")] = 64,
-    max_samples: Annotated[int, typer.Option(min=1, help="Samples of one request.")] = 64,
-    max_queue: Annotated[int, typer.Option(min=1, help="Samples that may wait.")] = 512,
-    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of one request, e.g. 1MB.")] = "1MiB",
-    wait: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for other requests.")] = 5.0,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request is given up.")] = 30.0,
-    header_timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for the headers of a request.")] = 10.0,
-    max_connections: Annotated[int, typer.Option(min=1, help="Connections at one time.")] = 512,
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Smallest weight of a chosen expert (η).")] = 0.2,
+    top: Annotated[int, typer.Option(min=1, help="Maximum experts per input (K).")] = 3,
+    redundancy: Annotated[float, typer.Option(min=-1, max=1, help="Maximum cosine within the fixed merge (ε).")] = 0.3,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
+    max_batch: Annotated[int, typer.Option(min=1, help="Maximum samples in a batch.")] = 64,
+    max_samples: Annotated[int, typer.Option(min=1, help="Maximum samples per request.")] = 64,
+    max_queue: Annotated[int, typer.Option(min=1, help="Maximum samples in the queue.")] = 512,
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Maximum size of a request, e.g. 1MB.")] = "1MiB",
+    wait: Annotated[
+        float, typer.Option(min=0, help="Milliseconds to wait for more requests before computing a batch.")
+    ] = 5.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request times out.")] = 30.0,
+    header_timeout: Annotated[
+        float, typer.Option(min=0.001, help="Seconds until the headers of a request time out.")
+    ] = 10.0,
+    max_connections: Annotated[int, typer.Option(min=1, help="Maximum simultaneous connections.")] = 512,
     token: Annotated[
         str | None,
-        typer.Option(envvar="MERGANSER_TOKEN", help="Ask for `Authorization: Bearer TOKEN`; better in the variable."),
+        typer.Option(envvar="MERGANSER_TOKEN", help="Require `Authorization: Bearer TOKEN`; prefer the variable."),
     ] = None,
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a library: each request finds its experts and its head."""
+    """Serve a library over HTTP: every request is routed to its experts and its head."""
     from merganser.errors import MerganserError, require
     from merganser.routing.batching import Limits
     from merganser.routing.listening import create_server
@@ -113,7 +119,7 @@ def command(
 def build_model(
     library: Path, model: str, heads: Path | None, base: str | None, *, features: str | None, **options: Any
 ) -> AdaptiveModel:
-    """The adaptive model of a command line: the factory's network gets the base's weights."""
+    """Return the adaptive model of a command line: the factory's network with the base's weights."""
     from merganser.cli.factories import build_network
     from merganser.library.library import Library
     from merganser.routing.adaptive import AdaptiveModel
@@ -127,7 +133,7 @@ def build_model(
 
 
 def read_heads(directory: Path, tasks: tuple[str, ...]) -> dict[str, dict[str, Tensor]]:
-    """`NAME.safetensors` or `NAME/head.safetensors` for every expert."""
+    """Read `NAME.safetensors` or `NAME/head.safetensors` for every expert."""
     from merganser.checkpoints.opening import open as open_checkpoint
     from merganser.errors import InputError
 
@@ -158,7 +164,7 @@ def _labels(path: Path | None) -> dict[str, list[str]] | None:
     try:
         content = read_json(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no labels to be read: {error}") from None
+        raise InputError(f"{path}: cannot read the labels: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(names, list) for names in content.values()):
         raise InputError(f"{path}: labels must be an object of lists, one for each expert")
     return content

@@ -1,4 +1,4 @@
-"""`merganser studio`: a folder of models in the browser."""
+"""`merganser studio`: open a folder of models in the browser."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ def command(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder to open.")] = Path(),
     root: Annotated[
         list[Path] | None,
-        typer.Option("--root", metavar="DIR", help="Another folder it may read and write; may be repeated."),
+        typer.Option(
+            "--root", metavar="DIR", help="Additional folder that the studio may read and write; may be repeated."
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; another if it is taken.")] = 8765,
     state: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where jobs are kept; default: .merganser in DIR.")
+        Path | None, typer.Option(metavar="DIR", help="Directory for jobs; default: .merganser in DIR.")
     ] = None,
     device: Device = "cpu",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Look at models, mix them and see what they say, in the browser.
+    """Inspect models, mix them and try them out in the browser.
 
-    Opens DIR: its checkpoints, recipes, libraries and studies. Listens on this machine only and needs no network. Jobs
-    that are started from the page go on when it, or this command, ends.
+    Opens DIR with its checkpoints, recipes, libraries and studies. Listens on this machine only and needs no network.
+    Jobs started from the page continue when the page is closed or this command ends.
     """
     from merganser.errors import InputError, require
     from merganser.studio.app import create_app
@@ -50,8 +52,8 @@ def command(
     if as_json:
         emit({"event": "serving", "url": address})
     else:
-        say(f"studio on {directory.resolve()}\n{address}\nCtrl-C stops it; jobs go on.", sys.stderr)
-    threading.Thread(target=import_module, args=("torch",), daemon=True).start()  # most screens need it soon
+        say(f"studio on {directory.resolve()}\n{address}\nCtrl-C stops the studio; jobs continue.", sys.stderr)
+    threading.Thread(target=import_module, args=("torch",), daemon=True).start()  # most screens need it
     if browser and not as_json:
         threading.Timer(0.5, _show, [address]).start()
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
@@ -59,7 +61,7 @@ def command(
 
 
 def _listen(port: int) -> socket.socket:
-    """Return a socket at the port, or at a free one if it is taken."""
+    """Return a socket on the port, or on a free one if it is taken."""
     from merganser.errors import MerganserError
 
     for wanted in (port, 0):
@@ -67,7 +69,7 @@ def _listen(port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", wanted))
-            listening.listen()  # whoever reads the address may use it at once
+            listening.listen()  # the address must work as soon as it is printed
         except OSError:
             listening.close()
             continue

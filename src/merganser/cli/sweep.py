@@ -1,4 +1,4 @@
-"""`merganser sweep`: a recipe's values varied, every variant merged in memory and scored."""
+"""`merganser sweep`: vary values of a recipe, merge every variant in memory and score it."""
 
 from __future__ import annotations
 
@@ -33,33 +33,31 @@ def command(
     score: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FUNCTION", help="Function of (weights, budget) that scores a variant, instead of tasks."
+            metavar="MODULE:FUNCTION", help="Function (weights, budget) -> score of a variant, instead of tasks."
         ),
     ] = None,
     rungs: Annotated[
         list[int] | None,
-        typer.Option(
-            "--rung", min=1, help="Questions asked on a rung; may be repeated: three rungs halve twice. Default: 100."
-        ),
+        typer.Option("--rung", min=1, help="Questions on a rung; repeat for successive halving. Default: 100."),
     ] = None,
     keep: Annotated[float, typer.Option(min=0, max=1, help="Share of the variants that reach the next rung.")] = 0.5,
     journal: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Scores so far; default: beside RECIPE, .sweep.jsonl.")
+        Path | None, typer.Option(metavar="FILE", help="Journal of scores; default: RECIPE with suffix .sweep.jsonl.")
     ] = None,
     best: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the best recipe to this file.")] = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Try a grid of values, or halve it from rung to rung; interrupted sweeps go on where they stopped.
+    """Score a grid of values, or halve it from rung to rung. Interrupted sweeps continue where they stopped.
 
-    Nothing is written but the scores: run the best recipe with `merganser merge`.
+    Only the scores are written; merge the best recipe with `merganser merge`.
     """
     from merganser.errors import InputError
     from merganser.evaluate.search import rung_sizes
     from merganser.tuning.sweep import parse_over, sweep
 
     if bool(tasks) == bool(score):
-        raise InputError("say how to score: either --task or --score")
+        raise InputError("choose how to score: give either --task or --score")
     if best is not None:
         _check_place(best, recipe)
 
@@ -67,7 +65,7 @@ def command(
     total = sum(rung_sizes(math.prod(map(len, axes.values())), len(budgets), keep))
     scores = journal or recipe.with_suffix(".sweep.jsonl")
     with (
-        explain_interrupt(lambda: f"{scores} keeps the scores so far; go on with: {same_command()}"),
+        explain_interrupt(lambda: f"{scores} keeps the scores so far; continue with: {same_command()}"),
         ProgressReporter("scoring", "scores") as reporter,
     ):
         count = itertools.count(1)
@@ -97,7 +95,7 @@ def command(
 
 
 def _check_place(best: Path, recipe: Path) -> None:
-    """Relative paths of a recipe are looked for beside it: the best one must find the same models from its place."""
+    """Check that the best recipe finds the same models from its place: its relative paths start at its directory."""
     from merganser import recipes
     from merganser.errors import InputError, MerganserError
 
@@ -112,7 +110,7 @@ def _check_place(best: Path, recipe: Path) -> None:
     except MerganserError:
         there = None
     if there != _models(recipes.load(recipe)):
-        raise InputError(f"--best {best}: the models of {recipe} are not found from there; write it beside {recipe}")
+        raise InputError(f"--best {best}: the models of {recipe} cannot be found from there; write it beside {recipe}")
 
 
 def _models(recipe: Recipe) -> list[Path]:
@@ -129,7 +127,7 @@ def _scored(reference: str) -> Score:
 
 
 def _on_tasks(recipe: Path, tasks: list[str], device: str) -> Score:
-    """A live module of the recipe's template, loaded once."""
+    """Return a score on tasks, computed with one live module of the recipe's template."""
     from merganser import recipes
     from merganser.errors import InputError
     from merganser.evaluate import language
@@ -140,7 +138,7 @@ def _on_tasks(recipe: Path, tasks: list[str], device: str) -> Score:
     directory = recipes.prepare(recipes.load(recipe)).sources[0].directory
     kind = language.kind_of_model(directory)
     if directory is None or kind is None:
-        raise InputError(f"{recipe}: tasks need models that transformers loads; use --score for others")
+        raise InputError(f"{recipe}: tasks need models that transformers can load; use --score for others")
     return TaskScore(language.load(directory, kind, device).module, asked, str(directory))
 
 
@@ -148,4 +146,4 @@ def _text(found: Sweep) -> str:
     names = list(dict.fromkeys(name for trial in found.trials for name in trial.values))
     rows = [(trial.score, trial.budget, *(trial.values.get(name) for name in names)) for trial in found.trials]
     text = Table(("score", "on", *names), rows).text()
-    return text if found.unseen is None else f"{text}\n\nthe best on questions that were not asked: {found.unseen:.4f}"
+    return text if found.unseen is None else f"{text}\n\nscore of the best on unseen questions: {found.unseen:.4f}"

@@ -1,4 +1,4 @@
-"""`merganser transplant-tokenizer`: a model with the tokenizer of another one."""
+"""`merganser transplant-tokenizer`: give a model the tokenizer of another."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from merganser.cli.views import write_view
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint to change.")],
     out: Out,
-    donor: Annotated[str, typer.Option("--from", metavar="CKPT", help="Checkpoint whose tokenizer it gets.")],
+    donor: Annotated[str, typer.Option("--from", metavar="CKPT", help="Checkpoint whose tokenizer to use.")],
     absent: Annotated[
         str,
-        typer.Option(help="Rows of tokens MODEL lacks: omp, nearest, subwords, weighted_subwords, mean or zero."),
+        typer.Option(help="Rule for tokens MODEL lacks: omp, nearest, subwords, weighted_subwords, mean or zero."),
     ] = "omp",
     terms: Annotated[int | None, typer.Option(min=1, help="Shared rows that omp combines; default 8.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Dtype of the output; default: that of MODEL.")] = None,
@@ -27,7 +27,7 @@ def command(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Give a model the tokenizer of another: rows of shared tokens are kept, the others made by a rule."""
+    """Give a model the tokenizer of another. Keeps the rows of shared tokens and computes the others by a rule."""
     from merganser.surgery.transplants import transplant
 
     view = transplant(model, donor, absent=absent, terms=terms)

@@ -1,4 +1,4 @@
-"""`merganser transport`: a fine-tune of an old base, moved to a new one."""
+"""`merganser transport`: move a fine-tune from an old base to a new one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from merganser.checkpoints import Checkpoint
 
 MATCHINGS = ("weights", "frank_wolfe", "none")
-#: Networks of transformers up to this size are built to self-test their symmetry.
+#: Largest transformers network, in bytes, that is built to self-test its symmetry.
 TESTED = 50_000_000
 
 
@@ -29,10 +29,12 @@ def command(
     out: Out,
     old: Annotated[str, typer.Option("--from", metavar="CKPT", help="Base that EXPERT was fine-tuned from.")],
     new: Annotated[str, typer.Option("--to", metavar="CKPT", help="Base to move it to, of the same architecture.")],
-    scale: Annotated[float | None, typer.Option(help="Factor of what was learned; default 1.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Factor on the task vector; default 1.")] = None,
     score: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Function of a state dict, higher is better; chooses the scale."),
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Score of a state dict (higher is better) to choose the scale by."
+        ),
     ] = None,
     scales: Annotated[
         list[float] | None,
@@ -40,15 +42,13 @@ def command(
     ] = None,
     matching: Annotated[str, typer.Option(help="How to match the bases: weights, frank_wolfe or none.")] = "weights",
     start: Annotated[
-        str, typer.Option(help="Where --matching weights begins: propagate, spectra (of attention heads) or identity.")
+        str, typer.Option(help="Start of --matching weights: propagate, spectra (of attention heads) or identity.")
     ] = "propagate",
-    kind: Annotated[
-        str, typer.Option(help="What may differ between bases: permutation or orthogonal.")
-    ] = "permutation",
+    kind: Annotated[str, typer.Option(help="Symmetry between the bases: permutation or orthogonal.")] = "permutation",
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FUNCTION", help="Function that returns the network; default: by the config of --to."
+            metavar="MODULE:FUNCTION", help="Function that returns the network; default: from the config of --to."
         ),
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Shape of an example input, e.g. 1x3x32x32.")] = None,
@@ -57,7 +57,7 @@ def command(
         typer.Option("--output", metavar="NAME", help="Output of the network that counts; may be repeated."),
     ] = None,
     allow_unused: Annotated[
-        bool, typer.Option("--allow-unused", help="Go on where the example leaves out weights that may matter.")
+        bool, typer.Option("--allow-unused", help="Continue if the example input does not use every weight.")
     ] = False,
     dtype: Annotated[str | None, typer.Option(help="Dtype of the output; default: that of --to.")] = None,
     dry_run: DryRun = False,
@@ -69,9 +69,9 @@ def command(
 ) -> None:
     """Move a fine-tune to another release of its base: NEW + scale · π(EXPERT − OLD).
 
-    π reorders the units of the old base so that they match those of the new one (or rotates them, with --kind
-    orthogonal). It is found from the weights of the bases; no data is needed. Matching holds both bases in memory; the
-    result is written tensor by tensor, unless units are rotated or a score is asked for.
+    π reorders the units of the old base to match those of the new one (or rotates them, with --kind orthogonal). It
+    is computed from the weights of the bases; no data is needed. Matching holds both bases in memory. The result is
+    written tensor by tensor, unless units are rotated or a score is used.
     """
     from merganser.checkpoints import open as open_checkpoint
     from merganser.engine.publishing import check_out
@@ -82,9 +82,9 @@ def command(
     one_of("--start", start, ("propagate", "spectra", "identity"))
     one_of("--kind", kind, ("permutation", "orthogonal"))
     if scales and score is None:
-        raise InputError("--try-scale: scales are chosen by a score; name one with --score, or give one --scale")
+        raise InputError("--try-scale needs --score to choose by; add --score, or give one --scale")
     if scale is not None and score is not None:
-        raise InputError("--scale and --score: the scale is either given or chosen, by --score among --try-scale")
+        raise InputError("--scale and --score exclude each other: --score chooses the scale among --try-scale")
     judge = imported(score, "--score") if score else None
     models = [open_checkpoint(reference) for reference in (expert, old, new)]
     _check(models)
@@ -98,7 +98,7 @@ def command(
 
 
 def _check(models: list[Checkpoint]) -> None:
-    """Refuse models of different architectures, from their headers."""
+    """Refuse models of different architectures, judged by their headers."""
     from merganser.checkpoints.differences import Difference
     from merganser.engine.task_vector import Applied
 
@@ -115,7 +115,7 @@ def _derive(
     outputs: list[str] | None,
     allow_unused: bool,
 ) -> tuple[Symmetry, bool]:
-    """The symmetry of the architecture, and whether it was self-tested; one without atoms if nothing is matched."""
+    """Return the symmetry of the architecture, empty if nothing is matched, and whether it was self-tested."""
     from merganser.align.symmetries import Factor, Symmetry, product
     from merganser.errors import InputError
 

@@ -1,4 +1,4 @@
-"""`merganser verify`: whether an output is what its lock file says, and whether its sources make it."""
+"""`merganser verify`: check an output against its lock file, and rebuild it from its sources."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def command(
     directory: Made,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Also compute tensors again from the sources and compare every bit.")
+        bool, typer.Option("--rebuild", help="Also recompute tensors from the sources and compare every bit.")
     ] = False,
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="Rebuild so many tensors, drawn at random; default: all.")
+        int | None, typer.Option("--sample", min=1, help="Number of tensors to rebuild, drawn at random; default: all.")
     ] = None,
     moved: Annotated[
         list[str] | None,
@@ -34,15 +34,15 @@ def command(
 ) -> None:
     """Compare a merged model with its lock file, byte by byte.
 
-    With --rebuild, tensors are also merged again from the sources by the recipe in the lock file and compared bit by
-    bit, and the sources' own bytes with what was merged; nothing is written.
+    With --rebuild, also merges tensors again from the sources with the recipe in the lock file, compares them bit by
+    bit, and compares the sources with the bytes that were merged. Nothing is written.
     """
     from merganser import origin
     from merganser.engine.execute import DEFAULT_MEMORY, Progress
     from merganser.errors import InputError, MerganserError
 
     if not rebuild and (sample is not None or moved or root is not None):
-        raise InputError("--sample, --moved and --relative-to are for --rebuild")
+        raise InputError("--sample, --moved and --relative-to need --rebuild")
     sources = dict(_split(each) for each in moved or ())
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
     with ProgressReporter("comparing", as_json=as_json) as reporter:
@@ -68,7 +68,7 @@ def command(
         problems += found.problems
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise MerganserError(f"{directory} is not what its lock file says: {problems[0]}{more}")
+        raise MerganserError(f"{directory} differs from its lock file: {problems[0]}{more}")
 
 
 def _split(given: str) -> tuple[str, str]:
@@ -89,7 +89,5 @@ def _show(event: str, found: Verification, as_json: bool) -> None:
     for note in found.notes:
         say(f"note     {note}")
     if not found.problems:
-        what = (
-            "as the lock file says" if event == "verified" else "made again from the sources, the same to the last bit"
-        )
+        what = "as in the lock file" if event == "verified" else "rebuilt from the sources, identical to the last bit"
         say(f"{event:<8} {found.tensors} tensors, {show_size(found.bytes)}: {what}")

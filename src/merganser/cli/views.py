@@ -1,4 +1,4 @@
-"""Writing a checkpoint that is computed as it is read, with the plan before and the progress meanwhile."""
+"""Write a checkpoint that is computed while it is read, with a plan and progress."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def write_view(
     if as_json:
         emit({"event": "done", "path": str(out), "seconds": round(seconds, 3), "already_complete": bool(complete)})
     elif complete:
-        say(f"{out} is complete already, made from these models in this way: nothing to do")
+        say(f"{out} was already made from these models in this way; nothing to do")
     else:
         say(f"wrote {out} in {show_time(seconds)}")

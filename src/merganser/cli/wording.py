@@ -1,18 +1,18 @@
-"""The words of an error on the command line: library messages name Python arguments, a shell has options."""
+"""Rewrite error messages for the command line: library messages name Python arguments, a shell has options."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-#: `name=value` standing alone in a sentence, as library messages name an argument: resume=True, workers=1, ray='auto'.
+#: `name=value` as library messages write an argument: resume=True, workers=1, ray='auto'.
 _ARGUMENT = re.compile(r"(?<![^\s(])([a-z_]+)=(\w+|'[^']*')(?=[\s,;:.)]|$)")
 
 
 def name_options(message: str, command: Any) -> str:
     """Write the Python arguments in a message as options of the running command, where it has them.
 
-    `resume=True` becomes `--resume`, `workers=1` becomes `--workers 1`; what the command has no option for stays.
+    `resume=True` becomes `--resume`, `workers=1` becomes `--workers 1`; arguments without an option stay unchanged.
     """
     known = {option for parameter in command.params for option in parameter.opts}
 

@@ -1,4 +1,4 @@
-"""How this process gives memory back to the system."""
+"""How glibc returns freed memory to the system."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LARGE = 4 << 20
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 64 MiB a thread of what is freed instead of returning it at once.
+    """Let glibc keep up to 64 MiB of freed memory per thread instead of returning it at once.
 
-    Blocks of a megabyte come and go by the ten thousand: returned each time, they cost their page faults again,
-    about a tenth of a merge. Larger tensors still go back. This holds for the whole process, so only commands do it;
-    other C libraries are left alone.
+    A merge frees tens of thousands of blocks of a megabyte. Returning each to the system costs its page faults again,
+    about a tenth of a merge. Larger tensors are still returned. The setting holds for the whole process, so only
+    commands use it; other C libraries are not affected.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,7 +1,7 @@
-"""How a tensor is cut: blocks that stay in cache are computed, spans of blocks are read and scheduled.
+"""Split tensors into blocks that fit in cache (the unit of computing) and spans of blocks (the unit of reading).
 
-Both are a function of the shape alone, never of memory, workers or machine, so that partial sums over blocks are
-the same everywhere.
+Both depend on the shape alone, never on memory, workers or machine, so that partial sums over blocks are the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ SPAN = 1 << 22
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `[start, stop)` of the first axis; within a single row of a tensor of three axes or more, also
-    `inner` of the second axis. `offset` is the flat index of its first element, `numel` their number."""
+    """Rows `[start, stop)` of the first axis. Inside a single row of a tensor with three or more axes, `inner` is a
+    range of the second axis. `offset` is the flat index of the first element, `numel` the number of elements.
+    """
 
     start: int
     stop: int
@@ -36,7 +37,7 @@ class Piece:
 
 
 def cut(shape: tuple[int, ...], size: int, rows: tuple[int, int] | None = None) -> list[Piece]:
-    """Whole rows, about `size` elements a piece. Matrices keep their rows whole; larger tensors may not."""
+    """Split a tensor into pieces of about `size` elements. Matrices are split between rows, larger tensors anywhere."""
     if not shape:
         return [Piece(0, 1, 0, 1)]
     first, last = rows or (0, shape[0])
@@ -57,7 +58,7 @@ def cut(shape: tuple[int, ...], size: int, rows: tuple[int, int] | None = None) 
 
 @lru_cache(maxsize=64)
 def spans(shape: tuple[int, ...]) -> list[list[Piece]]:
-    """The blocks of a tensor in runs of about `SPAN` elements, each run within consecutive rows; not to be altered."""
+    """Return the blocks of a tensor in runs of about `SPAN` elements in consecutive rows. Do not modify the list."""
     runs: list[list[Piece]] = []
     held = 0
     for block in cut(shape, BLOCK):
@@ -70,12 +71,12 @@ def spans(shape: tuple[int, ...]) -> list[list[Piece]]:
 
 
 def bounds(span: list[Piece]) -> tuple[int, int]:
-    """The rows of the first axis a run of blocks lies in."""
+    """Return the range of rows of the first axis that a run of blocks covers."""
     return span[0].start, span[-1].stop
 
 
 def take(tensor: Tensor, block: Piece, first_row: int) -> Tensor:
-    """The block out of a tensor that starts at `first_row`."""
+    """Return the block of a tensor that starts at `first_row`."""
     if tensor.dim() == 0:
         return tensor
     part = tensor[block.start - first_row : block.stop - first_row]

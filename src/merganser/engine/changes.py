@@ -1,8 +1,8 @@
-"""What a merge changed: norms, distances, the share of every parent and conflicts of sign, of every tensor.
+"""Changes made by a merge: norms, distances, shares of the parents and sign conflicts of every tensor.
 
-Found while a tensor is merged, from the blocks in hand. Of tensors of 32,768 entries and more a sample is looked at:
-one run of 1,024 entries in 32 of every fourth block, the same ones in every run of the merge. Tensors of fewer than
-1,024 entries are only listed.
+They are computed from the blocks while a tensor is merged. Tensors of 32,768 entries and more are sampled: one run of
+1,024 entries in 32 of every fourth block, the same ones in every run of the merge. Tensors of fewer than 1,024 entries
+are only listed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "merganser-changes.json"
-#: One block of so many is looked at, and one run of 1,024 entries of so many in it.
+#: Share of blocks in the sample, and share of runs of 1,024 entries within each.
 BLOCKS, RUNS = 4, 32
-#: Smaller tensors are only listed: looking at ten thousand of them would cost more than merging them.
+#: Smaller tensors are only listed: comparing ten thousand of them would cost more than merging them.
 LEAST = 1 << 10
 
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one tensor.
+    """The change of one tensor.
 
     Attributes:
         method: The method that merged it; "copied" or "cast" where nothing was computed.
-        entries: How many it has.
-        parents: What was merged, by their numbers among the labels of `Changes`.
-        looked_at: How many the numbers were found from.
+        entries: The number of its entries.
+        parents: The merged models, as indices into the labels of `Changes`.
+        looked_at: The number of entries in the sample.
         before: The norm of the base; without one, of the first parent.
         after: The norm of the result.
         to_base: The distance from the base to the result; None without a base.
@@ -62,15 +62,15 @@ class Change:
     conflicts: float | None = None
 
     def to_list(self) -> list[Any]:
-        """Return the values in the order of the fields, as JSON has them."""
+        """Return the values in the order of the fields, as JSON values."""
         return [list(value) if isinstance(value, tuple) else value for value in asdict(self).values()]
 
     @classmethod
     def from_list(cls, values: Any) -> Change:
-        """Return what `to_list` gave.
+        """Return the change that `to_list` wrote.
 
         Raises:
-            ValueError: If it did not.
+            ValueError: If the values are not a change.
         """
         if not isinstance(values, list) or len(values) != 10:
             raise ValueError("a change has ten fields")
@@ -84,9 +84,9 @@ class Change:
             or not all(n is None or type(n) in (int, float) for n in numbers)
             or None in (*to_parents, *shares)
         ):
-            raise ValueError("a field is of another type")
+            raise ValueError("a field has another type")
         if to_parents and not len(to_parents) == len(shares) == len(parents):
-            raise ValueError("a distance and a share for each parent")
+            raise ValueError("expected a distance and a share for each parent")
         return cls(
             *(method, entries, tuple(parents), looked_at, before, after, to_base),
             *(tuple(to_parents), tuple(shares), conflicts),
@@ -94,14 +94,17 @@ class Change:
 
 
 def is_looked_at(spans: Sequence[Sequence[Piece]], block: Piece) -> bool:
-    """Whether a block of a tensor belongs to the sample."""
+    """Return whether a block of a tensor belongs to the sample."""
     first = spans[0][0]
     return block.offset % (BLOCKS * max(1, first.numel)) == 0
 
 
 def compare(parents: Sequence[Tensor], base: Tensor | None, made: Tensor) -> list[float]:
-    """Conflicts of sign, squares of the reference and of the result, and the lower half of the Gram matrix of what the
-    parents and the result differ by from the reference: the base, or else the first parent. May be recorded."""
+    """Return sign conflicts, squared norms of reference and result, and the lower half of a Gram matrix.
+
+    The Gram matrix is that of the differences of the parents and the result from the reference: the base, or else the
+    first parent. The function may be recorded.
+    """
     reference = parents[0] if base is None else base
     moves = [parent - reference for parent in (parents[1:] if base is None else parents)]
     clashes: Any = 0
@@ -115,7 +118,7 @@ def compare(parents: Sequence[Tensor], base: Tensor | None, made: Tensor) -> lis
 
 
 def compare_sample(parents: Sequence[Tensor], base: Tensor | None, made: Tensor) -> list[float]:
-    """The entries looked at, and `compare` of them, by one product of matrices."""
+    """Return the number of sampled entries and their `compare`, computed by one matrix product."""
     rows = (
         torch.stack([_sample(t) for t in (*parents, *(() if base is None else (base,)), made)]).double().cpu().numpy()
     )
@@ -139,7 +142,7 @@ def _sample(tensor: Tensor) -> Tensor:
 def conclude(
     method: str, entries: int, parents: tuple[int, ...], with_base: bool, parts: Sequence[Sequence[float]]
 ) -> Change:
-    """Return the change of a tensor from what was found in its blocks."""
+    """Return the change of a tensor from the statistics of its blocks."""
     if not parts:
         return Change(method, entries, parents)
     looked_at, clashes, reference, made, *halves = (math.fsum(column) for column in zip(*parts, strict=True))
@@ -170,13 +173,13 @@ def conclude(
 
 
 def _short(value: float) -> float:
-    """Six digits: more would be noise of the sample."""
+    """Round to six digits: more would be noise of the sample."""
     return float(f"{value:.6g}")
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What a merge changed, by tensor; `labels` are those of the models."""
+    """The changes of a merge by tensor; `labels` are those of the models."""
 
     labels: tuple[str, ...]
     tensors: Mapping[str, Change]
@@ -189,13 +192,13 @@ class Changes:
 
 
 def read_changes(directory: Path) -> Changes | None:
-    """Read what the merge that made a directory has noted of its changes.
+    """Read the changes that a merge recorded in its output.
 
     Args:
-        directory: What a merge wrote.
+        directory: The output of a merge.
 
     Returns:
-        The changes; None if none were noted.
+        The changes; None if none were recorded.
 
     Raises:
         CheckpointError: If the file is damaged.
@@ -210,7 +213,7 @@ def read_changes(directory: Path) -> Changes | None:
     try:
         content = read_json(path, finite=True)
         if not isinstance(content, dict) or content.get("version") != 1 or not isinstance(content["tensors"], dict):
-            raise ValueError("not what a merge notes, or of another version")
+            raise ValueError("not a record of changes, or of another version")
         labels = content["labels"]
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise ValueError("labels are a list of texts")

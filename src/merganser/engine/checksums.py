@@ -1,8 +1,8 @@
-"""Checksums of what is written, and the proof that every entry of an output was written exactly once.
+"""Checksums of written outputs, and a check that every entry was written exactly once.
 
-The checksum of an output is that of the checksums of its blocks (`engine.blocks.cut`), in order. Blocks are hashed as
-they are written, while they are in the processor's cache. Where an output has a digest for the lock file, that is its
-checksum, and blocks are counted only.
+The checksum of an output is the checksum of the checksums of its blocks (`engine.blocks.cut`), in order. Blocks are
+hashed as they are written, while they are in the processor's cache. If an output has a digest for the lock file, the
+digest is its checksum, and blocks are only counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Block = tuple[int, int]  # entries, checksum
 
 
 class Tally:
-    """The blocks of outputs in flight, from any thread in any order."""
+    """The blocks of outputs in flight; blocks may arrive from any thread in any order."""
 
     def __init__(self, hashing: bool = True) -> None:
         self._hashing = hashing
@@ -29,10 +29,10 @@ class Tally:
         self._lock = threading.Lock()
 
     def add(self, output: Output, piece: Piece, data: memoryview) -> None:
-        """Note the bytes of a piece.
+        """Record the bytes of a piece.
 
         Raises:
-            MerganserError: If they are more or fewer than the piece has, or were written before.
+            MerganserError: If their number does not match the piece, or it was written before.
         """
         itemsize = output.spec.element.itemsize
         if len(data) != piece.numel * itemsize:
@@ -61,7 +61,7 @@ class Tally:
 
 
 def combine(output: Output, blocks: Mapping[int, Block]) -> str:
-    """The checksum of an output from its blocks by offset, which must cover it exactly."""
+    """Return the checksum of an output from its blocks by offset, which must cover it exactly."""
     reached = 0
     digest = xxhash.xxh3_64()
     for offset in sorted(blocks):
@@ -76,7 +76,7 @@ def combine(output: Output, blocks: Mapping[int, Block]) -> str:
 
 
 def checksum(output: Output, read: Callable[[int, int], bytes]) -> str:
-    """The checksum of an output that lies somewhere: `read(start, stop)` gives its bytes, fewer where they end."""
+    """Return the checksum of a stored output; `read(start, stop)` returns its bytes, fewer at their end."""
     itemsize = output.spec.element.itemsize
     blocks = {}
     for block in cut(output.spec.shape, BLOCK):
@@ -91,4 +91,4 @@ def _hash(data: memoryview) -> int:
 
 
 def _fault(output: Output, what: str) -> MerganserError:
-    return MerganserError(f"{output.name!r}: {what}; this is a fault in merganser or in a method: please report it")
+    return MerganserError(f"{output.name!r}: {what}; this is a bug in merganser or in a method; please report it")

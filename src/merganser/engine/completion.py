@@ -1,4 +1,4 @@
-"""Whether a directory is the finished result of a plan: what `resume` asks where nothing is left to resume."""
+"""Detect whether a directory is the finished result of a plan, for `resume`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from merganser.engine.source_files import SourceFiles
 
 
 def is_complete(out: Path, plan: Plan, identity: str, sources: SourceFiles) -> bool:
-    """Whether `out` was made by this plan from these sources.
+    """Return whether `out` was made by this plan from these sources.
 
-    Its card names the fingerprint, its files have the headers and sizes of the plan, and no source was written since.
-    A directory gets its name only when it is complete, so that there is nothing else to find out.
+    Its card has the fingerprint, its files have the headers and sizes of the plan, and no source was written since. A
+    directory gets its name only when it is complete, so nothing else needs checking.
     """
-    single = plan.sidecars.single  # then the header has the fingerprint, and there is no card
+    single = plan.sidecars.single  # a single file has the fingerprint in its header, and no card
     try:
         card = "" if single else (out / "README.md").read_text(encoding="utf-8")
         latest = max((state[2] for state in sources.states), default=0)

@@ -1,4 +1,4 @@
-"""One output of a merge: everything needed to compute any part of it."""
+"""Compute any part of one output of a merge."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-#: Dtypes that weights of an ordinary size may overflow.
+#: Dtypes that ordinary weights may overflow.
 NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How to compute, as opposed to what: nothing here changes a bit of a finite result on one device."""
+    """How to compute, as opposed to what. Nothing here changes a bit of a finite result on one device."""
 
     device: str = "cpu"
     allow_nan: bool = False
-    #: Whether to note what the merge changes, for sinks that keep it.
+    #: Whether to record what the merge changes, for sinks that keep it.
     changes: bool = False
-    #: By what to note which stored tensors were read, for sinks that keep it (`checkpoints.digests`).
+    #: The digest that records which stored tensors were read, for sinks that keep it (`checkpoints.digests`).
     digest: str | None = None
 
 
 class Computations:
-    """How every output of a merge is computed.
+    """The computations of all outputs of a merge.
 
-    `prepared` is the look at everything that some rules take before the first merge, by method name; taken when it
-    is first needed, unless it is given.
+    `prepared` holds, by method name, the global state that some rules compute from all tensors before the first merge.
+    It is computed when first needed, unless given.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Computations:
         return Computation(self, output, self.prepared.get(output.method))
 
     def digest(self, reads: Iterable[StoredRead], known: Mapping[StoredRead, str]) -> dict[str, dict[str, str]]:
-        """Return the digests of those stored tensors that were not asked for before, by file and name."""
+        """Return the digests of stored tensors that were not requested before, by file and name."""
         if self.settings.digest is None:
             return {}
         with self._lock:
@@ -94,7 +94,7 @@ class Computations:
 
 
 class Computation:
-    """How one output of a merge is computed."""
+    """The computation of one output of a merge."""
 
     def __init__(self, among: Computations, output: Output, look: Look | None = None) -> None:
         self.plan = among.merge.plan
@@ -107,13 +107,13 @@ class Computation:
         self.shape = output.spec.shape
         rule = among.merge.rule(output)
         self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
-        #: Gains are for tensors whose rule asks for them.
+        #: Gains, for tensors whose rule uses them.
         self._look = look if look and self.method.equalizes else Look(look.state if look else None)
         self.whole = not self.copies and self.method.reach == "whole"
         self._held: list[tuple[Piece, Group]] | None = None
-        #: A state, and what was recorded of merging with it: the spans of a tensor share both.
+        #: A state and the recording of merging with it, shared by the spans of a tensor.
         self._merging: tuple[Any, fused.Recorded | None] | None = None
-        #: What was found in blocks by their offsets, for `change`.
+        #: Statistics of blocks by offset, for `change`.
         self._seen: dict[int, list[float]] = {}
 
     @cached_property
@@ -125,17 +125,17 @@ class Computation:
 
     @cached_property
     def element(self) -> Element:
-        """Arithmetic is float32, or float64 where a source is."""
+        """Return the dtype of the arithmetic: float32, or float64 if a source is."""
         names = {self.sources[s.model].spec(s.name).element.name for s in self._reads()}
         return Element.of("float64" if "float64" in names else "float32")
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The dtype of the arithmetic, as torch has it."""
+        """Return the dtype of the arithmetic as a torch dtype."""
         return self.element.dtype
 
     def state(self, mapper: Mapper = serial) -> Any:
-        """What the rule must know of the whole tensor before any part of it can be merged."""
+        """Return the state that the rule computes from the whole tensor before any part of it can be merged."""
         if self.copies or self.method.reach != "reduce_map":
             return None
         single = len(self.spans) == len(self.spans[0]) == 1
@@ -144,7 +144,7 @@ class Computation:
         return self.method.reduce(TensorBlocks(self, mapper))
 
     def merge(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
-        """The blocks of a span as they come out of the arithmetic, not yet in the output's dtype."""
+        """Yield the merged blocks of a span in the dtype of the arithmetic."""
         if self.copies:
             source = self.output.inputs[0]
             first, last = bounds(span)
@@ -157,7 +157,7 @@ class Computation:
         self._held = None
 
     def results(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
-        """The blocks of a span in the output's dtype. One has to be used before the next is asked for."""
+        """Yield the blocks of a span in the output's dtype. Use each before requesting the next."""
         if self._merging is None or self._merging[0] is not state:
             self._merging = state, self.record(lambda group: self.method.merge(group, state), stores=True)
         recorded = self._merging[1]
@@ -180,7 +180,7 @@ class Computation:
         self._held = None
 
     def _finished(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
-        """The blocks of a span by torch, in the output's dtype."""
+        """Yield the blocks of a span computed by torch, in the output's dtype."""
         if self.copies or not self.settings.changes or self.output.spec.numel < LEAST:
             for block, tensor in self.merge(span, state):
                 yield block, self.finish(tensor)
@@ -193,15 +193,15 @@ class Computation:
         self._held = None
 
     def noting(self) -> AbstractContextManager[None]:
-        """Note the stored tensors that this thread reads inside the block, for `digests`."""
+        """Record the stored tensors that this thread reads inside the block, for `digests`."""
         return nullcontext() if self.settings.digest is None else noting_reads(self._reads_noted)
 
     def digests(self) -> dict[str, dict[str, str]]:
-        """The digests of the stored tensors that no other output was made of before, by file and name."""
+        """Return the digests of stored tensors that no earlier output used, by file and name."""
         return self._among.digest(self._reads_noted, self._digests.finish()) if self._digests else {}
 
     def change(self) -> Change | None:
-        """What became of the tensor, once every block has been computed; None if it was not to be noted."""
+        """Return the change of the tensor, once every block is computed; None if changes are not recorded."""
         if not self.settings.changes:
             return None
         output, parents = self.output, tuple(source.model for source in self.output.inputs)
@@ -217,7 +217,7 @@ class Computation:
         return plain and self.settings.device == "cpu" and fused.is_possible(self.output.spec.dtype, self.shape)
 
     def record(self, function: Callable[[Group], Any], stores: bool = False) -> fused.Recorded | None:
-        """What a function does to the blocks of this output, ready to be run compiled; None if torch must do it."""
+        """Record a function of the blocks of this output for compiled execution; None if torch must run it."""
         if not self._recordable:
             return None
         about = self._about | {"models": len(self.output.inputs), "base": self.output.base is not None}
@@ -234,7 +234,7 @@ class Computation:
 
     @property
     def _about(self) -> dict[str, Any]:
-        """The fields of a group that all blocks share."""
+        """Return the fields of a group that all blocks share."""
         return {
             "name": self.output.name,
             "labels": self.labels,
@@ -245,24 +245,24 @@ class Computation:
         }
 
     def finish(self, tensor: Tensor) -> Tensor:
-        """Cast once, at the end, to what is written."""
+        """Cast once, at the end, to the output's dtype."""
         narrow = tensor.to(self.output.spec.dtype)
         if not self.settings.allow_nan and _reaches_further(tensor.dtype, narrow.dtype):
             self._check_fit(tensor, narrow)
         return narrow.cpu()
 
     def _check_fit(self, tensor: Tensor, narrow: Tensor) -> None:
-        # The sieve of `_widen`; float8 has no sums, and some of it clips instead of overflowing.
+        # The same check as in `_widen`; float8 has no sums, and some float8 types clip instead of overflowing.
         if narrow.dtype.itemsize > 1 and math.isfinite(narrow.sum().item()):
             return
         if lost := int((tensor.isfinite() & (tensor.abs() >= _limit(narrow.dtype))).sum()):
             raise InputError(
                 f"{self.output.name!r}: {lost} values do not fit {name_of(narrow.dtype)}; "
-                f"choose an output dtype of a larger range, such as {name_of(tensor.dtype)}"
+                f"choose an output dtype with a larger range, such as {name_of(tensor.dtype)}"
             )
 
     def prefetch(self, span: list[Piece]) -> None:
-        """Have the sources read ahead what a span will need."""
+        """Let the sources read ahead the data of a span."""
         rows = bounds(span) if self.shape else None
         for source in self._reads():
             self.sources[source.model].prefetch(source.name, rows)
@@ -297,7 +297,7 @@ class Computation:
             )
 
     def _side(self, source: Source, rows: tuple[int, int] | None) -> tuple[Tensor, bool]:
-        """A statistic, and whether it was cut like the tensor itself; one of another shape is read whole."""
+        """Return a statistic, and whether it was split like the tensor; one of another shape is read whole."""
         checkpoint = self.sources[source.model]
         cut = checkpoint.spec(source.name).shape == self.shape
         return checkpoint.read(source.name, rows if cut else None), cut
@@ -307,7 +307,7 @@ class Computation:
 
     def _widen(self, tensor: Tensor, source: Source) -> Tensor:
         wide = tensor.to(device=self.settings.device, dtype=self.dtype)
-        # A sum is the cheapest sieve: only a suspicious one is looked at twice.
+        # A sum is the cheapest test; only a suspicious one is examined further.
         if not self.settings.allow_nan and not math.isfinite(wide.sum().item()) and not wide.isfinite().all():
             what = "NaN" if wide.isnan().any() else "infinite values"
             raise InputError(
@@ -318,12 +318,12 @@ class Computation:
 
 
 def _reaches_further(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Whether a value may be finite in the one and not in the other."""
+    """Return whether a value may be finite in the wide dtype and not in the narrow one."""
     floating = wide.is_floating_point and narrow.is_floating_point
     return floating and torch.finfo(wide).max > torch.finfo(narrow).max
 
 
 def _limit(dtype: torch.dtype) -> float:
-    """The least number that does not round to a finite one: half a unit in the last place beyond the largest."""
+    """Return the smallest number that does not round to a finite one: half an ulp beyond the largest."""
     info = torch.finfo(dtype)
     return info.max + math.ldexp(info.eps, math.frexp(info.max)[1] - 2)

@@ -1,4 +1,4 @@
-"""Where results may be written: never over what is in use, never over anything without being told to."""
+"""Checks of output paths: never overwrite data in use, nor anything without permission."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from merganser.errors import InputError
 
 
 def paths_in(reference: object) -> Iterator[Path]:
-    """The files and directories a reference such as `base+adapter` names, as far as they are here."""
+    """Yield the existing files and directories that a reference such as `base+adapter` names."""
     if isinstance(reference, (str, os.PathLike)):
         yield from (Path(os.path.expanduser(part)) for part in parts(os.fspath(reference)) if exists(part))
 
 
 def check_replaceable(out: Path, inputs: Iterable[Path]) -> None:
-    """What stands at OUT, or unfinished beside it, is removed in the end and must not take with it what is in use.
+    """Refuse an OUT whose replacement would remove data in use; also checks the unfinished output beside it.
 
-    Refused are an OUT that is or holds the current directory or an input, and one inside an input's directory, which is
-    part of that input as far as anybody knows.
+    Refused are an OUT that is or contains the current directory or an input, and one inside an input's directory, which
+    counts as part of that input.
     """
     if out.name in ("", ".."):
-        raise InputError(f"{out}: not a name for the directory to be made")
+        raise InputError(f"{out}: not a name for a new directory")
     if (home := os.path.expanduser(out)) != str(out):
-        raise InputError(f"{out}: '~' stands for no directory here; write {home}")
+        raise InputError(f"{out}: '~' is not expanded here; write {home}")
     used = [("current directory", Path.cwd()), *(("input", path) for path in dict.fromkeys(inputs))]
     for place in (out, out.with_name(f"{out.name}.partial")):
         if not os.path.lexists(place):
@@ -41,17 +41,17 @@ def check_replaceable(out: Path, inputs: Iterable[Path]) -> None:
 
 
 def check_writable(out: Path, directory: Path) -> Path:
-    """That OUT can be written in a directory, or in one that can be made there: the nearest directory there is."""
+    """Check that OUT can be written in a directory, which may have to be created; return the nearest existing one."""
     place = next(path for path in (directory, *directory.absolute().parents) if os.path.exists(path))
     if not place.is_dir():
-        raise InputError(f"{out} cannot be made: {place} is not a directory")
+        raise InputError(f"{out} cannot be created: {place} is not a directory")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{out} cannot be made: {place} is not writable")
+        raise InputError(f"{out} cannot be created: {place} is not writable")
     return place
 
 
 def is_empty(path: Path) -> bool:
-    """Whether this is a directory with nothing in it, which is as good as none."""
+    """Return whether this is an empty directory, which counts as absent."""
     if path.is_symlink() or not path.is_dir():
         return False
     try:
@@ -61,14 +61,14 @@ def is_empty(path: Path) -> bool:
 
 
 def check_absent(out: Path, overwrite: bool) -> None:
-    """That nothing but an empty directory stands at OUT, or that it may be overwritten."""
+    """Check that OUT is absent or an empty directory, or that it may be overwritten."""
     if os.path.lexists(out) and not overwrite and not is_empty(out):
         what = "exists already" if out.exists() else "is a broken link"
         raise InputError(f"{out} {what}; choose another name or overwrite it (overwrite=True)")
 
 
 def _holds(place: Path, path: Path) -> bool:
-    """Whether a path lies at or below a place, as it is spelt or where its links lead."""
+    """Return whether a path is at or below a place, either as written or after resolving links."""
     spelt = path.absolute()
     forms = (spelt.parent.resolve() / spelt.name, spelt.resolve())
     return any(_same(place, each) for form in forms for each in (form, *form.parents))

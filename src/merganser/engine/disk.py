@@ -1,4 +1,4 @@
-"""Every operation that touches the disk, in one place: the points at which the world can end."""
+"""All operations that modify the disk, in one place, so that tests can make any of them fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Disk:
-    """Plain POSIX calls. `before` is called ahead of each of them, for tests that make one fail."""
+    """Plain POSIX calls. `before` is called before each of them; tests override it to fail."""
 
     def before(self, operation: str, path: Path) -> None:
         pass
@@ -24,7 +24,7 @@ class Disk:
         path.mkdir(parents=True, exist_ok=True)
 
     def create(self, path: Path, size: int) -> int:
-        """A file of this size with its room reserved, open for writing."""
+        """Create a file of this size with its space reserved, open for writing."""
         self.before("create", path)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -37,7 +37,7 @@ class Disk:
         return handle
 
     def write_at(self, handle: int, data: memoryview, offset: int, path: Path) -> None:
-        """Write all of the data, however little of it each call takes."""
+        """Write all of the data, even if each call writes only a part."""
         self.before("write", path)
         while data:
             written = self._pwrite(handle, data, offset)
@@ -52,12 +52,12 @@ class Disk:
         self._sync(handle)
 
     def sync(self, handle: int, path: Path) -> None:
-        """Put the content of a file on disk; its size was there from the beginning."""
+        """Sync the content of a file; its size was synced from the beginning."""
         self.before("sync", path)
         self._sync(handle, getattr(os, "fdatasync", os.fsync))
 
     def write_file(self, path: Path, content: bytes) -> None:
-        """Write a file in place of one of that name, without syncing it."""
+        """Write a file in place of an existing one, without syncing it."""
         self.before("write", path)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
@@ -68,27 +68,27 @@ class Disk:
             os.close(handle)
 
     def sync_tree(self, directory: Path) -> None:
-        """Everything in a directory and the directory itself."""
+        """Sync everything in a directory and the directory itself."""
         for path in (*sorted(directory.rglob("*")), directory):
             if path.is_file() or path.is_dir():
                 self.before("sync", path)
                 self.sync_directory(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file or directory another name. A directory never takes the place of anything but an empty one."""
+        """Rename a file or directory. A directory only replaces an empty one."""
         self.before("rename", target)
         os.rename(source, target)
         self.sync_directory(target.parent)
 
     def name_file(self, source: Path, target: Path) -> None:
-        """Give a file another name, often beside the old one; it never takes the place of anything."""
+        """Rename a file, by a hard link where possible; never replaces anything."""
         self.before("rename", target)
         try:
             os.link(source, target)
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP) or os.path.lexists(target):
                 raise
-            os.rename(source, target)  # a file system without links
+            os.rename(source, target)  # the file system has no hard links
         self.sync_directory(target.parent)
 
     def sync_directory(self, directory: Path) -> None:
@@ -99,7 +99,7 @@ class Disk:
             os.close(handle)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, a link, or a directory with all that is in it."""
+        """Remove a file, a link, or a directory with its content."""
         self.before("remove", path)
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -117,15 +117,14 @@ class Disk:
 
 
 def explain(error: OSError, staging: Path) -> MerganserError:
-    """A message for whoever ran the merge; everything finished so far is kept."""
+    """Return the error for a failed write; everything finished so far is kept."""
     if error.errno in _FULL:
         return MerganserError(
-            f"no room left on the disk of {staging}: finished tensors are kept there; "
-            "free some space and do the same with resume=True"
+            f"no space left on the disk of {staging}: finished tensors are kept there; "
+            "free some space and continue with resume=True"
         )
     if error.errno == errno.EMFILE:
         return MerganserError(
-            f"writing {staging} failed: too many open files; raise their number (ulimit -n) and do the same with "
-            "resume=True"
+            f"writing {staging} failed: too many open files; raise the limit (ulimit -n) and continue with resume=True"
         )
-    return MerganserError(f"writing {staging} failed: {error}; the same with resume=True goes on")
+    return MerganserError(f"writing {staging} failed: {error}; continue with resume=True")

@@ -1,4 +1,4 @@
-"""`execute(merge, sink)`: the one way a merge becomes tensors."""
+"""`execute(merge, sink)`: compute the tensors of a merge."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from merganser.lazy import torch
 
 T = TypeVar("T")
 DEFAULT_MEMORY = 2 << 30
-#: What an output costs however small it is, in entries.
+#: Fixed cost of an output, in entries.
 _OVERHEAD = 1 << 14
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Bytes of output finished, of all, and the tensor that was finished last."""
+    """Bytes of output finished, bytes in all, and the tensor finished last."""
 
     done: int
     total: int
@@ -44,7 +44,7 @@ def execute(
     settings: Arithmetic | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
-    """Compute every output of a merge that `sink` does not have and hand it over, in pieces, from `workers` threads.
+    """Compute every output of a merge that `sink` does not have and pass it on in pieces, with `workers` threads.
 
     `memory` bounds the tensors in flight; a single tensor that needs more is computed alone. The result does not
     depend on either.
@@ -55,7 +55,7 @@ def execute(
 
 
 def run_in_threads(todo: Sequence[Computation], sink: Sink, workers: int, memory: int, counter: Counter) -> None:
-    """Small outputs in batches, large ones by all threads together."""
+    """Compute small outputs in batches, and large ones by all threads together."""
     with one_torch_thread(), _Pool(workers, memory) as pool:
         for batch in batches(todo):
             if len(batch) == 1 and len(batch[0].spans) > 1:
@@ -73,7 +73,7 @@ def pending(computations: Computations, sink: Sink) -> list[Computation]:
 
 
 def memory_bound(merge: Merge, workers: int, memory: int) -> int:
-    """Return what `execute` holds at most besides memory-mapped files: `memory`, unless one tensor needs more."""
+    """Return the most memory `execute` holds besides memory-mapped files: `memory`, unless a tensor needs more."""
     computations = Computations(merge)
     sizes = sorted((footprint(Computation(computations, output)) for output in merge.plan.outputs), reverse=True)
     return max(sizes[0], min(memory, sum(sizes[:workers]))) if sizes else 0
@@ -82,9 +82,9 @@ def memory_bound(merge: Merge, workers: int, memory: int) -> int:
 def run_batch(
     batch: Sequence[Computation], sink: Sink, on_finished: Callable[[Output], None] = lambda output: None
 ) -> None:
-    """Several outputs one after the other, in this thread."""
+    """Compute several outputs one after the other in this thread."""
     for computation in batch:
-        with computation.noting():  # a small tensor is read once, for its reduction and its merge
+        with computation.noting():  # a small tensor is read once for its reduction and merge
             state = computation.state()
         for span in computation.spans:
             _run_span(computation, span, state, sink)
@@ -99,7 +99,7 @@ def _run_span(computation: Computation, span: list[Piece], state: Any, sink: Sin
 
 
 def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: Counter) -> None:
-    """All workers on one tensor: its reduction first, then its spans in any order."""
+    """Compute one tensor with all workers: its reduction first, then its spans in any order."""
     need = footprint(computation)
     state = computation.state(lambda function, items: pool.map(need, function, items))
     left = itertools.count(len(computation.spans) - 1, -1)
@@ -116,12 +116,12 @@ def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: Co
 
 
 def work(computation: Computation) -> int:
-    """How much there is to do, in entries."""
+    """Return the amount of work, in entries."""
     return computation.output.spec.numel + _OVERHEAD
 
 
 def batches(computations: Sequence[Computation]) -> Iterator[list[Computation]]:
-    """Small tensors in one task, so that ten thousand of them cost no ten thousand round trips."""
+    """Yield batches of small tensors, so that ten thousand of them do not need ten thousand round trips."""
     batch: list[Computation] = []
     held = 0
     for computation in computations:
@@ -136,7 +136,7 @@ def batches(computations: Sequence[Computation]) -> Iterator[list[Computation]]:
 
 
 class Counter:
-    """Tells a listener how far the work on a plan has come."""
+    """Reports the progress of a plan to a listener."""
 
     def __init__(
         self, todo: Sequence[Computation], plan: Plan, listener: Callable[[Progress], None] | None = None
@@ -154,7 +154,7 @@ class Counter:
 
 
 class _Pool:
-    """Threads behind a gate that admits work while it fits the memory; the first failure stops everything."""
+    """Threads that admit work while it fits in memory; the first failure stops everything."""
 
     def __init__(self, workers: int, memory: int) -> None:
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="merganser")
@@ -201,8 +201,7 @@ class _Pool:
 
 @contextlib.contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Workers are the parallelism: torch's own threads inside each would fight over the same cores, and fixing
-    their number at one fixes the bits of decompositions."""
+    """Limit torch to one thread: workers are the parallelism, and one thread fixes the bits of decompositions."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

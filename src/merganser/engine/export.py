@@ -1,4 +1,4 @@
-"""A merge to an ordinary checkpoint directory, streamed by the engine."""
+"""Write a merge as an ordinary checkpoint directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from merganser.engine.staging import Staging
 from merganser.engine.writer import SYNC_SECONDS, CheckpointWriter
 from merganser.errors import InputError, MerganserError
 
-#: Of these there is nothing to compare but the weights themselves, and they are at hand.
+#: Models in memory have no files to compare: their weights themselves are hashed.
 _IN_MEMORY = (StateDict, Module)
 
 
@@ -40,28 +40,28 @@ def write_merge(
     digest: str | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the directory `out` of a merge: `compute` gives the writer what an earlier run has not finished.
+    """Write the directory `out` of a merge; `compute` adds the outputs that an earlier run did not finish.
 
     Args:
-        merge: What to write.
-        out: The directory to be made; or a file, `OUT.safetensors`, of the weights alone.
+        merge: The merge.
+        out: The directory to create; or a file, `OUT.safetensors`, of the weights alone.
         compute: Computes every output that the writer does not have.
         resume: Continue a merge that was interrupted.
         overwrite: Replace `out`, or an unfinished merge.
         inputs: Files that must not be lost besides those of the sources, such as the recipe.
-        on_complete: Called instead of any work if `resume` finds `out` complete already.
-        disk: What touches the disk.
-        sync_seconds: How often to sync what is finished; 0 for after every output.
-        digest: The algorithm of the digests in the lock file (`checkpoints.digests`); `compute` has to note those of
-            the sources by the same. None writes no lock file.
+        on_complete: Called, with nothing else done, if `resume` finds that `out` is complete.
+        disk: The interface to the disk.
+        sync_seconds: How often to sync finished outputs; 0 means after every output.
+        digest: The algorithm of the digests in the lock file (`checkpoints.digests`); `compute` must use the same for
+            the sources. None writes no lock file.
         recipe: The resolved recipe, for the lock file.
 
     Returns:
         `out`.
 
     Raises:
-        InputError: If it cannot be written there, or a source is unsound or changes meanwhile; nothing is left behind.
-        MerganserError: If the work fails; what is finished is kept for `resume`.
+        InputError: If `out` cannot be written, or a source is invalid or changes meanwhile; nothing is left behind.
+        MerganserError: If the work fails; finished outputs are kept for `resume`.
     """
     plan, sources = merge.plan, merge.sources
     place, disk = Path(os.path.expanduser(out)), disk or Disk()
@@ -105,11 +105,11 @@ def write_merge(
 def _check_ending(place: Path, plan: Plan) -> None:
     if (place.suffix == ".gguf") != (plan.sidecars.gguf is not None):
         form = "a GGUF file" if plan.sidecars.gguf is not None else "safetensors"
-        raise InputError(f"{place}: the weights are written as {form}, which output.quantize says; rename the output")
+        raise InputError(f"{place}: output.quantize writes the weights as {form}; rename the output")
 
 
 def _compute(compute: Callable[[CheckpointWriter], None], writer: CheckpointWriter, files: SourceFiles) -> None:
-    """Do the work; a failure of which a changed source is the likely cause is put down to that."""
+    """Run the computation; if a source changed meanwhile, report that as the cause of a failure."""
     try:
         compute(writer)
     except MerganserError as error:
@@ -121,7 +121,7 @@ def _compute(compute: Callable[[CheckpointWriter], None], writer: CheckpointWrit
 
 
 def _identity(plan: Plan, prints: Sequence[str]) -> str:
-    """What was merged and how, wherever it lies: a copy of the models elsewhere gives the same."""
+    """Return the identity of a merge: what was merged and how, independent of where the models are."""
     return replace(plan, models=tuple(map(_placeless, plan.models)), sidecars=Sidecars()).fingerprint(prints)
 
 
@@ -135,7 +135,7 @@ def _placeless(model: Model) -> Model:
 
 
 def _paths(plan: Plan) -> Iterator[Path]:
-    """The files and directories a plan reads, as far as its references are paths."""
+    """Yield the files and directories that a plan reads, as far as its references are paths."""
     for model in plan.models:
         if model.plan is not None:
             yield from _paths(model.plan)

@@ -1,6 +1,6 @@
-"""A merge written in FP8, as compressed-tensors stores it: float8 weights with a float32 scale for each row.
+"""Write a merge in FP8, as compressed-tensors stores it: float8 weights with a float32 scale per row.
 
-Read by vLLM and transformers; activations are quantised as they come, so that no data is needed.
+vLLM and transformers can read it; activations are quantised dynamically, so that no data is needed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 _DTYPE, _SCALE = "float8_e4m3fn", "_scale"
 _LARGEST = 448.0
-#: The weight of one expert, a Linear layer wherever experts are stored one by one.
+#: The weight of one expert, which is a Linear layer if experts are stored one by one.
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 class Float8(Requantised):
-    """The result of a merge with a scale for each row of its Linear weights."""
+    """The result of a merge with a scale per row of its Linear weights."""
 
     def names(self) -> Sequence[str]:
-        # Scales come last: by then the rows they are of have been written.
+        # Scales come last: by then their rows have been written.
         return [*self.source.names(), *(name + _SCALE for name in self.ledger.names())]
 
     def spec(self, name: str) -> TensorSpec:
@@ -75,10 +75,10 @@ def in_float8(merge: Merge) -> Merge:
         merge: What to merge.
 
     Returns:
-        The same merge, quantised as it is written; its config says how to read it.
+        The same merge, quantised as it is written, with the quantisation in its config.
 
     Raises:
-        InputError: If it is not known which weights are Linear, or some cannot be quantised.
+        InputError: If the Linear weights are unknown, or some cannot be quantised.
     """
     chosen, ignored = _choose(merge)
     plan = merge.plan
@@ -89,23 +89,24 @@ def in_float8(merge: Merge) -> Merge:
     edits = [*plan.sidecars.config, (("quantization_config",), _settings(ignored))]
     told = replace(plan.sidecars, config=freeze_edits(edits))
     return quantised_merge(
-        merge, view, outputs, told, f"{len(chosen)} Linear weights are written in FP8, a scale for each row"
+        merge, view, outputs, told, f"{len(chosen)} Linear weights are written in FP8, with a scale per row"
     )
 
 
 def _choose(merge: Merge) -> tuple[dict[str, int], list[str]]:
-    """Return the weights to quantise with their rows, and the modules with matrices that stay as they are."""
+    """Return the weights to quantise with their rows, and the modules whose matrices stay unquantised."""
     model = build_skeleton(merge.sources[0])
     if model is None:
         raise InputError(
-            "output.quantize: fp8 needs a config.json of an architecture that the installed transformers knows, which "
-            "says which weights are Linear"
+            "output.quantize: fp8 needs a config.json of an architecture that the installed transformers knows, "
+            "to tell "
+            "which weights are Linear"
         )
     kinds = {f"{name}.weight": type(each).__name__ for name, each in model.named_modules()}
     shapes = {output.name: output.spec for output in merge.plan.outputs}
     if fused := [name for name, spec in shapes.items() if len(spec.shape) == 3 and "expert" in name]:
         raise InputError(
-            f"output.quantize: fp8 cannot store {fused[0]!r}, experts fused into one tensor; begin from a model that "
+            f"output.quantize: fp8 cannot store {fused[0]!r}, experts fused into one tensor; start from a model that "
             "stores its experts one by one"
         )
     matrices = [name for name, spec in shapes.items() if name.endswith(".weight") and len(spec.shape) == 2]
@@ -118,7 +119,7 @@ def _choose(merge: Merge) -> tuple[dict[str, int], list[str]]:
 
 
 def _heads(kinds: dict[str, str], shapes: dict[str, Any]) -> set[str]:
-    """Return Linear modules that have no weight of their own, such as a tied head."""
+    """Return Linear modules without a weight of their own, such as a tied head."""
     return {name.removesuffix(".weight") for name, kind in kinds.items() if kind == "Linear" and name not in shapes}
 
 

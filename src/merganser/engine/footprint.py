@@ -1,4 +1,4 @@
-"""How much memory a computation takes, known before it begins."""
+"""Estimate the memory of a computation before it begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from merganser.engine.compute import Computation
 
 
 def footprint(computation: Computation, entries: int = SPAN) -> int:
-    """Bytes of working memory one task of this computation may hold when it reads so many entries at once."""
+    """Return the working memory in bytes that a task of this computation may hold when it reads `entries` at once."""
     output, spec = computation.output, computation.output.spec
     reads = [*output.inputs, *([output.base] if output.base else []), *sum(output.statistics.values(), ())]
     entries = spec.numel if computation.whole else min(spec.numel, entries)

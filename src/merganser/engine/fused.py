@@ -1,7 +1,8 @@
-"""Rules run over the stored bytes of their sources, by the compiled runner (`kernels.tiles`).
+"""Run rules on the stored bytes of their sources with the compiled runner (`kernels.tiles`).
 
-What a rule asks of a block is recorded once (`kernels.recording`) and run over every block, in one pass from the files'
-dtype to the result's. A rule that cannot be recorded, or a block in which something is not finite, is left to torch.
+The operations of a rule on a block are recorded once (`kernels.recording`) and run over every block, in one pass from
+the files' dtype to the result's. Torch handles rules that cannot be recorded and blocks with values that are not
+finite.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-#: Smaller tensors are not worth a recording.
+#: Smaller tensors are not worth recording.
 WORTH = 1 << 15
 
 
 class _Unknown(int):
-    """Stands for the offset of a block, which differs from block to block: nothing can be made of it."""
+    """Placeholder for the offset of a block, which differs between blocks; any arithmetic with it is refused."""
 
     def _refuse(self, *others: object) -> NoReturn:
         raise TypeError("the offset of a block is not known while a rule is recorded")
@@ -40,7 +41,7 @@ class _Unknown(int):
 
 
 class _StandIn(Group):
-    """A group of lanes."""
+    """A group of recorded lanes in place of tensors."""
 
     def random_bits(self, model: int) -> Tensor:
         return Draws(model)  # type: ignore[return-value]
@@ -48,7 +49,7 @@ class _StandIn(Group):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a function does to the blocks of an output, ready to run, and what it returns."""
+    """The recorded operations of a function on the blocks of an output, and the structure of its return value."""
 
     program: tiles.Program
     seeds: npt.NDArray[np.uint64]
@@ -56,15 +57,15 @@ class Recorded:
 
 
 def record(function: Callable[[Group], Any], group: Mapping[str, Any], stores: bool = False) -> Recorded | None:
-    """Record what `function` does to a block.
+    """Record the operations of `function` on a block.
 
     Args:
-        function: Takes a group and returns numbers, in lists or tuples if they are several; or a tensor, to be stored.
-        group: The fields of the group but for its tensors; `models` and `base` say how many and whether.
+        function: Takes a group; returns numbers (also in lists or tuples), or a tensor to be stored.
+        group: The fields of the group except its tensors; `models` is their number, `base` whether there is one.
         stores: Whether the function returns a tensor.
 
     Returns:
-        The recording; None if the function does what cannot be recorded.
+        The recording; None if the function cannot be recorded.
     """
     recording = Recording()
     count = group["models"]
@@ -85,14 +86,14 @@ def record(function: Callable[[Group], Any], group: Mapping[str, Any], stores: b
             check_filled(found)
         program = recording.program()
     except Exception:
-        return None  # whatever it stumbled over, torch has the last word
+        return None  # torch runs it and raises any real error
     halves = [word for model in program.draws for word in _seed(stand_in, model)]
     return Recorded(program, np.array(halves, np.uint64), found)
 
 
 @lru_cache(maxsize=64)
 def record_comparison(models: int, with_base: bool) -> Recorded:
-    """Record `changes.compare` of so many models, a base if there is one, and the result."""
+    """Record `changes.compare` of `models` models, an optional base and the result."""
     recording = Recording()
     *parents, made = (recording.load(number) for number in range(models + with_base + 1))
     base = parents.pop() if with_base else None
@@ -107,7 +108,7 @@ def _seed(group: Group, model: int) -> tuple[int, ...]:
 
 
 class Addresses:
-    """Where the rows of some tensors lie that were read together; None if they cannot be read as they lie there."""
+    """The addresses of the rows of tensors that were read together; None if they cannot be used in place."""
 
     def __init__(self, tensors: Sequence[Tensor], origin: int) -> None:
         self._tensors = tensors  # kept alive
@@ -117,36 +118,36 @@ class Addresses:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], origin: int) -> Addresses | None:
-        """`origin` is the flat index of the first entry read."""
+        """Return the addresses; `origin` is the flat index of the first entry read."""
         fit = all(str(t.dtype) in tiles.DTYPES and t.is_contiguous() and t.device.type == "cpu" for t in tensors)
         return cls(tensors, origin) if fit else None
 
     def at(self, block: Piece, *more: Tensor) -> npt.NDArray[np.int64]:
-        """The addresses of a block, and of tensors that hold no more than that, with the numbers of the dtypes."""
+        """Return the addresses of a block, and of further tensors of that size, with the codes of their dtypes."""
         table: npt.NDArray[np.int64] = self._table.copy()
         table[:, 0] += (block.offset - self._origin) * self._sizes
         return np.vstack([table, *([tensor.data_ptr(), tiles.DTYPES[str(tensor.dtype)]] for tensor in more)])
 
 
 def find(recorded: Recorded, addresses: Addresses, block: Piece, stride: int = 1) -> list[Any] | None:
-    """What the recorded function returns for a block (or a sample of it), in a list; None for torch to deal with."""
+    """Return the values of the recorded function for a block, or a sample of it; None if torch must compute them."""
     results = tiles.run(recorded.program, addresses.at(block), recorded.seeds, block.offset, block.numel, stride=stride)
     return None if results is None else [fill_in(recorded.found, results)]
 
 
 def find_change(recorded: Recorded, addresses: Addresses, block: Piece, made: Tensor) -> list[float]:
-    """The entries looked at, and `changes.compare` of a block that was just computed."""
+    """Return the number of sampled entries and `changes.compare` of a block that was just computed."""
     table = addresses.at(block, made)
     results = tiles.run(recorded.program, table, recorded.seeds, block.offset, block.numel, stride=RUNS)
-    assert results is not None, "what was computed compiled is finite"
+    assert results is not None, "compiled results are finite"
     return [results.size, *fill_in(recorded.found, results)]
 
 
 def store(recorded: Recorded, addresses: Addresses, block: Piece, out: Tensor) -> bool:
-    """Compute a block into `out`; False for torch to deal with."""
+    """Compute a block into `out`; return False if torch must compute it."""
     return tiles.run(recorded.program, addresses.at(block), recorded.seeds, block.offset, block.numel, out) is not None
 
 
 def is_possible(output_dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-    """Whether there is a runner, and a tensor of this shape is worth it."""
+    """Return whether there is a compiled runner, and whether a tensor of this shape is worth it."""
     return str(output_dtype) in tiles.DTYPES and math.prod(shape) >= WORTH and tiles.library() is not None

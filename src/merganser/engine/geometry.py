@@ -1,7 +1,7 @@
 """Inner products and sign counts of checkpoints too large for memory, streamed block by block.
 
-Blocks are a function of the shapes alone, their sums are taken in float64 by one thread each, and the sums of blocks
-are added without rounding (`math.fsum`): results do not depend on memory, threads or the order of the tensors.
+Blocks depend on the shapes alone, each block is summed in float64 by one thread, and the sums are added without
+rounding (`math.fsum`): results do not depend on memory, threads or the order of the tensors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ Parts: TypeAlias = tuple[Entries, ...]
 def over_blocks(
     vectors: Sequence[Checkpoint], names: Sequence[str], function: Callable[[Parts], T]
 ) -> Iterator[tuple[str, T]]:
-    """`function` of the same block of every vector at once, flat and in float64, with the tensor's name; in order,
-    computed by all cores. A vector without a tensor gives zeros."""
+    """Apply `function` to the same block of every vector, flat and in float64, with the tensor's name.
+
+    Results are in order and computed by all cores. A vector without a tensor counts as zeros.
+    """
 
     def run(task: tuple[str, list[Piece]]) -> list[T]:
         name, span = task
@@ -54,7 +56,7 @@ def over_blocks(
 
 
 def inner_products(vectors: Sequence[Checkpoint]) -> Entries:
-    """G_ij = ⟨v_i, v_j⟩ over the tensors of all of them."""
+    """Return G_ij = ⟨v_i, v_j⟩ over all tensors of the vectors."""
     names = list(dict.fromkeys(name for vector in vectors for name in vector.names()))
     return pair_sums(vectors, names, lambda a, b: a * b)
 
@@ -65,16 +67,16 @@ def pair_sums(
     entry: Callable[[Entries, Entries], Entries],
     base: Checkpoint | None = None,
 ) -> Entries:
-    """Σ entry(v_i − base, v_j − base) over the named tensors, symmetric in i and j (base 0 if none).
+    """Return Σ entry(v_i − base, v_j − base) over the named tensors, symmetric in i and j (base 0 if none).
 
-    NaN and infinity in vectors stay what they are.
+    NaN and infinity in vectors are propagated.
     """
     pairs = [(i, j) for i in range(len(vectors)) for j in range(i + 1)]
 
     def sums(parts: Parts) -> list[float]:
         with np.errstate(all="ignore"):
             moved = parts if base is None else [part - parts[-1] for part in parts[:-1]]
-            # Not a BLAS dot: its order of summation depends on the threads at hand.
+            # Not a BLAS dot product, whose order of summation depends on the threads.
             return [float(np.add.reduce(entry(moved[i], moved[j]))) for i, j in pairs]
 
     read = vectors if base is None else [*vectors, base]
@@ -86,7 +88,7 @@ def pair_sums(
 
 
 def cosines(gram: Entries) -> Entries:
-    """cos(v_i, v_j) from inner products; 0 where a vector is zero, NaN where one is not finite."""
+    """Return cos(v_i, v_j) from inner products; 0 if a vector is zero, NaN if one is not finite."""
     norms = np.sqrt(np.diag(gram))
     with np.errstate(invalid="ignore"):
         scale = np.outer(norms, norms)
@@ -96,7 +98,7 @@ def cosines(gram: Entries) -> Entries:
 
 
 def norms(vector: Checkpoint) -> dict[str, float]:
-    """The Frobenius norm of every tensor."""
+    """Return the Frobenius norm of every tensor."""
     squares: dict[str, list[float]] = {name: [] for name in vector.names()}
     for name, value in over_blocks([vector], vector.names(), lambda parts: float(np.add.reduce(parts[0] * parts[0]))):
         squares[name].append(value)
@@ -104,7 +106,7 @@ def norms(vector: Checkpoint) -> dict[str, float]:
 
 
 def sign_agreement(a: Checkpoint, b: Checkpoint) -> float:
-    """The share of equal signs among the entries at which both vectors move; NaN if there is none."""
+    """Return the share of equal signs among entries where both vectors are nonzero; NaN if there are none."""
 
     def counts(parts: Parts) -> tuple[int, int]:
         product = np.sign(parts[0]) * np.sign(parts[1])
@@ -116,10 +118,10 @@ def sign_agreement(a: Checkpoint, b: Checkpoint) -> float:
 
 
 def _entries(tensor: Tensor) -> Entries:
-    """On the processor first: not every device has float64."""
+    """Convert to float64 on the CPU, since not every device has float64."""
     return tensor.cpu().double().numpy().reshape(-1)
 
 
 def _total(values: Sequence[float]) -> float:
-    """The exact sum, rounded once; that of infinities of both signs is NaN."""
+    """Return the exact sum, rounded once; infinities of both signs give NaN."""
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)

@@ -1,5 +1,4 @@
-"""A merge written as a GGUF file: the settings and tokenizer of a GGUF model of the merge, the merged weights quantised
-by the gguf library."""
+"""Write a merge as a GGUF file, quantised by gguf, with settings and tokenizer of a GGUF model of the merge."""
 
 from __future__ import annotations
 
@@ -24,18 +23,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FLOAT = "F32"
-#: llama.cpp's number for files that are mostly of a kind, in the setting `general.file_type`.
+#: llama.cpp's `general.file_type` by the main type of a file.
 _FILE_TYPES = {"q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
 _MADE_BY = "merganser.fingerprint"
 
 
 class GGUFEncoded(Requantised):
-    """The result of a merge under GGUF's names, its matrices as blocks of codes.
+    """The result of a merge under GGUF's names, with matrices as blocks of codes.
 
     Args:
         merged: The result, under the names of transformers.
         model: A GGUF model of the merge, whose names and order of rows are used.
-        kind: What matrices are quantised to, such as "Q8_0".
+        kind: The type of quantised matrices, such as "Q8_0".
     """
 
     def __init__(self, merged: Checkpoint, model: GGUFModel, kind: str) -> None:
@@ -56,7 +55,7 @@ class GGUFEncoded(Requantised):
         return list(self._names)
 
     def kind(self, name: str) -> int:
-        """Return the number that GGUF gives to what a tensor is stored as."""
+        """Return the number of the GGUF type of a tensor."""
         return int(self._kind if name in self.ledger else self._gguf.GGMLQuantizationType[_FLOAT])
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -93,7 +92,7 @@ def in_gguf(merge: Merge, form: str) -> Merge:
 
     Args:
         merge: What to merge; one of its models is a GGUF file, which gives settings and tokenizer.
-        form: What matrices are quantised to, such as "q8_0".
+        form: The type of quantised matrices, such as "q8_0".
 
     Returns:
         The same merge, quantised as it is written.
@@ -104,8 +103,9 @@ def in_gguf(merge: Merge, form: str) -> Merge:
     model = next((found for source in merge.sources if (found := _gguf_model(source)) is not None), None)
     if model is None:
         raise InputError(
-            f"output.quantize: {form} writes a GGUF file, whose settings and tokenizer come from another: name one of "
-            "a known architecture among the models"
+            f"output.quantize: {form} writes a GGUF file, which needs the settings and tokenizer of a GGUF "
+            "model: add one "
+            "of a known architecture to the models"
         )
     outputs = {output.name: output.spec.shape for output in merge.plan.outputs}
     tied = set(merge.plan.aliases) | ({"lm_head.weight"} - set(model.stored))
@@ -139,11 +139,11 @@ def _gguf_model(checkpoint: Checkpoint) -> GGUFModel | None:
 
 
 def gguf_header(told: Mapping[str, Any], fingerprint: str) -> tuple[bytes, dict[str, int], int]:
-    """Return the header of a GGUF file to be, the place of each tensor in the file, and the file's size.
+    """Return the header of a GGUF file, the offset of each tensor in the file, and the file's size.
 
     Args:
-        told: The donor of the settings, `general.file_type`, and shape and kind of each tensor.
-        fingerprint: Of the merge, which the file carries among its settings.
+        told: The donor of the settings, `general.file_type`, and shape and type of each tensor.
+        fingerprint: The fingerprint of the merge, stored among the settings.
     """
     donor = GGUFFile(Path(told["file"])).header
     start, stop, count = donor.span

@@ -1,4 +1,4 @@
-"""What is known to be on disk: one checksummed line per fact, appended only after the data itself is synced."""
+"""A journal of what is on disk: one checksummed line per fact, appended only after the data is synced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from merganser.strict_json import parse_json
 
 
 class Journal:
-    """An append-only file. A torn last line, from a crash while it was written, is cut off when it is opened."""
+    """An append-only file. An incomplete last line, left by a crash, is cut off when the file is opened."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class Journal:
         try:
             self._disk.append(self._handle, line, self.path)
         except OSError:
-            with suppress(OSError):  # half a line would spoil the next one
+            with suppress(OSError):  # half a line would corrupt the next one
                 os.ftruncate(self._handle, self._end)
             raise
         self._end += len(line)
@@ -43,7 +43,7 @@ class Journal:
 
 
 def read_records(path: Path) -> list[dict[str, Any]] | None:
-    """The records of a journal, without opening it for writing; None if the file is not a journal.
+    """Return the records of a journal, without opening it for writing; None if the file is not a journal.
 
     An empty file, or one line without an end, is a journal whose first line was never finished.
     """

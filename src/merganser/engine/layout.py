@@ -1,4 +1,4 @@
-"""Where every tensor of the output will lie: all shapes are known, so headers and offsets come first."""
+"""Lay out the files of the output: all shapes are known, so headers and offsets are computed first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from merganser.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Shard:
-    """A file to be: its header and, for each tensor, the offset of its first byte in the file."""
+    """A planned file: its header and, for each tensor, the offset of its first byte."""
 
     file: str
     header: bytes
@@ -22,10 +22,10 @@ class Shard:
 
 
 def lay_out(plan: Plan) -> list[Shard]:
-    """Shards of at most `plan.shard_size` bytes of weights (a larger tensor has one to itself), in plan order.
+    """Return shards of at most `plan.shard_size` bytes of weights, in plan order; a larger tensor gets its own shard.
 
-    Weights of modules that have a folder (`Sidecars.modules`) go to a file in theirs, by their names there. Where only
-    one file is written (`Sidecars.single`), all weights are in it.
+    Weights of modules with a folder of their own (`Sidecars.modules`) go to a file in that folder, under their names
+    there. If only one file is written (`Sidecars.single`), it contains all weights.
     """
     stem = plan.sidecars.weights
     if plan.sidecars.gguf is not None:
@@ -51,7 +51,7 @@ def lay_out(plan: Plan) -> list[Shard]:
         groups[-1].append(output)
         held += output.spec.nbytes
     modules = [_shard(files[prefix], inner, plan.aliases, prefix) for prefix, inner in apart.items()]
-    if modules and not groups[0]:  # a pipeline has no weights of its own
+    if modules and not groups[0]:  # a pipeline has no weights at the top level
         return modules
     if len(groups) == 1:
         return [_shard(f"{stem}.safetensors", groups[0], plan.aliases), *modules]
@@ -62,9 +62,9 @@ def lay_out(plan: Plan) -> list[Shard]:
 def _check_storable(output: Output) -> None:
     reason = ""
     if output.name == METADATA:
-        reason = "the format keeps this name for itself"
+        reason = "the format reserves this name"
     elif output.spec.element.name not in CODES:
-        reason = f"the format has no {output.spec.element}"
+        reason = f"the format does not support {output.spec.element}"
     if reason:
         raise CheckpointError(
             f"{output.name!r} cannot be written to safetensors: {reason}; "
@@ -73,7 +73,7 @@ def _check_storable(output: Output) -> None:
 
 
 def make_index(shards: Sequence[Shard], plan: Plan) -> tuple[str, bytes] | None:
-    """The index Hugging Face loaders expect beside several shards: its name and content; None for a single one."""
+    """Return name and content of the index that Hugging Face loaders expect with several shards; None for one shard."""
     own = [shard for shard in shards if "/" not in shard.file]
     if len(own) <= 1:
         return None
@@ -87,7 +87,7 @@ def make_index(shards: Sequence[Shard], plan: Plan) -> tuple[str, bytes] | None:
 def _shard(
     file: str, outputs: Sequence[Output], aliases: Mapping[str, str], prefix: str = "", made_by: str = ""
 ) -> Shard:
-    # Wide types first, so that every tensor is aligned to its own item size.
+    # Wide types first, so that every tensor is aligned to its item size.
     ordered = sorted(outputs, key=lambda output: -output.spec.element.itemsize)
     names = {output.name for output in outputs}
     tied = {a.removeprefix(prefix): name.removeprefix(prefix) for a, name in aliases.items() if name in names}

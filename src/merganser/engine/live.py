@@ -1,4 +1,4 @@
-"""A live module that becomes one merge after the other; only what differs from the last one is computed."""
+"""A live module that is updated from one merge to the next by computing only the differences."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Mark = tuple[Any, ...]
 
 
 class LiveModule:
-    """A module whose weights are those of the merge that was loaded last.
+    """A module with the weights of the merge that was loaded last.
 
-    A load computes the tensors whose method, sources or parameters changed since the load before, by the engine's own
-    arithmetic: a recipe of the same values written to disk has the same weights, bit for bit.
+    `load` computes the tensors whose method, sources or parameters changed since the previous load, with the engine's
+    own arithmetic: the same recipe written to disk has the same weights, bit for bit.
 
     Args:
-        module: The network to fill; its tensors may carry its base prefix or leave it out.
-        finite: Whether the sources are known to be finite, so that they are not looked at again in every load.
+        module: The network to fill; the checkpoint's names may have or lack its base prefix.
+        finite: Whether the sources are known to be finite, so that loads need not check them.
 
     Example:
         >>> live = LiveModule(AutoModelForCausalLM.from_pretrained("base"))
@@ -49,7 +49,7 @@ class LiveModule:
 
         Args:
             merge: The merge; its sources should be the same objects as in the loads before.
-            workers: Threads; by default one for each core.
+            workers: The number of threads; by default one per core.
 
         Returns:
             The outputs that were computed.
@@ -71,7 +71,7 @@ class LiveModule:
             names = {output.name for output in changed}
             kept = {o.name for o in plan.outputs} - names
             self._loaded = {name: mark for name, mark in self._loaded.items() if name not in names}
-            # Of sources known to be finite, only what may overflow is looked at.
+            # If the sources are known to be finite, check only what may overflow.
             settings = Arithmetic(allow_nan=self.finite and not any(o.spec.element.name in NARROW for o in changed))
             with torch.no_grad():
                 execute(merge, _PartSink(self.module, self._names, kept), workers=workers, settings=settings)
@@ -79,7 +79,9 @@ class LiveModule:
         return changed
 
     def _marks(self, merge: Merge) -> dict[str, Mark]:
-        """Equal marks, equal tensors: how an output is made, or only that it is the base's tensor of its name."""
+        """Return a mark per output, such that equal marks mean equal tensors: how it is made, or that it is the
+        base's.
+        """
         plan = merge.plan
         on_deltas = {method: lookup(method).base == "required" for method in {o.method for o in plan.outputs}}
         shared = {id(output.parameters): output.parameters for output in plan.outputs}
@@ -104,8 +106,9 @@ class LiveModule:
         return (output.method, inputs, base, parameters, plan.seed, output.spec.dtype)
 
     def _untouched(self, output: str, places: Sequence[tuple[str, str]], sources: Sequence[Checkpoint]) -> bool:
-        """Whether all these tensors equal the base's (the first model's, without a base) of the output's name: a model
-        without a head gives its embedding for it, which is another tensor."""
+        """Return whether all these tensors equal the base's (or the first model's) tensor of the output's name. A
+        model without a head gives its embedding for it, which is another tensor.
+        """
         first = self._first
         if first is None or output not in first:
             return False
@@ -119,7 +122,7 @@ class LiveModule:
 
 
 class _PartSink(RenamingSink):
-    """A module that has some of the outputs already."""
+    """A module that already has some of the outputs."""
 
     def __init__(self, module: nn.Module, names: ModuleNames, kept: Collection[str]) -> None:
         super().__init__(module, names)
@@ -130,7 +133,7 @@ class _PartSink(RenamingSink):
 
 
 def _looks(merge: Merge, told: dict[int, str]) -> dict[str, Mark]:
-    """For methods that look at every tensor first, everything that look depends on: it is part of each mark."""
+    """Return, for methods that prepare from every tensor, everything this depends on, to be part of each mark."""
     found: dict[str, Mark] = {}
     for output in merge.plan.outputs:
         if not output.copies and merge.rule(output).method.looks_first:

@@ -1,7 +1,7 @@
-"""The right to write a directory, held by one process at a time.
+"""A lock on an output directory, held by one process at a time.
 
-The lock is a file beside the directory, so that it outlives whatever happens inside. It is there while somebody works,
-and goes with them; a process that is killed leaves an empty file, which the next one takes over.
+The lock is a file beside the directory, so that it is independent of the directory's content. It exists while a process
+works and is removed at the end; a killed process leaves an empty file, which the next one takes over.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errn
 
 
 class Lock:
-    """A lock on `out`, taken when it is made.
+    """A lock on `out`, acquired on construction.
 
-    Where the file system has no locks, a second file says which process of which machine holds it.
+    If the file system has no locks, a second file names the process and machine that hold it.
     """
 
     def __init__(self, out: Path, disk: Disk) -> None:
@@ -33,7 +33,7 @@ class Lock:
         self._handle: int | None = self._take()
 
     def release(self) -> None:
-        """Give the right back. The file goes first: whoever opened it meanwhile finds that it is no longer there."""
+        """Release the lock. The file is removed first, so that a process that opened it meanwhile finds it gone."""
         if self._handle is not None:
             self.path.unlink(missing_ok=True)
             if self._claimed:
@@ -41,7 +41,7 @@ class Lock:
             self.leave()
 
     def leave(self) -> None:
-        """Let go of the lock in a forked child, whose parent keeps it."""
+        """Drop the lock in a forked child; its parent keeps it."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -51,7 +51,9 @@ class Lock:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 if os.fstat(handle).st_size:
-                    raise InputError(f"{self.path} is in the way and not ours; choose another name for {self._out}")
+                    raise InputError(
+                        f"{self.path} exists and was not written by merganser; choose another name for {self._out}"
+                    )
                 self._lock(handle)
                 if _still_there(self.path, handle):
                     return handle
@@ -69,14 +71,14 @@ class Lock:
             self._claim()
 
     def _claim(self) -> None:
-        """Make the file of the owner, in place of one whose process of this machine has ended."""
+        """Create the owner file, replacing one whose process on this machine has ended."""
         while not self._claimed:
             try:
                 made = os.open(self._owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             except FileExistsError:
                 host, _, process = _text(self._owner).rpartition(" ")
                 if host != socket.gethostname() or not process.isdecimal() or _lives(int(process)):
-                    raise self._busy(f"; if no process is, remove {self._owner}") from None
+                    raise self._busy(f"; if that is wrong, remove {self._owner}") from None
                 self._owner.unlink(missing_ok=True)
             else:
                 with os.fdopen(made, "w") as file:

@@ -1,4 +1,4 @@
-"""The look at every tensor that some rules take before the first is merged."""
+"""Global preparation: some rules compute a state from every tensor before the first is merged."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from merganser.methods.norms import common_gains
 
 @dataclass(frozen=True)
 class Look:
-    """What a method found in all its tensors: its own state, and the gains of task vectors by model label."""
+    """The global state of a method, and the gains of task vectors by model label."""
 
     state: Any = None
     gains: Mapping[str, float] = field(default_factory=dict)
 
 
-#: A rule, its parameters, and the blocks of its tensor as seen after a look.
+#: A rule, its parameters, and the blocks of its tensor given a look.
 Looking = tuple[Method, Mapping[str, Any], Callable[[Look], Blocks]]
 
 
 def take_looks(looking: Mapping[str, Sequence[Looking]]) -> dict[str, Look]:
-    """Return the look of each method: norms first, then whatever the rule prepares from task vectors of these norms."""
+    """Return the look of each method: norms first, then the rule's preparation from task vectors scaled by them."""
     found = {}
     for name, rules in looking.items():
         look = Look(gains=common_gains(blocks(Look()) for rule, _, blocks in rules if rule.equalizes))

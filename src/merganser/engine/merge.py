@@ -1,4 +1,4 @@
-"""A merge that is ready to be done: what `recipes` makes of a recipe, and what everything else takes."""
+"""A merge that is ready to be executed: made from a recipe by `recipes`, used by everything else."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from merganser.notebooks import Shown
 
 #: Turns a reference into an open checkpoint.
 Open = Callable[[str], Checkpoint]
-#: The method, the identity of its parameters, the models: outputs that agree in these share a rule.
+#: The method, the identity of its parameters and the models; outputs with equal keys share a rule.
 RuleKey = tuple[str, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A method with its parameters, for models of these labels; `copies` if it changes nothing."""
+    """A method with its parameters, for models with these labels; `copies` if it changes nothing."""
 
     method: Method
     labels: tuple[str, ...]
@@ -49,7 +49,7 @@ class Merge(Shown):
         self._rules: dict[RuleKey, Rule] = {}
 
     def rule(self, output: Output) -> Rule:
-        """Return the rule of an output; outputs of one method, with the same models and parameters, share it."""
+        """Return the rule of an output. Outputs with the same method, models and parameters share it."""
         key = rule_key(output)
         if key not in self._rules:
             labels = tuple(self.plan.models[source.model].label for source in output.inputs)
@@ -59,12 +59,12 @@ class Merge(Shown):
         return self._rules[key]
 
     def only(self, outputs: Collection[Output]) -> Merge:
-        """Return the same merge of some of its outputs, with the same sources and rules."""
+        """Return the same merge restricted to some outputs, with the same sources and rules."""
         part = Merge(replace(self.plan, outputs=tuple(outputs)), self.sources)
         part._built, part._rules = self._built, self._rules
         return part
 
 
 def rule_key(output: Output) -> RuleKey:
-    """Return what outputs that share a rule have in common; parameters are the same if they are one object."""
+    """Return the key of an output's rule; parameters count as equal if they are one object."""
     return output.method, id(output.parameters), tuple(source.model for source in output.inputs)

@@ -1,4 +1,4 @@
-"""A merge straight into a live module, whatever its class calls the tensors of the checkpoint."""
+"""Merge directly into a live module, whose class may name the tensors differently from the checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from merganser.errors import InputError
 
 
 class ModuleNames:
-    """Checkpoint names to the module's: equal, or with the module's base prefix put on or taken off."""
+    """Maps checkpoint names to the module's names: equal, or with the module's base prefix added or removed."""
 
     def __init__(self, state: Mapping[str, Any], prefix: str) -> None:
         self._state = state
@@ -31,7 +31,7 @@ class ModuleNames:
         return next((option for option in options if option in self._state), None)
 
     def check(self, plan: Plan) -> None:
-        """Every parameter of the module must be filled, and with its shape."""
+        """Check that every parameter of the module is filled with its shape."""
         given: dict[str | None, Output | None] = {self.find(alias): None for alias in plan.aliases}
         given |= {self.find(o.name): o for o in plan.outputs}
         tied = {tensor.data_ptr() for name, tensor in self._state.items() if name in given}
@@ -40,11 +40,13 @@ class ModuleNames:
                 raise InputError(f"the merged checkpoint has no tensor for the module's {name!r}")
             output = given.get(name)
             if output is not None and tuple(tensor.shape) != output.spec.shape:
-                raise InputError(f"{name!r} is {tuple(tensor.shape)} in the module and {output.spec.shape} merged")
+                raise InputError(
+                    f"{name!r} is {tuple(tensor.shape)} in the module and {output.spec.shape} in the merge"
+                )
 
 
 class RenamingSink(ModuleSink):
-    """A module as a sink, its tensors found through `names`."""
+    """A sink into a module whose tensors are found through `names`."""
 
     def __init__(self, module: nn.Module, names: ModuleNames) -> None:
         super().__init__(module)

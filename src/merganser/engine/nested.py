@@ -1,4 +1,4 @@
-"""The result of a merge as a checkpoint: nested merges are computed as they are read, never written anywhere."""
+"""The result of a merge as a checkpoint. Nested merges are computed while they are read, never written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def reopen(plan: Plan, open: Open = open_checkpoint) -> Merge:
-    """Return the merge of a plan that was made elsewhere, in another process or on another machine."""
+    """Return the merge of a plan that was made in another process or on another machine."""
     plain: list[Checkpoint] = [
         Merged(reopen(model.plan, open), model.label) if model.plan else open(str(model.path)) for model in plan.models
     ]
@@ -54,7 +54,7 @@ def reopen(plan: Plan, open: Open = open_checkpoint) -> Merge:
 
 
 class Merged(Checkpoint):
-    """What a merge gives. The last tensor of a decomposition is kept, since it cannot be cut."""
+    """The result of a merge. Keeps the last decomposed tensor, which cannot be computed in parts."""
 
     def __init__(self, merge: Merge, label: str = "merge") -> None:
         self.plan = merge.plan
@@ -62,7 +62,7 @@ class Merged(Checkpoint):
         self.label = label
         self.directory = self.sources[0].directory
         self._outputs = {output.name: output for output in self.plan.outputs}
-        self._computations = Computations(merge, Arithmetic(allow_nan=True))  # whoever reads the result looks for NaN
+        self._computations = Computations(merge, Arithmetic(allow_nan=True))  # the reader of the result checks for NaN
         self._lock = threading.RLock()
         self._states: dict[str, Any] = {}
         self._whole: tuple[str, Tensor] | None = None
@@ -87,7 +87,7 @@ class Merged(Checkpoint):
         return [path for source in self.sources for path in source.files()]
 
     def overhead(self, name: str, entries: int) -> int:
-        """The merge itself and, where it is made of pieces, these beside the tensor and the last decomposition."""
+        """Return the overhead of the merge, of its pieces beside the tensor, and of the kept decomposition."""
         computation = Computation(self._computations, self._outputs[self.plan.aliases.get(name, name)])
         if computation.whole:
             return footprint(computation)
@@ -96,7 +96,7 @@ class Merged(Checkpoint):
 
     @cached_property
     def _largest_whole(self) -> int:
-        """Bytes of the largest tensor that may be kept."""
+        """Return the bytes of the largest tensor that may be kept."""
         made = (Computation(self._computations, output) for output in self.plan.outputs)
         return max((c.output.spec.numel * c.element.itemsize for c in made if c.whole), default=0)
 
@@ -125,7 +125,7 @@ class Merged(Checkpoint):
         name = computation.output.name
         with self._lock:
             if self._whole is None or self._whole[0] != name:
-                self._whole = None  # room for the next
+                self._whole = None  # free it before the next
                 ((_, tensor),) = computation.merge(computation.spans[0], None)
                 self._whole = (name, tensor)
             return self._whole[1]

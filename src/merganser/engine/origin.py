@@ -1,4 +1,4 @@
-"""`merganser.lock.json`: what an output was made of, and by which bytes it is known again.
+"""`merganser.lock.json`: what an output was made from, and digests to verify it.
 
 The lock file of a directory lies in it, that of a file `OUT.safetensors` beside it as `OUT.safetensors.lock.json`.
 
@@ -10,9 +10,9 @@ The lock file of a directory lies in it, that of a file `OUT.safetensors` beside
      "outputs": {"model.safetensors": {"w": "fcde2b…"}},
      "files": {"config.json": "44136f…"}}            everything else that was written, by SHA-256
 
-Digests are of the bytes as they are stored; names, dtypes and shapes of outputs are in the headers. Nothing in the file
-depends on when, where or by how many workers it was written: the same models, recipe and versions give the same file.
-The card is not in it: it is there to be edited.
+Digests are of the stored bytes; names, dtypes and shapes of outputs are in the headers. The file does not depend on
+when, where or by how many workers it was written: the same models, recipe and versions give the same file. The card is
+not included, since users edit it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from merganser.engine.sinks import Digests
 LOCK_FILE = "merganser.lock.json"
 FORMAT = 1
 CARD = "README.md"
-#: How the name of an output ends that is one file of weights.
+#: Suffixes of outputs that are one file of weights.
 SINGLE = (".safetensors", ".gguf")
-#: A merge that reads and writes no more than this has SHA-256 digests: they take less than a second then.
+#: Largest merge, in bytes read and written, with SHA-256 digests by default; they take less than a second.
 CHEAP = 1_000_000_000
 _HEX = re.compile("[0-9a-f]{32}|[0-9a-f]{64}")
 _SNAPSHOT = re.compile(r"models--(.+?)--(.+)")
-#: What marks a directory whose weights are in a folder of it.
+#: Files that mark a directory whose weights are in one of its folders.
 _LIBRARIES = ("library.json", "masks.json")
 
 
@@ -55,7 +55,7 @@ def lock_path(out: Path) -> Path:
 
 
 def choose_digest(merge: Merge) -> str:
-    """Return SHA-256 where it costs little beside the merge or what it waits for, and xxh3 for the rest."""
+    """Return SHA-256 if it costs little compared with the merge, else xxh3."""
     plan = merge.plan
     read = sum(
         merge.sources[source.model].spec(source.name).nbytes
@@ -67,17 +67,17 @@ def choose_digest(merge: Merge) -> str:
 
 
 def are_digests(value: object) -> TypeGuard[dict[str, str]]:
-    """Whether a value read from a file maps names to digests."""
+    """Return whether a value read from a file maps names to digests."""
     return isinstance(value, dict) and all(isinstance(each, str) and _HEX.fullmatch(each) for each in value.values())
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What goes into the lock file of a merge besides its digests.
+    """The content of a merge's lock file besides its digests.
 
     Attributes:
         merge: The merge.
-        fingerprint: That of the plan and its sources, wherever they lie.
+        fingerprint: The fingerprint of the plan and its sources, independent of their location.
         digest: The algorithm of the digests.
         recipe: The resolved recipe as a document, if there is one.
     """
@@ -107,7 +107,7 @@ class Origin:
         ancestry = Ancestry(read)
         models = [ancestry.describe(*each) for each in zip(self.merge.plan.models, self.merge.sources, strict=True)]
         if models[0].get("made_of") == models[1:]:
-            models = models[1:]  # a merge that is quantised as it is written reads it, and its models, as one more
+            models = models[1:]  # the first model of a quantised merge is the unquantised merge
         weights = {shard.file for shard in shards}
         return render_lock(
             directory,
@@ -162,7 +162,7 @@ def render_lock(
 
 
 class Ancestry:
-    """The files that were read, under names that say nothing of the machine."""
+    """The files that were read, under names that reveal nothing about the machine."""
 
     def __init__(self, read: Digests) -> None:
         self._read = read
@@ -170,7 +170,7 @@ class Ancestry:
         self.files: dict[str, dict[str, Any]] = {}
 
     def describe(self, model: Model, source: Checkpoint) -> dict[str, Any]:
-        """Return what is known of a model: its files, and what it is made of itself."""
+        """Return what is known about a model: its files and its own origin."""
         plain = source
         while isinstance(plain, View) and model.plan is not None:
             plain = plain.source
@@ -199,7 +199,7 @@ class Ancestry:
         return {"label": model.label, "kind": "view", "made_of": made}
 
     def _stream(self, url: str, place: Path) -> dict[str, Any]:
-        """What is known of a model whose weights are elsewhere; `place` has the rest of it."""
+        """Describe a model whose weights are remote; `place` has its other files."""
         used = [file for file in self._read if file == url or file.startswith(f"{url.rstrip('/')}/")]
         for file in used:
             self.files[file] = {"tensors": dict(sorted(self._read[file].items()))}
@@ -223,7 +223,7 @@ class Ancestry:
         return node
 
     def _name(self, label: str, home: Path, file: Path) -> str:
-        """Note a file under the name of its model, once; return its name."""
+        """Record a file under the name of its model, once; return its name."""
         if (place := str(file)) not in self._names:
             inside = file.relative_to(home).as_posix()
             stem = label if label.endswith(inside) else f"{label}/{inside}"
@@ -247,20 +247,20 @@ class Ancestry:
 
 
 def _lock_beside(files: Sequence[Path]) -> dict[str, str]:
-    """The digest of the lock file of a model that is one file."""
+    """Return the digest of the lock file of a model that is one file."""
     lock = lock_path(files[0]) if len(files) == 1 else None
     return {"lock": digest_file(lock)} if lock is not None and lock.is_file() else {}
 
 
 def _small_files(url: str) -> Path:
-    """Where the small files of a model that is elsewhere were put when it was opened."""
+    """Return where the small files of a remote model were stored when it was opened."""
     from merganser.checkpoints.remote.models import fetch_small_files
 
     return fetch_small_files(url.rpartition("/")[0] if url.endswith(".safetensors") else url.rstrip("/"))
 
 
 def _home(file: Path, directory: Path | None) -> Path:
-    """The directory of the model that a file of weights belongs to."""
+    """Return the directory of the model that a file of weights belongs to."""
     for above in (file.parent, file.parent.parent):
         if above == directory or any((above / mark).is_file() for mark in _LIBRARIES):
             return above
@@ -274,7 +274,7 @@ def _kind(home: Path) -> str:
 
 
 def _hub(home: Path) -> dict[str, str]:
-    """The repository and the revision of a snapshot in the hub's cache."""
+    """Return the repository and revision of a snapshot in the hub's cache."""
     for above in (home, *home.parents):
         found = _SNAPSHOT.fullmatch(above.parent.parent.name)
         if above.parent.name == "snapshots" and found is not None:

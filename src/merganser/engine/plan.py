@@ -1,5 +1,4 @@
-"""The plan of a merge: data, not code. Every output tensor with its inputs, rule and parameters, known before the
-first weight is read; printable, serialisable, resumable."""
+"""The plan of a merge as data: every output with its inputs, rule and parameters, made from headers alone."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from merganser.notebooks import Shown
 
 @dataclass(frozen=True)
 class Model:
-    """Where the weights of one model come from.
+    """The source of the weights of one model.
 
     Attributes:
-        label: What messages call the model.
+        label: The name of the model in messages.
         path: A reference for `open`.
         plan: Instead of a path: the plan of a nested merge, which is computed as it is read.
-        vocabulary: Brings it to another vocabulary.
-        layout: Read it in the layout of the first model.
+        vocabulary: The map to another vocabulary.
+        layout: Whether to read it in the layout of the first model.
         map: Read the first model with this one in the place of a part: prefixes of its names -> prefixes there.
         experts: Read it with its experts in the order of the first model's.
 
@@ -62,7 +61,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Output:
-    """One tensor to be made: `method(parameters)` of `inputs` around `base`, cast to `spec.dtype`.
+    """One output tensor: `method(parameters)` of `inputs` around `base`, cast to `spec.dtype`.
 
     Attributes:
         name: The name of the tensor.
@@ -71,7 +70,7 @@ class Output:
         inputs: The models' tensors.
         base: The base's tensor, if the method needs one.
         parameters: JSON values; per-model ones are lists as long as `inputs`.
-        statistics: Tensors of side checkpoints (also models of the plan) by kind, one for each of `inputs`.
+        statistics: Tensors of side checkpoints (also models of the plan) by kind, one per input.
 
     Example:
         >>> output = mg.recipes.plan(mg.recipes.load("recipe.yml")).outputs[0]
@@ -89,7 +88,7 @@ class Output:
 
     @property
     def copies(self) -> bool:
-        """Whether the weights pass unchanged (integer buffers, plain passthrough): no arithmetic is done."""
+        """Return whether the weights are copied unchanged (integer buffers, plain passthrough), without arithmetic."""
         return self.method == "passthrough" and self.parameters.get("scale") in (None, [None])
 
 
@@ -98,13 +97,13 @@ class Plan(Shown):
     """A whole merge as data, made from headers alone.
 
     Attributes:
-        models: Where the weights come from.
-        outputs: The tensors to be made.
+        models: The sources of the weights.
+        outputs: The output tensors.
         aliases: Tied names of the output: alias -> stored name.
-        seed: The seed of methods that draw at random.
+        seed: The seed of random methods.
         shard_size: The largest file, in bytes.
-        sidecars: What is written besides the weights.
-        notes: What the user should know.
+        sidecars: The files written besides the weights.
+        notes: Notes for the user.
 
     Example:
         >>> plan = mg.recipes.plan(mg.recipes.load("recipe.yml"))
@@ -193,6 +192,6 @@ class Plan(Shown):
         )
 
     def fingerprint(self, sources: Sequence[str] = ()) -> str:
-        """Identifies the result: the plan with the fingerprints of its sources."""
+        """Return a digest that identifies the result: of the plan and the fingerprints of its sources."""
         text = json.dumps([replace(self, notes=()).to_dict(), list(sources)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

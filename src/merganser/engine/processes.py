@@ -1,5 +1,4 @@
-"""Workers that are forked processes: Python's lock makes threads wait for one another between operations, and merging
-blocks that stay in cache is many short operations."""
+"""Forked processes as workers: merging blocks in cache is many short operations, in which threads wait for the GIL."""
 
 from __future__ import annotations
 
@@ -36,9 +35,9 @@ from merganser.engine.sinks import Finished, ReportingSink, SharedSink
 from merganser.errors import MerganserError
 
 Batch = Sequence[Computation]
-#: So much work is worth forking for.
+#: Least work that is worth forking for.
 _WORTH = 1 << 25
-#: What a worker that was ended by a signal most likely died of.
+#: Likely cause of death of a worker that was ended by a signal.
 _LIKELY = {
     signal.SIGKILL: " (out of memory?)",
     signal.SIGBUS: " (a file it read was cut short, or its disk failed)",
@@ -54,12 +53,12 @@ def execute_in_processes(
     settings: Arithmetic | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
-    """`execute` with processes for workers, where that is possible and faster; with threads elsewhere."""
+    """Run `execute` with processes as workers if that is possible and faster, else with threads."""
     workers = workers or os.cpu_count() or 1
     todo = pending(Computations(merge, settings), sink)
     counter = Counter(todo, merge.plan, on_progress)
     cut = list(batches(todo))
-    # Threads share what an inner merge has found, and what was fetched.
+    # Threads share the state of an inner merge and fetched data.
     shared = any(model.plan or any(map(is_remote, parts(model.path or ""))) for model in merge.plan.models)
     if shared or not worthwhile(cut, workers):
         run_in_threads(todo, sink, workers, memory, counter)
@@ -69,10 +68,10 @@ def execute_in_processes(
 
 
 def worthwhile(cut: Sequence[Batch], workers: int) -> bool:
-    """Whether processes would be faster than threads, and are possible.
+    """Return whether processes are possible and faster than threads.
 
-    A batch is never split, so the largest must not keep the others waiting. Decompositions are long operations that
-    share the cores by themselves; a GPU does not outlive a fork.
+    A batch is never split, so the largest must not keep the others waiting. Decompositions are long operations that use
+    all cores themselves; a GPU does not survive a fork.
     """
     computations = [computation for batch in cut for computation in batch]
     if workers < 2 or not sys.platform.startswith("linux") or not computations:
@@ -86,9 +85,9 @@ def worthwhile(cut: Sequence[Batch], workers: int) -> bool:
 def _run(
     cut: Sequence[Batch], sink: SharedSink, workers: int, memory: int, on_finished: Callable[[Output], None]
 ) -> None:
-    """Every batch in one of `workers` children, the largest first; `memory` bounds what they hold together.
+    """Run every batch in one of `workers` children, the largest first; `memory` limits them together.
 
-    Children only write; this process alone knows what is finished. They stop when it does, whatever ends it.
+    Children only write; only this process knows what is finished. They stop when it ends for any reason.
     """
     order = sorted(cut, key=lambda batch: -sum(map(work, batch)))
     needs = [max(map(footprint, batch)) for batch in order]
@@ -130,7 +129,7 @@ def _read_ahead(coming: Sequence[Batch]) -> None:
 
 
 class _InWorker(Exception):
-    """Where in a worker something went wrong, as text."""
+    """The traceback of an error in a worker, as text."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class _Child:
             self.pipe.send(number)
 
     def receive(self) -> Mapping[str, Finished]:
-        """Wait for the batch to be done, and return what is known of it; what went wrong there is raised here."""
+        """Wait for the batch and return its results; raise the worker's error here."""
         with self._alive():
             report, failure, where = self.pipe.recv()
         if failure is not None:
@@ -161,14 +160,14 @@ class _Child:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             how += _LIKELY.get(-code, "")
             raise MerganserError(
-                f"a worker was ended by {how}: finished tensors are kept; the same with resume=True goes on, "
+                f"a worker was ended by {how}: finished tensors are kept; continue with resume=True, "
                 "with fewer workers if memory is short"
             ) from None
 
 
 @contextlib.contextmanager
 def _children(order: Sequence[Batch], sink: SharedSink, count: int) -> Iterator[list[_Child]]:
-    """As many workers as the system grants, at least one."""
+    """Start as many workers as the system allows, at least one."""
     context = multiprocessing.get_context("fork")
     children: list[_Child] = []
     try:
@@ -178,7 +177,7 @@ def _children(order: Sequence[Batch], sink: SharedSink, count: int) -> Iterator[
             process = context.Process(target=_serve, args=(order, sink, theirs, others), daemon=True)
             try:
                 with warnings.catch_warnings():
-                    # Other threads may hold locks; what a child runs takes none of theirs.
+                    # Other threads may hold locks, but the child's code takes none of them.
                     warnings.simplefilter("ignore", DeprecationWarning)
                     process.start()
             except OSError as error:
@@ -199,13 +198,13 @@ def _children(order: Sequence[Batch], sink: SharedSink, count: int) -> Iterator[
 
 
 def _serve(order: Sequence[Batch], sink: SharedSink, pipe: Connection, others: Sequence[Connection]) -> None:
-    """A child's life: batches by number until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and sees to its children
+    """Run batches by number in a child until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too and stops its children
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # The parent's streams may have been locked by a thread that does not exist here.
+    # The parent's streams may be locked by a thread that does not exist here.
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
     for other in others:
-        other.close()  # held open here, they would outlive the parent
+        other.close()  # if kept open here, they would outlive the parent
     own = sink.for_worker()
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -214,7 +213,7 @@ def _serve(order: Sequence[Batch], sink: SharedSink, pipe: Connection, others: S
 
 
 def _attempt(batch: Batch, sink: ReportingSink) -> tuple[Mapping[str, Finished], Exception | None, str]:
-    """Do the work; report it, or what went wrong and where, in a form that reaches the parent."""
+    """Run the batch; return its results, or its error and traceback, in a form that can be sent to the parent."""
     try:
         run_batch(batch, sink)
         return sink.report(), None, ""

@@ -1,4 +1,4 @@
-"""A directory that gets its name only when it is complete: for what is written in one go."""
+"""Publish a directory under its name only when it is complete, for output that is written in one go."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from merganser.errors import InputError, MerganserError
 
 
 def check_out(out: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
-    """Whatever speaks against making the directory OUT, said before any work. Missing parents are made later."""
+    """Raise every reason not to create the directory OUT before any work. Missing parents are created later."""
     check_replaceable(out, inputs)
     Staging(out, Disk()).check(resume=False, overwrite=overwrite)
     check_writable(out, out.absolute().parent)
 
 
 def publish(out: Path, write: Callable[[Path], object], *, overwrite: bool = False, disk: Disk | None = None) -> Path:
-    """Have `write` fill a new directory, which takes the name `out` once it is complete and on disk.
+    """Let `write` fill a new directory, which gets the name `out` once it is complete and on disk.
 
-    A failure leaves what stood at `out` as it was, and nothing else behind. What a process that was killed left is
-    removed by the next one.
+    A failure leaves `out` as it was, and nothing else behind. The next run removes what a killed process left.
 
     Args:
-        out: The directory to be made; an empty one may be there already.
-        write: Called with the directory to be filled.
-        overwrite: Whether to replace what stands at `out`.
-        disk: What touches the disk.
+        out: The directory to create; an empty one may exist.
+        write: Called with the directory to fill.
+        overwrite: Whether to replace an existing `out`.
+        disk: The interface to the disk.
 
     Returns:
         `out`.
 
     Raises:
-        InputError: If something stands at `out`, or another process writes there.
+        InputError: If `out` exists, or another process writes there.
         MerganserError: If writing fails.
 
     Example:
@@ -50,7 +49,9 @@ def publish(out: Path, write: Callable[[Path], object], *, overwrite: bool = Fal
             write(staging.model)
             disk.sync_tree(staging.model)
             if not staging.publish(overwrite):
-                raise InputError(f"{out} has appeared meanwhile and is left alone; choose another name")
+                raise InputError(
+                    f"{out} was created by another process meanwhile and is not replaced; choose another name"
+                )
         except BaseException:
             staging.discard()
             raise

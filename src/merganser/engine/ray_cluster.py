@@ -1,4 +1,4 @@
-"""Starting or finding a Ray cluster. One that is started here is for this machine alone."""
+"""Start or find a Ray cluster. A cluster started here is for this machine only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from merganser.errors import MerganserError, require
 
-#: Ray's switch between clusters and a single machine, and its copy that is made when Ray is imported.
+#: Ray's switch between clusters and a single machine, and the copy made when Ray is imported.
 _SWITCH, _COPY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "ENABLE_RAY_CLUSTER"
 
 
@@ -18,10 +18,10 @@ def start_ray(address: str, workers: int | None = None, **options: Any) -> Any:
     """Connect to a Ray cluster and return the module `ray`.
 
     Args:
-        address: Where the cluster is (`"auto"` finds one); `"local"` starts one here that listens on 127.0.0.1 alone:
-            whoever reaches a port of Ray can run code.
-        workers: How many processors a cluster that is started here has.
-        options: More of `ray.init`.
+        address: The address of the cluster (`"auto"` finds one). `"local"` starts one that listens on 127.0.0.1 only,
+            since anyone who reaches a port of Ray can run code.
+        workers: The number of processors of a cluster started here.
+        options: Further options of `ray.init`.
 
     Raises:
         MissingExtraError: If Ray is not installed.
@@ -40,7 +40,7 @@ def _connect(address: str | None, **options: Any) -> Any:
     ray: Any = require("ray", "ray")
     try:
         ray.init(address=address, logging_level="error", **options)
-    except Exception as error:  # Ray has no class of its own for a cluster that does not come up
+    except Exception as error:  # Ray has no exception class for a cluster that does not start
         raise MerganserError(
             f"ray={address or 'local'!r}: the cluster does not answer: {str(error).strip()}"
         ) from error
@@ -49,7 +49,7 @@ def _connect(address: str | None, **options: Any) -> Any:
 
 @contextmanager
 def _on_this_machine() -> Iterator[None]:
-    """Have Ray use the loopback address, as it does by itself where it supports no clusters."""
+    """Let Ray use the loopback address, as it does where it supports no clusters."""
     require("ray", "ray")
     constants = import_module("ray._private.ray_constants")
     before, copied = os.environ.get(_SWITCH), getattr(constants, _COPY)

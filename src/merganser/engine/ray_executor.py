@@ -1,4 +1,4 @@
-"""The same plan on a Ray cluster: whole outputs are the unit, files on a shared file system the meeting point."""
+"""Execute a plan on a Ray cluster: tasks are whole outputs, written to a shared file system."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def execute_on_ray(
     settings: Arithmetic | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
-    """Compute what `writer` does not have yet. A task whose worker dies is run again elsewhere: writing the same
-    bytes to the same place twice does no harm, and only the driver journals."""
+    """Compute the outputs that `writer` does not have. A task whose worker dies is run again elsewhere: writing the
+    same bytes to the same place twice is harmless, and only the driver writes the journal.
+    """
     ray: Any = require("ray", "ray")
     settings = settings or Arithmetic()
     started = not ray.is_initialized()
@@ -60,9 +61,7 @@ def execute_on_ray(
                 cause = error.cause
                 raise cause if isinstance(cause, MerganserError) else MerganserError(str(cause)) from None
             except ray.exceptions.RayError as error:
-                raise MerganserError(
-                    f"the Ray cluster failed: {error}; resume=True goes on from what is done"
-                ) from error
+                raise MerganserError(f"the Ray cluster failed: {error}; continue with resume=True") from error
             for name, finished in report.items():
                 writer.finished_elsewhere(outputs[name], finished)
                 counter.add(outputs[name])
@@ -72,7 +71,7 @@ def execute_on_ray(
 
 
 class _RemoteSink(WorkerSink):
-    """Syncs what it wrote before it reports back."""
+    """A sink that syncs what it wrote before it reports."""
 
     def __init__(self, files: ShardFiles) -> None:
         super().__init__(files)
@@ -94,7 +93,7 @@ def _open(text: str) -> Merge:
 def _compute(
     text: str, names: list[str], directory: str, settings: Arithmetic, prepared: Mapping[str, Any]
 ) -> dict[str, Finished]:
-    """Write the named outputs and return what is known of them."""
+    """Write the named outputs and return their results."""
     merge = _open(text)
     computations = Computations(merge, settings, prepared)
     wanted = set(names)

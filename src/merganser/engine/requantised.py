@@ -1,4 +1,4 @@
-"""What a merge gives, quantised as it is written, and how far that moves it, layer by layer."""
+"""The result of a merge, quantised as it is written, with the quantisation error of every layer."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from merganser.lazy import np, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Rows of a tensor that are looked at to see how well it can be quantised by itself.
+#: Rows of a tensor that are sampled to measure how well it quantises alone.
 _SAMPLE = 64
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """How far quantising moves the weights of a layer.
+    """The quantisation error of a layer.
 
     Attributes:
         layer: The layer's number, or "rest".
         merged: ‖Q(w) - w‖ / ‖w‖ over the merged weights of the layer.
-        alone: The same of the first model's own weights, from a sample of rows.
+        alone: The same for the first model's weights, from a sample of rows.
     """
 
     layer: str
@@ -39,11 +39,11 @@ class LayerError:
 
 
 class Requantised(View):
-    """What a merge gives, with some of its weights as codes.
+    """The result of a merge with some of its weights as codes.
 
     Args:
         merged: The result of the merge.
-        rows: The weights that are quantised, and how many rows each has.
+        rows: The quantised weights, with their numbers of rows.
         first: The first model of the merge, whose weights are quantised for comparison.
     """
 
@@ -54,17 +54,17 @@ class Requantised(View):
 
     @abstractmethod
     def encode(self, name: str, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the codes of rows of a weight, the scale of each row, and what the codes stand for."""
+        """Return the codes of rows of a weight, the scale of each row, and the decoded values."""
 
     def encode_rows(self, name: str, rows: Rows, values: Tensor) -> Tensor:
-        """Return the codes of some rows of a weight, and note how far they are from it."""
+        """Return the codes of some rows of a weight, and record their error."""
         self.check(name, values)
         codes, scales, decoded = self.encode(name, values)
         self.ledger.note(name, rows, scales, (decoded - values).square().sum(1), values.square().sum(1))
         return codes
 
     def check(self, name: str, values: Tensor) -> None:
-        """Refuse values that no code stands for."""
+        """Refuse values that no code can represent."""
         if not bool(values.isfinite().all()):
             raise InputError(f"{name!r} of the merge contains NaN or infinite values, which cannot be quantised")
 
@@ -72,7 +72,7 @@ class Requantised(View):
         return 16 * entries + self.source.overhead(name, entries)
 
     def errors(self) -> list[LayerError]:
-        """Return how far quantising moved the weights written so far, layer by layer."""
+        """Return the quantisation error of the weights written so far, by layer."""
         merged: dict[str, list[tuple[float, float]]] = {}
         alone: dict[str, list[tuple[float, float]]] = {}
         for name in self.ledger.names():
@@ -84,7 +84,7 @@ class Requantised(View):
         return [LayerError(layer, _ratio(sums), _ratio(alone.get(layer, []))) for layer, sums in merged.items()]
 
     def _sampled(self, name: str) -> tuple[float, float]:
-        """Return the squares of the error and of the values of a few rows of the first model's weight."""
+        """Return the squared error and squared norm of a few rows of the first model's weight."""
         total = self._first.spec(name).shape[0]
         values = self._first.read(name, (0, min(total, _SAMPLE))).to(torch.float32)
         decoded = self.encode(name, values)[2]
@@ -92,7 +92,7 @@ class Requantised(View):
 
 
 class Ledger:
-    """Scale, squared error and squared norm of every row that is quantised, in memory that forked workers share."""
+    """Scale, squared error and squared norm of every quantised row, in memory that forked workers share."""
 
     def __init__(self, rows: Mapping[str, int]) -> None:
         self._places: dict[str, slice] = {}
@@ -107,11 +107,11 @@ class Ledger:
         return name in self._places
 
     def names(self) -> Sequence[str]:
-        """Return the weights that are quantised."""
+        """Return the quantised weights."""
         return list(self._places)
 
     def note(self, name: str, rows: Rows, scales: Tensor, errors: Tensor, norms: Tensor) -> None:
-        """Keep what was found of some rows; a scale is never 0."""
+        """Store the statistics of some rows; a scale is never 0."""
         start = self._places[name].start
         kept = torch.stack([scales, errors, norms], 1)
         self._rows[start + rows[0] : start + rows[1]] = kept.numpy()
@@ -122,13 +122,13 @@ class Ledger:
         return torch.from_numpy(found.copy()) if (found > 0).all() else None
 
     def sums(self, name: str) -> tuple[float, float] | None:
-        """Return the squared error and norm of the rows of a weight that are known; None if none is."""
+        """Return the squared error and norm over the known rows of a weight; None if there are none."""
         found = self._rows[self._places[name]].astype(np.float64)
         return (float(found[:, 1].sum()), float(found[:, 2].sum())) if (found[:, 0] > 0).any() else None
 
 
 def quantised_merge(merge: Merge, view: Requantised, outputs: Sequence[Output], sidecars: Sidecars, note: str) -> Merge:
-    """Return the merge that writes a view of another merge's result; its sidecars are still of that one's models."""
+    """Return the merge that writes a view of another merge's result, with sidecars of that merge's models."""
     plan = merge.plan
     moved = replace(sidecars.tokenizer, model=sidecars.tokenizer.model + 1)
     quantised = replace(

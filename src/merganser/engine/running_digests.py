@@ -1,7 +1,7 @@
-"""Digests of bytes while they are in the processor's cache: of what is computed with, and of what was computed.
+"""Digests of inputs and results, computed while their bytes are in the processor's cache.
 
-A digest needs its bytes in order. Where they come otherwise, since several threads share a tensor, there is none, and
-whoever wants it reads the bytes once more.
+A digest needs its bytes in order. If several threads share a tensor they arrive out of order; then there is no digest,
+and the bytes must be read again for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RunningDigest:
-    """The digest of a number of bytes, as long as they come in order.
+    """The digest of a number of bytes that arrive in order.
 
     Example:
         >>> digest = RunningDigest("sha256", 2)
@@ -35,7 +35,7 @@ class RunningDigest:
         self._reached: int | None = 0
 
     def add(self, start: int, data: Any) -> None:
-        """Add the bytes from `start` on; others than the next ones spoil the digest."""
+        """Add the bytes from `start` on; bytes out of order invalidate the digest."""
         if self._reached != start:
             self._reached = None
             return
@@ -43,14 +43,14 @@ class RunningDigest:
         self._reached = None if self._reached is None else start + len(data)
 
     def finish(self) -> str | None:
-        """Return the digest, if every byte came in order."""
+        """Return the digest, or None if bytes are missing or came out of order."""
         return str(self._digest.hexdigest()) if self._reached == self._total else None
 
 
 class SourceDigests:
-    """Digests of the stored tensors that an output is computed from, block by block as they are used.
+    """Digests of the stored tensors that an output is computed from, updated block by block.
 
-    Only of tensors that are read as they lie in their file: a view that computes is no concern of this.
+    Covers only tensors that are read directly from their file, not computed views.
     """
 
     def __init__(self, algorithm: str) -> None:
@@ -58,7 +58,7 @@ class SourceDigests:
         self._running: dict[StoredRead, tuple[RunningDigest, memoryview, int]] = {}
 
     def follow(self, reads: Iterable[StoredRead], tensors: Sequence[Tensor], origin: int) -> None:
-        """Begin with the reads whose bytes are those of a tensor, which begins at the flat index `origin`."""
+        """Start the reads whose bytes are those of a tensor that begins at the flat index `origin`."""
         places = {tensor.data_ptr() - origin * tensor.itemsize for tensor in tensors}
         for read in reads:
             checkpoint, name = read
@@ -70,7 +70,7 @@ class SourceDigests:
                 self._running[read] = (RunningDigest(self._algorithm, len(data)), data, size)
 
     def add(self, block: Piece) -> None:
-        """Add a block that was just computed with."""
+        """Add a block that was just used."""
         for running, data, size in self._running.values():
             start = block.offset * size
             running.add(start, data[start : start + block.numel * size])

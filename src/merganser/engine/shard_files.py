@@ -1,4 +1,4 @@
-"""The files of a checkpoint to be: laid out first, then written in place by anyone in any order."""
+"""The files of a checkpoint: laid out first, then written in place in any order."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ShardFiles:
             raise explain(error, self._staging) from error
 
     def close_output(self, output: Output, change: Change | None, sources: Digests) -> Finished:
-        """What is known of an output of which every piece has been written here."""
+        """Return the record of an output whose pieces have all been written here."""
         checksum = self._tally.close(output)
         if self._digest:
             checksum = self._finish_digest(output) or self._read_back(output, self._digest)
@@ -82,7 +82,7 @@ class ShardFiles:
         return running.finish() if running is not None else None
 
     def _read_back(self, output: Output, algorithm: str) -> str:
-        """The digest of the bytes of an output, as they are in its file."""
+        """Return the digest of the bytes of an output in its file."""
         number, origin = self._places[output.name]
         digest = DIGESTS[algorithm]()
         for start in range(0, output.spec.nbytes, _CHUNK):
@@ -90,7 +90,7 @@ class ShardFiles:
         return str(digest.hexdigest())
 
     def holds(self, output: Output, expected: str) -> bool:
-        """Whether the bytes of an output are on disk as they were written."""
+        """Return whether the bytes of an output on disk are as they were written."""
         if self._digest:
             return self._read_back(output, self._digest) == expected
         number, origin = self._places[output.name]
@@ -113,7 +113,7 @@ class ShardFiles:
 
 
 class WorkerSink:
-    """Writes into files that another process has laid out and keeps account of."""
+    """Writes into files that another process has laid out and keeps track of."""
 
     def __init__(self, files: ShardFiles) -> None:
         self.write = files.write
@@ -127,6 +127,6 @@ class WorkerSink:
         self._finished[output.name] = self._files.close_output(output, change, sources)
 
     def report(self) -> dict[str, Finished]:
-        """The outputs finished since the last report, by name."""
+        """Return the outputs finished since the last report, by name."""
         finished, self._finished = self._finished, {}
         return finished

@@ -1,4 +1,4 @@
-"""Where results go: a dict, a live module, or (in `writer`) files on disk."""
+"""Destinations of results: a dict, a live module, or (in `writer`) files on disk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-#: Digests of stored tensors: the file they are in -> the name of a tensor -> its digest.
+#: Digests of stored tensors: file -> tensor name -> digest.
 Digests = Mapping[str, Mapping[str, str]]
 
 
 class Finished(NamedTuple):
-    """What is known of an output that was written: the checksum of its bytes (their digest, if there is a lock file),
-    what became of it, and the digests of the stored tensors that were first read for it."""
+    """The record of a written output: the checksum of its bytes (their digest, if there is a lock file), its change, and
+    the digests of stored tensors that were first read for it.
+    """
 
     checksum: str
     change: Change | None = None
@@ -29,25 +30,26 @@ class Finished(NamedTuple):
 
 
 class Sink(Protocol):
-    """Takes the pieces of every output, in any order, from any thread."""
+    """Receives the pieces of every output, in any order, from any thread."""
 
     def done(self) -> Collection[str]:
-        """Outputs that are there already and need not be computed."""
+        """Return the outputs that exist already and need not be computed."""
         ...
 
     def write(self, output: Output, piece: Piece, tensor: Tensor) -> None: ...
 
     def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
-        """Called once, after the last piece of an output, with what became of it if that was to be noted, and the
-        digests of the stored tensors that were first read for it if those were."""
+        """Called once, after the last piece of an output, with its change and the digests of stored tensors first
+        read for it, as far as these are recorded.
+        """
         ...
 
 
 class ReportingSink(Sink, Protocol):
-    """What a worker in another process writes to."""
+    """The sink of a worker in another process."""
 
     def report(self) -> Mapping[str, Finished]:
-        """The outputs finished since the last report, by name."""
+        """Return the outputs finished since the last report, by name."""
         ...
 
 
@@ -56,7 +58,7 @@ class SharedSink(Sink, Protocol):
     """A sink that forked workers can write to."""
 
     def for_worker(self) -> ReportingSink:
-        """What a forked worker writes to; called there. Only the parent's sink is told what is finished."""
+        """Return the sink of a forked worker; called there. Only the parent's sink is told what is finished."""
         ...
 
     def finished_elsewhere(self, output: Output, finished: Finished) -> None:
@@ -65,7 +67,7 @@ class SharedSink(Sink, Protocol):
 
 
 class DictSink:
-    """Results in memory, tied names sharing one tensor."""
+    """Collects results in memory; tied names share one tensor."""
 
     def __init__(self, plan: Plan) -> None:
         self.tensors: dict[str, Tensor] = {
@@ -89,7 +91,7 @@ class DictSink:
 
 
 class ModuleSink:
-    """Results copied straight into the parameters and buffers of a live module."""
+    """Copies results into the parameters and buffers of a live module."""
 
     def __init__(self, module: nn.Module) -> None:
         self._targets = {name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()}

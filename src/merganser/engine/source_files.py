@@ -1,4 +1,4 @@
-"""The files a merge reads, as they were when it began: one that changes meanwhile would make a mixture of two."""
+"""The files a merge reads, as they were at its start: a change meanwhile would mix two versions."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from pathlib import Path
 
 from merganser.errors import CheckpointError
 
-#: Path, size, time of writing and inode: a fingerprint looks at samples of the weights only.
+#: Path, size, time of writing and inode; a fingerprint only samples the weights.
 FileState = tuple[str, int, int, int]
 
 
 class SourceFiles:
-    """The states of files at the time this is made."""
+    """The states of files at construction."""
 
     def __init__(self, files: Iterable[Path] = ()) -> None:
         self.paths = tuple(dict.fromkeys(files))
         self.states = _states(self.paths)
 
     def changed_since(self, states: Iterable[Iterable[str | int]]) -> str | None:
-        """A path that had another state before, or none at all."""
+        """Return a path that had another state before, or none at all."""
         before = {tuple(state) for state in states}
         return next((str(state[0]) for state in sorted(before ^ self.states, key=str)), None)
 
     def check(self) -> None:
-        """Refuse files that were written, replaced or removed since this was made."""
+        """Refuse files that were written, replaced or removed since construction."""
         try:
             changed = SourceFiles(self.paths).changed_since(self.states)
         except OSError as error:
             changed = str(error.filename)
         if changed is not None:
             raise CheckpointError(
-                f"{changed} was written, replaced or removed while it was merged: the result would be a mixture, and "
-                "nothing of it is kept; merge again once the file no longer changes"
+                f"{changed} was written, replaced or removed during the merge: the result would mix two versions "
+                "and was "
+                "discarded; merge again once the file no longer changes"
             )
 
 

@@ -1,13 +1,13 @@
-"""`OUT.partial`: where a directory is made before it takes its name.
+"""`OUT.partial`: the directory in which an output is built before it gets its name.
 
-It holds the directory to be (`model/`), a journal, and for a moment what stood at OUT before (`replaced/`). The journal
-is made first and removed last, so that at every moment it says what the rest is:
+It contains the new directory (`model/`), a journal, and briefly the previous OUT (`replaced/`). The journal is created
+first and removed last, so that it describes the state at every moment:
 
-    mkdir OUT.partial, journal          nothing is lost if the rest is removed
+    mkdir OUT.partial, journal          removing the rest loses nothing
     model/                              being filled
     "publishing" in the journal         model/ is complete and on disk
     OUT -> replaced/                    only where OUT may be overwritten
-    model/ -> OUT                       the result has its name
+    model/ -> OUT                       the result is published
     remove replaced/, journal, OUT.partial
 """
 
@@ -42,24 +42,24 @@ class Staging:
         self._lock: Lock | None = None
 
     def check(self, resume: bool, overwrite: bool) -> bool:
-        """Whatever speaks against writing here, said before anything is touched; whether there is work to resume."""
+        """Raise every reason not to write here before anything is changed; return whether there is work to resume."""
         records = self._records()
         unfinished = bool(records) and not records[0].get("once")
         if unfinished and not (resume or overwrite):
-            kept = f", and what stood at {self.out} before in {self.replaced.name}/" if self._must_put_back() else ""
+            kept = f", and the previous {self.out} in {self.replaced.name}/" if self._must_put_back() else ""
             raise InputError(
-                f"{self.path} holds an unfinished merge{kept}; resume=True continues it, overwrite=True starts again"
+                f"{self.path} contains an unfinished merge{kept}; resume=True continues it, overwrite=True starts again"
             )
         if not (unfinished and resume):
             check_absent(self.out, overwrite)
         return unfinished and resume
 
     def is_idle(self) -> bool:
-        """Whether nothing is there to be resumed."""
+        """Return whether there is nothing to resume."""
         return not self._records()
 
     def tidy(self) -> None:
-        """Remove what a process that was killed at its very end has left of an empty staging directory."""
+        """Remove an empty staging directory left by a process that was killed at its very end."""
         self._lock = Lock(self.out, self._disk)
         try:
             if self.is_idle():
@@ -68,13 +68,13 @@ class Staging:
             self._release()
 
     def open(self, resume: bool, overwrite: bool) -> Journal:
-        """Take the lock, and the journal: the one there is if it can be resumed, else a new one."""
+        """Take the lock and open the journal: the existing one if it can be resumed, else a new one."""
         self._disk.make_directory(self.path.absolute().parent)
         self._lock = Lock(self.out, self._disk)
         try:
             if not self.check(resume, overwrite):
                 self._clear()
-                check_absent(self.out, overwrite)  # what an interrupted replacement had moved away is back
+                check_absent(self.out, overwrite)  # an interrupted replacement has been undone
             self._disk.make_directory(self.path)
             self.journal = Journal(self._journal_file, self._disk)
         except BaseException:
@@ -83,16 +83,16 @@ class Staging:
         return self.journal
 
     def publish(self, overwrite: bool, file: str | None = None) -> bool:
-        """Give `model/` the name of `out`; what stands there is moved to `replaced/` first if it may be overwritten.
+        """Rename `model/` to `out`; an existing `out` is moved to `replaced/` first if it may be overwritten.
 
-        Without that, an empty directory is all that gives way, and nothing gives way to a file.
+        Otherwise a directory only replaces an empty directory, and a file replaces nothing.
 
         Args:
-            overwrite: Whether what stands at `out` may be replaced.
-            file: The file in `model/` that takes the name instead.
+            overwrite: Whether an existing `out` may be replaced.
+            file: The file in `model/` that gets the name instead.
 
         Returns:
-            Whether the name was free: False if something has appeared there, which is left alone.
+            Whether the name was free; False if something was created there meanwhile, which is not changed.
         """
         if overwrite and os.path.lexists(self.out):
             if os.path.lexists(self.replaced):
@@ -115,44 +115,44 @@ class Staging:
         self._release()
 
     def discard(self) -> None:
-        """Remove everything, with what stood at `out` back in its place."""
+        """Remove everything and restore the previous `out`."""
         with suppress(OSError):
             self._clear()
         self._release()
 
     def keep(self) -> None:
-        """Leave everything for whoever resumes."""
+        """Leave everything for a later resume."""
         self._close_journal()
         self._release()
 
     def leave(self) -> None:
-        """Close in a forked child what belongs to its parent."""
+        """Close what belongs to the parent in a forked child."""
         self._close_journal()
         if self._lock is not None:
             self._lock.leave()
 
     def _records(self) -> list[dict[str, Any]]:
-        """What the journal says; nothing where there is no staging directory. Refuses what is not ours."""
+        """Return the records of the journal, none if there is no staging directory. Refuses foreign files."""
         if not os.path.lexists(self.path):
             return []
         if self.path.is_symlink() or not self.path.is_dir():
-            raise InputError(f"{self.path} is in the way and not ours: it is not a directory")
+            raise InputError(f"{self.path} was not written by merganser: it is not a directory")
         names = {entry.name for entry in self.path.iterdir()}
         known = {self._journal_file.name, self.model.name, self.replaced.name}
         if strange := sorted(names - known):
-            raise InputError(f"{self.path} is in the way and not ours: it holds {strange[0]!r}")
+            raise InputError(f"{self.path} was not written by merganser: it contains {strange[0]!r}")
         if not names:
             return []
         records = read_records(self._journal_file)
         if records is None or (not records and len(names) > 1):
-            raise InputError(f"{self.path} is in the way and not ours: it has no journal; move it away")
+            raise InputError(f"{self.path} was not written by merganser: it has no journal; move it away")
         return records
 
     def _must_put_back(self) -> bool:
         return os.path.lexists(self.replaced) and not os.path.lexists(self.out)
 
     def _clear(self) -> None:
-        """Remove what is ours, the journal last, after what stood at `out` is back or its successor is there."""
+        """Remove our files, the journal last, after the previous `out` is restored or its successor published."""
         self._close_journal()
         if not os.path.lexists(self.path):
             return

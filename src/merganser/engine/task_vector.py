@@ -1,4 +1,4 @@
-"""Task vectors as algebra: expressions over checkpoints that are computed only as they are read.
+"""Task vectors: lazy expressions over checkpoints that are computed while they are read.
 
 >>> math, code, toxic = (mg.TaskVector(path, base) for path in paths)
 >>> mg.save(mg.open(base) + 0.4 * (math + code) - toxic, "out/")
@@ -47,7 +47,7 @@ class TaskVector(Checkpoint):
 
     Args:
         finetuned: θ: a path, hub id, state dict, module or checkpoint.
-        base: θ_0, likewise.
+        base: θ_0: the same kinds of reference.
         exclude: Globs of tensors to leave out, such as the heads of different tasks.
 
     Raises:
@@ -111,7 +111,7 @@ class TaskVector(Checkpoint):
     @overload
     def __radd__(self, other: Checkpoint) -> Applied: ...
     def __radd__(self, other: Checkpoint | int) -> TaskVector | Applied:
-        """`base + τ` of an opened base, the same as `τ.apply_to(base)`."""
+        """Return `base + τ` for an opened base, the same as `τ.apply_to(base)`."""
         if isinstance(other, Applied):
             return other.moved(self.vector, 1.0)
         if isinstance(other, Checkpoint):
@@ -119,7 +119,7 @@ class TaskVector(Checkpoint):
         return self if isinstance(other, int) and other == 0 else NotImplemented  # sum() starts from 0
 
     def __rsub__(self, other: Checkpoint) -> Applied:
-        """`base − τ` of an opened base."""
+        """Return `base − τ` for an opened base."""
         if isinstance(other, Applied):
             return other.moved(self.vector, -1.0)
         return self.apply_to(other, -1.0) if isinstance(other, Checkpoint) else NotImplemented
@@ -147,17 +147,17 @@ class TaskVector(Checkpoint):
         return self * (1.0 / divisor)
 
     def only(self, *globs: str) -> TaskVector:
-        """The tensors whose names match; the others count as zero."""
+        """Return the vector restricted to tensors whose names match; the others count as zero."""
         return self._of(Restricted(self.vector, globs, keep=True))
 
     def without(self, *globs: str) -> TaskVector:
-        """The tensors whose names do not match."""
+        """Return the vector without tensors whose names match."""
         return self._of(Restricted(self.vector, globs, keep=False))
 
     def masked(self, mask: Mask) -> TaskVector:
-        """The entries at which another task vector is not zero, or where `mask(name, tensor)` is true.
+        """Keep the entries where another task vector is nonzero, or where `mask(name, tensor)` is true.
 
-        A function sees blocks of rows of this vector, and must look at each entry alone.
+        A function sees blocks of rows of this vector, and must treat each entry independently.
         """
         if isinstance(mask, TaskVector):
             label = f"{self.label} where {mask.label}"
@@ -167,16 +167,16 @@ class TaskVector(Checkpoint):
         return self._of(Masked(self.vector, lambda name, own, other: function(name, own), label))
 
     def agreeing(self, other: TaskVector) -> TaskVector:
-        """The entries with the same sign as another task vector's."""
+        """Keep the entries with the same sign as in another task vector."""
         label = f"{self.label} agreeing with {other.label}"
         return self._of(Masked(self.vector, lambda name, a, b: a.sign() == b.sign(), label, other.vector))
 
     def top(self, density: float, by: TaskVector | None = None) -> TaskVector:
-        """The largest entries of each tensor by magnitude, exactly; or those at which another vector is largest."""
+        """Keep the largest entries of each tensor by magnitude, exactly; or those where another vector is largest."""
         return self._of(Largest(self.vector, density, by.vector if by is not None else None))
 
     def low_rank(self, rank: int | float) -> TaskVector:
-        """The leading singular components of every matrix: so many, or such a share of them if below 1."""
+        """Keep the leading singular components of every matrix: a number, or a share of them if below 1."""
         return self._of(TruncatedVector(self.vector, rank))
 
     def dot(self, other: TaskVector) -> float:
@@ -186,24 +186,24 @@ class TaskVector(Checkpoint):
         return math.sqrt(float(geometry.inner_products([self])[0, 0]))
 
     def norms(self) -> dict[str, float]:
-        """The norm of every tensor."""
+        """Return the norm of every tensor."""
         return geometry.norms(self)
 
     def cosine(self, other: TaskVector) -> float:
-        """cos(τ, τ'); 0 if one of them is zero, NaN if one is not finite."""
+        """Return cos(τ, τ'); 0 if one of them is zero, NaN if one is not finite."""
         return float(geometry.cosines(geometry.inner_products([self, other]))[0, 1])
 
     def sign_agreement(self, other: TaskVector) -> float:
-        """The share of equal signs among the entries at which both move; NaN if there is none."""
+        """Return the share of equal signs among entries where both are nonzero; NaN if there are none."""
         return geometry.sign_agreement(self, other)
 
     def apply_to(self, base: Reference, scale: float = 1.0) -> Applied:
-        """θ = base + scale · τ as a checkpoint, computed as it is read."""
+        """Return θ = base + scale · τ as a checkpoint, computed while it is read."""
         return Applied(open_checkpoint(base), self.vector, scale)
 
 
 class Applied(View):
-    """base + scale · τ. Changed tensors are read in float32 or wider: they are rounded once, when written."""
+    """The checkpoint base + scale · τ. Changed tensors are read in float32 or wider and rounded once, when written."""
 
     def __init__(self, base: Checkpoint, vector: Vector, scale: float = 1.0) -> None:
         super().__init__(base, f"{base.label} + {scale:g}·({vector.label})")
@@ -213,7 +213,8 @@ class Applied(View):
         for name in vector.names():
             if name not in base:
                 raise CheckpointError(
-                    f"the task vector moves {name!r}, which {base.label} has not{did_you_mean(name, base.names())}"
+                    f"the task vector changes {name!r}, which {base.label} does not "
+                    f"have{did_you_mean(name, base.names())}"
                 )
             if base.spec(name).shape != vector.spec(name).shape:
                 raise CheckpointError(
@@ -222,18 +223,19 @@ class Applied(View):
             stored = base.aliases().get(name, name)
             if stored in codes:
                 raise CheckpointError(
-                    f"the task vector moves {name!r}, {base.spec(name)} of {base.label}, which belongs to the codes of "
+                    f"the task vector changes {name!r}, {base.spec(name)} of {base.label}, which belongs to the "
+                    "codes of "
                     "a quantised model; dequantise it first"
                 )
             if stored in self._moved:
                 raise CheckpointError(
-                    f"{base.label} ties {name!r} to {self._moved[stored]!r}, and the task vector moves both; "
-                    "leave one of them out"
+                    f"{base.label} ties {name!r} to {self._moved[stored]!r}, and the task vector changes both; "
+                    "exclude one of them"
                 )
             self._moved[stored] = name
 
     def moved(self, vector: Vector, scale: float) -> Applied:
-        """This model moved further by scale · τ', as one expression on the same base."""
+        """Return this model moved further by scale · τ', as one expression on the same base."""
         return Applied(self.source, Combination([(self.scale, self.vector), (scale, vector)]))
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The blocks of one output as rules see them, and how work on them is spread."""
+"""The blocks of one output as rules see them, and how they are processed in parallel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Mapper(Protocol):
-    """`map`, in order, wherever the work is done."""
+    """A `map` that keeps the order, wherever the work runs."""
 
     def __call__(self, function: Callable[[Any], T], items: Sequence[Any], /) -> list[T]: ...
 
@@ -28,7 +28,7 @@ def serial(function: Callable[[Any], T], items: Sequence[Any], /) -> list[T]:
 
 
 class TensorBlocks:
-    """The blocks of one output, streamed from its sources as often as the rule asks (`methods.base.Blocks`)."""
+    """The blocks of one output, streamed from its sources as often as the rule needs (`methods.base.Blocks`)."""
 
     def __init__(self, computation: Computation, mapper: Mapper = serial) -> None:
         self.shape = computation.shape

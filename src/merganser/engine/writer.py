@@ -1,5 +1,4 @@
-"""The planned writer: files preallocated, tensors written in place by anyone in any order, and a directory that gets
-its name only when it is complete and on disk."""
+"""The checkpoint writer: preallocated files, written in place in any order and published when complete."""
 
 from __future__ import annotations
 
@@ -34,10 +33,10 @@ class CheckpointWriter:
     """A sink that survives kill -9, power loss and a full disk.
 
     Work happens in `OUT.partial/` (`engine.staging`). An output counts as done once its bytes are synced and the
-    journal says so, with their checksum; whoever resumes reads them again and computes what is not as it was written.
+    journal records them with their checksum. Resuming reads them again and recomputes whatever differs.
 
-    `fingerprint` tells merges apart, `sources` are the files they read: they must not change until the end, and
-    resuming wants the same ones.
+    `fingerprint` identifies the merge. `sources` are the files it reads, which must not change until the end; resuming
+    requires the same ones.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class CheckpointWriter:
         self._disk = disk or Disk()
         self._staging = Staging(out, self._disk)
         self._shards = lay_out(plan)
-        #: The one file that takes the name of `out`, if it is no directory.
+        #: The one file that gets the name of `out`, if `out` is not a directory.
         self._file = self._shards[0].file if plan.sidecars.single else None
         self._files: ShardFiles | None = None
         self._done: set[str] = set()
@@ -93,7 +92,7 @@ class CheckpointWriter:
 
     @property
     def directory(self) -> Path:
-        """Where the files are until the result is published."""
+        """The directory of the files until the result is published."""
         return self._staging.model
 
     def _check_room(self) -> None:
@@ -101,10 +100,12 @@ class CheckpointWriter:
         held = sum(f.stat().st_blocks * 512 for f in self.directory.rglob("*")) if self.directory.is_dir() else 0
         free = shutil.disk_usage(place).free
         if free + held < self._plan.bytes_out:
-            raise InputError(f"{self.out.parent}: the result needs {self._plan.bytes_out:,} bytes, {free:,} are free")
+            raise InputError(
+                f"{self.out.parent}: the result needs {self._plan.bytes_out:,} bytes, but only {free:,} are free"
+            )
 
     def _begin(self, fingerprint: str) -> None:
-        """Take up the journal where it ends, or begin one."""
+        """Continue the journal where it ends, or start one."""
         records = self._journal.records
         if not records:
             states = sorted(self._sources.states)
@@ -118,13 +119,13 @@ class CheckpointWriter:
         self._disk.make_directory(self.directory)
         kept = {shard.file.partition("/")[0] for shard in self._shards}
         for stray in [path for path in self.directory.iterdir() if path.name not in kept]:
-            self._disk.remove(stray)  # sidecars are written anew
+            self._disk.remove(stray)  # sidecars are written again
         digest = self._origin.digest if self._origin else None
         self._files = ShardFiles(self.directory, self._shards, self._disk, digest=digest)
         self._done = self._find_done(records, self._files)
 
     def _is_named(self) -> bool:
-        """Whether what was made has the name of `out` already."""
+        """Return whether the result already has the name of `out`."""
         if self._file is None or not self.directory.exists():
             return os.path.lexists(self.out) and not self.directory.exists()
         made = self.directory / self._file
@@ -133,17 +134,17 @@ class CheckpointWriter:
     def _check_same(self, begun: dict[str, Any], fingerprint: str) -> None:
         if begun.get("plan") != fingerprint:
             raise InputError(
-                f"{self._staging.path} was begun with another recipe, other sources or another version; "
+                f"{self._staging.path} was started with another recipe, other sources or another version; "
                 "overwrite it to start again (overwrite=True)"
             )
         if changed := self._sources.changed_since(begun.get("files", ())):
             raise InputError(
-                f"{changed} is not the file that {self._staging.path} was begun with: it was written since, or "
+                f"{changed} is not the file that {self._staging.path} was started with: it was written since, or "
                 "replaced by a copy; overwrite it to start again (overwrite=True)"
             )
 
     def _find_done(self, records: Iterable[dict[str, Any]], files: ShardFiles) -> set[str]:
-        """The outputs the journal calls done whose bytes are what was written."""
+        """Return the outputs that the journal lists as done and whose bytes are unchanged."""
         known: dict[str, str] = {}
         changes: dict[str, Any] = {}
         for record in records:
@@ -155,7 +156,7 @@ class CheckpointWriter:
         done = {o.name for o in self._plan.outputs if o.name in known and files.holds(o, known[o.name])}
         self._written = {name: known[name] for name in done}
         for name in done & changes.keys():
-            with contextlib.suppress(ValueError):  # then it is just not noted
+            with contextlib.suppress(ValueError):  # a damaged change is left out
                 self._changes[name] = Change.from_list(changes[name])
         return done
 
@@ -167,7 +168,7 @@ class CheckpointWriter:
         self._open_files.write(output, piece, tensor)
 
     def for_worker(self) -> WorkerSink:
-        self._staging.leave()  # lock and journal belong to the parent alone
+        self._staging.leave()  # lock and journal belong to the parent
         return WorkerSink(self._open_files)
 
     def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
@@ -181,7 +182,7 @@ class CheckpointWriter:
             self.commit()
 
     def commit(self) -> None:
-        """Sync what is finished, then journal it."""
+        """Sync what is finished, then record it in the journal."""
         with self._committing:
             with self._lock:
                 finished, self._unsynced = self._unsynced, {}
@@ -206,7 +207,7 @@ class CheckpointWriter:
             _unite(self._read, record.get("read", {}))
 
     def publish(self, add_sidecars: Callable[[Path], None]) -> Path:
-        """Sidecars and index beside the weights, everything synced, then the name."""
+        """Add sidecars and index beside the weights, sync everything, then publish the result under its name."""
         try:
             if not self.published:
                 self._raise_failure()
@@ -222,9 +223,9 @@ class CheckpointWriter:
                 self._journal.append({"publishing": True})
                 if not self._staging.publish(self._overwrite, self._file):
                     raise MerganserError(
-                        f"{self.out} has appeared since the merge began and is left alone; the result waits in "
-                        f"{self._staging.path}: move {self.out} away and do the same with resume=True, or replace "
-                        "it with resume=True and overwrite=True"
+                        f"{self.out} was created since the merge began and is not replaced; the result is in "
+                        f"{self._staging.path}: move {self.out} away and continue with resume=True, or replace it with "
+                        "resume=True and overwrite=True"
                     )
                 self.published = True
             if self._file is not None and (lock := self.directory / LOCK_FILE).exists():
@@ -254,7 +255,7 @@ class CheckpointWriter:
         return Changes(labels, {name: self._changes[name] for name in names})
 
     def abandon(self) -> None:
-        """Keep what is finished to be resumed, as far as possible; called when the work has failed already."""
+        """Keep finished outputs for resuming, as far as possible; called after a failure."""
         self._stop_syncing()
         if not self.published and self._files is not None:
             with contextlib.suppress(MerganserError):
@@ -263,14 +264,14 @@ class CheckpointWriter:
         self._staging.keep()
 
     def discard(self) -> None:
-        """Remove what was written: called when the input must change, so that nothing of it can be used."""
+        """Remove what was written; called if an input must change, so that none of it can be used."""
         self._stop_syncing()
         self._close_files()
         self._staging.keep() if self.published else self._staging.discard()
 
     def _check_complete(self) -> None:
         if missing := [output.name for output in self._plan.outputs if output.name not in self._done]:
-            raise MerganserError(f"{missing[0]!r} was never written; this is a fault in merganser: please report it")
+            raise MerganserError(f"{missing[0]!r} was never written; this is a bug in merganser; please report it")
 
     @property
     def _open_files(self) -> ShardFiles:

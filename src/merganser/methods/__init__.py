@@ -1,4 +1,4 @@
-"""Merging rules, one family a file. Importing this package registers them all."""
+"""Merging rules, one family per file. Importing this package registers all of them."""
 
 from merganser.methods import (
     ace,

@@ -1,4 +1,4 @@
-"""ACE-Merging: a regression on inputs whose covariance is read off the task matrices themselves."""
+"""ACE-Merging: a regression on inputs whose covariance is estimated from the task matrices."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 class ACE(MatrixRule):
     """M = (Σ_t Δ_t (C_t + ρI)) (Σ_t (C_t + ρI) + 1cᵀ)⁻¹, C_t the covariance of the rows of Δ_t, cᵀ the mean row of ΣC_t
 
-    Fine-tuning moves the rows of a matrix along the inputs it sees. Their covariance stands for that of the inputs, and
-    the least-squares merge of RegMean needs no data. Averages all other tensors.
+    Fine-tuning moves the rows of a matrix along the inputs it sees. Their covariance approximates that of the inputs,
+    so the least-squares merge of RegMean needs no data. All other tensors are averaged.
 
-    Where γ = Var_t(log ‖Δ_t‖²) / Mean_t(log ‖Δ_t‖²)² exceeds `threshold`, tasks differ so much in size that each
-    C_t + ρI is divided by tr C_t, and the solution is refined: R = M + Σ_t Δ_t (C_t − mean C) adds its top
-    ⌊`refined_fraction`·n⌋ singular directions at their mean singular value. `normalize` decides this by hand.
+    If γ = Var_t(log ‖Δ_t‖²) / Mean_t(log ‖Δ_t‖²)² exceeds `threshold`, the tasks differ so much in size that each C_t +
+    ρI is divided by tr C_t, and the solution is refined: R = M + Σ_t Δ_t (C_t − mean C) adds its top
+    ⌊`refined_fraction`·n⌋ singular directions at their mean singular value. `normalize` overrides this decision.
 
-    Xu et al. 2026, ACE-Merging (arXiv:2603.02945). The paper sets the ridge for each family of models, from 1e-5 to
-    4e-2; here ρ = `epsilon` · mean_t tr C_t / columns, whatever the size of the weights. Unlike the authors' code, and
-    as in the paper, Δ_t is not centred in the numerator, and the prior is divided by no trace.
+    Xu et al. 2026, ACE-Merging (arXiv:2603.02945). The paper sets the ridge per family of models, from 1e-5 to 4e-2;
+    here ρ = `epsilon` · mean_t tr C_t / columns, independent of the size of the weights. Unlike in the authors' code,
+    and as in the paper, Δ_t is not centred in the numerator, and the prior is not divided by a trace.
     """
 
     name = "ace"
@@ -44,7 +44,7 @@ class ACE(MatrixRule):
         "auto", "divide covariances by their traces and refine the spectrum", choices=("auto", "always", "never")
     )
     threshold: float = param(0.3, "heterogeneity γ above which `auto` normalises", low=0)
-    refined_fraction: float = param(0.3, "share of the singular directions that are refined", low=0, high=1)
+    refined_fraction: float = param(0.3, "share of the singular directions to refine", low=0, high=1)
 
     def combine(self, deltas: WeightedDeltas) -> Tensor:
         sizes = [float(delta.double().square().sum()) for delta in deltas]
@@ -71,14 +71,14 @@ class ACE(MatrixRule):
     def _covariances(
         self, deltas: WeightedDeltas, traces: Sequence[float], normalized: bool
     ) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Yield every Δ_t, its covariance, and what that was divided by."""
+        """Yield every Δ_t, its covariance, and the divisor of the covariance."""
         for delta, trace in zip(deltas, traces, strict=True):
             divisor = trace if normalized and trace else 1.0
             rows = _centred(delta)
             yield delta.double(), rows.T @ rows / divisor, divisor
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
-        """Squares of the input side, besides a handful of matrices."""
+        """Return the memory of squares of the input side, besides a few matrices."""
         columns = matrix_shape(spec.shape)[1]
         return 8 * (6 * spec.numel + 5 * columns * columns)
 
@@ -89,7 +89,7 @@ def _centred(delta: Tensor) -> Tensor:
 
 
 def _unlike(sizes: Sequence[float]) -> float:
-    """γ of the task matrices that changed anything; 0 for fewer than two."""
+    """Return γ of the nonzero task matrices; 0 for fewer than two."""
     logarithms = [math.log(size) for size in sizes if size > 0]
     if len(logarithms) < 2:
         return 0.0
@@ -98,7 +98,7 @@ def _unlike(sizes: Sequence[float]) -> float:
 
 
 def _solve(pull: Tensor, whole: Tensor, ridge: float) -> Tensor:
-    """Return P (W + ρI + 1cᵀ)⁻¹ with cᵀ the mean row of W, by Sherman and Morrison.
+    """Return P (W + ρI + 1cᵀ)⁻¹ with cᵀ the mean row of W, by the Sherman–Morrison formula.
 
     W + ρI is positive definite and commutes with W, so 1 + cᵀ (W + ρI)⁻¹ 1 is at least 1.
     """

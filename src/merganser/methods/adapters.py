@@ -1,7 +1,7 @@
 """Merging low-rank updates in a shared basis: KnOTS and Core Space.
 
-An update is a pair (B, A) with Δ = B·A, the scale of the adapter included. Merged pairs are pairs again, so
-adapters go in and an adapter comes out; the same rules take the task matrices of whole models of low rank.
+An update is a pair (B, A) with Δ = B·A, including the scale of the adapter. A merged pair is a pair again, so that
+adapters merge into an adapter. The same rules apply to low-rank task matrices of whole models.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _INNER = ("linear", "task_arithmetic", "ties", "tsv", "iso_c")
 
 
 def merge_pairs(pairs: Sequence[Pair], space: Space, rule: Method, seed: int = 0) -> Pair:
-    """The merged update of one weight; rank at most Σ r_t. `seed` is for rules that draw at random."""
+    """Return the merged update of one weight, of rank at most Σ r_t. `seed` is for random rules."""
     return (knots if space == "knots" else core_space)(pairs, rule, seed)
 
 
 def knots(pairs: Sequence[Pair], rule: Method, seed: int = 0) -> Pair:
-    """[Δ₁ … Δ_T] = U Σ [V₁ᵀ … V_Tᵀ]; the parts Σ V_tᵀ are merged by `rule` and multiplied by U.
+    """Merge by [Δ₁ … Δ_T] = U Σ [V₁ᵀ … V_Tᵀ]: `rule` merges the parts Σ V_tᵀ, and U multiplies the result.
 
-    The SVD is that of the T·r rows left after a basis of [B₁ … B_T] is split off.
+    The SVD is of the T·r rows that remain after a basis of [B₁ … B_T] is factored out.
     """
     basis = _basis([b for b, _ in pairs])
     rows = [(basis.T @ b.double()) @ a.double() for b, a in pairs]
@@ -44,9 +44,9 @@ def knots(pairs: Sequence[Pair], rule: Method, seed: int = 0) -> Pair:
 
 
 def core_space(pairs: Sequence[Pair], rule: Method, seed: int = 0) -> Pair:
-    """Δ_t = U_B C_t V_Aᵀ with bases U_B of [B₁ … B_T] and V_A of [A₁; …; A_T]; the cores are merged by `rule`.
+    """Merge the cores C_t of Δ_t = U_B C_t V_Aᵀ by `rule`, with bases U_B of [B₁ … B_T] and V_A of [A₁; …; A_T].
 
-    Nothing is lost on the way: the bases span every update.
+    The change of basis is lossless: the bases span every update.
     """
     left = _basis([b for b, _ in pairs])
     right = _basis([a.T for _, a in pairs])
@@ -55,27 +55,27 @@ def core_space(pairs: Sequence[Pair], rule: Method, seed: int = 0) -> Pair:
 
 
 def truncate_pair(pair: Pair, rank: int) -> Pair:
-    """The best pair of at most `rank`."""
+    """Return the best pair of at most `rank`."""
     left, right = _basis([pair[0]]), _basis([pair[1].T])
     core = top_svd((left.T @ pair[0].double()) @ (pair[1].double() @ right), rank)
     return balanced(Factors(left @ core.u, core.s, right @ core.v))
 
 
 def balanced(factors: Factors) -> Pair:
-    """(U √Σ, √Σ Vᵀ): two factors of equal norm, which half precision likes."""
+    """Return (U √Σ, √Σ Vᵀ): two factors of equal norm, which suit half precision."""
     root = factors.s.sqrt()
     return factors.u * root, root[:, None] * factors.v.T
 
 
 @dataclass(frozen=True)
 class LowRankSpace(MatrixRule):
-    """What the two rules share when they are given whole models."""
+    """The common part of the two rules for whole models."""
 
     inner: Literal["linear", "task_arithmetic", "ties", "tsv", "iso_c"] = param(
         "ties", "rule applied in the shared basis", choices=_INNER
     )
-    density: float = param(0.2, "density, if the inner rule is ties", low=0, high=1)
-    rank: int | None = param(None, "rank of each task matrix; found if absent", low=1)
+    density: float = param(0.2, "density of the inner rule ties", low=0, high=1)
+    rank: int | None = param(None, "rank of each task matrix; detected if absent", low=1)
 
     def combine(self, deltas: WeightedDeltas) -> Tensor:
         pairs = []
@@ -112,7 +112,7 @@ class Knots(LowRankSpace):
 class CoreSpace(LowRankSpace):
     """Δ_t = U C_t Vᵀ with bases U and V of all columns and all rows of Δ₁ … Δ_T; the cores C_t are merged by `inner`.
 
-    Nothing is lost on the way: the bases span every update. Panariello et al. 2025, Core Space (arXiv:2509.17786).
+    The change of basis is lossless: the bases span every update. Panariello et al. 2025, Core Space (arXiv:2509.17786).
     """
 
     name = "core_space"
@@ -120,7 +120,7 @@ class CoreSpace(LowRankSpace):
 
 
 def _basis(blocks: Sequence[Tensor]) -> Tensor:
-    """Orthonormal columns that span all of the blocks."""
+    """Return orthonormal columns that span all of the blocks."""
     columns = torch.cat([block.double() for block in blocks], dim=1)
     return top_svd(columns, columns.shape[1]).above(FLOOR).u
 
@@ -128,7 +128,7 @@ def _basis(blocks: Sequence[Tensor]) -> Tensor:
 def apply_rule(
     rule: Method, parts: Sequence[Tensor], base: Tensor | None = None, *, name: str = "core", seed: int = 0
 ) -> Tensor:
-    """Return what a merging rule makes of bare tensors around a base, zero if there is none."""
+    """Apply a merging rule to bare tensors around a base, zero if there is none."""
     group = Group(
         name=name,
         models=tuple(parts),

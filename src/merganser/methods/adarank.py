@@ -1,4 +1,4 @@
-"""AdaRank: singular components of the task matrices that were chosen one by one."""
+"""AdaRank: task matrices with individually selected singular components."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class AdaRank(TaskVectorMethod):
     """θ = θ_0 + λ Σ_t w_t U_t diag(c_t ⊙ σ_t) V_tᵀ, Δ_t = U_t diag(σ_t) V_tᵀ, c_t the factor of every component.
 
     c_t (statistics `components`) is 0 for the components that are pruned and the coefficient of the tensor for the
-    others; `mg.tuning.adarank` learns it on unlabelled inputs. Vectors are matrices of a single component. Of tensors
-    without components all are taken, with the factor `otherwise`. Lee et al. 2026, AdaRank (arXiv:2503.22178).
+    c_t (statistics `components`) is 0 for pruned components and the coefficient of the tensor for the others;
+    `mg.tuning.adarank` learns it on unlabelled inputs. Vectors are matrices with a single component. Tensors without
+    `components` keep all of them, with the factor `otherwise`. Lee et al. 2026, AdaRank (arXiv:2503.22178).
     """
 
     name = "adarank"
@@ -56,12 +57,12 @@ class AdaRank(TaskVectorMethod):
 
 
 def components(shape: tuple[int, ...]) -> int:
-    """Return how many singular components a tensor of this shape has; a vector has one."""
+    """Return the number of singular components of a tensor of this shape; a vector has one."""
     return min(matrix_shape(shape))
 
 
 def select(delta: Tensor, factors: Tensor) -> Tensor:
-    """Return Δ with each singular component times its factor."""
+    """Return Δ with each singular component multiplied by its factor."""
     if factors.numel() == 1:
         return delta * factors
     found = top_svd(delta.flatten(1), factors.numel())

@@ -1,4 +1,4 @@
-"""Averages of whole models: no base, no task vectors."""
+"""Averages of whole models, without a base or task vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Σ w θ."""
+    """Return Σ w θ."""
     total = tensors[0] * weights[0]
     for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
         total.add_(tensor, alpha=weight)
@@ -25,17 +25,17 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def between(start: Tensor, end: Tensor, weight: float, finite: bool = True) -> Tensor:
-    """(1 − w) a + w b, where equal entries give themselves: infinite ones too, unless all are known to be `finite`."""
+    """Return (1 − w) a + w b. Equal entries stay exact, also infinite ones unless all are known to be `finite`."""
     mixed = torch.lerp(start, end, weight)
     if finite or not (lost := mixed.isnan()).any():
         return mixed
-    # lerp takes a difference, which infinities of one sign do not have
+    # lerp computes a difference, which is NaN for infinities of one sign
     terms = [tensor * share for tensor, share in ((start, 1 - weight), (end, weight)) if share]
     return torch.where(lost, torch.where(start == end, start, sum(terms[1:], terms[0])), mixed)
 
 
 def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float], finite: bool = True) -> Tensor:
-    """Σ w θ / Σ w, as a running mean where no weight is negative: equal tensors then give themselves, bit by bit."""
+    """Return Σ w θ / Σ w, as a running mean if no weight is negative, so that equal tensors stay exact."""
     if min(weights) < 0:
         total = sum(weights)
         return weighted_sum(tensors, [weight / total for weight in weights])
@@ -49,7 +49,7 @@ def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float], finite: b
 
 
 def cancel(weights: Sequence[float]) -> bool:
-    """Whether Σ w is zero, or no more than the rounding of its terms: nothing to divide by."""
+    """Return whether Σ w is zero up to the rounding of its terms, so that it cannot be a divisor."""
     return abs(sum(weights)) <= 1e-8 * sum(map(abs, weights))
 
 
@@ -79,7 +79,7 @@ class Linear(Method):
 @register
 @dataclass(frozen=True)
 class WiseFT(Method):
-    """θ = (1 − α) θ_0 + α θ_1: from the base toward its fine-tuned model.
+    """θ = (1 − α) θ_0 + α θ_1: from the base towards its fine-tuned model.
 
     Wortsman et al. 2022, Robust fine-tuning of zero-shot models (arXiv:2109.01903).
     """
@@ -104,7 +104,7 @@ class Ema(Method):
 
     name = "ema"
     summary = "exponential moving average over checkpoints of one run, oldest first"
-    decay: float = param(0.9, "what remains of the average at each checkpoint", low=0, high=1)
+    decay: float = param(0.9, "share of the average that remains at each checkpoint", low=0, high=1)
 
     def merge(self, group: Group, state: State = None) -> Tensor:
         mean = group.models[0]
@@ -116,12 +116,12 @@ class Ema(Method):
 @register
 @dataclass(frozen=True)
 class Passthrough(Method):
-    """θ = s θ_1: the tensor of the only model, unchanged unless scaled. Slices are stacked with it."""
+    """θ = s θ_1: the tensor of the only model, unchanged unless scaled. Used to stack slices."""
 
     name = "passthrough"
-    summary = "the only model as it is, optionally scaled: for stacking slices"
+    summary = "the only model unchanged or scaled, for stacking slices"
     models = (1, 1)
-    scale: tuple[float | None, ...] = per_model(None, "factor; none copies the tensor")
+    scale: tuple[float | None, ...] = per_model(None, "factor; if absent the tensor is copied")
 
     def merge(self, group: Group, state: State = None) -> Tensor:
         scale = self.scale[0]

@@ -1,4 +1,4 @@
-"""What a merging rule is: a frozen record of its hyper-parameters and one function to a tensor."""
+"""The interface of merging rules: a frozen record of hyper-parameters with one function per tensor."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Group:
-    """One output tensor, or a block of its rows, with everything a rule may look at.
+    """One output tensor, or a block of its rows, with everything a rule may use.
 
-    Tensors are float32 (float64 if a source is) and must not be written into. `offset` is the flat index of
+    Tensors are float32 (float64 if a source is) and must not be modified. `offset` is the flat index of
     the block's first element in the whole tensor and `shape` the whole tensor's shape.
     """
 
@@ -38,27 +38,30 @@ class Group:
     seed: int = 0
     statistics: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
     prepared: State = None
-    #: Whether infinite entries and NaN have been ruled out.
+    #: Whether infinite entries and NaN have been excluded.
     finite: bool = True
-    #: Factor of each task vector, for rules that want a common norm; none leaves them as they are.
+    #: Factor of each task vector, for rules that need a common norm; None leaves them unchanged.
     gains: tuple[float, ...] = ()
 
     @property
     def anchor(self) -> Tensor:
-        """The base's tensor, for rules that cannot do without."""
+        """Return the base's tensor, for rules that need one."""
         assert self.base is not None, "the plan guarantees a base to rules that need one"
         return self.base
 
     def deltas(self) -> list[Tensor]:
-        """Task vectors Δ_t = θ_t − θ_0, times their gains, fresh contiguous tensors that may be written into."""
+        """Return the task vectors Δ_t = θ_t − θ_0, times their gains, as fresh contiguous tensors that may be
+        modified.
+        """
         deltas = [(model - self.anchor).contiguous() for model in self.models]
         return [delta.mul_(gain) for delta, gain in zip(deltas, self.gains, strict=True)] if self.gains else deltas
 
     def random_bits(self, model: int) -> Tensor:
-        """Uniform signed 16-bit integers, one per element of this block; `bits < threshold(p)` has probability p.
+        """Return uniform signed 16-bit integers, one per element of this block; `bits < threshold(p)` has probability
+        p.
 
-        The stream is keyed by (seed, tensor name, model label) and addressed by element: it depends neither
-        on blocks and threads nor on the order of the models.
+        The stream is keyed by (seed, tensor name, model label) and addressed by element: it depends neither on blocks
+        and threads nor on the order of the models.
         """
         stream = self.generator(model)
         stream.advance(self.offset // 4)
@@ -68,21 +71,21 @@ class Group:
         return bits.to(self.models[model].device)
 
     def generator(self, model: int) -> np.random.PCG64DXSM:
-        """The generator of a model's random bits, four of them a word, at the tensor's first element."""
+        """Return the generator of a model's random bits, four per word, at the tensor's first element."""
         key = f"{self.seed}\0{self.name}\0{self.labels[model]}".encode()
         return np.random.PCG64DXSM(int.from_bytes(hashlib.blake2b(key, digest_size=16).digest(), "little"))
 
 
 def threshold(probability: float) -> int:
-    """The integer that uniform signed 16-bit integers stay below with this probability, rounded to 2⁻¹⁶."""
+    """Return the integer that uniform signed 16-bit integers are below with this probability, rounded to 2⁻¹⁶."""
     return round(probability * 2**16) - 2**15
 
 
 class Blocks(Protocol):
     """The blocks of one output tensor, readable any number of times, in the order of their elements.
 
-    How a tensor is cut is a function of its shape alone. Matrices are cut between rows, larger tensors between
-    rows of the first axis too, unless such a row has more than 2¹⁶ elements; vectors anywhere.
+    How a tensor is split depends on its shape alone. Matrices are split between rows, larger tensors between rows of
+    the first axis too, unless such a row has more than 2¹⁶ elements; vectors anywhere.
     """
 
     @property
@@ -91,15 +94,15 @@ class Blocks(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Group:
-        """One block alone: a sample, or a second look, without a pass over the others."""
+        """Return one block alone: a sample, or a second look, without a pass over the others."""
         ...
 
     def __iter__(self) -> Iterator[Group]: ...
 
     def map(self, function: Callable[[Group], T], only: int | None = None, stride: int = 1) -> list[T]:
-        """`function` of every block, or of one alone, in block order, possibly computed in parallel.
+        """Apply `function` to every block, or to one alone, in block order, possibly in parallel.
 
-        With a stride, of a sample: about one entry in so many, some of every block or whole blocks.
+        With a stride, use a sample of about one in `stride` entries: a part of every block, or whole blocks.
         """
         ...
 
@@ -120,17 +123,17 @@ class Method(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     reach: ClassVar[Reach] = "elementwise"
-    #: "required": works on deltas; "optional"; "none": a base named in the recipe is only the template.
+    #: "required": works on task vectors; "optional"; "none": a base in the recipe is only the template.
     base: ClassVar[Literal["required", "optional", "none"]] = "none"
     models: ClassVar[tuple[int, float]] = (1, math.inf)
-    #: Side checkpoints a rule wants per model, e.g. ("fisher",).
+    #: Kinds of side checkpoints a rule needs per model, e.g. ("fisher",).
     statistics: ClassVar[tuple[str, ...]] = ()
-    #: Other names under which recipes may ask for this rule.
+    #: Other names of this rule in recipes.
     also: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def check_inputs(cls, models: int, base: bool, where: str = "") -> None:
-        """An error if this rule cannot merge so many models, with or without a base; for the planner."""
+        """Raise an error if this rule cannot merge so many models, with or without a base."""
         where = where or f"method {cls.name!r}"
         low, high = cls.models
         if cls.base == "required" and not base:
@@ -142,19 +145,19 @@ class Method(ABC):
 
     @classmethod
     def statistic_shape(cls, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a statistic of that kind for a tensor of this shape."""
+        """Return the shape of a statistic of that kind for a tensor of this shape."""
         return shape
 
     def reduce(self, blocks: Blocks) -> State:
-        """What `merge` must know of the whole tensor (reduce_map only)."""
+        """Return the state that `merge` needs about the whole tensor (reduce_map only)."""
         return None
 
     @abstractmethod
     def merge(self, group: Group, state: State = None) -> Tensor:
-        """The output for this block (or whole tensor), in the dtype of the inputs; may be an input itself."""
+        """Return the output for this block (or whole tensor) in the dtype of the inputs; may be an input itself."""
 
     def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> State:
-        """A look at every tensor first, for global quantities; a JSON value kept with the plan."""
+        """Compute global quantities from every tensor first; a JSON value kept with the plan."""
         return None
 
     def needs_preparation(self) -> bool:
@@ -162,14 +165,14 @@ class Method(ABC):
 
     @property
     def equalizes(self) -> bool:
-        """Whether the task vectors are to be brought to a common norm first (`Group.gains`)."""
+        """Whether the task vectors are scaled to a common norm first (`Group.gains`)."""
         return False
 
     @property
     def looks_first(self) -> bool:
-        """Whether every tensor is looked at before the first is merged."""
+        """Whether every tensor is read before the first is merged."""
         return self.equalizes or self.needs_preparation()
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
-        """Bytes a `whole` rule holds beyond its inputs, for the memory bound; `spec` is of the arithmetic's dtype."""
+        """Return the bytes that a `whole` rule holds beyond its inputs; `spec` has the arithmetic's dtype."""
         return spec.nbytes * (models + 2)

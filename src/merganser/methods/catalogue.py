@@ -1,4 +1,4 @@
-"""Every method as rows of text, for `merganser methods` and the table of the README."""
+"""Every method as rows of text, for `merganser methods` and the documentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from merganser.methods.registry import lookup, parameters, registry
 
 @dataclass(frozen=True)
 class ParameterRow:
-    """A hyper-parameter in words."""
+    """The description of a hyper-parameter."""
 
     name: str
     default: str
@@ -25,7 +25,7 @@ class ParameterRow:
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method in words; `description` is its formula and paper."""
+    """The description of a method; `description` is its formula and paper."""
 
     name: str
     summary: str
@@ -39,12 +39,12 @@ class MethodRow:
 
 
 def catalogue() -> list[MethodRow]:
-    """All methods, by name."""
+    """Return all methods, sorted by name."""
     return [describe(method) for method in registry().values()]
 
 
 def describe(method: type[Method] | str) -> MethodRow:
-    """One method, given itself or one of its names."""
+    """Return the description of a method, given as class or name."""
     cls = lookup(method) if isinstance(method, str) else method
     return MethodRow(
         name=cls.name,
@@ -79,7 +79,7 @@ def _row(parameter: Parameter) -> ParameterRow:
 
 
 def show_value(value: Any) -> str:
-    """A default as recipes and tables write it."""
+    """Return a default as recipes and tables write it."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Parts of task-vector methods: how thinned task vectors become one. All may overwrite the task vectors."""
+"""Parts of task-vector methods: combine sparsified task vectors into one. All may overwrite the task vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def weighted_sum_(deltas: Sequence[Tensor], weights: Sequence[float], normalize: bool) -> Tensor:
-    """Σ w Δ, divided by Σ w if asked (unless the weights cancel)."""
+    """Return Σ w Δ, divided by Σ w if `normalize` (unless the weights cancel)."""
     divisor = sum(weights) if normalize and not cancel(weights) else 1.0
     total = deltas[0]
     if weights[0] != divisor:
@@ -24,10 +24,10 @@ def weighted_sum_(deltas: Sequence[Tensor], weights: Sequence[float], normalize:
 
 
 def elected_sum_(deltas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """TIES' consensus, added: of each entry, only the models that agree with the sign of S = Σ w Δ.
+    """Return TIES' consensus as a sum: for each entry, of the models that agree with the sign of S = Σ w Δ.
 
-    Σ w Δ over the models with sgn(w Δ) = sgn(S), the positive ones where S is zero. That is (S + sgn(S) Σ |w Δ|)/2:
-    who agrees is in both sums with the same sign, who does not with opposite ones.
+    That is Σ w Δ over the models with sgn(w Δ) = sgn(S), the positive ones where S is zero. It equals (S + sgn(S) Σ |w
+    Δ|)/2: models that agree have the same sign in both sums, the others opposite signs.
     """
     votes = weighted_sum_([deltas[0].clone(), *deltas[1:]], weights, normalize=False)
     sizes = weighted_sum_([delta.abs_() for delta in deltas], [abs(weight) for weight in weights], normalize=False)
@@ -35,9 +35,9 @@ def elected_sum_(deltas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def elected_mean_(deltas: Sequence[Tensor], weights: Sequence[float], votes: Tensor | None = None) -> Tensor:
-    """TIES' consensus, averaged: Σ w Δ over the models with sgn(w Δ) = sgn(Σ w Δ), divided by the sum of their weights.
+    """Return TIES' consensus as a mean: Σ w Δ over models with sgn(w Δ) = sgn(Σ w Δ), over the sum of their weights.
 
-    Where Σ w Δ is zero, the positive ones are taken. `votes` may stand for it in the election.
+    Where Σ w Δ is zero, the positive ones are used. `votes` replaces Σ w Δ in the election.
     """
     voters = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if weight != 0]
     if not voters:

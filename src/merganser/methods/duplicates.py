@@ -1,16 +1,16 @@
-"""Near-identical experts: a rule that leads smoothly from the published merge to counting them once.
+"""Near-identical experts: a smooth transition from the published merge to counting them once.
 
-TSV-Merge and Iso-CTS make the singular vectors of the tasks orthogonal. Of two experts Δ and Δ + εE that differ by next
-to nothing, the published rule keeps what they share and adds, with the same weight, the direction in which they differ:
-noise of the norm of the expert, however small ε is. At ε = 0 that direction does not exist, and the expert itself is
-the answer. The rule here joins the two. With the distance of two tasks
+TSV-Merge and Iso-CTS make the singular vectors of the tasks orthogonal. For two experts Δ and Δ + εE that hardly
+differ, the published rule keeps what they share and adds, with the same weight, the direction in which they differ:
+noise with the norm of the expert, however small ε is. At ε = 0 that direction does not exist, and the expert itself is
+the result. The rule here connects the two cases. With the distance of two tasks
 
     D = ‖A_s/‖A_s‖ − A_t/‖A_t‖‖,   A_t the truncated task matrix,
 
-tasks closer than a threshold h form groups (single linkage), each member of which is replaced by the truncated mean of
-its group. The result is the mean of M(h) over thresholds between `SAME` and `APART`, with log h weighted by a smooth
-step: below `SAME` experts count as one, from `APART` on as themselves, and in between M changes continuously with every
-distance. Without experts so close, which is the rule, nothing is computed but their distances.
+tasks closer than a threshold h form groups (single linkage), and each member is replaced by the truncated mean of its
+group. The result is the mean of M(h) over thresholds between `SAME` and `APART`, with log h weighted by a smooth step:
+below `SAME` experts count as one, from `APART` on separately, and in between M changes continuously with every
+distance. If no experts are that close, which is the usual case, only the distances are computed.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from merganser.methods.matrices import FLOOR
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Experts up to this distance are one expert.
+#: Experts up to this distance count as one expert.
 SAME = 1e-3
-#: Experts from this distance on are different.
+#: Experts from this distance on count as different.
 APART = 1e-2
 _LEADING = 8
 
 
 def average_over_groupings(factors: Sequence[Factors], merge: Callable[[Sequence[Factors]], Tensor]) -> Tensor:
-    """Merge factors, counting near-identical tasks as one, as the head of this module says.
+    """Merge factors and count near-identical tasks as one, as the module docstring describes.
 
     Args:
         factors: The factors of each task.
         merge: The published merge of such factors.
 
     Returns:
-        The merged matrix; `merge(factors)` where no two tasks are closer than `APART`.
+        The merged matrix; `merge(factors)` if no two tasks are closer than `APART`.
 
     Example:
         >>> one = Factors(torch.eye(2)[:, :1], torch.ones(1), torch.eye(2)[:, :1])
@@ -73,7 +73,7 @@ def average_over_groupings(factors: Sequence[Factors], merge: Callable[[Sequence
 
 
 def distance(a: Factors, b: Factors) -> float:
-    """‖A/‖A‖ − B/‖B‖‖ of two factored matrices, or 2 where it is certainly beyond `APART`.
+    """Return ‖A/‖A‖ − B/‖B‖‖ of two factored matrices, or 2 if it is certainly beyond `APART`.
 
     The leading components H of A decide most cases: if D ≤ `APART`, then ⟨H, B⟩/‖A‖‖B‖ differs from ‖H‖²/‖A‖² by no
     more than `APART` · ‖H‖/‖A‖ (Cauchy–Schwarz).
@@ -90,20 +90,20 @@ def distance(a: Factors, b: Factors) -> float:
 
 
 def _product(a: Factors, b: Factors) -> float:
-    """⟨A, B⟩."""
+    """Return ⟨A, B⟩."""
     inner = (a.u.to(b.u.dtype).T @ b.u) * (a.v.to(b.v.dtype).T @ b.v)
     return float(a.s.double() @ inner.double() @ b.s.double())
 
 
 def _step(found: float) -> float:
-    """0 up to `SAME`, 1 from `APART` on, and a smooth step in the logarithm between them."""
+    """Return 0 up to `SAME`, 1 from `APART` on, and a smooth step of the logarithm in between."""
     t = math.log(max(found, 1e-300) / SAME) / math.log(APART / SAME)
     t = min(1.0, max(0.0, t))
     return t * t * (3 - 2 * t)
 
 
 def _collapse(factors: Sequence[Factors], groups: Mapping[int, set[int]]) -> list[Factors]:
-    """The factors with those of every group replaced by the truncated mean of the group."""
+    """Return the factors with those of every group replaced by the truncated mean of the group."""
     found = list(factors)
     for group in {min(group): group for group in groups.values() if len(group) > 1}.values():
         mean = torch.stack([factors[task].matrix() for task in group]).mean(dim=0)

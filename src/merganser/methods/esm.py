@@ -1,4 +1,4 @@
-"""ESM: task matrices cut down to the directions in which they move their layer's output, then orthogonalised."""
+"""ESM: task matrices restricted to the directions in which they change their layer's output, then orthogonalised."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class ESM(MatrixRule):
     X Δ_tᵀ of its output, ⌊rows/T⌋ a task. flat(·) is the polar factor times the mean singular value. Matrices without
     Gram matrices are merged by TSV-Merge, everything else is averaged.
 
-    Polarised scaling stresses what is strong, by the ratio of norms to their mean to the `power`: of A_t among the
-    tasks, of the columns of [A_1; …; A_T], and of M among matrices whose names differ in numbers only, such as those of
+    Polarised scaling emphasises strong parts, by the ratio of norms to their mean to the `power`: of A_t among the
+    tasks, of the columns of [A_1; …; A_T], and of M among matrices whose names differ only in numbers, such as those of
     other layers. Li et al. 2026, Model Merging in the Essential Subspace (arXiv:2602.20208): power 2; 32 unlabelled
-    inputs a task will do. Their code doubles M, which is left to `scale`.
+    inputs per task are enough. Their code doubles M, which is left to `scale`.
     """
 
     name = "esm"
@@ -53,7 +53,7 @@ class ESM(MatrixRule):
         return self.power > 0
 
     def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> State:
-        """The scale of every matrix among those of the same kind."""
+        """Return the scale of every matrix among those of the same kind."""
         norms: dict[str, dict[str, float]] = {}
         for _, blocks in tensors:
             if len(blocks) and blocks[0].statistics.get("gram") and self.applies(blocks[0].name, blocks.shape):
@@ -71,12 +71,14 @@ class ESM(MatrixRule):
         return torch.add(group.anchor, merged, alpha=self.scale * layer)
 
     def combine(self, deltas: WeightedDeltas) -> Tensor:
-        """TSV-Merge, of matrices whose inputs are not known."""
+        """Apply TSV-Merge to matrices whose inputs are not known."""
         k = rank_kept(min(deltas.shape), len(deltas), self.rank_fraction)
         return orthogonal_sum(decompose(deltas, k), "polar", self.tolerance, deltas.dtype)
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
-        """The factors of all tasks, one task's matrices, and the statistics, which come with the tensor."""
+        """Return the memory of all tasks' factors, one task's matrices, and the statistics, which come with the
+        tensor.
+        """
         d, m = matrix_shape(spec.shape)
         return 8 * (4 * d * d + (models + 2) * m * m + 6 * d * m)
 
@@ -104,7 +106,7 @@ class ESM(MatrixRule):
 
 
 def essential_directions(delta: Tensor, gram: Tensor, k: int) -> Tensor:
-    """Return the top-k eigenvectors of Δ G Δᵀ as columns, without those that only rounding put there."""
+    """Return the top-k eigenvectors of Δ G Δᵀ as columns, without those due to rounding."""
     vectors: Tensor
     values, vectors = torch.linalg.eigh(delta @ gram @ delta.T)
     kept = min(k, int((values > FLOOR**2 * values[-1].clamp(min=0)).sum())) if float(values[-1]) > 0 else 0

@@ -1,4 +1,4 @@
-"""One value an entry, chosen among the task vectors rather than averaged."""
+"""Rules that choose one value per entry among the task vectors instead of averaging."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Extremes(TaskVectorMethod):
-    """Of each entry the largest or the smallest: one of the two has the largest magnitude."""
+    """The largest or the smallest value of each entry; one of the two has the largest magnitude."""
 
-    #: Whether ΣΔ decides between the two, or the magnitude.
+    #: Whether the sign of ΣΔ decides between the two, or the magnitude.
     elects: ClassVar[bool]
 
     weight: tuple[float, ...] = per_model(1.0, "factor of each task vector")
@@ -38,7 +38,7 @@ class Extremes(TaskVectorMethod):
             side.sign_()
         else:
             side = high.add(low).sign_().add_(0.5).sign_()
-        # Factors of 0 and 1 pick exactly, and many times faster than `where`.
+        # Factors of 0 and 1 select exactly, and many times faster than `where`.
         merged = high.mul_(side.clamp(min=0)).sub_(low.mul_(side.clamp_(max=0)))
         return torch.add(group.anchor, merged, alpha=self.scale, out=merged)
 
@@ -52,7 +52,7 @@ class MagMax(Extremes):
     """
 
     name = "magmax"
-    summary = "of each entry the task vector with the largest magnitude"
+    summary = "for each entry, the value of largest magnitude"
     elects = False
 
 
@@ -66,5 +66,5 @@ class Emr(Extremes):
     """
 
     name = "emr"
-    summary = "of each entry the elected sign with the largest magnitude (EMR's unified task vector)"
+    summary = "for each entry, the largest magnitude with the elected sign (EMR's unified task vector)"
     elects = True

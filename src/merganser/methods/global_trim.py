@@ -1,4 +1,4 @@
-"""Cutoffs of magnitude over all tensors of a model at once, as in the paper of TIES."""
+"""Magnitude cutoffs over all tensors of a model at once, as in the TIES paper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Chain:
-    """The blocks of many tensors, one after the other."""
+    """The blocks of several tensors in sequence."""
 
     def __init__(self, tensors: Sequence[Blocks]) -> None:
         self.tensors = tensors
@@ -30,9 +30,9 @@ class Chain:
 
 
 def global_cutoffs(tensors: Iterable[tuple[Mapping[str, Any], Blocks]], density: Sequence[float]) -> State:
-    """A cutoff a model over all tensors together, and where each tensor starts among all entries.
+    """Return a cutoff per model over all tensors together, and the offset of each tensor among all entries.
 
-    Every model keeps ⌊density · n⌋ entries of all n; a density that differs between tensors counts for its own share.
+    Every model keeps ⌊density · n⌋ of all n entries; if tensors have different densities, each counts for its share.
     """
     listed = [(parameters, blocks) for parameters, blocks in tensors if len(blocks) and math.prod(blocks.shape)]
     sizes = [math.prod(blocks.shape) for _, blocks in listed]
@@ -51,7 +51,7 @@ def global_cutoffs(tensors: Iterable[tuple[Mapping[str, Any], Blocks]], density:
 
 
 def local_cutoffs(prepared: State, name: str) -> list[list[Cutoff]]:
-    """The cutoffs in the indices of one tensor, as `Band` wants them."""
+    """Return the cutoffs in the indices of one tensor, as `Band` needs them."""
     start = prepared["starts"].get(name, 0)
     return [[Cutoff(math.inf, 0), Cutoff(value, index - start)] for value, index in prepared["cutoffs"]]
 

@@ -1,4 +1,4 @@
-"""Averages weighted by what the data said: Fisher information and Gram matrices, from side checkpoints."""
+"""Averages weighted by statistics of data: Fisher information and Gram matrices, from side checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fisher(Method):
     """θ = Σ w F_t ⊙ θ_t / Σ w F_t, F_t the diagonal Fisher information of model t (statistics `fisher`).
 
     Matena and Raffel 2022 (arXiv:2111.09832). F is the mean of squared gradients of log p, one example at a time.
-    Entries to which no model's F says anything, and tensors without one, are averaged by the weights.
+    Entries where every F is zero, and tensors without F, are averaged by the weights.
     """
 
     name = "fisher"
@@ -49,9 +49,9 @@ class Fisher(Method):
 class RegMean(Method):
     """W = (Σ w W_t G_t)(Σ w G_t)⁺ with G_t = XᵀX/N of the inputs of a linear layer, off-diagonals scaled by α.
 
-    The least-squares fit to every model's outputs on its own data. Jin et al. 2023 (arXiv:2212.09849). Solved for the
-    difference from the mean, in float64: directions in which no model saw data, and tensors without Gram matrices
-    (statistics `gram`), are averaged.
+    This is the least-squares fit to every model's outputs on its own data. Jin et al. 2023 (arXiv:2212.09849). It is
+    solved for the difference from the mean, in float64: directions in which no model saw data, and tensors without Gram
+    matrices (statistics `gram`), are averaged.
     """
 
     name = "regmean"
@@ -88,5 +88,5 @@ class RegMean(Method):
 
 
 def gram_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the Gram matrix of the inputs of a linear layer with weights of this shape."""
+    """Return the shape of the Gram matrix of a linear layer's inputs, for weights of this shape."""
     return (shape[-1], shape[-1]) if shape else ()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Isotropic(MatrixRule):
-    """What the two rules share. CLIP models like a `scale` between 1.0 and 1.5."""
+    """The common part of the two rules. For CLIP models, a `scale` between 1.0 and 1.5 works well."""
 
     tolerance: float = param(TOLERANCE, "relative size below which a direction counts as absent", low=0, high=1)
     exact: bool = param(False, "compute with large matrices in float64")
@@ -36,7 +36,7 @@ class IsoC(Isotropic):
     """
 
     name = "iso_c"
-    summary = "the sum of the task matrices with its spectrum made flat"
+    summary = "the sum of the task matrices with a flat spectrum"
 
     def combine(self, deltas: WeightedDeltas) -> Tensor:
         return flatten_spectrum(sum_of(iter(deltas)), self.tolerance, self.exact).to(deltas.dtype)
@@ -86,13 +86,13 @@ class IsoCTS(Isotropic):
 
 
 def shares(n: int, models: int, common_fraction: float) -> int:
-    """Directions each task may add, so that T shares and the common ones make n."""
+    """Return how many directions each task may add, so that T shares and the common ones make n."""
     share = round((n - int(common_fraction * n)) / models)
     return min(share, n // models)
 
 
 def flatten_spectrum(matrix: Tensor, tolerance: float, exact: bool = False) -> Tensor:
-    """mean(σ) · polar factor, of a float64 matrix; the last product in float32 where that costs no digits."""
+    """Return mean(σ) · polar factor of a float64 matrix; the last product is in float32 if that costs no digits."""
     n = min(matrix.shape)
     if exact or n < LARGE:
         factor, norm = polar_and_norm(matrix, tolerance)
@@ -101,5 +101,5 @@ def flatten_spectrum(matrix: Tensor, tolerance: float, exact: bool = False) -> T
         return flatten_spectrum(matrix.T, tolerance).T
     root = inverse_root(matrix, tolerance)
     wide = torch.float32 if root.mean_amplification <= FLOAT32_LIMIT else torch.float64
-    # As the transpose of a product, which MKL multiplies faster.
+    # The transpose of a product, which MKL computes faster.
     return ((root.matrix() * (root.s.sum() / n)).to(wide) @ matrix.to(wide).T).T.to(matrix.dtype)

@@ -1,4 +1,4 @@
-"""Localize-and-Stitch: the few entries that carry each task, put back into the base side by side."""
+"""Localize-and-Stitch: the few important entries of each task vector, added to the base."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class LocalizeStitch(Trimmed):
     """θ = θ_0 + λ Σ_t γ_t ⊙ w_tΔ_t / Σ_t γ_t, γ_t the mask of the `density` largest entries of Δ_t in the whole model.
 
-    An entry that one task localised keeps its value, one that several did is their mean. He et al. 2025,
+    An entry localised by one task keeps its value, one localised by several is their mean. He et al. 2025,
     Localize-and-Stitch (arXiv:2408.13656): the dataless variant, density 0.05; with data they learn masks of 0.01.
     """
 
     name = "localize_stitch"
     summary = "the largest entries of each task vector stitched into the base, averaged where they overlap"
-    normalize: bool = param(True, "average entries that several models localised rather than add them")
+    normalize: bool = param(True, "average instead of add entries that several models localised")
     density: tuple[float, ...] = per_model(0.05, "share of entries localised, the largest", low=0, high=1)
     scope: str = param("global", "rank entries per tensor or over the whole model", choices=("tensor", "global"))
 

@@ -1,4 +1,4 @@
-"""Rules that look at a tensor as a matrix: what they share."""
+"""The common part of rules that treat a tensor as a matrix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 B = TypeVar("B")
 
-#: Components below this share of σ₁ are the rounding of float32 task vectors: their directions mean nothing.
+#: Components below this share of σ₁ are rounding errors of float32 task vectors, without meaningful directions.
 FLOOR = 1e-6
 
 
@@ -30,8 +30,8 @@ FLOOR = 1e-6
 class MatrixRule(TaskVectorMethod):
     """θ = θ₀ + scale · M(w₁Δ₁, …, w_TΔ_T) for matrices, and θ₀ + scale · mean(w_tΔ_t) for everything else.
 
-    Vectors, scalars, tensors with more axes (unless `convolutions`), matrices with a single row or column and
-    names that match `exclude` count as everything else.
+    Everything else: vectors, scalars, tensors with more axes (unless `convolutions`), matrices with a single row or
+    column, and names that match `exclude`.
     """
 
     reach = "whole"
@@ -51,23 +51,25 @@ class MatrixRule(TaskVectorMethod):
         return torch.add(group.anchor, merged.to(group.anchor.dtype), alpha=self.scale)
 
     def applies(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether the tensor is merged as a matrix."""
+        """Return whether the tensor is merged as a matrix."""
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude):
             return False
         return min(matrix_shape(shape)) > 1 and (len(shape) == 2 or self.convolutions)
 
     @abstractmethod
     def combine(self, deltas: WeightedDeltas) -> Tensor:
-        """The merged task matrix from those of the models."""
+        """Return the merged task matrix from those of the models."""
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
-        """The sum of the task matrices and copies of its long factor in float64, and squares of the short side."""
+        """Return the memory of the sum of the task matrices, copies of its long factor in float64, and squares of
+        the short side.
+        """
         n = min(matrix_shape(spec.shape))
         return 8 * (6 * spec.numel + 4 * n * n)
 
 
 class WeightedDeltas(Sequence["Tensor"]):
-    """The weighted task matrices w_t (θ_t − θ₀), each computed when asked for: never T of them in memory."""
+    """The weighted task matrices w_t (θ_t − θ₀), each computed on access, so that T of them are never in memory."""
 
     def __init__(self, group: Group, weights: Sequence[float]) -> None:
         self._group = group
@@ -77,7 +79,7 @@ class WeightedDeltas(Sequence["Tensor"]):
         return len(self._group.models)
 
     def zeros(self, dtype: torch.dtype | None = None) -> Tensor:
-        """A matrix of their shape, where they are."""
+        """Return a zero matrix of their shape and device."""
         return torch.zeros(self.shape, dtype=dtype or self.dtype, device=self._group.anchor.device)
 
     def __getitem__(self, index: Any) -> Any:
@@ -87,7 +89,7 @@ class WeightedDeltas(Sequence["Tensor"]):
         return (self[index] for index in range(len(self)))
 
     def full(self) -> Iterator[Tensor]:
-        """In their own shape."""
+        """Yield the task matrices in their original shapes."""
         return (self._delta(index) for index in range(len(self)))
 
     @property
@@ -104,12 +106,12 @@ class WeightedDeltas(Sequence["Tensor"]):
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Output rows × everything else; a vector is a single row."""
+    """Return (output rows, everything else); a vector is a single row."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
 def sum_of(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Tensor:
-    """Σ, one at a time, in float64 so that the order of the models does not show."""
+    """Return the sum, one at a time in float64, so that the order of the models does not matter."""
     parts = iter(tensors)
     total = next(parts).double()
     for part in parts:
@@ -118,13 +120,14 @@ def sum_of(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Tensor:
 
 
 def rank_kept(n: int, models: int, fraction: float | None) -> int:
-    """k = max(1, ⌊fraction · n⌋), the fraction being 1/T if it is not given."""
+    """Return k = max(1, ⌊fraction · n⌋), where the fraction is 1/T if not given."""
     return max(1, n // models if fraction is None else int(fraction * n + 1e-9))
 
 
 def side_by_side(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """`map` over the threads torch may use: decompositions gain more from running beside each other than from several
-    threads each. Inside the engine's workers torch has one thread, and this is a plain map."""
+    """Map over the threads torch may use: decompositions gain more from running in parallel than from several
+    threads each. Inside the engine's workers torch has one thread, and this is a plain map.
+    """
     workers = min(torch.get_num_threads(), len(items))
     if workers < 2:
         return [function(item) for item in items]

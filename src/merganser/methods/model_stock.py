@@ -1,4 +1,4 @@
-"""Model Stock: how far to go from the base toward the mean of its fine-tuned models, by the angle between them."""
+"""Model Stock: interpolate from the base to the mean of its fine-tuned models, by the angle between them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class ModelStock(Method):
 
     cos φ is the mean cosine between task vectors, of the whole tensor or of each vector along the last axis
     (`filter_wise`). Jang et al. 2024, Model Stock (arXiv:2403.19522). A zero task vector has cosine 0 to any other.
-    mergekit raises ‖Δ_i‖‖Δ_j‖ to at least 1e-6, which draws tensors with tiny task vectors to the base; here the
-    cosine is exact at any scale.
+    mergekit raises ‖Δ_i‖‖Δ_j‖ to at least 1e-6, which pulls tensors with tiny task vectors to the base; here the cosine
+    is exact at any scale.
     """
 
     name = "model_stock"
-    summary = "interpolation from the base to the mean of the models, as far as their angles say"
+    summary = "interpolation from the base to the mean of the models, by the angle between them"
     reach = "reduce_map"
     base = "required"
     models = (2, math.inf)
-    filter_wise: bool = param(False, "one ratio for each vector along the last axis, not for the whole tensor")
+    filter_wise: bool = param(False, "one ratio per vector along the last axis instead of per tensor")
 
     def reduce(self, blocks: Blocks) -> State:
         if self.filter_wise and len(blocks.shape) > 1:
@@ -62,6 +62,6 @@ class ModelStock(Method):
 
 
 def _ratio(cosine: Tensor, count: int) -> Tensor:
-    """t of the mean cosine; 0 (the base) where task vectors cancel and t has its pole."""
+    """Return t of the mean cosine; 0 (the base) if task vectors cancel and t has its pole."""
     below = 1 + (count - 1) * cosine.clamp(-1, 1)
     return torch.where(below > 1e-6, count * cosine.clamp(-1, 1) / below, 0.0)

@@ -1,4 +1,4 @@
-"""Task vectors of a common norm: what every method for task vectors may ask for with `norms: equal`."""
+"""Task vectors with a common norm, an option of every task-vector method (`norms: equal`)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from merganser.methods.parameters import param
 
 @dataclass(frozen=True)
 class TaskVectorMethod(Method):
-    """A rule for task vectors, whose norms may be made equal before the rule sees them.
+    """A rule for task vectors whose norms may be made equal first.
 
-    The longest task vector decides a sum, and takes the leading directions of spectral rules. Yoshida et al. 2026,
-    DisTaC (arXiv:2508.01148), scale task vectors to a common norm and then distil; here they are scaled only.
+    The longest task vector dominates a sum, and the leading directions of spectral rules. Yoshida et al. 2026,
+    DisTaC (arXiv:2508.01148), scale task vectors to a common norm and then distil; here they are only scaled.
     """
 
     base = "required"
@@ -33,9 +33,9 @@ class TaskVectorMethod(Method):
 
 
 def common_gains(tensors: Iterable[Blocks]) -> dict[str, float]:
-    """Return by label the factors that give all task vectors the geometric mean of their norms.
+    """Return factors by label that give all task vectors the geometric mean of their norms.
 
-    Norms are of all these tensors together. A model that does not differ from the base keeps the factor 1.
+    Norms are over all these tensors together. A model equal to the base keeps the factor 1.
     """
     squares: dict[str, list[float]] = {}
     for blocks in tensors:

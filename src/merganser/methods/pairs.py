@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class NearSwap(Method):
-    """θ = θ_0 + w (θ_1 − θ_0) with w = min(1, t / |θ_1 − θ_0|): the model where it is near, a step of t elsewhere.
+    """θ = θ_0 + w (θ_1 − θ_0) with w = min(1, t / |θ_1 − θ_0|): the model where it is close, a step of t elsewhere.
 
-    Which is θ_0 + clip(θ_1 − θ_0, −t, t). From the model card of QuartetAnemoi-70B (alchemonaut 2024).
+    This is θ_0 + clip(θ_1 − θ_0, −t, t). From the model card of QuartetAnemoi-70B (alchemonaut 2024).
     """
 
     name = "nearswap"
@@ -41,8 +41,8 @@ class NearSwap(Method):
 class ArceeFusion(Method):
     """θ = θ_0 + Δ where |Δ| · KL(softmax θ_1 ‖ softmax θ_0) ≥ median + 1.5 (q₃ − q₁) of that importance.
 
-    The divergence is of vectors along the last axis; median and quartiles of the whole tensor, exact (mergekit draws
-    a million entries of larger tensors). From mergekit 0.1.
+    The divergence is of vectors along the last axis; median and quartiles are those of the whole tensor, exactly
+    (mergekit samples a million entries of larger tensors). From mergekit 0.1.
     """
 
     name = "arcee_fusion"
@@ -52,7 +52,7 @@ class ArceeFusion(Method):
     models = (1, 1)
 
     def reduce(self, blocks: Blocks) -> State:
-        """The threshold, and the divergence of every vector."""
+        """Return the threshold, and the divergence of every vector."""
         numel = math.prod(blocks.shape)
         if numel == 0:
             return math.inf, None
@@ -83,6 +83,6 @@ def _importance(group: Group, divergence: Tensor) -> Tensor:
 
 
 def _divergence(model: Tensor, base: Tensor) -> Tensor:
-    """KL along the last axis. Rounding can make it negative where the two are equal."""
+    """Return KL along the last axis. Rounding can make it negative where the two are equal."""
     p, q = torch.softmax(model, dim=-1).add_(1e-8), torch.softmax(base, dim=-1).add_(1e-8)
     return (p * torch.log(p / q)).sum(dim=-1, keepdim=True).clamp_(min=0)

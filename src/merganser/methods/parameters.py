@@ -1,4 +1,4 @@
-"""What a rule's hyper-parameters are, and how a rule declares them as fields."""
+"""Hyper-parameters of rules, and their declaration as fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from merganser.errors import RecipeError
 
 @dataclass(frozen=True)
 class Parameter:
-    """A hyper-parameter as recipes, the command line and the documentation see it."""
+    """A hyper-parameter for recipes, the command line and the documentation."""
 
     default: Any
     help: str
@@ -21,16 +21,16 @@ class Parameter:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] | None = None
-    #: Other tools' names for it.
+    #: Names of the parameter in other tools.
     aliases: tuple[str, ...] = ()
-    #: What a mergekit recipe means that leaves the parameter out.
+    #: The default in a mergekit recipe.
     mergekit: Any = None
-    #: Known from the field that declares it.
+    #: Derived from the field that declares the parameter.
     name: str = ""
     kind: type = float
 
     def check(self, value: Any, where: str) -> Any:
-        """The value in its own type, or an error that names the place."""
+        """Return the value in its own type, or raise an error that names the place."""
         if self.choices is not None:
             if value not in self.choices:
                 raise RecipeError(f"{where}: {value!r} is not one of {', '.join(map(repr, self.choices))}")
@@ -66,9 +66,9 @@ def param(
     aliases: tuple[str, ...] = (),
     mergekit: Any = None,
 ) -> Any:
-    """A hyper-parameter; without a default it is required.
+    """Declare a hyper-parameter; without a default it is required.
 
-    `aliases` are other tools' names for it, `mergekit` its default there if it is another one.
+    `aliases` are names in other tools, and `mergekit` is the default there if it differs.
     """
     required = default is dataclasses.MISSING
     declared = Parameter(
@@ -93,7 +93,7 @@ def per_model(
     aliases: tuple[str, ...] = (),
     mergekit: Any = None,
 ) -> Any:
-    """A hyper-parameter with one value for each model; the field holds a tuple."""
+    """Declare a hyper-parameter with one value per model; the field holds a tuple."""
     required = default is dataclasses.MISSING
     declared = Parameter(
         None if required else default, help, required, True, low=low, high=high, aliases=aliases, mergekit=mergekit

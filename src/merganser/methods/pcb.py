@@ -1,4 +1,4 @@
-"""PCB-Merging: entries of task vectors weighed by how much they matter to their task and agree with the others."""
+"""PCB-Merging: entries of task vectors weighted by importance to their task and agreement with the others."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Product:
-    """Δ_i ⊙ Δ_j over a tensor: its smallest entry and its range, and mean exponentials of what it is normalised to."""
+    """Δ_i ⊙ Δ_j over a tensor: its smallest entry and range, and mean exponentials of its normalised values."""
 
     low: float
     width: float
-    #: Of exp(n), and of exp(T · n).
+    #: Mean of exp(n), and of exp(T · n).
     means: tuple[float, float] = (1.0, 1.0)
 
     def normalize(self, product: Tensor) -> Tensor:
-        """Return n = Norm(Δ_i ⊙ Δ_j), from 0 to 1; all zero if every entry is the same."""
+        """Return n = Norm(Δ_i ⊙ Δ_j), from 0 to 1; all zero if all entries are equal."""
         return (product - self.low).div_(self.width) if self.width else torch.zeros_like(product)
 
 
@@ -39,23 +39,23 @@ class _Product:
 class PCB(TaskVectorMethod):
     """θ = θ_0 + λ Σ_t β_t ⊙ w_tΔ_t / Σ_t β_t, β_t = Softmax(T · Norm(Δ_t⊙Δ_t)) ⊙ Σ_s Softmax(Norm(Δ_t⊙Δ_s)).
 
-    Only the `density` largest entries of each β_t count, the others are 0. Norm maps the entries of a tensor onto
+    Only the `density` largest entries of each β_t count; the others are 0. Norm maps the entries of a tensor onto
     [0, 1]. Du et al. 2024, Parameter Competition Balancing (arXiv:2410.02396): density 0.05 to 0.2, λ about 1.2.
 
-    This is the paper. The authors' code differs: it has tanh(Δ_t ⊙ ΣΔ_s) in place of the second softmax, leaves out the
-    softmaxes' sums, clips outliers, and maps the scores kept onto [0, 1] again. The paper ranks all entries of a model
-    at once, which is left out here: scores are compared within a tensor.
+    This follows the paper. The authors' code has tanh(Δ_t ⊙ ΣΔ_s) in place of the second softmax, omits the sums of the
+    softmaxes, clips outliers, and normalises the kept scores to [0, 1] again. The paper ranks all entries of a model at
+    once; here scores are compared within a tensor.
     """
 
     name = "pcb"
-    summary = "task vectors averaged by balanced competition: entries that matter to a task and agree with others"
+    summary = "task vectors averaged entry by entry, weighted by importance and agreement"
     reach = "reduce_map"
     weight: tuple[float, ...] = per_model(1.0, "factor of each task vector")
     density: tuple[float, ...] = per_model(0.2, "share of the entries whose scores count", low=0, high=1)
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 
     def reduce(self, blocks: Blocks) -> State:
-        """The normalisation of every product, and the cutoffs of the scores."""
+        """Return the normalisation of every product, and the cutoffs of the scores."""
         numel, tasks = math.prod(blocks.shape), len(self.density)
         if not numel:
             return None
@@ -69,7 +69,7 @@ class PCB(TaskVectorMethod):
             normal = [p.normalize(product) for p, product in zip(products, _products(group.deltas()), strict=True)]
             return [(total(n.exp()), total(n.mul(tasks).exp_())) for n in normal]
 
-        # Means in place of sums: scores are about 1 in tensors of any size.
+        # Means instead of sums, so that scores are about 1 in tensors of any size.
         sums = zip(*blocks.map(exponentials), strict=True)
         products = [
             replace(p, means=(math.fsum(s for s, _ in column) / numel, math.fsum(s for _, s in column) / numel))
@@ -99,7 +99,7 @@ def _products(deltas: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _scores(deltas: Sequence[Tensor], products: Sequence[_Product]) -> list[Tensor]:
-    """Return β of every model; the exponential of a pair serves both."""
+    """Return β of every model; each pair's exponential is used for both models."""
     intra: list[Tensor] = []
     inter = [torch.zeros_like(delta) for delta in deltas]
     pairs = ((i, j) for i in range(len(deltas)) for j in range(i + 1))

@@ -1,4 +1,4 @@
-"""Merging methods of other packages, found by the entry points they declare.
+"""Merging methods of other packages, found by entry points.
 
 A package adds its methods with two lines of its `pyproject.toml`; the module it names registers them when imported:
 
@@ -19,16 +19,16 @@ GROUP = "merganser.methods"
 def load_plugins() -> Mapping[str, str]:
     """Import every module that installed packages declare in the group `merganser.methods`.
 
-    A package that cannot be imported does not stop merges that do without it.
+    A package that cannot be imported does not affect merges that do not use it.
 
     Returns:
-        What is wrong with the packages that could not be imported, by the name of the package.
+        The import errors, by the name of the package.
     """
     failures = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (_package(entry), entry.name)):
         try:
             entry.load()
-        except Exception as error:  # whatever another package raises
+        except Exception as error:  # another package may raise anything
             failures[_package(entry)] = f"{type(error).__name__}: {error}"
     return failures
 

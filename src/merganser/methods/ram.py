@@ -1,4 +1,4 @@
-"""Reinforced agent merging: entries that one model changed are kept whole, entries that several changed averaged."""
+"""Reinforced agent merging: entries that one model changed are kept, entries that several changed are averaged."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 class Ram(TaskVectorMethod):
     """θ = θ_0 + Σ_t Δ̂_t / c, Δ̂_t the entries of Δ_t with |Δ_t| > ε and c the number of models that have one.
 
-    For sparse task vectors of reinforcement learning, which averaging would dilute: an entry that a single model
-    changed stays whole. Reinforced Agent Merging (arXiv:2601.13572).
+    Made for sparse task vectors of reinforcement learning, which averaging would dilute: an entry that only one model
+    changed is kept in full. Reinforced Agent Merging (arXiv:2601.13572).
     """
 
     name = "ram"
-    summary = "entries changed by one model whole, entries changed by several averaged"
+    summary = "entries changed by one model kept, entries changed by several averaged"
     epsilon: float = param(1e-5, "changes up to this size do not count", low=0)
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 
@@ -44,7 +44,7 @@ class Ram(TaskVectorMethod):
         return torch.add(group.anchor, merged, alpha=self.scale, out=merged)
 
     def changes(self, group: Group) -> tuple[list[Tensor], Tensor]:
-        """The task vectors without what does not count, and how many models changed each entry."""
+        """Return the task vectors without negligible entries, and how many models changed each entry."""
         changes = [torch.nn.functional.hardshrink(delta, self.epsilon) for delta in group.deltas()]
         counts = changes[0].sign().abs_()
         for change in changes[1:]:
@@ -53,28 +53,28 @@ class Ram(TaskVectorMethod):
 
 
 def unique_(counts: Tensor) -> Tensor:
-    """1 where the count is 1, else 0: max(0, 1 − |c − 1|)."""
+    """Return 1 where the count is 1, else 0: max(0, 1 − |c − 1|)."""
     return counts.sub_(1).abs_().neg_().add_(1).clamp_(min=0)
 
 
 @register
 @dataclass(frozen=True)
 class RamPlus(Ram):
-    """RAM with the unique entries of each model amplified by 1 + r · min(ρ, α), to make up for the averaging.
+    """RAM with the unique entries of each model amplified by 1 + r · min(ρ, α), to compensate for the averaging.
 
     ρ is the ratio of shared to unique changed entries of the model in this tensor (the tensor-local variant, as in
     mergekit). Reinforced Agent Merging (arXiv:2601.13572).
     """
 
     name = "ram_plus"
-    summary = "ram with unique entries amplified where many are shared"
+    summary = "ram with unique entries amplified if many are shared"
     reach = "reduce_map"
     also = ("ramplus_tl",)
     r: float = param(0.1, "strength of the amplification", low=0)
     alpha: float = param(0.2, "bound of the ratio of shared to unique entries", low=0)
 
     def reduce(self, blocks: Blocks) -> State:
-        """The gain of each model."""
+        """Return the gain of each model."""
 
         def count(group: Group) -> list[int]:
             changes, counts = self.changes(group)

@@ -1,4 +1,4 @@
-"""Rules by name: what parameters they have, and a rule built from values."""
+"""Rules by name: their parameters, and building a rule from values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from merganser.methods.parameters import Parameter
 from merganser.methods.plugins import load_plugins
 
 _REGISTRY: dict[str, type[Method]] = {}
-#: Methods of the field that need data, with the function that computes each.
+#: Methods of the literature that need data, with the function that computes each.
 FUNCTIONS_OF_DATA = {
     "adamerging": "mg.tuning.adamerge",
     "greedy_soup": "mg.tuning.greedy_soup",
@@ -32,14 +32,14 @@ def register(*, replace: bool = False) -> Callable[[M], M]: ...
 
 
 def register(cls: M | None = None, *, replace: bool = False) -> M | Callable[[M], M]:
-    """Make a rule known by its `name` and what it is `also` called; decorates its class.
+    """Register a rule by its `name` and the names in `also`; a class decorator.
 
     Args:
-        cls: The class, where the decorator is used without arguments.
-        replace: Take the place of the rules that have these names, as a cell of a notebook does that is run again.
+        cls: The class, if the decorator is used without arguments.
+        replace: Replace rules with these names, for example when a notebook cell is run again.
 
     Raises:
-        InputError: A name belongs to another rule.
+        InputError: If a name belongs to another rule.
 
     Example:
         >>> @register(replace=True)
@@ -67,7 +67,7 @@ def _register(cls: M, replace: bool) -> M:
 
 
 def registry() -> Mapping[str, type[Method]]:
-    """Return every method by its own name, sorted; those of installed plugin packages are among them."""
+    """Return every method by its own name, sorted, including those of installed plugins."""
     import merganser.methods  # noqa: F401  (registers the families)
 
     load_plugins()
@@ -75,14 +75,14 @@ def registry() -> Mapping[str, type[Method]]:
 
 
 def lookup(name: str, where: str = "method") -> type[Method]:
-    """Return the method of that name, its own or another tool's.
+    """Return the method of that name, which may be an alias.
 
     Raises:
         RecipeError: If there is none; the message suggests a similar name, or the function of `mg.tuning` to call.
     """
     methods = registry()
     if name in FUNCTIONS_OF_DATA:
-        raise RecipeError(f"{where}: {name!r} needs data and is not a rule for tensors; call {FUNCTIONS_OF_DATA[name]}")
+        raise RecipeError(f"{where}: {name!r} needs data, so recipes cannot use it; call {FUNCTIONS_OF_DATA[name]}")
     if name not in _REGISTRY:
         hint = did_you_mean(name, (*methods, *FUNCTIONS_OF_DATA))
         broken = "".join(
@@ -94,7 +94,7 @@ def lookup(name: str, where: str = "method") -> type[Method]:
 
 @functools.cache
 def parameters(method: type[Method]) -> Mapping[str, Parameter]:
-    """The hyper-parameters of a rule, in order of declaration."""
+    """Return the hyper-parameters of a rule, in order of declaration."""
     hints = typing.get_type_hints(method)
     found = {}
     for entry in dataclasses.fields(method):
@@ -107,17 +107,17 @@ def parameters(method: type[Method]) -> Mapping[str, Parameter]:
 
 
 def aliases(method: type[Method]) -> dict[str, str]:
-    """Other tools' names for this rule's parameters: alias -> own name."""
+    """Return other tools' names for this rule's parameters: alias -> own name."""
     return {alias: p.name for p in parameters(method).values() for alias in p.aliases}
 
 
 def mergekit_defaults(method: type[Method]) -> dict[str, Any]:
-    """Parameters a mergekit recipe may leave out and then means otherwise than our default."""
+    """Return the defaults of a mergekit recipe that differ from ours."""
     return {p.name: p.mergekit for p in parameters(method).values() if p.mergekit is not None}
 
 
 def build(method: type[Method], values: Mapping[str, Any], models: Sequence[str]) -> Method:
-    """The rule for one tensor from resolved values (per-model ones as sequences), checked, defaults filled in."""
+    """Return the rule for one tensor from resolved values (sequences for per-model ones), checked and with defaults."""
     known = parameters(method)
     for name in values:
         if name not in known:

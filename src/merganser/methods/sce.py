@@ -38,7 +38,7 @@ class Sce(TaskVectorMethod):
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 
     def reduce(self, blocks: Blocks) -> State:
-        """The cutoff of variance, if any, and the weights of the models."""
+        """Return the cutoff of variance, if any, and the weights of the models."""
         cutoff = self._cutoff(blocks) if self.select_topk < 1 else None
         squares = blocks.map(lambda group: [total(delta * delta) for delta in self._selected(group, cutoff)])
         sums = [math.fsum(column) for column in zip(*squares, strict=True)]
@@ -69,7 +69,7 @@ class Sce(TaskVectorMethod):
 
 
 def _variance(deltas: list[Tensor]) -> Tensor:
-    """Over the models, up to the factor 1/T, from exact differences: equal task vectors have variance 0."""
+    """Return the variance over models times T, from exact differences: equal task vectors have variance 0."""
     mean = deltas[0]
     for count, delta in enumerate(deltas[1:], start=2):
         mean = torch.lerp(mean, delta, 1 / count)

@@ -1,4 +1,4 @@
-"""WSM: checkpoints of one run averaged as if its learning rate had decayed."""
+"""WSM: average checkpoints of one run as if its learning rate had decayed."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class WarmupStableMerge(Method):
     """θ = θ_0 + Σ_i w_i (θ_i − θ_{i−1}) = Σ_i c_i θ_i over checkpoints θ_0 … θ_k of one run, oldest first.
 
     A run with a constant learning rate moves by θ_i − θ_{i−1} between two checkpoints. Scaling these steps by the
-    weights w_i of a decaying learning rate gives what a decay phase over the same steps would have given to first
-    order, so that none has to be trained. c_0 = 1 − w_1, c_i = w_i − w_{i+1} and c_k = w_k are never negative and sum
-    to one. `last` uses the latest checkpoints only. Tian et al. 2025, WSM: Decay-free learning rate schedule via
-    checkpoint merging (arXiv:2507.17634).
+    weights w_i of a decaying learning rate approximates, to first order, a decay phase over the same steps, which need
+    not be trained. c_0 = 1 − w_1, c_i = w_i − w_{i+1} and c_k = w_k are nonnegative and sum to one. `last` uses only
+    the latest checkpoints. Tian et al. 2025, WSM: Decay-free learning rate schedule via checkpoint merging
+    (arXiv:2507.17634).
     """
 
     name = "wsm"
-    summary = "average over checkpoints of one run that replaces its learning-rate decay, oldest first"
+    summary = "average of checkpoints of one run (oldest first) that replaces learning-rate decay"
 
     schedule: Literal["linear", "sqrt", "cosine"] = param(
         "sqrt", "shape of the decay that the average replaces", choices=get_args(Schedule)

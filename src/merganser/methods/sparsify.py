@@ -1,6 +1,6 @@
-"""Parts of task-vector methods: which entries of a task vector survive.
+"""Parts of task-vector methods: sparsify task vectors.
 
-A sparsifier looks at the whole tensor if it must (`survey`), then thins the task vector of a block (`thin_`).
+A sparsifier first surveys the whole tensor if it needs to (`survey`), then thins the task vector of a block (`thin_`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 class Sparsifier(Protocol):
     def survey(self, blocks: Blocks) -> State:
-        """What `thin_` must know of the whole tensor."""
+        """Return the state that `thin_` needs about the whole tensor."""
         ...
 
     def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
-        """The surviving entries of a model's task vector, rescaled, in place."""
+        """Return the surviving entries of a model's task vector, rescaled in place."""
         ...
 
 
 @dataclass(frozen=True)
 class Band:
-    """Entries of middle magnitude: without the `gamma` largest, the next ones up to `density`, exactly.
+    """Keeps entries of middle magnitude: skips the `gamma` largest and keeps the next ones, exactly `density` of all.
 
-    With γ = 0, the largest ones. Counts are ⌊density·n⌋ (at least one entry unless the density is 0) and ⌊γ·n⌋
+    With γ = 0 these are the largest. Counts are ⌊density·n⌋ (at least one entry unless the density is 0) and ⌊γ·n⌋
     (fewer if too few entries would be left); ties are broken by position. `rescale` restores the L1 norm.
     """
 
@@ -57,7 +57,7 @@ class Band:
         return delta if factors is None else delta.mul_(factors[model])
 
     def _norms(self, blocks: Blocks, cutoffs: list[list[Cutoff]]) -> list[float]:
-        """‖Δ‖₁ / ‖thinned Δ‖₁ of each model, 1 where nothing is left."""
+        """Return ‖Δ‖₁ / ‖thinned Δ‖₁ of each model, 1 if nothing is left."""
 
         def norms(group: Group) -> list[float]:
             found = []
@@ -71,7 +71,7 @@ class Band:
 
 
 def band(numel: int, density: float, gamma: float) -> tuple[int, int]:
-    """How many of the largest entries are outliers, and how many there are with the ones to keep."""
+    """Return how many of the largest entries are outliers, and that number plus the entries to keep."""
     keep = min(numel, max(1, int(density * numel))) if density > 0 else 0
     skip = min(int(gamma * numel), numel - keep)
     return (skip, skip + keep) if keep else (0, 0)
@@ -91,7 +91,7 @@ def _thin_(delta: Tensor, cutoffs: Iterable[Cutoff], offset: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RandomDrop:
-    """Each entry survives with probability `density`, to 2⁻¹⁶; survivors are divided by just that probability."""
+    """Keeps each entry with probability `density`, to 2⁻¹⁶, and divides survivors by exactly that probability."""
 
     density: tuple[float, ...]
     rescale: bool = True
@@ -113,11 +113,11 @@ class RandomDrop:
 
 @dataclass(frozen=True)
 class RankedDrop:
-    """Entries survive with a probability that rises with their magnitude's rank in their row, divided by it.
+    """Keeps entries with a probability that rises with the rank of their magnitude in the row, and divides by it.
 
     p = density − ε + 2ε · rank/(n − 1) for ranks 0 … n − 1, to 2⁻¹⁶. The window is narrowed where it would leave
-    [0, 1], so the expected density is the one asked for. A row is a row of a matrix, a whole vector, or a filter;
-    magnitudes are told apart as finely as bfloat16 tells them.
+    [0, 1], so that the expected density is as requested. A row is a row of a matrix, a whole vector, or a filter;
+    magnitudes are compared at the precision of bfloat16.
     """
 
     density: tuple[float, ...]
@@ -125,7 +125,7 @@ class RankedDrop:
     rescale: bool = True
 
     def survey(self, blocks: Blocks) -> State:
-        """The whole of what is left of a vector, the one row that blocks may cut through."""
+        """Return the thinned vector as a whole if the tensor is one: its single row may span several blocks."""
         if len(blocks.shape) > 1 or math.prod(blocks.shape) == 0:
             return None
         models = range(len(self.density))
@@ -143,7 +143,7 @@ class RankedDrop:
         return self.drop(delta.view(-1, length), bits, model, length).view_as(delta)
 
     def drop(self, rows: Tensor, bits: Tensor, model: int, length: int) -> Tensor:
-        """Some rows thinned. The random bits belong to ranks, not to columns."""
+        """Return thinned rows. The random bits belong to ranks, not to columns."""
         density = self.density[model]
         window = min(self.epsilon[model], density, 1 - density)
         return drop_by_rank(rows, bits, *_by_rank(length, density, window, self.rescale, rows.dtype, rows.device))
@@ -153,7 +153,7 @@ class RankedDrop:
 def _by_rank(
     n: int, density: float, window: float, rescale: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """For each rank the bound that random bits stay below with its probability, and what scales survivors."""
+    """Return for each rank the bound of the random bits for its probability, and the factor of survivors."""
     wide: dict[str, Any] = {"dtype": torch.float64, "device": device}
     places = torch.linspace(-1, 1, n, **wide) if n > 1 else torch.zeros(1, **wide)
     chance = (density + window * places).clamp_(0, 1).mul_(2**16).round_().div_(2**16)
@@ -163,6 +163,6 @@ def _by_rank(
 
 
 def row_length(shape: tuple[int, ...]) -> int:
-    """Of a matrix its rows, of kernels the filters, of larger stacks of matrices the rows again."""
+    """Return the row length: rows of a matrix, filters of kernels, and rows again for larger stacks of matrices."""
     row = math.prod(shape[1:])
     return row if len(shape) == 2 or row <= 1 << 16 else shape[-1]

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class SVC(MatrixRule):
     """Singular value calibration: σ_r ← γ_r σ_r for ΣΔ_t = Σ_r σ_r u_r v_rᵀ.
 
-    Task t answers in direction r with a_t = u_rᵀ Δ_t, the sum with a = σ_r v_rᵀ. The coefficient
-    s_t = ⟨a, a_t⟩ / ‖a_t‖² is 1 when the sum says what the task said and T when all tasks said the same, i.e. when
-    shared knowledge was counted T times. γ_r = T / Σ_t max(`floor`, s_t). With a floor of 1 spectra only shrink;
-    a smaller one also raises directions in which tasks were attenuated. Li et al. 2026, When Shared Knowledge Hurts
+    Task t has the response a_t = u_rᵀ Δ_t in direction r, the sum has a = σ_r v_rᵀ. The coefficient s_t = ⟨a, a_t⟩ /
+    ‖a_t‖² is 1 if the sum equals the task's response, and T if all tasks agree, i.e. if shared knowledge was counted T
+    times. γ_r = T / Σ_t max(`floor`, s_t). With a floor of 1 spectra only shrink; a smaller floor also raises
+    directions in which tasks were attenuated. Li et al. 2026, When Shared Knowledge Hurts
     (arXiv:2602.05536).
     """
 
@@ -39,7 +39,7 @@ class SVC(MatrixRule):
             answer = total.u.T @ delta.double()
             along = (answer * total.v.T).sum(dim=1) * total.s
             size = answer.square().sum(dim=1)
-            # A task that is silent in a direction neither over- nor under-counts it.
+            # A task without a response in a direction neither over- nor under-counts it.
             ratio = torch.where(size > 0, along / size.clamp(min=torch.finfo(size.dtype).tiny), 1.0)
             coefficients += ratio.clamp(min=self.floor)
         calibrated = total._replace(s=total.s * len(deltas) / coefficients)
@@ -51,8 +51,8 @@ class SVC(MatrixRule):
 class SubspaceBoosting(MatrixRule):
     """σ_r ← max(σ_r, σ_c) for ΣΔ_t, with c the first index at which Σ_{r≤c} σ_r ≥ `energy` · Σ σ_r.
 
-    Summed task vectors collapse onto few directions; raising the tail gives the others their rank back. Directions
-    the sum does not have at all stay absent. Skorobogat et al. 2025, Subspace-Boosted Model Merging (arXiv:2506.16506).
+    Summed task vectors collapse onto few directions; raising the tail restores the rank. Directions that the sum lacks
+    entirely stay absent. Skorobogat et al. 2025, Subspace-Boosted Model Merging (arXiv:2506.16506).
     """
 
     name = "subspace_boosting"
@@ -93,7 +93,7 @@ class STAR(MatrixRule):
 
 
 def reaching(s: Tensor, share: float) -> int:
-    """The least number of leading values whose sum is `share` of the whole; at least 1."""
+    """Return the smallest number of leading values whose sum is `share` of the total; at least 1."""
     cumulative = torch.cumsum(s, dim=0)
     target = share * cumulative[-1] * (1 - 1e-12)
     return min(s.numel(), 1 + int((cumulative < target).sum()))

@@ -1,4 +1,4 @@
-"""Interpolation on spheres: a Gram matrix of the whole tensor first, then a linear combination block by block."""
+"""Interpolation on spheres: the Gram matrix of the whole tensor, then a linear combination block by block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def vectors(group: Group) -> tuple[Tensor, ...]:
-    """What is combined: task vectors around a base, the models themselves without one."""
+    """Return the vectors to combine: task vectors if there is a base, else the models."""
     return group.models if group.base is None else tuple(group.deltas())
 
 
@@ -72,8 +72,8 @@ def _ends(group: Group) -> tuple[Tensor, ...]:
 class NuSlerp(Method):
     """SLERP between two models at t = w_2 / (w_1 + w_2), of task vectors if there is a base.
 
-    Unless `flatten`ed, vectors along the last axis are interpolated each by itself; with `row_wise` (mergekit's
-    name for it) those along the first axis. Linear only where sin φ < 1e-8.
+    Unless `flatten` is set, vectors along the last axis are interpolated separately; with `row_wise` (mergekit's name
+    for it) those along the first axis. Linear only where sin φ < 1e-8.
     """
 
     name = "nuslerp"
@@ -93,7 +93,7 @@ class NuSlerp(Method):
         return 0.5 if abs(total) < 1e-6 else self.weight[1] / total
 
     def reduce(self, blocks: Blocks) -> State:
-        """Two coefficients; or two a column; or nothing, where each block has its vectors whole."""
+        """Return two coefficients; or two per column; or nothing, if each block contains whole vectors."""
         if self.flatten or len(blocks.shape) < 2:
             return spheres.slerp(gram(blocks), self.t, parallel=1 - 1e-16).tolist()
         if not self.row_wise:
@@ -119,13 +119,13 @@ class NuSlerp(Method):
 
 
 def _products(pair: tuple[Tensor, ...], axis: int) -> Tensor:
-    """⟨a, a⟩, ⟨a, b⟩, ⟨b, b⟩ along an axis, in float64."""
+    """Return ⟨a, a⟩, ⟨a, b⟩, ⟨b, b⟩ along an axis, in float64."""
     a, b = (vector.double() for vector in pair)
     return torch.stack([spheres.sums(x * y, axis) for x, y in ((a, a), (a, b), (b, b))])
 
 
 def _coefficients(products: Tensor, t: float) -> Tensor:
-    """`spheres.slerp` for many pairs of vectors at once."""
+    """Return `spheres.slerp` for many pairs of vectors at once."""
     aa, ab, bb = products
     norms = (aa * bb).sqrt()
     angle = torch.where(norms > 0, ab / norms, 0.0).clamp(-1, 1).acos()
@@ -140,9 +140,9 @@ def _coefficients(products: Tensor, t: float) -> Tensor:
 class MultiSlerp(Method):
     """θ = θ_0 + (Σ w ‖x_t‖) m / ‖m‖ with m = Σ w x_t / ‖x_t‖: the mean direction at the mean length.
 
-    x_t are task vectors if there is a base, the models themselves (and θ_0 = 0) if not. mergekit describes a
-    step in the tangent space at m besides, which vanishes: the weighted tangents sum to m − ⟨m, m⟩m/‖m‖² = 0.
-    Where the directions cancel, or all task vectors are zero, the result is Σ w x_t (mergekit raises an error).
+    x_t are task vectors if there is a base, else the models themselves (and θ_0 = 0). mergekit also describes a step in
+    the tangent space at m, which vanishes: the weighted tangents sum to m − ⟨m, m⟩m/‖m‖² = 0. If the directions cancel,
+    or all task vectors are zero, the result is Σ w x_t (mergekit raises an error).
     """
 
     name = "multislerp"
@@ -161,7 +161,7 @@ class MultiSlerp(Method):
         total = sum(self.weight) if self.normalize else 1.0
         weights = [w / total for w in self.weight]
         if len(weights) == 1:
-            return [abs(weights[0])]  # a negative weight turns both the length and the direction
+            return [abs(weights[0])]  # a negative weight flips both the length and the direction
         return spheres.barycentre(gram(blocks), weights, self.epsilon).tolist()
 
     def merge(self, group: Group, state: State = None) -> Tensor:
@@ -173,15 +173,15 @@ class MultiSlerp(Method):
 class Karcher(Method):
     """θ = (Σ w ‖θ_t‖) u, u the Karcher mean of the directions θ_t / ‖θ_t‖ on the sphere.
 
-    u ← exp_u(Σ w log_u(u_t)) from the normalised mean on. The mean stays in the span of the models, so the iterations
-    run on the Gram matrix and cost no pass over the data. Karcher 1977, Riemannian center of mass.
+    Iterates u ← exp_u(Σ w log_u(u_t)) from the normalised mean. The mean stays in the span of the models, so the
+    iterations run on the Gram matrix without a pass over the data. Karcher 1977, Riemannian center of mass.
     """
 
     name = "karcher"
     summary = "Karcher (Riemannian) mean of the models on the sphere"
     reach = "reduce_map"
     weight: tuple[float, ...] = per_model(1.0, "relative weight of each model", low=0)
-    iterations: int = param(10, "iterations at most", low=0, aliases=("max_iter",))
+    iterations: int = param(10, "maximum number of iterations", low=0, aliases=("max_iter",))
     tolerance: float = param(1e-5, "length of the tangent step that ends the iterations", low=0, aliases=("tol",))
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""TALL masks: where a task vector stands out from the sum of all, and their consensus."""
+"""TALL masks, which mark where a task vector dominates the sum of the others, and their consensus."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class ConsensusTA(TaskVectorMethod):
     """θ = θ_0 + λ (ΣΔ_t) ⊙ [Σ_t m_t ≥ k] with the TALL masks m_t = [|Δ_t| > λ_t |ΣΔ − Δ_t|].
 
-    Task arithmetic without the entries that matter to no task, or (k = 2) to one only. Wang et al. 2024, Localizing
-    Task Information (arXiv:2405.07813); λ_t from 0.2 to 0.6. With fewer than k models all must agree.
+    This is task arithmetic without the entries that matter to no task, or (k = 2) to only one. Wang et al. 2024,
+    Localizing Task Information (arXiv:2405.07813); λ_t from 0.2 to 0.6. With fewer than k models all must agree.
     """
 
     name = "consensus_ta"
     summary = "task arithmetic where the TALL masks of at least k tasks agree"
     weight: tuple[float, ...] = per_model(1.0, "factor of each task vector")
-    threshold: tuple[float, ...] = per_model(0.4, "λ of the TALL mask: larger ones are sparser", low=0)
+    threshold: tuple[float, ...] = per_model(0.4, "λ of the TALL mask; a larger λ gives a sparser mask", low=0)
     agree: int = param(2, "tasks that must use an entry", low=0, aliases=("k",))
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 

@@ -1,7 +1,7 @@
-"""Task arithmetic and what grew out of it: θ = θ_0 + λ · consensus(sparsify(θ_t − θ_0)).
+"""Task arithmetic and its descendants: θ = θ_0 + λ · consensus(sparsify(θ_t − θ_0)).
 
-A method of this family names its two parts (`sparsify.py`, `consensus.py`) and its defaults. `scale` may be given in
-recipes as a gradient over depth, [α, α + β], which is LiNeS for any of them.
+A method of this family names its two parts (`sparsify.py`, `consensus.py`) and its defaults. In recipes, `scale` may be
+a gradient over depth, [α, α + β], which is LiNeS for any of them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskVectors(TaskVectorMethod):
-    """The family's common part."""
+    """The common part of the family."""
 
-    #: Whether models vote on the sign of each entry (TIES' consensus) or are just added.
+    #: Whether models vote on the sign of each entry (TIES' consensus) or are only added.
     elects: ClassVar[bool] = False
 
     weight: tuple[float, ...] = per_model(1.0, "factor of each task vector")
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
-    normalize: bool = param(False, "divide by the sum of the weights that took part")
+    normalize: bool = param(False, "divide by the sum of the weights involved")
 
     @property
     def sparsifier(self) -> Sparsifier | None:
@@ -49,14 +49,14 @@ class TaskVectors(TaskVectorMethod):
         return torch.add(group.anchor, merged, alpha=self.factor, out=merged)
 
     def consensus(self, deltas: list[Tensor]) -> Tensor:
-        """Return the merged task vector; may overwrite the thinned ones it is made of."""
+        """Return the merged task vector; may overwrite the thinned ones."""
         if not self.elects:
             return weighted_sum_(deltas, self.weight, self.normalize)
         return (elected_mean_ if self.normalize else elected_sum_)(deltas, self.weight)
 
     @property
     def factor(self) -> float:
-        """λ for this tensor."""
+        """Return λ for this tensor."""
         return self.scale
 
 
@@ -80,8 +80,8 @@ class Lines(TaskVectors):
     name = "lines"
     summary = "task arithmetic that grows linearly with depth, to keep general features of early layers"
     scale: float = param(0.25, "α: factor of the task vector in the first layer", aliases=("lambda", "alpha"))
-    gain: float = param(0.75, "β: what the factor has gained in the last layer", aliases=("beta",))
-    depth: float = param(0.0, "place of the layer, 0 the first, 1 the last; filled in by the plan", low=0, high=1)
+    gain: float = param(0.75, "β: increase of the factor up to the last layer", aliases=("beta",))
+    depth: float = param(0.0, "depth of the layer from 0 (first) to 1 (last); set by the plan", low=0, high=1)
 
     @property
     def factor(self) -> float:
@@ -90,7 +90,7 @@ class Lines(TaskVectors):
 
 @dataclass(frozen=True)
 class Trimmed(TaskVectors):
-    """Task vectors cut down to their largest entries, of each tensor or of the whole model."""
+    """Task vectors trimmed to their largest entries, per tensor or over the whole model."""
 
     reach = "reduce_map"
     density: tuple[float, ...] = per_model(0.2, "share of entries kept, the largest", low=0, high=1, mergekit=1.0)
@@ -121,14 +121,14 @@ class Ties(Trimmed):
     θ = θ_0 + λ Σ_{t ∈ A} w Δ̂_t / Σ_{t ∈ A} w, A the models with sgn Δ̂_t = sgn Σ w Δ̂_t ≠ 0. Yadav et al. 2023
     (arXiv:2306.01708): density 0.2, λ = 1, all tensors trimmed together (`scope: global`).
 
-    Exactly ⌊density·n⌋ entries are kept, the first ones of equal magnitude, and at least one unless the density is 0.
-    Where Σ w Δ̂_t is exactly zero the sign is +, as in mergekit; the paper takes the majority of the whole vector.
+    Exactly ⌊density·n⌋ entries are kept, at least one unless the density is 0, and the first of equal magnitudes.
+    Where Σ w Δ̂_t is exactly zero the sign is +, as in mergekit; the paper uses the majority over the whole vector.
     """
 
     name = "ties"
     summary = "trim task vectors, elect signs, average what agrees"
     elects = True
-    normalize: bool = param(True, "average the agreeing entries rather than add them")
+    normalize: bool = param(True, "average the agreeing entries instead of adding them")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Dare(TaskVectors):
     """Entries of the task vectors dropped at random."""
 
     density: tuple[float, ...] = per_model(0.5, "probability to keep an entry", low=0, high=1, mergekit=1.0)
-    rescale: bool = param(True, "divide the entries kept by the density")
+    rescale: bool = param(True, "divide the kept entries by the density")
 
     @property
     def sparsifier(self) -> RandomDrop:
@@ -174,7 +174,7 @@ class MagPrune(TaskVectors):
     epsilon: tuple[float, ...] = per_model(
         0.15, "half-width of the window of probabilities, from smallest to largest entry of a row", low=0, high=1
     )
-    rescale: bool = param(True, "divide the entries kept by their probability")
+    rescale: bool = param(True, "divide the kept entries by their probability")
 
     @property
     def sparsifier(self) -> RankedDrop:
@@ -193,7 +193,7 @@ class Della(MagPrune):
     name = "della"
     summary = "magnitude-ranked random drop, then TIES' sign election"
     elects = True
-    normalize: bool = param(True, "average the agreeing entries rather than add them")
+    normalize: bool = param(True, "average the agreeing entries instead of adding them")
 
 
 @register
@@ -224,8 +224,8 @@ class Outliers(TaskVectors):
 class Breadcrumbs(Outliers):
     """θ = θ_0 + λ Σ w m_t ⊙ Δ_t, m_t without the γ largest and the smallest entries, `density` of them kept.
 
-    Davari and Belilovsky 2024, Model Breadcrumbs (arXiv:2312.06795). Where ⌊γ·n⌋ = 0 no outlier is dropped (mergekit
-    then drops the whole task vector).
+    Davari and Belilovsky 2024, Model Breadcrumbs (arXiv:2312.06795). If ⌊γ·n⌋ = 0, no outlier is dropped (mergekit then
+    drops the whole task vector).
     """
 
     name = "breadcrumbs"

@@ -30,16 +30,15 @@ class TSV(MatrixRule):
     Gargiulo et al. 2025, Task Singular Vectors (arXiv:2412.00081).
 
     U⊥ and V⊥ are the orthogonal Procrustes solutions for U and V, as filtered partial isometries
-    (`merganser.kernels.polar.polar`): where experts overlap, the plain polar factor adds arbitrary directions and
-    returns two identical experts as the expert plus noise of its own norm. Here identical experts return the
-    truncated expert. So do, to the order of their distance, experts less than 1e-3 apart; from 1e-2 on the rule is the
-    published one, and in between it changes smoothly (`merganser.methods.duplicates`). Directions that the noise of
-    float32 weights (`tolerance`) could have made are left out (`merganser.kernels.polar.noise_levels`).
+    (`merganser.kernels.polar.polar`). If experts overlap, the plain polar factor adds arbitrary directions and turns
+    two identical experts into the expert plus noise of its own norm. Here identical experts return the truncated
+    expert. So do, to the order of their distance, experts less than 1e-3 apart; from 1e-2 on the rule is the published
+    one, and in between it changes smoothly (`merganser.methods.duplicates`). Directions that may be noise of float32
+    weights (`tolerance`) are left out (`merganser.kernels.polar.noise_levels`).
 
-    Matrices with sides of 512 and more are decomposed in float32 with a measured error
-    (`merganser.kernels.leading`), which moves the result by about 1e-5; `exact` decomposes them in float64.
-    Switches for ablations: `low_rank` false keeps every component, `orthogonalize: none` adds
-    the truncated task matrices.
+    Matrices with sides of 512 and more are decomposed in float32 with a measured error (`merganser.kernels.leading`),
+    which changes the result by about 1e-5; `exact` decomposes them in float64. Switches for ablations: `low_rank:
+    false` keeps every component, `orthogonalize: none` adds the truncated task matrices.
     """
 
     name = "tsv"
@@ -70,7 +69,7 @@ class TSV(MatrixRule):
 
 
 def decompose(matrices: Sequence[Tensor], k: int, exact: bool = False) -> list[Factors]:
-    """The top-k factors of every task matrix, without components that only rounding put there."""
+    """Return the top-k factors of every task matrix, without components due to rounding."""
     if min(matrices[0].shape) <= SMALL:
         return [factors.above(FLOOR) for factors in top_svds(list(matrices), k)]
     decomposition = top_svd if exact else leading_svd
@@ -83,13 +82,13 @@ def orthogonal_sum(
     tolerance: float = TOLERANCE,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """U⊥ Σ V⊥ᵀ from the factors of each task, in `dtype` (float32)."""
+    """Return U⊥ Σ V⊥ᵀ from the factors of each task, in `dtype` (float32)."""
 
     def merge(parts: Sequence[Factors]) -> Tensor:
         if orthogonalize == "polar" and len(parts) > 1 and all(part.s.dtype == torch.float32 for part in parts):
             return _product_of_narrow(_concatenate(parts), tolerance).to(dtype or torch.float32)
         u, s, v = orthogonal(parts, orthogonalize, tolerance, dtype or torch.float32)
-        # Orthonormal factors are well-conditioned: their product loses nothing that `dtype` could hold.
+        # Orthonormal factors are well-conditioned: their product keeps all digits of `dtype`.
         return (u * s) @ v.T
 
     return merge(factors) if orthogonalize == "none" else average_over_groupings(factors, merge)
@@ -101,11 +100,11 @@ def orthogonal(
     tolerance: float = TOLERANCE,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(U⊥, Σ, V⊥) in `dtype` (float64), the tasks' columns side by side; a single task needs no orthogonalisation."""
+    """Return (U⊥, Σ, V⊥) in `dtype` (float64) with the tasks' columns concatenated; one task is returned as it is."""
     dtype = dtype or torch.float64
     u, s, v = _concatenate(factors)
     if orthogonalize != "none" and len(factors) > 1:
-        # Decompositions beside each other, then products that have all threads to themselves.
+        # Decompositions in parallel, then products that use all threads.
         kind = orthogonalize
         roots = side_by_side(lambda side: _root(side, tolerance, kind), (u, v))
         u, v = (_times_root(side, *root, dtype) for side, root in zip((u, v), roots, strict=True))
@@ -117,8 +116,9 @@ def _concatenate(factors: Sequence[Factors]) -> Factors:
 
 
 def _product_of_narrow(factors: Factors, tolerance: float) -> Tensor:
-    """U⊥ Σ V⊥ᵀ of concatenated float32 factors, the longer of which is never made orthogonal by itself: with the root R
-    of its Gram matrix, U⊥ Σ V⊥ᵀ = U (R Σ V⊥ᵀ)."""
+    """Return U⊥ Σ V⊥ᵀ of concatenated float32 factors without orthogonalising the longer one: with the root R of its
+    Gram matrix, U⊥ Σ V⊥ᵀ = U (R Σ V⊥ᵀ).
+    """
     u, s, v = factors
     if u.shape[0] < v.shape[0]:
         return _product_of_narrow(factors.T, tolerance).T
@@ -130,13 +130,13 @@ def _product_of_narrow(factors: Factors, tolerance: float) -> Tensor:
 
 
 def _root(side: Tensor, tolerance: float, kind: Literal["polar", "whiten"]) -> tuple[Tensor, float]:
-    """The root that makes the short side of a matrix orthonormal, and how much it amplifies rounding."""
+    """Return the root that orthonormalises the short side of a matrix, and how much it amplifies rounding."""
     root = inverse_root(side if side.shape[0] >= side.shape[1] else side.T, tolerance, kind)
     return root.matrix(), root.amplification
 
 
 def _times_root(side: Tensor, root: Tensor, amplification: float, dtype: torch.dtype) -> Tensor:
-    """The polar factor, in `dtype` where that costs no digits."""
+    """Return the polar factor, in `dtype` if that costs no digits."""
     dtype = dtype if amplification <= FLOAT32_LIMIT else torch.float64
     side, root = side.to(dtype), root.to(dtype)
     return (root @ side.T).T if side.shape[0] >= side.shape[1] else root @ side

@@ -1,4 +1,4 @@
-"""WUDI: a merged task matrix whose rows disagree least with each task's in that task's own input space."""
+"""WUDI: a merged task matrix that interferes least with each task in that task's input space."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class WUDI(MatrixRule):
     """min_τ Σ_t ‖(τ − τ_t) τ_tᵀ‖² / ‖τ_t‖², starting from τ⁰ = Σ τ_t.
 
     With C_t = τ_tᵀτ_t/‖τ_t‖² and C = Σ C_t the minimum solves τ C = Σ τ_t C_t. The plain pseudo-inverse amplifies
-    directions hardly any task uses; the published iteration never moves those far from the sum. `closed` does the
-    same at once, as the minimum with a penalty on the distance from the sum:
-    τ = τ⁰ + (Σ τ_t C_t − τ⁰ C)(C + ρ ‖C‖ I)⁻¹ with ρ = `damping`. `iterative` is Adam on the objective.
+    directions that hardly any task uses; the published iteration keeps those close to the sum. `closed` achieves the
+    same in one step, as the minimum with a penalty on the distance from the sum: τ = τ⁰ + (Σ τ_t C_t − τ⁰ C)(C + ρ ‖C‖
+    I)⁻¹ with ρ = `damping`. `iterative` is Adam on the objective.
     Cheng et al. 2025, WUDI-Merging (arXiv:2503.08099).
     """
 
@@ -35,7 +35,7 @@ class WUDI(MatrixRule):
     )
     damping: float = param(1e-2, "strength of the pull towards the sum, relative to the spectrum", low=1e-9)
     steps: int = param(300, "steps of the iterative solver", low=0)
-    learning_rate: float = param(1e-5, "of the iterative solver", low=0)
+    learning_rate: float = param(1e-5, "learning rate of the iterative solver", low=0)
 
     def combine(self, deltas: WeightedDeltas) -> Tensor:
         total = sum_of(iter(deltas))
@@ -53,7 +53,7 @@ class WUDI(MatrixRule):
         return solve(total, curvature, target).to(deltas.dtype)
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
-        """Squares of the input side, besides a handful of matrices."""
+        """Return the memory of squares of the input side, besides a few matrices."""
         columns = matrix_shape(spec.shape)[1]
         return 8 * (6 * spec.numel + 4 * columns * columns)
 

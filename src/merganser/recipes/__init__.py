@@ -1,4 +1,4 @@
-"""What the user asked for: recipes in two dialects, checked, and prepared as a merge."""
+"""Recipes: read in two dialects, validated, and turned into a merge."""
 
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Model, Output, Plan, Source

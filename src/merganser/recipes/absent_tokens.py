@@ -1,4 +1,4 @@
-"""The rows of tokens that a model does not have, by the rule that a recipe names."""
+"""Rows for tokens that a model does not have, by the rule that a recipe names."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.schema import TokenizerOptions
 from merganser.recipes.sources import SourceTable
 
-#: Rules that look at the embedding of the vocabulary's source.
+#: Rules that use the embedding of the vocabulary's source.
 FITTED = ("omp", "nearest")
-#: The share of the vocabulary that must be common before rows are fitted to the rest.
+#: The share of the vocabulary that must be common before the other rows are fitted.
 _ENOUGH = 0.01
 
 
 def absent_rows(
     options: TokenizerOptions, table: SourceTable, model: int, tokens: Tokens, own: Tokens, missing: Sequence[str]
 ) -> dict[str, RowRun]:
-    """Return the row of each token that a model lacks, with the rows of the model that it is made of.
+    """Return the row of each token that a model lacks, as a combination of rows of the model.
 
     Args:
-        options: What the recipe says of the vocabulary; `absent` is the rule.
+        options: The tokenizer options of the recipe; `absent` is the rule.
         table: The models.
-        model: Which of them lacks the tokens.
+        model: The index of the model that lacks the tokens.
         tokens: The vocabulary of the output.
         own: The vocabulary of the model.
-        missing: The tokens.
+        missing: The missing tokens.
     """
     if options.absent in FITTED:
         return dict.fromkeys(missing, RowRun(1, "fit"))
@@ -46,13 +46,13 @@ def absent_rows(
         lengths = [len(spelt_bytes(spelling[piece], own.spelling)) for piece in pieces]
         total = sum(lengths) if options.absent == "weighted_subwords" and len(pieces) > 1 else 0
         weights = tuple(length / total for length in lengths) if total else ()
-        # A single piece is a token that repeats another one, whose row must not stand twice.
+        # A single piece is a token that repeats another one; its row must not be used twice.
         found[token] = RowRun(1, tuple((model, piece) for piece in pieces) if len(pieces) > 1 else None, weights)
     return found
 
 
 def match_rows(options: TokenizerOptions, tokens: Tokens, own: Tokens, height: int) -> dict[str, int]:
-    """Token of the output's source -> the row of a model that stands for it; others by the same spelling."""
+    """Return a mapping from tokens of the output to the matching rows of a model; unmatched ones match by spelling."""
     found = {token: row for token, row in own.ids.items() if row < height}
     if own is tokens or (options.absent is None and own.spelling == tokens.spelling):
         return found
@@ -61,25 +61,26 @@ def match_rows(options: TokenizerOptions, tokens: Tokens, own: Tokens, height: i
 
 
 def check_absent(options: TokenizerOptions, where: str) -> None:
-    """Refuse a rule that needs one source for all tokens where there is none."""
+    """Refuse a rule that needs one source for all tokens if there is none."""
     if options.absent in FITTED and options.source == "union":
         raise RecipeError(
-            f"{where}.absent: {options.absent} fits tokens in the embedding of one model, and the union has none; "
+            f"{where}.absent: {options.absent} fits tokens in the embedding of one model, but a union has no "
+            "such model; "
             "name a model as the source"
         )
 
 
 def check_shared(options: TokenizerOptions, shared: int, total: int, labels: Sequence[str], where: str) -> None:
-    """Refuse vocabularies that share too little for fitting the rest."""
+    """Refuse vocabularies that share too few tokens to fit the rest."""
     needed = max(options.terms if options.absent == "omp" else 1, round(_ENOUGH * total))
     if options.absent in FITTED and shared < needed:
         raise CheckpointError(
-            f"{where}: {labels[0]} has {shared} of the {total} tokens of {labels[1]}, too few to fit the others with "
+            f"{where}: {labels[0]} has {shared} of the {total} tokens of {labels[1]}, too few to fit the others "
             f"(absent: {options.absent} needs {needed}); use absent: subwords, or a source of the same script"
         )
 
 
 def describe_shared(rows: Mapping[str, int], tokens: Tokens, options: TokenizerOptions, label: str) -> str:
-    """Say how many tokens of the output a model has itself."""
+    """Return a note on how many tokens of the output a model has itself."""
     count = sum(token in rows for token in tokens.ids)
-    return f"{label} has {count} of {len(tokens.ids)} tokens; the rows of the others are made by {options.absent}"
+    return f"{label} has {count} of {len(tokens.ids)} tokens; the other rows are computed by {options.absent}"

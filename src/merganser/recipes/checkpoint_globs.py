@@ -1,4 +1,4 @@
-"""Globs over checkpoints: `models: [./run/checkpoint-*]` stands for all of them, in the order of their step numbers."""
+"""Globs over checkpoints: `models: [./run/checkpoint-*]` means all of them, ordered by step number."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from merganser.checkpoints.tensor_names import natural_order
 from merganser.errors import RecipeError
 from merganser.recipes.references import places
 
-#: Key of a glob that leaves out early checkpoints.
+#: Key that excludes early checkpoints from a glob.
 WINDOW = "window"
-#: Files that are checkpoints by themselves; directories are taken as they are.
+#: Suffixes of files that are checkpoints by themselves; any directory counts as one.
 SUFFIXES = (".safetensors", ".gguf", *torch_file.SUFFIXES)
 
 
 def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
-    """Return the entries of a list of models with every glob replaced by what it matches.
+    """Return a list of model entries with every glob replaced by its matches.
 
-    A glob is a path with `*`, `?` or `[…]` and no path itself. Its matches beside the recipe, or else in the working
-    directory, are ordered as people count: step 900 comes before step 1000. Each has the settings of the entry, but
-    for `window`: how many steps to go back from the last checkpoint, by the last number in each name.
+    A glob is a path with `*`, `?` or `[…]` that does not exist itself. Its matches beside the recipe, or else in the
+    working directory, are in natural order: step 900 comes before step 1000. Each match has the settings of the entry,
+    except for `window`: how many steps to go back from the last checkpoint, by the last number in each name.
 
     Raises:
         RecipeError: If nothing matches, or a window is given and a name has no number.

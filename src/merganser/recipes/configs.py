@@ -1,4 +1,4 @@
-"""What the output's config must say that the template's does not, and everything else beside the weights."""
+"""The config of the output where it differs from the template's, and all other files beside the weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe(
     outputs: Sequence[Output],
     dtype: str | None,
 ) -> tuple[Sidecars, list[str]]:
-    """The sidecars of a plan, and what its user should know about them; `dtype` is another than the template's."""
+    """Return the sidecars of a plan and notes on them; `dtype` is set if it differs from the template's."""
     config = table.config(0)
     edits, notes = layer_edits([table.config(i) for i in range(len(table))], restacked)
     nested = table.models[0].plan
@@ -57,7 +57,7 @@ def describe(
         edits += vocabulary_edits(config, rows[1], rows[0])
         notes.append(
             f"{table.models[0].label}: its adapter has {rows[1]} embedding rows, its base {rows[0]}; the tokenizer is "
-            "the base's: if tokens were added, copy the adapter's tokenizer files over it"
+            "the base's; if tokens were added, copy the adapter's tokenizer files over it"
         )
     modules, remarks = module_files(table, outputs, tokenizer.directory)
     labels = dict.fromkeys(entry.label for part in recipe.parts for each in part.slices for entry in each.models)
@@ -82,28 +82,28 @@ def describe(
 def module_files(
     table: SourceTable, outputs: Sequence[Output], speaker: Path | None
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return the files of modules whose weights are written, and what to know of files that are copied."""
+    """Return the files of modules whose weights are written, and notes on files that are copied."""
     notes: list[str] = []
     home, label = table.checkpoints[0].directory, table.models[0].label
     modules = module_weights(home) if home is not None else {}
     written = tuple(folder for folder in modules if any(o.name.startswith(f"{folder}{SEPARATOR}") for o in outputs))
     notes += [
-        f"{folder}{SEPARATOR}{file.name} of {label} is copied as it is; to merge it, name the models' directories"
+        f"{folder}{SEPARATOR}{file.name} of {label} is copied unchanged; to merge it, name the models' directories"
         for folder, file in modules.items()
         if folder not in written
     ]
     if code := sorted({*code_files(home), *code_files(speaker)}):
         notes.append(
             f"{', '.join(code)} of {label} is copied: Python code, which transformers runs where the output is loaded "
-            "with trust_remote_code; read it before you share or load the output"
+            "with trust_remote_code; review it before you share or load the output"
         )
     return tuple(written_file(home, folder) for folder in written) if home is not None else (), notes
 
 
 def token_edits(table: SourceTable, model: int, file: str = "config.json") -> list[Edit]:
-    """The numbers of special tokens (`eos_token_id` …) in a config, as the vocabulary of another model has them.
+    """Return edits that set special tokens (`eos_token_id` …) in a config to the ids of another model's vocabulary.
 
-    They are those of its own config, or of the tokenizer's token of that role; a number that neither has is removed.
+    The ids come from that model's config, or from its tokenizer; a token that neither has is removed.
     """
     home, theirs = table.checkpoints[0].directory, table.tokenizer(model).directory
     tokens = table.tokens(model)
@@ -129,7 +129,7 @@ def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
 def quantisation_edits(
     config: Mapping[str, Any], table: SourceTable, outputs: Sequence[Output]
 ) -> tuple[list[Edit], list[str]]:
-    """The config says how codes are read as long as the output has any: they are copied, never made."""
+    """Return edits of the quantisation config, which is kept if the output has codes; codes are only ever copied."""
     if "quantization_config" not in config:
         return [], []
     used = {source for output in outputs for source in output.inputs}
@@ -139,22 +139,22 @@ def quantisation_edits(
     plain = sorted({source.model for source in used} - codes)
     return [], [
         f"the quantization_config of {table.models[0].label} is kept, and tensors of {table.models[i].label} are "
-        "copied as they are, which is not quantised"
+        "copied unquantised"
         for i in plain
     ]
 
 
 def vocabulary_edits(config: Mapping[str, Any], rows: int, before: int | None = None) -> list[Edit]:
-    """The size of the vocabulary wherever it is another; only where it was `before`, if that is given."""
+    """Return edits that set the vocabulary size wherever it differs; if `before` is given, only where it was that."""
     sizes = [(path, section["vocab_size"]) for path, section in sections(config) if "vocab_size" in section]
     return [([*path, "vocab_size"], rows) for path, size in sizes if size != rows and before in (None, size)]
 
 
 def chat_template(recipe: Recipe, table: SourceTable, tokenizer: Tokenizer) -> str | None:
-    """The text of the template asked for: by name, the most common one of the models, a file, or itself."""
+    """Return the chat template: by name, the most common one of the models, from a file, or the given text."""
     asked = recipe.output.chat_template
     if asked is None and table.donor is not None and tokenizer.chat_template is None:
-        return table.tokenizer(0).chat_template  # the donor's text has no form of its own
+        return table.tokenizer(0).chat_template  # a donor's template is used as it is
     if asked is None:
         return tokenizer.template
     if asked == "auto":
@@ -165,7 +165,7 @@ def chat_template(recipe: Recipe, table: SourceTable, tokenizer: Tokenizer) -> s
     if "{" in asked:
         return asked
     file = Path(locate(asked, recipe.root))
-    if os.path.isfile(file):  # unlike Path's, also of a text that is too long for a path
+    if os.path.isfile(file):  # unlike Path.is_file, accepts text that is too long for a path
         with reading(file, RecipeError):
             return file.read_text(encoding="utf-8")
     raise RecipeError(

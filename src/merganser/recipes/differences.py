@@ -1,4 +1,4 @@
-"""What the configs of two models say differently, where it changes what their weights mean."""
+"""Differences between the configs of two models that change what their weights mean."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from merganser.recipes.sources import SourceTable
 
-#: Settings of training, generation and storage, and those that other checks are about.
+#: Settings of training, generation and storage, and those that other checks handle.
 _HARMLESS = re.compile(
     r"^_|version|dtype|dropout|initializer|init_|_init$|(^|_)std$|token|label|^output_|return_dict|auto_map|name|loss|"
     r"architectures|model_type|torchscript|gradient|pruned|task|problem|quantization|tie_word|vocab|finetuning|decay|"
     r"chunk_size_feed|jitter|num_beams|temperature|^top_[kp]$|max_length|min_length|penalty|sample|early|suppress|"
     r"use_cache|cache_|implementation|legacy|pretraining_tp|prefix|is_decoder|is_encoder|cross_attention$"
 )
-#: Settings of single layers and of their number, which slices change.
+#: Settings of single layers and their number, which slices change.
 _LAYERS = re.compile(r"(num|n)_(\w+_)?layers?$|_layers$|layers?_(\w+_)?types?$|first_k_dense|depth$")
 _SIZES = re.compile(r"size|dim|heads?$|head|width|inner|ffn|experts|layers?$|n_embd|d_model|d_ff|d_kv")
 _SHOWN = 6
@@ -23,7 +23,7 @@ _LONGEST = 60
 
 
 def architecture(table: SourceTable, model: int) -> str | None:
-    """Return the class or the kind of a model, as its config says."""
+    """Return the class or the type of a model, from its config."""
     config = table.config(model)
     named = config.get("architectures")
     found = named[0] if isinstance(named, list) and named else config.get("model_type")
@@ -31,9 +31,9 @@ def architecture(table: SourceTable, model: int) -> str | None:
 
 
 def notes(table: SourceTable, stacked: bool) -> list[str]:
-    """Say which models are of another architecture than the template, or have other settings.
+    """Return notes on models whose architecture or settings differ from the template's.
 
-    Settings of single layers count unless layers are `stacked`, which brings them along.
+    Settings of single layers count unless layers are `stacked`, since a stacked layer keeps its settings.
     """
     found = []
     have, config = table.models[0].label, table.config(0)
@@ -42,19 +42,20 @@ def notes(table: SourceTable, stacked: bool) -> list[str]:
             continue
         label = table.models[i].label
         if other := other_architecture(table, i):
-            found.append(f"{other}; the output gets the config of {have}")
+            found.append(f"{other}; the output uses the config of {have}")
         pairs = [pair for pair in _differing(config, table.config(i)) if not (stacked and _is_of_layers(pair))]
         if pairs:
             shown = ", ".join(f"{k} {_short(theirs)} ({_short(ours)} in {have})" for k, ours, theirs in pairs[:_SHOWN])
             more = f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
             found.append(
-                f"{label} has settings that change what its weights mean: {shown}{more}; the output has those of {have}"
+                f"{label} has settings that change what its weights mean: {shown}{more}; the output uses those "
+                f"of {have}"
             )
     return found
 
 
 def other_architecture(table: SourceTable, model: int) -> str | None:
-    """Return `b is a Qwen2ForCausalLM, a a MistralForCausalLM`, or None if they are of one kind."""
+    """Return `b is a Qwen2ForCausalLM, a a MistralForCausalLM`, or None if the architectures agree."""
     ours, theirs = architecture(table, 0), architecture(table, model)
     if ours is None or theirs is None or ours == theirs:
         return None
@@ -81,7 +82,7 @@ def _short(value: Any) -> str:
 def _differing(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], only: re.Pattern[str] | None = None
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the settings both configs have with unequal values; `only` those whose names it matches."""
+    """Yield the settings that both configs have with different values; `only` restricts them by name."""
     first, second = dict(_flat(ours)), dict(_flat(theirs))
     for key, value in first.items():
         last = key.rpartition(".")[2]
@@ -91,8 +92,9 @@ def _differing(
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the single values of a config and of the configs inside it; what is said of rotary positions by its own
-    name, wherever a library's version puts it."""
+    """Yield the single values of a config and of its nested configs. Rotary settings have their own names, wherever
+    a version of the library puts them.
+    """
     for key, value in config.items():
         if isinstance(value, dict) and key.startswith("rope_"):
             yield from ((f"{path}{inner}", each) for inner, each in value.items() if not isinstance(each, (dict, list)))

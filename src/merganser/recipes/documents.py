@@ -1,4 +1,4 @@
-"""YAML as recipes use it: safe, and without the silent loss of duplicate keys."""
+"""YAML for recipes: safe loading that rejects duplicate keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from merganser.errors import RecipeError
 
-#: What a document may hold once its aliases are written out, unless it is that long itself.
+#: Limit on the values of a document after aliases are expanded, unless the text itself is that long.
 _MOST_VALUES = 100_000
 _DEEPEST = 100
 _LARGEST = 2**63
@@ -32,13 +32,15 @@ class _Loader(yaml.SafeLoader):
         return super().construct_document(node)
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """Return the text of a scalar; JSON's two escapes for one character beyond 16 bits are that character."""
+        """Return the text of a scalar, with JSON's surrogate pairs joined into one character."""
         found = super().construct_scalar(node)
         try:
             return found.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
             line = node.start_mark.line + 1
-            raise RecipeError(f"line {line}: a text has half of a character in it: {_short(ascii(found))}") from None
+            raise RecipeError(
+                f"line {line}: a text contains half of a surrogate pair: {_short(ascii(found))}"
+            ) from None
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         line = node.start_mark.line + 1
@@ -51,7 +53,7 @@ class _Loader(yaml.SafeLoader):
         return found
 
     def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> Any:
-        """Return a date as the text it was written as: recipes have paths and names, no dates."""
+        """Return a date as the text that was written: recipes have paths and names, but no dates."""
         return self.construct_scalar(node)
 
 
@@ -64,8 +66,8 @@ def _short(text: str) -> str:
 
 
 def _bound(document: yaml.Node) -> None:
-    """Refuse aliases that stand for far more than was written, for themselves, or for a very deep nesting."""
-    #: Values in a node, and how deep they are nested; None while it is being measured.
+    """Refuse aliases that expand to far more than was written, contain themselves, or nest too deeply."""
+    #: Number of values in a node and their nesting depth; None while it is being measured.
     found: dict[yaml.Node, tuple[int, int] | None] = {}
 
     def measure(node: yaml.Node) -> tuple[int, int]:
@@ -79,16 +81,18 @@ def _bound(document: yaml.Node) -> None:
         measured = found[node]
         if measured is None:
             line = node.start_mark.line + 1
-            raise RecipeError(f"line {line}: an alias inside the very value it stands for")
+            raise RecipeError(f"line {line}: an alias refers to a value that contains it")
         return measured
 
     values, _ = measure(document)
     if values > max(_MOST_VALUES, len(found)):
-        raise RecipeError(f"its aliases (*name) stand for more than {_MOST_VALUES:,} values; write out what it needs")
+        raise RecipeError(
+            f"its aliases (*name) expand to more than {_MOST_VALUES:,} values; write the needed values out"
+        )
 
 
 def _inside(node: yaml.Node) -> Iterator[yaml.Node]:
-    """Return the nodes directly inside one."""
+    """Yield the direct children of a node."""
     if isinstance(node, yaml.MappingNode):
         for pair in node.value:
             yield from pair
@@ -112,7 +116,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node, deep=True)
 
 
-# YAML 1.1 takes `1e-5` for text; everyone who writes it means a number.
+# YAML 1.1 reads `1e-5` as text; everyone who writes it means a number.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+$"), list("-+0123456789")
 )
@@ -122,7 +126,7 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_ti
 
 
 def parse(text: str, source: str = "recipe") -> list[Any]:
-    """The documents of a YAML text; errors name the line."""
+    """Parse the documents of a YAML text; errors name the line."""
     try:
         return list(yaml.load_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
@@ -133,5 +137,5 @@ def parse(text: str, source: str = "recipe") -> list[Any]:
         raise RecipeError(f"{source}: not valid YAML: {str(error).splitlines()[0]}") from None
     except RecipeError as error:
         raise RecipeError(f"{source}: {error}") from None
-    except (ValueError, KeyError) as error:  # of an explicit tag: !!float x
+    except (ValueError, KeyError) as error:  # raised for an explicit tag such as !!float x
         raise RecipeError(f"{source}: not valid YAML: {error}") from None

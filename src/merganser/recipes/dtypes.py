@@ -1,4 +1,4 @@
-"""The dtype of the output where the recipe does not say it and the models differ."""
+"""The dtype of the output if the recipe does not set one and the models differ."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from merganser.recipes.sources import SourceTable
 
 
 class Dtypes:
-    """Chooses a dtype for each output: that of the template, or the widest of its sources if the recipe asks for it."""
+    """Chooses the dtype of each output: the template's, or the widest of its sources if the recipe asks for it."""
 
     def __init__(self, recipe: Recipe, table: SourceTable) -> None:
         self._recipe = recipe
         self._table = table
-        #: A source of every dtype that went into an output of another.
+        #: For every dtype that was converted, one of its sources.
         self._other: dict[Element, tuple[Source, Element]] = {}
-        #: What the template's dtype was widened to, for the config.
+        #: The dtype that the template's was widened to, for the config.
         self.widened: str | None = None
 
     def choose(self, template: Element, sources: Sequence[Source]) -> Element:
-        """Return the dtype of an output made of `sources`, and remember what differs."""
+        """Return the dtype of an output made of `sources`, and record the differences."""
         found = {self._table.checkpoints[s.model].spec(s.name).element: s for s in sources}
         if found.keys() == {template}:
             return template
@@ -38,9 +38,9 @@ class Dtypes:
         return chosen
 
     def notes(self) -> list[str]:
-        """Say which models are stored otherwise than the output."""
+        """Return notes on models that are stored in another dtype than the output."""
         return [
             f"{self._table.models[source.model].label} is stored in {dtype} and the output in {chosen}, "
-            f"since the recipe does not say; set {self._recipe.keys.dtype} to choose"
+            f"since the recipe does not choose a dtype; set {self._recipe.keys.dtype} to choose"
             for dtype, (source, chosen) in self._other.items()
         ]

@@ -1,4 +1,4 @@
-"""Why checkpoints do not fit: many names, few reasons."""
+"""Explain why checkpoints do not fit, with few reasons for many names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from merganser.recipes.sources import SourceTable
 
 
 class Names:
-    """Missing and surplus names of each model, told as few lines: a depth, a prefix, a pattern over the layers."""
+    """Summarises missing and surplus names of each model in a few lines: a depth, a prefix, a pattern over layers."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Names:
         lines += [f"{each} of {have} {is_} missing from {label}" for each, is_, _ in self._grouped(missing, 0, model)]
         tied = self._table.checkpoints[0].aliases()
         for each, is_, glob in self._grouped(surplus, model):
-            why = f"ties to {tied[glob]!r}" if glob in tied else "has not"
+            why = f"ties to {tied[glob]!r}" if glob in tied else "does not have"
             it = "it" if is_ == "is" else "them"
             lines.append(f"{label} has {each}, which {have} {why}; to leave {it} out: {self._key}: [{glob!r}]")
         return lines
@@ -50,7 +50,7 @@ class Names:
             return None
         return (
             f"{label} holds the factors of a LoRA adapter, not weights; name the directory with its "
-            "adapter_config.json, or put it over its base: base+adapter"
+            "adapter_config.json, or write base+adapter"
         )
 
     def _prefix(self, model: int) -> str | None:
@@ -64,13 +64,13 @@ class Names:
         prefix = given.removesuffix(expected) if len(given) > len(expected) else expected.removesuffix(given)
         longer = label if len(given) > len(expected) else have
         if longer == label or WRAPPERS.fullmatch(prefix):
-            change = f"take the prefix {prefix!r} off the names of {longer}"
+            change = f"remove the prefix {prefix!r} from the names of {longer}"
         else:
-            change = f"put the prefix {prefix!r} before the names of {label}"
+            change = f"add the prefix {prefix!r} to the names of {label}"
         return f"{label} calls {given!r} what {have} calls {expected!r}, and so on; {change} and save it again"
 
     def _depths(self, model: int) -> Iterator[tuple[Stack, Stack]]:
-        """Yield the stacks that have another depth in a model than in the template."""
+        """Yield the stacks whose depth in a model differs from the template's."""
         ours = {stack.title: stack for stack in self._table.layout(0).stacks}
         for other in self._table.layout(model).stacks:
             stack = ours.get(other.title)
@@ -97,12 +97,12 @@ class Names:
         return place.number if place is not None else None
 
     def _is_in(self, model: int, name: str, stack: Stack, others: set[int]) -> bool:
-        """Whether a name is in a layer of a stack that the other model's stack has no layer of that number for."""
+        """Return whether a name is in a layer of a stack whose number the other model's stack does not have."""
         place = self._table.layout(model).places.get(name)
         return place is not None and place.stack.title == stack.title and place.number not in others
 
     def _grouped(self, names: Iterable[str], *models: int) -> Iterator[tuple[str, str, str]]:
-        """Yield names that differ in the number of their layer alone as one: as shown, its verb, and a glob."""
+        """Yield names that differ only in their layer number as one: the shown form, its verb and a glob."""
         groups: dict[str, list[str]] = {}
         for name in names:
             groups.setdefault(self._pattern(name, models), []).append(name)
@@ -123,7 +123,7 @@ class Names:
 def unequal_shapes(
     table: SourceTable, found: Mapping[tuple[tuple[int, tuple[int, ...]], ...], Sequence[str]]
 ) -> Iterator[str]:
-    """Yield a line for all tensors that have the same unequal shapes in the same models."""
+    """Yield one line for all tensors with the same unequal shapes in the same models."""
     for shapes, names in found.items():
         listed = ", ".join(f"{list(shape)} in {table.models[model].label}" for model, shape in shapes)
         others = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
@@ -131,7 +131,7 @@ def unequal_shapes(
 
 
 def reasons(table: SourceTable, model: int) -> list[str]:
-    """Return what the configs say about why a model does not fit the template."""
+    """Return reasons from the configs why a model does not fit the template."""
     other = differences.other_architecture(table, model)
     return [*([other] if other else []), *differences.sizes(table, model)]
 

@@ -5,7 +5,7 @@
 
 The model called `base` stands for its weights and every other name for its task vector, model − base, so that the line
 reads as in the papers. Without a model of that name all names stand for weights: `0.5*a + 0.5*b`. Numbers,
-+ − * / and parentheses are all there is; the result is a weighted sum, merged by `task_arithmetic` or `linear`.
++ − * / and parentheses are supported; the result is a weighted sum, merged by `task_arithmetic` or `linear`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from merganser.recipes.schema import Problems
 KEYS = ("expression", "models", "overrides", "output", "seed", "match_experts")
 BASE = "base"
 _LONGEST = 10_000
-#: The part of a sum that is a plain number, under a key no model can have.
+#: The constant part of a sum, under a key that no model can have.
 _NUMBER = ""
 Sum = dict[str, float]
 
@@ -32,7 +32,7 @@ def speaks(data: Mapping[str, Any]) -> bool:
 
 
 def expand(data: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The native recipe that an expression means, and what its writer may not have meant."""
+    """Return the native recipe that an expression means, and notes on what its author may not have intended."""
     problems = Problems()
     known_keys(data, KEYS, "", problems)
     models = data.get("models")
@@ -51,10 +51,10 @@ def expand(data: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[
 
 
 def coefficients(expression: Any, models: Mapping[str, Any]) -> Sum:
-    """The factor of every model in the expression."""
+    """Return the factor of every model in the expression."""
     for name in models:
         if not isinstance(name, str) or not name.isidentifier():
-            raise RecipeError(f"models: {name!r} cannot stand in an expression; use letters, digits and _")
+            raise RecipeError(f"models: {name!r} cannot be used in an expression; use letters, digits and _")
     if not isinstance(expression, str) or not expression.strip():
         raise RecipeError(f"expression: expected arithmetic on models, got {kind_of(expression)}")
     if len(expression) > _LONGEST:
@@ -69,7 +69,7 @@ def coefficients(expression: Any, models: Mapping[str, Any]) -> Sum:
     except (RecursionError, MemoryError):
         raise RecipeError("expression: nested too deeply") from None
     if _NUMBER in found:
-        raise RecipeError("expression: a number alone is no model; numbers multiply or divide")
+        raise RecipeError("expression: a number alone is not a model; numbers can only multiply or divide")
     if unused := [name for name in models if name not in found]:
         raise RecipeError(f"models.{unused[0]}: is not used in the expression")
     return found
@@ -84,10 +84,10 @@ def _document(weights: Sum, models: Mapping[str, Any]) -> dict[str, Any]:
     if not math.isclose(weights[BASE], 1.0, abs_tol=1e-9):
         raise RecipeError(
             f"expression: the factor of base is {weights[BASE]:g} and must be 1: the other names are task vectors, "
-            "model − base (give base another name if all of them are to stand for their weights)"
+            "model − base (rename base if all names should mean weights)"
         )
     if not entries:
-        raise RecipeError("expression: every task vector cancels; what is left is the base")
+        raise RecipeError("expression: every task vector cancels; only the base is left")
     return {"method": "task_arithmetic", "base": models[BASE], "models": entries}
 
 
@@ -101,7 +101,7 @@ def _entry(model: Any, weight: float) -> dict[str, Any]:
 
 
 class _Fold(ast.NodeVisitor):
-    """A tree of arithmetic as one weighted sum."""
+    """Folds a syntax tree of arithmetic into one weighted sum."""
 
     def __init__(self, models: Mapping[str, Any]) -> None:
         self._models = models
@@ -140,13 +140,15 @@ class _Fold(ast.NodeVisitor):
             models, factor = (right, left[_NUMBER]) if _NUMBER in left else (left, right[_NUMBER])
             return {name: _finite(value * factor) for name, value in models.items()}
         if _NUMBER not in right:
-            raise RecipeError(f"expression: a model cannot divide: {ast.unparse(node)}")
+            raise RecipeError(f"expression: cannot divide by a model: {ast.unparse(node)}")
         if right[_NUMBER] == 0:
             raise RecipeError(f"expression: division by zero: {ast.unparse(node)}")
         return {name: _finite(value / right[_NUMBER]) for name, value in left.items()}
 
     def generic_visit(self, node: ast.AST) -> Sum:
-        raise RecipeError(f"expression: only names, numbers, + - * / and parentheses, not {ast.unparse(node)!r}")
+        raise RecipeError(
+            f"expression: only names, numbers, + - * / and parentheses are allowed, not {ast.unparse(node)!r}"
+        )
 
 
 def _finite(value: float) -> float:

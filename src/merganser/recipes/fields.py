@@ -1,4 +1,4 @@
-"""Reading single fields of either dialect, each error with its place."""
+"""Read single fields of either dialect; every error names its place."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _KINDS = {dict: "a mapping", list: "a list", str: "text", bool: "true or false",
 
 
 class _Reported:
-    """The kind of `REPORTED`."""
+    """The type of `REPORTED`."""
 
 
-#: Stands in a translated document for what is wrong with the original and has been said.
+#: Placeholder in a translated document for a value whose problem was already reported.
 REPORTED = _Reported()
 
 
 def kind_of(value: Any) -> str:
-    """How a message calls a value."""
+    """Return how a message describes a value."""
     if value is None:
         return "nothing"
     if isinstance(value, (dict, list)):
@@ -41,7 +41,7 @@ def kind_of(value: Any) -> str:
 
 
 def unquote(value: Any) -> Any:
-    """Return the number or the truth value that a text spells, `'0.6'` or `'false'`, else the value as it is."""
+    """Return the number or boolean that a text spells, such as `'0.6'` or `'false'`; other values unchanged."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -55,7 +55,7 @@ def _number(text: str) -> int | float:
 
 
 def expect(value: Any, kind: type, where: str) -> Any:
-    """The value if it is of that kind, else an error that names the place.
+    """Return the value if it is of that kind, else raise an error that names the place.
 
     Numbers and truth values may be in quotes, and whole numbers may be written `6.0`.
     """
@@ -70,7 +70,7 @@ def expect(value: Any, kind: type, where: str) -> Any:
 
 
 def known_keys(data: Mapping[str, Any], known: Iterable[str], where: str, problems: Problems) -> None:
-    """Report keys nobody reads; at the top, `x-…` holds what anchors stand for and belongs to the writer."""
+    """Report unknown keys. At the top, keys that start with `x-` belong to the author (for anchors)."""
     known = tuple(known)
     for key in data:
         if key not in known and not (where == "" and str(key).startswith("x-")):
@@ -78,7 +78,7 @@ def known_keys(data: Mapping[str, Any], known: Iterable[str], where: str, proble
 
 
 def finish(problems: Problems, references: Iterable[tuple[str, str]], root: Path | None, source: str) -> None:
-    """Raise what is wrong with a document and, if anything is, also the models it names that are nowhere."""
+    """Raise all problems of a document and, if there are any, also list the models it names that do not exist."""
     if problems:
         for where, reference in references:
             if (path := missing(reference, root)) is not None:
@@ -95,7 +95,7 @@ def dtype(value: Any, where: str) -> str:
 
 
 def size(value: Any, where: str) -> int:
-    """Bytes from `5GB`, `2GiB` or a number."""
+    """Return a number of bytes from `5GB`, `2GiB` or a number."""
     plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
     try:
         found = parse_size(str(value)) if plain else 0
@@ -107,12 +107,12 @@ def size(value: Any, where: str) -> int:
 
 
 def globs(value: Any, where: str) -> tuple[str, ...]:
-    """Patterns over tensor names: one, or a list."""
+    """Return patterns over tensor names, given as one or as a list."""
     return names(value, where, "a glob over tensor names")
 
 
 def names(value: Any, where: str, what: str) -> tuple[str, ...]:
-    """Texts of some kind: one, or a list."""
+    """Return texts, given as one or as a list."""
     found = [value] if isinstance(value, str) else value or []
     if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
         raise RecipeError(f"{where}: expected {what} or a list of them, got {kind_of(value)}")
@@ -124,13 +124,12 @@ def layer_range(value: Any, where: str) -> tuple[int, int]:
         raise RecipeError(f"{where}: expected [first, last) as two whole numbers, got {kind_of(value)}")
     first, last = (expect(v, int, f"{where}[{i}]") for i, v in enumerate(value))
     if not 0 <= first < last:
-        raise RecipeError(f"{where}: [{first}, {last}] holds no layer; expected 0 <= first < last")
+        raise RecipeError(f"{where}: [{first}, {last}] contains no layer; expected 0 <= first < last")
     return first, last
 
 
 class Declared:
-    """The parameters a recipe's methods know, by own name and by alias, or only by the `names` a dialect has for
-    them (name there -> own name)."""
+    """The parameters of a recipe's methods, by name and alias, or by a dialect's `names` (its name -> our name)."""
 
     def __init__(self, methods: Iterable[type[Method]], names: Mapping[str, str] | None = None) -> None:
         self.methods = tuple(methods)
@@ -157,7 +156,7 @@ class Declared:
 
 
 def scalar(value: Any, candidates: list[Parameter], where: str) -> Scalar:
-    """The value as one of the candidates takes it; the first one's complaint otherwise."""
+    """Return the value as one of the candidate parameters accepts it, or raise the error of the first."""
     complaint: RecipeError | None = None
     for parameter in candidates:
         textual = parameter.choices is not None or parameter.kind in (str, tuple)
@@ -176,8 +175,8 @@ def scalar_or_gradient(value: Any, candidates: list[Parameter], where: str) -> S
             raise RecipeError(f"{where}: expected a value, got a mapping")
         return scalar(value, candidates, where)
     if not value:
-        raise RecipeError(f"{where}: an empty list is no gradient")
-    # An interpolated value lies between its neighbours, so checking the given ones checks them all.
+        raise RecipeError(f"{where}: a gradient needs at least one value")
+    # An interpolated value lies between its neighbours, so checking the given values checks them all.
     return Gradient(tuple(scalar(v, candidates, f"{where}[{i}]") for i, v in enumerate(value)))
 
 
@@ -188,7 +187,7 @@ def settings(
     problems: Problems,
     compound: Callable[[Any, list[Parameter], str], Choice | None],
 ) -> dict[str, Setting]:
-    """Named parameters, each a scalar, a gradient, or what the dialect's `compound` recognises."""
+    """Read named parameters, each a scalar, a gradient, or a value that the dialect's `compound` recognises."""
     found: dict[str, Setting] = {}
     if data is None:
         return found

@@ -1,4 +1,4 @@
-"""The native dialect as a JSON Schema, for completion and checks in editors."""
+"""The native dialect as a JSON Schema, for completion and validation in editors."""
 
 from __future__ import annotations
 
@@ -47,11 +47,13 @@ def recipe_schema() -> dict[str, Any]:
     entry = _record(
         {
             "path": _described(_TEXT, "A directory, a file, a hub id, MODEL+ADAPTER, or a glob over checkpoints."),
-            WINDOW: _described({"type": "number", "minimum": 0}, "Of a glob: steps to go back from the last."),
+            WINDOW: _described(
+                {"type": "number", "minimum": 0}, "For a glob: steps to go back from the last checkpoint."
+            ),
             "recipe": {"anyOf": [_TEXT, {"$ref": "#/$defs/recipe"}]},
             "label": _TEXT,
             "map": _described(
-                {"type": "object", "additionalProperties": _TEXT}, "Prefixes: of the model to the base's."
+                {"type": "object", "additionalProperties": _TEXT}, "Prefixes of the model -> prefixes of the base."
             ),
             "layers": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
             "parameters": {"$ref": "#/$defs/parameters"},
@@ -71,7 +73,7 @@ def recipe_schema() -> dict[str, Any]:
         "type": "object",
         "properties": {
             "method": _described({"enum": _methods()}, "A name from `merganser methods`."),
-            "base": _described({"$ref": "#/$defs/reference"}, "The model that task vectors are differences from."),
+            "base": _described({"$ref": "#/$defs/reference"}, "The model that task vectors are relative to."),
             "models": models,
             "slices": slices,
             "modules": {"type": "object", "additionalProperties": _record(section)},
@@ -91,7 +93,7 @@ def recipe_schema() -> dict[str, Any]:
         "anyOf": [{"required": ["method"]}, {"required": ["expression"]}],
         "allOf": [{"$ref": "#/$defs/methods"}],
     }
-    # The models of an expression have names.
+    # The models of an expression are a mapping from names.
     recipe["properties"]["models"] = {"anyOf": [models, {"type": "object", "additionalProperties": reference}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -116,7 +118,7 @@ def _methods() -> list[str]:
 
 
 def _parameters() -> dict[str, list[Parameter]]:
-    """Return the declarations of every parameter, by all of its names."""
+    """Return the declarations of every parameter, by each of its names."""
     found: dict[str, list[Parameter]] = {}
     for method in registry().values():
         for name, parameter in parameters(method).items():
@@ -193,8 +195,8 @@ def _output() -> dict[str, Any]:
             "shard_size": _SIZE,
             "tokenizer": tokenizer,
             "chat_template": _TEXT,
-            "exclude": _described({"anyOf": [_TEXT, _TEXTS]}, "Globs over tensors to leave out."),
-            "quantize": _described({"enum": list(QUANTISATIONS)}, "What weights are quantised to as they are written."),
+            "exclude": _described({"anyOf": [_TEXT, _TEXTS]}, "Globs over tensors to exclude."),
+            "quantize": _described({"enum": list(QUANTISATIONS)}, "Quantisation of the written weights."),
         }
     )
 

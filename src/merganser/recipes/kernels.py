@@ -1,4 +1,4 @@
-"""A remark on convolution kernels that a rule for matrices leaves to averaging."""
+"""A note on convolution kernels that a method for matrices only averages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from merganser.engine.plan import Output
 from merganser.methods.base import Method
 from merganser.methods.matrices import MatrixRule
 
-#: Below this share of the merged entries it makes no difference (a ViT's patch embedding).
+#: Below this share of the merged entries the note is left out (a ViT's patch embedding).
 _SHARE = 0.1
 
 
 def averaged_kernels(outputs: Iterable[Output], rules: Mapping[RuleKey, Method]) -> list[str]:
-    """Say so where most of what a method is for is not done: kernels are no matrices to it unless it is told."""
+    """Return a note if a method for matrices averages most of the weights because they are convolution kernels."""
     merged = kernels = count = 0
     name = ""
     for output in outputs:
@@ -27,6 +27,6 @@ def averaged_kernels(outputs: Iterable[Output], rules: Mapping[RuleKey, Method])
     if kernels <= _SHARE * merged:
         return []
     return [
-        f"{name} averages {count} convolution kernels ({kernels / merged:.0%} of what it merges): "
-        "`convolutions: true` treats them as matrices"
+        f"{name} averages {count} convolution kernels ({kernels / merged:.0%} of the merged entries): "
+        "set `convolutions: true` to treat them as matrices"
     ]

@@ -1,15 +1,15 @@
-"""What kind each layer of a stack is, where the config says it by the layer's number.
+"""The kind of each layer of a stack, where the config depends on the layer's number.
 
 Some stacks have layers of two kinds: dense and sparse MLPs, attention and state spaces, full and sliding windows.
-Configs say which is which in four ways, and stacking layers anew must say it anew:
+Configs define the kinds in four ways, which must be rewritten when layers are restacked:
 
-- a list (or a text) with an entry for each layer: entries move with their layers;
+- a list (or a text) with one entry per layer: entries move with their layers;
 - a list of layer numbers (`mlp_only_layers: [0, 3]`): renumbered;
-- a number of first layers that are of the one kind (`first_k_dense_replace`): counted anew, if they still come first;
-- a period (`attn_layer_period` with `attn_layer_offset`, `decoder_sparse_step`): kept if every layer stays in step, or
+- a number of first layers that are of one kind (`first_k_dense_replace`): recounted, if they still come first;
+- a period (`attn_layer_period` with `attn_layer_offset`, `decoder_sparse_step`): kept if every layer stays in phase, or
   written as a list or a range where the config has one.
 
-What cannot be said is refused.
+An order that the config cannot express is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from merganser.recipes.stacking import Origin
 Section = Mapping[str, Any]
 _EACH = re.compile(r"layer|block|pattern|_types?(_list)?$|heads|multipliers")
 _NUMBERS = re.compile(r"layers$|idx|indices|indexes")
-#: Flags for each layer, although they could be layer numbers.
+#: Keys with a flag per layer, although the values could be layer numbers.
 _FLAGS = ("no_rope_layers",)
 _FIRST = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers")
 _PERIOD = re.compile(
@@ -31,12 +31,12 @@ _PERIOD = re.compile(
 )
 _STEP, _ONLY = "decoder_sparse_step", "mlp_only_layers"
 _START, _END, _INTERVAL = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
-#: Periods that only say what a list is by default -> the list.
+#: Periods that only define the default of a list -> the list.
 _BY_DEFAULT = {"no_rope_layer_interval": "no_rope_layers", "interleave_moe_layer_step": "moe_layers"}
 
 
 class Kinds:
-    """The settings of one config section that are about single layers, for each model whose layers are stacked.
+    """The settings of one config section about single layers, for each model whose layers are stacked.
 
     `sections` are the same section of every model's config (the template's first), `depths` their numbers of layers.
     """
@@ -51,7 +51,7 @@ class Kinds:
         return tuple(self._value(key, origin) for key in self._keys)
 
     def edits(self, order: Sequence[Origin]) -> tuple[dict[str, Any], list[str]]:
-        """Return the settings that say of the stacked layers what they were, and the keys that cannot say it."""
+        """Return the settings that describe the stacked layers, and the keys that cannot describe them."""
         found: dict[str, Any] = {}
         impossible = []
         for key in self._keys:
@@ -77,7 +77,7 @@ class Kinds:
         return {key: value for key, value in found.items() if value != self._sections[0].get(key)}, impossible
 
     def _range(self, values: Sequence[bool]) -> dict[str, int] | None:
-        """Return the first and last sparse layer and the interval between, if they can say which layers are sparse."""
+        """Return first and last sparse layer and their interval, if these describe which layers are sparse."""
         sparse = [k for k, value in enumerate(values) if value]
         first, last = (sparse[0], sparse[-1]) if sparse else (len(values), len(values))
         for interval in (self._sections[0].get(_INTERVAL, 1), 1):
@@ -86,8 +86,7 @@ class Kinds:
         return None
 
     def _rule(self, key: str) -> str | None:
-        """Return how a key speaks of layers, or None if it does not: `each`, `numbers`, `first`, `step`, `range` or
-        `period`."""
+        """Return how a key describes layers: `each`, `numbers`, `first`, `step`, `range`, `period`, or None."""
         value, depth = self._sections[0].get(key), self._depths[0]
         if key in (_START, _END, _INTERVAL) and type(self._sections[0].get(_START)) is int:
             return "range" if key == _START else None
@@ -109,7 +108,7 @@ class Kinds:
         return bool(self._sections[0].get("use_sliding_window")) and "layer_types" not in self._sections[0]
 
     def _spelt_out(self, key: str) -> bool:
-        """Whether a list says for each layer what a period says."""
+        """Return whether a list gives for each layer what a period gives."""
         if isinstance(self._sections[0].get(_BY_DEFAULT.get(key, "")), list):
             return True
         return bool(re.search("attn|attention|window|global", key)) and "layer_types" in self._sections[0]
@@ -135,6 +134,6 @@ class Kinds:
 
 
 def _are_numbers(value: Sequence[Any], depth: int) -> bool:
-    """Whether a list names layers: distinct numbers below the depth, and not a flag for each of two layers."""
+    """Return whether a list contains layer numbers: distinct, below the depth, and not a flag per layer of two."""
     whole = all(type(each) is int and 0 <= each < depth for each in value)
     return whole and len(set(value)) == len(value)

@@ -1,4 +1,4 @@
-"""Stacked layers whose tensors the output's config has no place for: a library would drop some and invent others."""
+"""Check that stacked layers have the tensors that the output's config expects; loaders drop or invent others."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Names = frozenset[str]
 def check_places(
     each: Restacked, kinds: Kinds, labels: Sequence[str], counts: Callable[[int, str], bool], why: Sequence[str]
 ) -> None:
-    """Refuse layers that do not have the tensors their place in the output must have.
+    """Refuse layers without exactly the tensors that their place in the output requires.
 
-    What a place must have is what the template's layers of the same kind have, if the config tells their kinds apart;
-    else what the template's layer of that number has, as a pattern that goes on beyond its depth.
+    If the config distinguishes kinds of layers, a place requires the tensors of the template's layers of the same kind.
+    Otherwise it requires those of the template's layer of that number, continuing the pattern beyond its depth.
 
     Args:
         each: The stack, with the names of the tensors in each layer.
         kinds: What the configs say of single layers.
-        labels: The models' names; the first is the template's.
+        labels: The labels of the models; the first is the template's.
         counts: Whether a tensor counts, by its layer and its name after the number.
-        why: What is to be said of the difference of the models, for each of them.
+        why: An explanation of each model's difference from the template.
 
     Raises:
-        CheckpointError: A layer has a tensor too many, or lacks one.
+        CheckpointError: If a layer has a surplus tensor or lacks one.
     """
     before = [frozenset(n for n in names if counts(i, n)) for i, names in enumerate(each.before)]
     made = [frozenset(n for n in names if counts(k, n)) for k, names in enumerate(each.tensors)]
@@ -42,8 +42,8 @@ def check_places(
     more = f" (and {len(wrong) - 1} more layers do not fit)" if len(wrong) > 1 else ""
     raise CheckpointError(
         f"slices: layer {k} of the output is layer {layer} of {labels[model]}, which {what}; by the config of "
-        f"{labels[0]} the layer in this place {'has it not' if has else 'has it'}{more}{why[model]}; choose slices "
-        "that keep layers of each kind in their places, or models of one architecture"
+        f"{labels[0]} the layer in this place {'does not have it' if has else 'has it'}{more}{why[model]}; "
+        "choose slices that keep layers of each kind in their places, or models of one architecture"
     )
 
 
@@ -57,13 +57,13 @@ def _expected(each: Restacked, kinds: Kinds, before: Sequence[Names], made: Sequ
     found = []
     for origin, names in zip(each.order, made, strict=True):
         like = by_kind.get(repr(kinds.of(origin)))
-        # A kind the template has no layer of: fine if one has these tensors nevertheless.
+        # The template has no layer of this kind; accept it if one of its layers has these tensors.
         found.append(next(iter(like)) if like else names if names in before else before[0])
     return found
 
 
 def _extended(before: Sequence[Names], place: int) -> Names:
-    """Return entry `place` of a sequence that goes on as it repeats itself: the shortest beginning and period."""
+    """Return entry `place` of a sequence, continued periodically with the shortest beginning and period."""
     if place < len(before):
         return before[place]
     for length in range(1, len(before) + 1):

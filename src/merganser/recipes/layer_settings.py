@@ -1,4 +1,4 @@
-"""What a config says of a stack that was stacked anew: the number of layers, and the kind of each."""
+"""Edit the config for restacked layers: the number of layers and the kind of each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from merganser.recipes.stacking import Restacked
 
 Config = Mapping[str, Any]
 _COUNT = re.compile(r"layer|block|depth")
-#: Lists that say the kind of each layer, and with it how many there are.
+#: Lists that give the kind of each layer, and so their number.
 _TYPES = re.compile(r"layers?_(block_)?types?$|hybrid_override_pattern")
-#: Counts of layers that are something else than the depth of a stack.
+#: Counts of layers that are not the depth of a stack.
 _NOT_COUNT = re.compile(r"interval|every|window|index|start|shared|first|dense|skip|norm|per_")
 
 
@@ -29,14 +29,14 @@ def sections(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple
 
 
 def layer_edits(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tuple[list[Edit], list[str]]:
-    """Return the edits to the first config, the template's, that the stacks need, and notes on what has none.
+    """Return the edits of the first config (the template's) for the stacks, and notes on what cannot be edited.
 
-    The count is whichever key equals the old one; of several configs, the one that shares a word with the stack's
-    name (vision_config for vision_tower.…) or the outermost. In an encoder-decoder, keys that name neither are the
-    encoder's: num_layers of T5, num_hidden_layers of BART.
+    The count is the key whose value equals the old depth; of several configs, the one that shares a word with the
+    stack's name (vision_config for vision_tower.…), or the outermost. In an encoder-decoder, keys that name neither
+    half belong to the encoder: num_layers of T5, num_hidden_layers of BART.
 
     Raises:
-        RecipeError: The config cannot say which kind the stacked layers are.
+        RecipeError: If the config cannot describe the kinds of the stacked layers.
     """
     edits: list[Edit] = []
     notes: list[str] = []
@@ -47,7 +47,7 @@ def layer_edits(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tu
         found = _section(configs[0], each.stack)
         if found is None:
             notes.append(
-                f"config.json says nowhere that there were {old} layers under {each.stack.title!r}; "
+                f"config.json does not contain the number of layers, {old}, under {each.stack.title!r}; "
                 f"set the number of layers to {new} there by hand"
             )
             continue
@@ -63,7 +63,7 @@ def layer_edits(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tu
 
 
 def kinds(configs: Sequence[Config], each: Restacked, path: tuple[str, ...] | None = None) -> Kinds:
-    """Return what the configs say of single layers of a stack; `path` leads to the section that speaks of it."""
+    """Return what the configs say about single layers of a stack; `path` leads to its section."""
     if path is None:
         found = _section(configs[0], each.stack)
         path = found[0] if found is not None else ()
@@ -74,13 +74,13 @@ def kinds(configs: Sequence[Config], each: Restacked, path: tuple[str, ...] | No
 def _refusal(each: Restacked, section: Config, impossible: Sequence[str]) -> str:
     settings = ", ".join(f"{key}: {section[key]}" for key in impossible)
     return (
-        f"slices: the config says by the number of a layer which kind it is ({settings}), and cannot say it of the "
-        f"layers under {each.stack.title!r} in their new order; choose slices that keep each kind in its places"
+        f"slices: the config gives the kind of each layer by its number ({settings}), which cannot describe the layers "
+        f"under {each.stack.title!r} in their new order; choose slices that keep each kind in its places"
     )
 
 
 def _section(config: Config, stack: Stack) -> tuple[tuple[str, ...], Config, list[str]] | None:
-    """Return where a config speaks of a stack: the path, the section, and the keys that count its layers, if any do."""
+    """Return where a config describes a stack: the path, the section, and the keys that count its layers, if any."""
     found = []
     for path, given in sections(config):
         section = _spelt_out(given)
@@ -105,13 +105,13 @@ def _dig(config: Config, path: Sequence[str]) -> Config:
 
 
 def _spelt_out(section: Config) -> Config:
-    """T5's decoder is as deep as its encoder unless the config says otherwise: said before one of them changes."""
+    """Write out the depth of T5's decoder, which defaults to the encoder's, before one of them changes."""
     unsaid = section.get("is_encoder_decoder") and section.get("num_decoder_layers") is None
     return {**section, "num_decoder_layers": section["num_layers"]} if unsaid and "num_layers" in section else section
 
 
 def _of_stack(section: Config, stack: Stack) -> list[str]:
-    """Return the keys that are not about the other half of an encoder-decoder."""
+    """Return the keys that do not belong to the other half of an encoder-decoder."""
     own = next((part for part in stack.prefix.split(".") if part in ("encoder", "decoder")), None)
     if own is None:
         return list(section)

@@ -1,8 +1,8 @@
-"""Depth, read off the names: no architecture is known here.
+"""Find stacks of layers from tensor names, without knowing the architecture.
 
-A stack is a run of like layers: names that agree up to a number (`model.layers.7.…`, `h.7.…`, `encoder.block.7.…`).
-The main stack is the one with the most tensors; names such as `layer3.…` or `fc2.…` make a stack only if it is the main
-one.
+A stack is a sequence of similar layers: names that agree up to a number (`model.layers.7.…`, `h.7.…`,
+`encoder.block.7.…`). The main stack is the one with the most tensors; names such as `layer3.…` or `fc2.…` make a stack
+only if it is the main one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LINKS = {word: (chain, place) for chain, words in enumerate(_CHAINS) for place,
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers `prefix.<stem><number>.rest`; `numbers` ascend."""
+    """Layers `prefix.<stem><number>.rest`; `numbers` are ascending."""
 
     prefix: str
     stem: str
@@ -52,13 +52,13 @@ class Stack:
         return ".".join(part for part in (self.prefix, f"{self.stem}{number}", rest) if part)
 
     def depth(self, number: int) -> float:
-        """t ∈ [0, 1] from the first layer to the last; 1 for a lone layer, as mergekit has it."""
+        """Return t ∈ [0, 1] from the first layer to the last; 1 for a single layer, as in mergekit."""
         return bisect_left(self.numbers, number) / (self.layers - 1) if self.layers > 1 else 1.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in which stack a tensor stands."""
+    """The position of a tensor in a stack."""
 
     stack: Stack
     number: int
@@ -67,7 +67,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """The stacks of a checkpoint, and the place of each of its tensors that is in one."""
+    """The stacks of a checkpoint, and the place of each tensor that is in one."""
 
     stacks: tuple[Stack, ...]
     main: Stack | None
@@ -75,7 +75,7 @@ class Layout:
 
 
 def layout(names: Iterable[str]) -> Layout:
-    """Find the stacks; linear in the number of names."""
+    """Find the stacks, in time linear in the number of names."""
     names = list(names)
     numbers: dict[tuple[str, str], set[int]] = {}
     counts: dict[tuple[str, str], int] = {}
@@ -150,5 +150,5 @@ def _is_usual(key: tuple[str, str]) -> bool:
 
 
 def is_input(name: str) -> bool:
-    """Whether a tensor outside the stacks stands before them (embeddings, stems) rather than after (norms, heads)."""
+    """Return whether a tensor outside the stacks comes before them (embeddings, stems), not after (norms, heads)."""
     return _INPUT.search(name) is not None and _OUTPUT.search(name) is None

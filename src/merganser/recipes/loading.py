@@ -1,4 +1,4 @@
-"""From a file, a text or a mapping to a recipe, whichever dialect it is in."""
+"""Load a recipe of either dialect from a file, a text or a mapping."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def load(
 ) -> Recipe:
     """Read a recipe, native or mergekit's.
 
-    A recipe with `merge_method` is in mergekit's dialect, one with `method` or an `expression` in the native one.
+    A recipe with `merge_method` is in mergekit's dialect; one with `method` or an `expression` is native.
     Several YAML documents are stages: all but the last one have a `name` by which later ones refer to them. Relative
     paths are looked up beside the recipe first, then in the working directory.
 
     Args:
         source: The path of a YAML file (`-` is standard input), YAML text, or a mapping.
-        root: The directory of relative paths, if the source is not a file.
-        held: What a mapping calls models that are in memory, and need not be anywhere else.
+        root: The directory that relative paths refer to, if the source is not a file.
+        held: Names of models that are in memory, if the source is a mapping.
 
     Returns:
         The recipe.
 
     Raises:
-        RecipeError: If something is wrong with the recipe; every problem is in the message.
+        RecipeError: If the recipe is invalid; the message lists every problem.
 
     Example:
         >>> recipe = mg.recipes.load("recipe.yml")
@@ -57,21 +57,20 @@ def load(
 
 
 def native_document(source: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a recipe says as a native document, with the recipes inside it; files it names stay files.
+    """Return a recipe as a native document, with its inline recipes; files it names stay references.
 
     Raises:
-        RecipeError: If something is wrong with the recipe.
+        RecipeError: If the recipe is invalid.
 
     Example:
         >>> native_document("merge_method: linear\\nmodels: [{model: a}, {model: b}]")["method"]
         'linear'
     """
-    return _native_text(load(source).text)  # loaded for whatever is wrong with it
+    return _native_text(load(source).text)  # load() validates it
 
 
 def resolve_document(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as a native document that says all there is to say: with what it was run with instead of what
-    was written, and with the recipes that it names and that lie beside it.
+    """Return a recipe as a native document with the options it was run with and the recipes it names inlined.
 
     Example:
         >>> resolve_document(load("merge_method: linear\\nmodels: [{model: a}, {model: b}]"))["seed"]
@@ -90,7 +89,7 @@ def resolve_document(recipe: Recipe) -> dict[str, Any]:
 
 
 def _inline(value: Any, recipes: Mapping[str, Recipe]) -> Any:
-    """Put recipes in the place of the names of their files."""
+    """Replace the names of recipe files by the recipes."""
     if isinstance(value, list):
         return [_inline(each, recipes) for each in value]
     if isinstance(value, dict):
@@ -133,7 +132,7 @@ def _load_file(path: Path, parents: tuple[Path, ...]) -> Recipe:
     resolved = path.resolve()
     if resolved in parents:
         raise RecipeError(f"{path}: the recipe contains itself")
-    root = path.parent if path.is_file() else None  # there is nothing beside a pipe
+    root = path.parent if path.is_file() else None  # a pipe has no directory
     with reading(path, RecipeError, _HINT):
         text = path.read_text(encoding="utf-8")
     return _load(documents.parse(text, str(path)), root, text, str(path), (*parents, resolved))
@@ -148,7 +147,7 @@ def _load(found: list[Any], root: Path | None, written: Written, source: str, pa
         return _document(found[0], stages, root, written, source, parents)
     numbered = list(enumerate(found, 1))
     names = _names(numbered, source)
-    # The merge without a name is the result; if all have one, the last.
+    # The merge without a name is the result; if all have one, the last is.
     final = next((position for position, _ in numbered if position not in names), len(found))
     result: Recipe | None = None
     read: dict[int, Recipe] = {}
@@ -166,7 +165,7 @@ def _load(found: list[Any], root: Path | None, written: Written, source: str, pa
 
 
 def _names(numbered: list[tuple[int, Any]], source: str) -> dict[int, str]:
-    """Stages' names by the position of their document."""
+    """Return the names of stages by the position of their document."""
     found: dict[int, str] = {}
     for position, document in numbered:
         name = document.get("name") if isinstance(document, dict) else None
@@ -184,7 +183,7 @@ def _names(numbered: list[tuple[int, Any]], source: str) -> dict[int, str]:
 
 
 def _needed(numbered: list[tuple[int, Any]], names: Mapping[int, str], final: int) -> set[int]:
-    """Positions of the documents that the final one is made of, itself among them."""
+    """Return the positions of the documents that the final one uses, including itself."""
     documents_at, places = dict(numbered), {name: position for position, name in names.items()}
     needed, waiting = {final}, [final]
     while waiting:
@@ -196,14 +195,14 @@ def _needed(numbered: list[tuple[int, Any]], names: Mapping[int, str], final: in
 
 
 def _in_order(waiting: list[tuple[int, Any]], names: Mapping[int, str], source: str) -> list[tuple[int, Any]]:
-    """Stages before those that use them."""
+    """Return the stages in an order in which each comes before those that use it."""
     ordered: list[tuple[int, Any]] = []
     known, done = set(names.values()), set[str]()
     while waiting:
         ready = [(p, d) for p, d in waiting if not ((_mentions(d) & known) - done)]
         if not ready:
             stuck = sorted(names.get(p, str(p)) for p, _ in waiting)
-            raise RecipeError(f"{source}: the stages {', '.join(stuck)} need one another")
+            raise RecipeError(f"{source}: the stages {', '.join(stuck)} depend on each other")
         ordered += ready
         done |= {names[p] for p, _ in ready if p in names}
         waiting = [each for each in waiting if each not in ready]
@@ -211,7 +210,7 @@ def _in_order(waiting: list[tuple[int, Any]], names: Mapping[int, str], source: 
 
 
 def _mentions(value: Any) -> set[str]:
-    """Every text in a document, its own name aside."""
+    """Return every text in a document except its own name."""
     if isinstance(value, dict):
         return {text for key, each in value.items() if key != "name" for text in _mentions(each)}
     if isinstance(value, list):
@@ -239,7 +238,7 @@ def _document(
     read: Mapping[int, Recipe] | None = None,
     held: Collection[str] = (),
 ) -> Recipe:
-    """The recipe in a document; `read` are those of the `stages`, by the identity of their documents."""
+    """Return the recipe in a document; `read` has the recipes of `stages`, by the identity of their documents."""
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: a recipe is a mapping with a method and models, got {type(data).__name__}")
 
@@ -263,7 +262,7 @@ def _document(
 
 
 def _plain(value: Any) -> Any:
-    """The value as YAML would have given it: paths as text, tuples as lists, scalars of arrays as numbers."""
+    """Return the value as YAML would load it: paths as text, tuples as lists, array scalars as numbers."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -271,5 +270,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, str):
-        return str.__str__(value)  # an enumeration's own would be its name
+        return str.__str__(value)  # str() of an enumeration member would be its name
     return value.item() if hasattr(value, "item") else value

@@ -1,10 +1,10 @@
-"""mergekit's dialect, as `mergekit-yaml` reads it, and named stages as `mergekit-multi` does: translated into a native
-document, which says the same with native keys and with `conventions` where mergekit's differ from ours.
+"""Translate mergekit's dialect (`mergekit-yaml`, and named stages of `mergekit-multi`) into a native document, with
+`conventions` where mergekit's meaning differs from ours.
 
 Facts the translation relies on: a list is a gradient over depth; a list of `{filter, value}` is a choice by substring,
-where no filter or "*" matches everything; a value is looked up in the source, the output slice, the module, the whole
-recipe, in this order; a per-model filter sees the name in the source, a global one the name in the output.
-One key is ours: `exclude`, globs over tensors to leave out.
+where no filter or "*" matches everything; a value is looked up in the source, the output slice, the module and the
+whole recipe, in this order; a per-model filter sees the name in the source, a global one the name in the output.
+One key is our own: `exclude`, globs over tensors to leave out.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ KEYS = (
     "name",
     "exclude",
 )
-#: Keys of older versions, of other places or of the command line, which mergekit ignores at the top of a recipe.
+#: Keys of older versions, other places or the command line, which mergekit ignores at the top of a recipe.
 _ELSEWHERE = {
-    "pad_to_multiple_of": "under tokenizer it has one",
-    "random_seed": "mergekit takes it from its command line; here the draws follow the recipe's seed, which is 0",
+    "pad_to_multiple_of": "it belongs under tokenizer",
+    "random_seed": "mergekit reads it from its command line; here random draws use the recipe's seed, which is 0",
 }
 
 
 def speaks(data: Mapping[str, Any]) -> bool:
-    """Whether a document is in this dialect: by its method, or without one by keys of no other dialect."""
+    """Return whether a document is in this dialect: by its method, or by keys that only this dialect has."""
     ours = {"base_model", "modules", "dtype", "out_dtype", "tokenizer_source"}
     return "merge_method" in data or ("method" not in data and bool(ours & set(data)))
 
 
 @dataclass
 class Translation:
-    """A native document, and what is known of the one it was made of.
+    """A native document, with its relation to the original.
 
     Attributes:
-        document: The recipe in native keys; `fields.REPORTED` stands for what is in `problems` already.
-        places: What places of the native document are called in the original.
-        keys: What options of the output are called in the original.
-        notes: What the writer of the original should know.
-        problems: What is wrong with the original.
+        document: The recipe in native keys; `fields.REPORTED` replaces values whose problems were reported.
+        places: Places of the native document -> places of the original.
+        keys: The names of the output options in the original.
+        notes: Notes for the author of the original.
+        problems: Problems of the original.
     """
 
     document: dict[str, Any] = field(default_factory=dict)
@@ -70,17 +70,17 @@ class Translation:
 
 
 def translate(data: Mapping[str, Any], stages: Mapping[str, Any]) -> Translation:
-    """Return what a document means, as a native one.
+    """Translate a mergekit document into a native one.
 
     Args:
-        data: A document of mergekit's.
-        stages: Documents that are known by a name, which then stands for a model.
+        data: A document in mergekit's dialect.
+        stages: Documents by name; the name can be used as a model.
     """
     return _Translator(stages).translate(data)
 
 
 class _Translator:
-    """Every method takes a value with its place in the native document and in the original."""
+    """Translates a document. Every method takes a value with its place in the native document and in the original."""
 
     def __init__(self, stages: Mapping[str, Any]) -> None:
         self.stages = stages
@@ -93,7 +93,7 @@ class _Translator:
     def translate(self, data: Mapping[str, Any]) -> Translation:
         document = self.made.document
         self.places |= {"method": "merge_method"}
-        with contextlib.suppress(RecipeError):  # the native reader says what is wrong with the method
+        with contextlib.suppress(RecipeError):  # the native reader reports an unknown method
             self.called = expect(data.get("merge_method"), str, "merge_method")
             self.declared = Declared([method := lookup(self.called)], acting(self.called, method))
         document["method"] = self.declared.methods[0].name if self.declared.methods else data.get("merge_method")
@@ -117,7 +117,7 @@ class _Translator:
         return self.made
 
     def _conventions(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what mergekit does otherwise, as far as this document can tell the difference."""
+        """Return mergekit's conventions, as far as they make a difference for this document."""
         conventions: dict[str, Any] = {}
         based = any("base" in each for each in document.get("slices", ()) if each is not REPORTED)
         if "base" in document or based or "modules" in document:
@@ -131,13 +131,12 @@ class _Translator:
         return conventions
 
     def _without_strays(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the document without the keys that are known elsewhere but not at its top: noted, as mergekit ignores
-        them there."""
+        """Return the document without the keys that mergekit ignores at the top but knows elsewhere; note them."""
         kept = {}
         for key, value in data.items():
             reason = _ELSEWHERE.get(str(key))
             if reason is None and self.declared.find(str(key)) is not None:
-                reason = "under parameters it has one"
+                reason = "it belongs under parameters"
             reason = reason or self._without_effect(str(key))
             if key in KEYS or reason is None:
                 kept[key] = value
@@ -175,7 +174,7 @@ class _Translator:
             expect(raw, dict, place)
             known_keys(raw, ("sources", "base_model", "residual_weight", "parameters"), place, self.problems)
             if raw.get("residual_weight") is not None:
-                self.notes.append(f"{place}.residual_weight has no effect (in mergekit neither)")
+                self.notes.append(f"{place}.residual_weight has no effect (nor in mergekit)")
             found: dict[str, Any] = {}
             if raw.get("base_model") is not None:
                 found["base"] = self._model(raw["base_model"], f"{where}.base", f"{place}.base_model")
@@ -237,7 +236,7 @@ class _Translator:
     def _parameters(self, raw: Any, where: str, place: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if not self.declared.methods or raw is None:
-            return found  # parameters cannot be judged without their method, and would only add noise
+            return found  # without a known method, parameters cannot be checked
         if not isinstance(raw, dict):
             self.problems.add(place, f"expected a mapping of parameters, got {kind_of(raw)}")
             return found
@@ -258,7 +257,7 @@ class _Translator:
         return found
 
     def _value(self, value: Any, where: str, place: str) -> Any:
-        """`[{filter: mlp, value: 0.5}, {value: 0}]` as `{"*mlp*": 0.5, "*": 0}`; other values as they are."""
+        """Translate `[{filter: mlp, value: 0.5}, {value: 0}]` to `{"*mlp*": 0.5, "*": 0}`; keep other values."""
         filters = [value] if isinstance(value, dict) else value
         self._graded |= isinstance(value, list)
         if not isinstance(filters, list) or not any(isinstance(each, dict) for each in filters):
@@ -280,7 +279,7 @@ class _Translator:
         return found
 
     def _without_effect(self, name: str) -> str | None:
-        """Return why a parameter has no effect; of an unknown method, every parameter of mergekit's has none."""
+        """Return why a parameter has no effect; with an unknown method, none of mergekit's parameters has one."""
         if self.declared.methods:
             return without_effect(name, self.called, self.declared.methods[0])
         return "the method is unknown" if name in KNOWN else None
@@ -292,7 +291,7 @@ class _Translator:
         if len(given) == 2:
             with self.problems.collect():
                 fields.dtype(given["dtype"], "dtype")
-            self.notes.append("dtype: arithmetic is in float32 whatever dtype says; out_dtype is what is written")
+            self.notes.append("dtype: arithmetic is always in float32; out_dtype sets the dtype of the output")
         tokenizer, source = data.get("tokenizer"), data.get("tokenizer_source")
         self.places["output.tokenizer"] = "tokenizer" if tokenizer is not None else "tokenizer_source"
         if tokenizer is not None and source is not None:
@@ -317,7 +316,7 @@ def _output_keys(data: Mapping[str, Any]) -> OutputKeys:
 
 
 def _reference(raw: Any, where: str) -> str:
-    """`path@revision+lora`, also when written as a mapping."""
+    """Return `path@revision+lora`, also for a reference written as a mapping."""
     if isinstance(raw, dict):
         inner = raw.get("model", raw)
         if isinstance(inner, dict):

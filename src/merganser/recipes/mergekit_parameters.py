@@ -1,8 +1,8 @@
-"""Which parameters mergekit's methods read, and what to say of those they do not.
+"""The parameters that mergekit's methods read, and notes on those they ignore.
 
-mergekit looks a parameter up by its own name alone and ignores every other without a word. A recipe in its dialect
-means the same here: parameters in this table act, others have no effect and are noted. Methods that mergekit does not
-have take all their parameters, in either spelling.
+mergekit looks a parameter up by its own name only and silently ignores every other. A recipe in its dialect means the
+same here: parameters in this table have an effect, others have none and are noted. Methods that mergekit does not have
+accept all their parameters, in either spelling.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from merganser.methods.registry import aliases, parameters
 
 _TASK_VECTORS = ("weight", "normalize", "lambda")
 _SPARSE = (*_TASK_VECTORS, "density", "rescale")
-#: Method -> the parameters that act on it.
+#: Method -> the parameters that have an effect.
 ACTING: Mapping[str, tuple[str, ...]] = {
     "linear": ("weight", "normalize"),
     "slerp": ("t",),
@@ -37,27 +37,27 @@ ACTING: Mapping[str, tuple[str, ...]] = {
     "arcee_fusion": (),
     "passthrough": ("scale",),
 }
-#: Parameters without effect anywhere, and why.
+#: Parameters without any effect, and why.
 WITHOUT_EFFECT = {
-    "int8_mask": "masks cost no memory here",
+    "int8_mask": "masks take no memory here",
     "embed_slerp": "it belongs to an older mergekit; output rows follow the tokenizer settings",
 }
-#: Parameters that act a little differently, by method and name.
+#: Parameters with a slightly different effect, by method and name.
 REMARKS = {
-    ("multislerp", "eps"): "here it is only the length below which directions cancel; mergekit adds it to lengths and "
-    "angles as well, which shows unless it is tiny",
+    ("multislerp", "eps"): "here it is only the length below which directions cancel; mergekit also adds it to lengths "
+    "and angles, which matters unless it is tiny",
 }
 KNOWN = frozenset(name for names in ACTING.values() for name in names) | WITHOUT_EFFECT.keys()
 
 
 def acting(called: str, method: type[Method]) -> dict[str, str]:
-    """Return the parameters that act on the method a recipe names: the name in the recipe -> our own."""
+    """Return the parameters with an effect on the method a recipe names: name in the recipe -> our name."""
     own = {name: name for name in parameters(method)} | aliases(method)
     return {name: own[name] for name in ACTING[called]} if called in ACTING else own
 
 
 def required(called: str) -> tuple[str, ...]:
-    """Return the per-model parameters for which mergekit has no default."""
+    """Return the per-model parameters without a default in mergekit."""
     return ("weight",) if "weight" in ACTING.get(called, ()) else ()
 
 
@@ -71,5 +71,5 @@ def without_effect(name: str, called: str, method: type[Method]) -> str | None:
         spelt = next((each for each, meant in names.items() if meant == own[name]), None)
         if spelt is not None:
             return f"in this dialect it is called {spelt!r}"
-        return f"mergekit's {called!r} has no such parameter; in a recipe of the native dialect it acts"
-    return f"method {called!r} has nothing for it to act on" if name in KNOWN else None
+        return f"mergekit's {called!r} has no such parameter; it has an effect in a native recipe"
+    return f"method {called!r} does not use it" if name in KNOWN else None

@@ -1,4 +1,4 @@
-"""What does not fit between checkpoints: collected over all tensors, said at once."""
+"""Collect mismatches between checkpoints over all tensors and report them together."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from merganser.recipes.settings import matches
 from merganser.recipes.sources import SourceTable
 from merganser.recipes.stacking import Stacking
 
-#: Float buffers that some library versions saved and others compute: they carry nothing learned.
+#: Float buffers that some library versions save and others compute; they are not learned.
 _COMPUTED = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|\.masked_bias)$")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_projection)\.weight$")
-#: Integer tensors that hold places rather than anything learned.
+#: Integer tensors that hold positions and are not learned.
 _INDEX = re.compile(r"(ids|idx|index|indices|mask|masks|bias)$")
 _SHOWN = 8
 
 
 def is_computed(name: str) -> bool:
-    """Whether a tensor is a buffer that libraries compute themselves."""
+    """Return whether a tensor is a buffer that libraries compute themselves."""
     return _COMPUTED.search(name) is not None
 
 
 def is_buffer(name: str, spec: TensorSpec) -> bool:
-    """Whether a tensor is copied, never merged."""
+    """Return whether a tensor is copied, never merged."""
     return is_integer(spec.element) or is_computed(name)
 
 
 def tied_source(name: str, checkpoint: Checkpoint) -> str | None:
-    """The input embedding that serves as the head of a checkpoint which stores none."""
+    """Return the input embedding that serves as the head of a checkpoint without a stored head."""
     if not _HEAD.search(name):
         return None
     found = [n for n in checkpoint.names() if n.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))]
@@ -42,7 +42,7 @@ def tied_source(name: str, checkpoint: Checkpoint) -> str | None:
 
 
 class Mismatches:
-    """Missing tensors, unequal shapes, tensors that would be lost and tensors no rule can combine."""
+    """Missing tensors, unequal shapes, tensors that would be lost, and tensors that no rule can combine."""
 
     def __init__(self, recipe: Recipe, table: SourceTable) -> None:
         self.recipe = recipe
@@ -52,9 +52,9 @@ class Mismatches:
         #: Missing and surplus names by model.
         self._missing: dict[int, list[str]] = {}
         self._surplus: dict[int, list[str]] = {}
-        #: Tensors with the same shapes in the same models, by these.
+        #: Names of tensors that have the same shapes in the same models, by those shapes.
         self._shapes: dict[tuple[tuple[int, tuple[int, ...]], ...], list[str]] = {}
-        #: A quantised tensor of each model that has any where it must not.
+        #: For each model, a quantised tensor where there must be none.
         self._quantised: dict[int, str] = {}
         self._unlike: dict[int, str] = {}
         self._copied: dict[int, list[str]] = {}
@@ -69,7 +69,7 @@ class Mismatches:
         self._missing.setdefault(model, []).append(name)
 
     def shapes(self, name: str, given: Sequence[tuple[Source, TensorSpec]], inside: bool) -> None:
-        """Note unequal shapes of a tensor in several models."""
+        """Record unequal shapes of a tensor in several models."""
         shapes = {spec.shape for _, spec in given}
         if any(source.name != name for source, _ in given) or (not inside and _is_vocabulary(name, shapes)):
             self.add(self._unequal(name, given, hint=not inside and _is_vocabulary(name, shapes)))
@@ -78,7 +78,7 @@ class Mismatches:
             self._shapes.setdefault(key, []).append(name)
 
     def other_layers(self, name: str, shape: tuple[int, ...], usual: tuple[int, ...], model: int) -> None:
-        """Note a stacked tensor that has another shape than in the layers of the template."""
+        """Record a stacked tensor whose shape differs from that in the layers of the template."""
         self._shapes.setdefault(((0, usual), (model, shape)), []).append(name)
 
     def _unequal(self, name: str, given: Sequence[tuple[Source, TensorSpec]], hint: bool) -> str:
@@ -92,18 +92,18 @@ class Mismatches:
         return f"{name!r} has unequal shapes: {', '.join(places)}{advice}"
 
     def quantised(self, name: str, model: int) -> None:
-        """A merge that would combine codes, or lose them: said once for each model, of codes rather than scales."""
+        """Record a merge that would combine or lose codes: reported once per model, for codes rather than scales."""
         if model not in self._quantised or (is_scale(self._quantised[model]) and not is_scale(name)):
             self._quantised[model] = name
 
     def copied_code(self, name: str, model: int) -> None:
-        """Codes in the output are read as its config says, which is the template's."""
+        """Record copied codes: the output reads codes by its config, which is the template's."""
         key = "quantization_config"
         if self.table.config(model).get(key) != self.table.config(0).get(key):
             self._unlike.setdefault(model, name)
 
     def copied(self, name: str, spec: TensorSpec, model: int, models: int) -> None:
-        """An integer tensor taken from one of several models; a table of numbers may be something learned."""
+        """Record an integer tensor copied from one of several models; a table of numbers may have been learned."""
         table = len(spec.shape) > 1 and is_integer(spec.element) and spec.element.name != "bool"
         if models > 1 and table and not _INDEX.search(name):
             self._copied.setdefault(model, []).append(name)
@@ -115,7 +115,7 @@ class Mismatches:
         )
 
     def extra(self, planned: Iterable[str], stacking: Stacking) -> None:
-        """Tensors of the models that the output would silently lose; layers no slice takes are left out on purpose."""
+        """Record tensors that the output would silently lose; losing layers that no slice takes is intended."""
         known = set(planned) | set(self.table.checkpoints[0].names())
         dropped: dict[str, list[str]] = {}
         for i, checkpoint in enumerate(self.table.checkpoints):
@@ -132,7 +132,7 @@ class Mismatches:
                 else:
                     self._surplus.setdefault(i, []).append(name)
         for label, names in dropped.items():
-            self.notes.append(f"{len(names)} buffer(s) only {label} has are left out, such as {names[0]!r}")
+            self.notes.append(f"{len(names)} buffer(s) that only {label} has are left out, such as {names[0]!r}")
 
     def _copies_embedding(self, model: int, name: str) -> bool:
         return bool(_HEAD.search(name)) and self.table.config(model).get("tie_word_embeddings") is True
@@ -144,7 +144,7 @@ class Mismatches:
         found = [*self._found, *self._codes()]
         told = Names(self.table, self._missing, self._surplus, self.recipe.keys.exclude)
         models = sorted({*self._missing, *self._surplus})
-        # Codes have other names and shapes than weights: that they are codes says it all.
+        # Codes have other names and shapes than weights; report only that they are codes.
         models = [model for model in models if not {0, model} & self._quantised.keys()]
         for model in models:
             found += told.explain(model)
@@ -162,7 +162,7 @@ class Mismatches:
         raise CheckpointError(f"{heading}: {len(found)} problems\n" + "\n".join(shown))
 
     def _codes(self) -> Iterator[str]:
-        advice = "dequantise the model first, and name the result here"
+        advice = "dequantise the model first, and merge the result"
         for model, name in self._quantised.items():
             label, spec = self.table.models[model].label, self.table.checkpoints[model].spec(name)
             count = len(self.table.quantised(model))
@@ -173,12 +173,13 @@ class Mismatches:
         for model, name in self._unlike.items():
             label, have = self.table.models[model].label, self.table.models[0].label
             yield (
-                f"{name!r} of {label} is quantised in a way that the config of {have}, which the output gets, does not "
-                f"say; {advice}"
+                f"{name!r} of {label} is quantised in a way that the config of the output, {have}'s, does not "
+                "describe; "
+                f"{advice}"
             )
 
 
 def _is_vocabulary(name: str, shapes: Set[tuple[int, ...]]) -> bool:
-    """Whether shapes of a matrix, or of the bias of a head, differ in nothing but their rows."""
+    """Return whether the shapes of a matrix, or of the bias of a head, differ only in their rows."""
     rows_alone = len({shape[1:] for shape in shapes}) == 1 and all(shapes)
     return rows_alone and (name.endswith("bias") or all(len(shape) > 1 for shape in shapes))

@@ -12,13 +12,13 @@
     output: {dtype: bfloat16, shard_size: 5GB, tokenizer: base}
     seed: 0
 
-Methods that want statistics (fisher, regmean) take the path of each model's beside it, `{path: ./math, fisher:
-./math.fisher.safetensors}`, or for all models in order, `statistics: {fisher: [...]}`.
+Methods that need statistics (fisher, regmean) take the path of each model's statistics beside its path, `{path: ./math,
+fisher: ./math.fisher.safetensors}`, or for all models in order, `statistics: {fisher: [...]}`.
 
-A parameter may also be chosen by tensor name: `density: {"*.mlp.*": 0.2, "*": 0.5}`, first match wins. Instead of
+A parameter may also depend on the tensor name: `density: {"*.mlp.*": 0.2, "*": 0.5}`, first match wins. Instead of
 `models`, `slices` stack layers: each slice is a model entry with `layers: [first, last)`, or `{models: [...]}` of such.
-`modules: {name: {models: ...}}` gives parts of the network models of their own. `conventions` chooses what a recipe
-means where it could mean two things (`schema.Conventions`).
+`modules: {name: {models: ...}}` gives parts of the network their own models. `conventions` settles ambiguities in the
+meaning of a recipe (`schema.Conventions`).
 """
 
 from __future__ import annotations
@@ -74,9 +74,11 @@ def read(
     source: str,
     held: Collection[str] = (),
 ) -> Recipe:
-    """The recipe in a document; `nested` reads a recipe inside it (a mapping, or the path of a file), and the models
-    that are `held` are in memory."""
-    # Models of a mapping that comes from nowhere may be names of what is in memory.
+    """Return the recipe in a document.
+
+    `nested` reads a recipe inside it (a mapping, or the path of a file); models in `held` are in memory.
+    """
+    # A mapping without a file may name models that are in memory.
     reader = _NativeReader(nested, made.places, root, globs=isinstance(written, str) or root is not None)
     recipe = reader.recipe(made.document, root, written)
     made.problems.absorb(reader.problems, made.places)
@@ -92,7 +94,7 @@ class _NativeReader:
         self.nested, self.root, self.globs = nested, root, globs
         #: Every path and hub id, with its place.
         self.references: list[tuple[str, str]] = []
-        #: Parameters cannot be judged without their method, and would only add noise.
+        #: Parameters cannot be checked without a known method; reporting them would only add noise.
         self.judges = True
 
     def recipe(self, data: Mapping[str, Any], root: Path | None, written: Written) -> Recipe | None:
@@ -114,7 +116,7 @@ class _NativeReader:
         if data.get("base") is not None:
             base = self._entry(data["base"], "base", Declared(()))
             if base is not None and base.layers:
-                problems.add("base.layers", "a base is always taken whole")
+                problems.add("base.layers", "a base always has all of its layers")
         parts = self._with_statistics(self._parts(data, declared), data.get("statistics"), declared)
         overrides = [self._override(raw, f"overrides[{i}]", declared) for i, raw in enumerate(raw_overrides)]
         parameters = self._settings(data.get("parameters"), declared, "parameters")
@@ -169,7 +171,7 @@ class _NativeReader:
             entries = self._models(data[key], f"{prefix}models", declared)
             for entry in entries:
                 if entry.layers:
-                    self.problems.add(f"{entry.where}.layers", "layers are taken in slices, not in models")
+                    self.problems.add(f"{entry.where}.layers", "layers can only be chosen in slices, not in models")
             return Part((Slice(entries, self.named(f"{prefix}models")),))
         raws = self._list(data, key, prefix)
         each = [(f"{prefix}slices[{i}]", raw) for i, raw in enumerate(raws) if raw is not REPORTED]
@@ -190,7 +192,7 @@ class _NativeReader:
             found = Slice((single,) if single is not None else (), self.named(where))
         for entry in found.models:
             if entry.layers is None:
-                self.problems.add(entry.where, "a slice says which layers it takes: layers: [first, last)")
+                self.problems.add(entry.where, "a slice needs its layers: layers: [first, last)")
         return found
 
     def _models(self, raw: Any, where: str, declared: Declared) -> tuple[Entry, ...]:
@@ -236,11 +238,11 @@ class _NativeReader:
         with self.problems.collect():
             label = expect(raw.get("label", entry.label), str, f"{where}.label")
             if label != entry.label and entry.recipe is None:
-                raise RecipeError(f"{where}.label: only a nested recipe needs a label; a model is called by its path")
+                raise RecipeError(f"{where}.label: only a nested recipe has a label; a model is named by its path")
             entry = replace(entry, label=label)
         with self.problems.collect():
             if raw.get("layers") is not None:
-                layers = (0, 1)  # whatever they are: that they are missing is not to be said as well
+                layers = (0, 1)  # any valid value, so that missing layers are not reported too
                 layers = fields.layer_range(raw["layers"], f"{where}.layers")
         kinds = statistics_of(declared)
         with self.problems.collect():
@@ -258,7 +260,7 @@ class _NativeReader:
         return replace(entry, layers=layers, parameters=parameters, statistics=statistics, map=prefixes)
 
     def _with_statistics(self, parts: tuple[Part, ...], raw: Any, declared: Declared) -> tuple[Part, ...]:
-        """Statistics given for all models at once, `{fisher: [path, path]}`, handed to each."""
+        """Distribute statistics that are given for all models at once, `{fisher: [path, path]}`."""
         if raw is None or not parts or not parts[0].slices:
             return parts
         with self.problems.collect():
@@ -266,7 +268,7 @@ class _NativeReader:
             known_keys(raw, statistics_of(declared), "statistics", self.problems)
             models = parts[0].slices[0].models
             if len(parts[0].slices) > 1 or parts[0].sliced:
-                raise RecipeError("statistics: slices have them beside each model, not here")
+                raise RecipeError("statistics: with slices, write statistics beside each model")
             for kind, paths in raw.items():
                 where = f"statistics.{kind}"
                 if len(expect(paths, list, where)) != len(models):
@@ -280,7 +282,7 @@ class _NativeReader:
         return parts
 
     def _own(self, raw: Mapping[str, Any], keys: tuple[str, ...], where: str, declared: Declared) -> dict[str, Any]:
-        """Parameters written beside an entry's own keys, or under `parameters`."""
+        """Return parameters written beside an entry's own keys, or under `parameters`."""
         if not self.judges:
             return {}
         beside = {key: value for key, value in raw.items() if key not in keys}
@@ -303,7 +305,7 @@ class _NativeReader:
             expect(raw, dict, where)
             match = fields.globs(raw.get("match"), f"{where}.match")
             if not match:
-                raise RecipeError(f"{where}.match: says no tensors; expected globs over tensor names")
+                raise RecipeError(f"{where}.match: names no tensors; expected globs over tensor names")
             method = raw.get("method")
             own = declared
             if isinstance(method, str):
@@ -325,7 +327,7 @@ class _NativeReader:
 
 
 def statistics_of(declared: Declared) -> tuple[str, ...]:
-    """The kinds of side checkpoints the recipe's methods look at."""
+    """Return the kinds of side checkpoints that the recipe's methods read."""
     return tuple(dict.fromkeys(kind for method in declared.methods for kind in method.statistics))
 
 
@@ -335,10 +337,10 @@ def expect_entry(raw: Any, where: str) -> None:
 
 
 def by_glob(value: Any, candidates: list[Parameter], where: str) -> Choice | None:
-    """`{"*.mlp.*": 0.2, "*": 0.5}`: a value for each pattern, first match wins."""
+    """Read `{"*.mlp.*": 0.2, "*": 0.5}`: a value per pattern, where the first match wins."""
     if isinstance(value, list) and value and all(isinstance(v, dict) and "value" in v for v in value):
         raise RecipeError(
-            f'{where}: lists of filter and value are mergekit\'s; here write {{"*.mlp.*": value, "*": value}}'
+            f'{where}: lists of filter and value are mergekit\'s format; here write {{"*.mlp.*": value, "*": value}}'
         )
     if not isinstance(value, dict):
         return None

@@ -1,4 +1,4 @@
-"""Sections of a recipe that say what is written, and what it means where it could mean two things."""
+"""Read the sections `output` and `conventions` of a recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from merganser.recipes.schema import (
 )
 
 _OUTPUT_KEYS = ("dtype", "shard_size", "tokenizer", "chat_template", "exclude", "quantize")
-#: Rows are padded for the sake of tiles of hardware; nobody's tiles are larger.
+#: Rows are padded to the tile size of hardware, which is never larger.
 _LARGEST_MULTIPLE = 65536
 
 
@@ -75,7 +75,7 @@ def match_experts(raw: Any, parts: Sequence[Part], problems: Problems) -> bool:
 
 
 def tokenizer(value: Any, where: str, problems: Problems) -> TokenizerOptions | None:
-    """`base`, `union`, a model, or a mapping {source, tokens, pad_to_multiple_of, absent, terms}."""
+    """Read `base`, `union`, a model, or a mapping {source, tokens, pad_to_multiple_of, absent, terms}."""
     if isinstance(value, str):
         return TokenizerOptions(value)
     if not isinstance(value, dict):
@@ -103,7 +103,9 @@ def tokenizer(value: Any, where: str, problems: Problems) -> TokenizerOptions | 
         if value.get("terms") is not None:
             terms = expect(value["terms"], int, f"{where}.terms")
             if terms < 1 or absent != "omp":
-                raise RecipeError(f"{where}.terms: how many rows `absent: omp` combines, at least 1; got {terms}")
+                raise RecipeError(
+                    f"{where}.terms: the number of rows that `absent: omp` combines must be at least 1, got {terms}"
+                )
     return TokenizerOptions(source, tokens, multiple, absent, terms)
 
 

@@ -1,4 +1,4 @@
-"""Documents of mergekit's other programs, which are no recipes of a merge."""
+"""Recognise documents of mergekit's other programs, which are not merge recipes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 from merganser.errors import RecipeError
 
-#: Configurations of mergekit's other programs: a key only they have -> what they are, and what to do instead.
+#: A key that only another program of mergekit uses -> the kind of document, and what to do instead.
 _OTHER_TOOLS = {
     "experts": (
         "a mixture-of-experts configuration (mergekit-moe)",
-        "make it with merganser moe",
+        "use merganser moe",
     ),
     "gate_mode": (
         "a mixture-of-experts configuration (mergekit-moe)",
-        "make it with merganser moe",
+        "use merganser moe",
     ),
-    "genome": ("a search configuration (mergekit-evolve)", "merganser searches with: merganser evolve run"),
+    "genome": ("a search configuration (mergekit-evolve)", "use merganser evolve run"),
     "donor": ("a tokenizer transplant (mergekit-tokensurgeon)", "output.tokenizer unites vocabularies within a merge"),
     "layer_slices": ("a bakllama configuration", "write it as slices: [{sources: [{model: …, layer_range: [a, b]}]}]"),
 }
 
 
 def refuse_other_tools(data: Mapping[str, Any]) -> None:
-    """An error that names what a file is, if it is no merge."""
+    """Raise an error that names the kind of document, if it is not a merge."""
     found = [tool for key, tool in _OTHER_TOOLS.items() if key in data]
     if data.get("merge_method", data.get("method")) == "moe":
         found = [_OTHER_TOOLS["experts"]]

@@ -1,4 +1,4 @@
-"""From a recipe to a plan: headers only, and every reason to fail found before a weight is read."""
+"""Turn a recipe into a plan from headers alone, and find every problem before any weight is read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from merganser.recipes.vocabularies import renumbered, unify
 
 
 def plan(recipe: Recipe, open: Open = open_checkpoint) -> Plan:
-    """Return the plan of a recipe: everything a merge will do, from the headers of its models.
+    """Return the plan of a recipe: everything a merge will do, computed from the headers of its models.
 
     Args:
         recipe: What to merge.
@@ -48,7 +48,7 @@ def plan(recipe: Recipe, open: Open = open_checkpoint) -> Plan:
         The plan.
 
     Raises:
-        InputError: If the recipe and the models do not fit together; every problem is in the message.
+        InputError: If the recipe and the models do not fit together; the message lists every problem.
 
     Example:
         >>> plan = mg.recipes.plan(mg.recipes.load("recipe.yml"))
@@ -71,7 +71,7 @@ def prepare(recipe: Recipe, open: Open = open_checkpoint) -> Merge:
         The merge: its plan, the open models, and the rules that were built to check the parameters.
 
     Raises:
-        InputError: If the recipe and the models do not fit together; every problem is in the message.
+        InputError: If the recipe and the models do not fit together; the message lists every problem.
 
     Example:
         >>> merge = mg.recipes.prepare(mg.recipes.load("recipe.yml"))
@@ -126,11 +126,11 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
 def _unused(table: SourceTable, outputs: Iterable[Output]) -> list[str]:
     used = {source.model for o in outputs for source in (*o.inputs, *([o.base] if o.base else []))}
     labels = [table.models[i].label for i in range(1, len(table)) if i not in used and i != table.donor]
-    return [f"{label} is not needed: no tensor is taken from it" for label in labels]
+    return [f"{label} is not needed: no tensor comes from it" for label in labels]
 
 
 class _Planner:
-    """Jobs to outputs, with everything that repeats between tensors worked out once."""
+    """Turns jobs into outputs, and computes everything that tensors share only once."""
 
     def __init__(self, recipe: Recipe, table: SourceTable) -> None:
         self.recipe = recipe
@@ -142,17 +142,17 @@ class _Planner:
         self.dtypes = Dtypes(recipe, table)
         self._roles: dict[tuple[int, int], Roles] = {}
         self._parameters_of: dict[tuple[int, str], dict[str, Any]] = {}
-        #: Those of roles whose parameters depend on nothing, or on the depth alone.
+        #: Parameters by role, if they depend on nothing or on the depth alone.
         self._parameters_at: dict[tuple[int, float | None], dict[str, Any]] = {}
         #: Rules by the identity of their parameters.
         self._built: dict[int, Method] = {}
         self._fresh: set[str] = set()
-        #: What a rule refuses, by place and complaint: the tensors it refuses it for.
+        #: Complaints of rules by place and message, with the tensors they are about.
         self._invalid: dict[tuple[str, str], list[str]] = {}
         self._heads: dict[tuple[int, str], str | None] = {}
 
     def outputs(self, unified: bool = True) -> list[Output]:
-        """Plan every tensor; raises all that is wrong, but for shapes of vocabularies that could not be `unified`."""
+        """Plan every tensor; raise all problems, except for shapes of vocabularies that could not be `unified`."""
         jobs = [job for job in self.stacking.jobs if not self._excluded(job.name)]
         known = {job.name for job in jobs}
         problems = self.stacking.problems
@@ -170,7 +170,7 @@ class _Planner:
             others = f" and {len(names) - 1} more" if len(names) > 1 else ""
             problems.add(f"{where}, tensor {names[0]!r}{others}", message)
         if not outputs and not self.mismatches and not problems:
-            why = "everything is excluded" if self.stacking.jobs else f"{self.table.models[0].label} holds none"
+            why = "everything is excluded" if self.stacking.jobs else f"{self.table.models[0].label} has none"
             raise RecipeError(f"the merge has no tensors: {why}")
         if unified and not self.stacking.problems:
             self.mismatches.extra(known, self.stacking)
@@ -186,12 +186,12 @@ class _Planner:
         return {rule_key(o): self._built[id(o.parameters)] for o in outputs if id(o.parameters) in self._built}
 
     def names(self) -> set[str]:
-        """Of every tensor the output could have, those that are excluded and tied ones among them."""
+        """Return the names of all tensors the output could have, including excluded and tied ones."""
         tied = self.table.checkpoints[0].aliases()
         return {*(job.name for job in self.stacking.jobs), *self._fresh, *tied}
 
     def aliases(self, outputs: Iterable[Output]) -> dict[str, str]:
-        """Names the template ties stay tied."""
+        """Return the tied names of the template, which stay tied."""
         names = {output.name for output in outputs}
         tied = self.table.checkpoints[0].aliases().items()
         return {a: stored for a, stored in tied if stored in names and a not in names and not self._excluded(a)}
@@ -200,7 +200,7 @@ class _Planner:
         return any(matches(glob, name) for glob in self.recipe.output.exclude)
 
     def _added(self, known: set[str]) -> list[TensorJob]:
-        """Tensors the template lacks, where an override takes them from a model it names."""
+        """Return jobs for tensors the template lacks, where an override names the model to take them from."""
         found = []
         part = self.recipe.parts[0]
         for override in self.recipe.overrides:
@@ -216,7 +216,7 @@ class _Planner:
         return found
 
     def _check_places(self, each: Restacked) -> None:
-        """Refuse stacked layers that the template's config has no place for."""
+        """Refuse stacked layers that do not fit the template's config."""
         used = {0, *(model for model, _ in each.order)}
         if not self.table.config(0) or any(self.table.quantised(model) for model in used):
             return  # codes have other names than weights, and a config of their own
@@ -245,7 +245,7 @@ class _Planner:
             return Output(job.name, spec, "passthrough", (template,))
         if not self._fits(job, used):
             return None
-        # Without a base, the first model gives the shape; the dtype is the template's unless the recipe says.
+        # Without a base, the first model gives the shape; the dtype is the template's unless the recipe sets one.
         shape = self.table.checkpoints[sources[0].model].spec(sources[0].name).shape
         if job.offset is not None:
             usual = self.stacking.shape_of_layers(job.part, job.rest)
@@ -265,7 +265,7 @@ class _Planner:
         return self._without_complex_arithmetic(output)
 
     def _codes(self, job: TensorJob, roles: Roles, sources: list[Source], code: Source) -> Output | None:
-        """Quantised weights and their scales pass as they are, or not at all."""
+        """Plan quantised weights and their scales, which are copied unchanged or refused."""
         checkpoint = self.table.checkpoints[code.model]
         parameters = self._parameters(roles, job, [source.name for source in sources])
         spec = checkpoint.spec(code.name)
@@ -277,7 +277,7 @@ class _Planner:
         return None
 
     def _without_complex_arithmetic(self, output: Output) -> Output:
-        """Rules are for real numbers: a complex tensor can only be copied, and keeps its dtype."""
+        """Return the output as a copy if it is complex: rules are for real numbers. Keeps the dtype."""
         for source in (*output.inputs, *([output.base] if output.base else [])):
             spec = self.table.checkpoints[source.model].spec(source.name)
             if not spec.element.is_complex:
@@ -291,7 +291,7 @@ class _Planner:
     def _statistics(
         self, job: TensorJob, roles: Roles, sources: list[Source], shape: tuple[int, ...]
     ) -> dict[str, tuple[Source, ...]]:
-        """The side tensors a rule wants; a tensor of which no model has any does without."""
+        """Return the side tensors that a rule needs; a tensor may lack them in all models."""
         found = {}
         for kind in roles.method.statistics:
             if lacking := next((entry for entry in roles.inputs if kind not in entry.statistics), None):
@@ -316,7 +316,7 @@ class _Planner:
         return found
 
     def _template(self, job: TensorJob, default: Source) -> Source:
-        """Where dtype and buffers come from: the base, if it has the tensor as numbers."""
+        """Return the source of dtype and buffers: the base, if it has the tensor unquantised."""
         if job.offset is None and job.name in self.table.checkpoints[0] and job.name not in self.table.quantised(0):
             return Source(0, job.name)
         if default.name not in self.table.checkpoints[default.model]:
@@ -332,7 +332,7 @@ class _Planner:
         if key not in self._heads:
             head = self._heads[key] = tied_source(name, checkpoint)
             if head is not None:
-                self.notes.append(f"{entry.label} has no {name!r}: its tied embedding {head!r} is taken")
+                self.notes.append(f"{entry.label} has no {name!r}: its tied embedding {head!r} is used")
         return Source(model, self._heads[key] or name)
 
     def _roles_of(self, job: TensorJob) -> Roles:
@@ -358,7 +358,7 @@ class _Planner:
         return True
 
     def _parameters(self, roles: Roles, job: TensorJob, names: list[str]) -> dict[str, Any]:
-        """The resolved parameters, checked by building the rule; equal ones are one object."""
+        """Return the resolved parameters, checked by building the rule; equal parameters are one object."""
         place = (id(roles), None if roles.reach == "nothing" else job.t)
         if roles.reach != "name" and place in self._parameters_at:
             return self._parameters_at[place]

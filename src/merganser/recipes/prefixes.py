@@ -1,17 +1,19 @@
-"""One prefix too many or too few: what wrappers leave in the names (`module.`, `_orig_mod.`, `model.`)."""
+"""Prefixes that wrappers add to the names of tensors (`module.`, `_orig_mod.`, `model.`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Set
 
-#: What DataParallel and torch.compile put before every name.
+#: Prefixes that DataParallel and torch.compile add to every name.
 WRAPPERS = re.compile(r"((module|_orig_mod)\.)+")
 
 
 def wrapped(expected: Set[str], given: Set[str]) -> tuple[str, str] | None:
-    """A given name and the expected one it stands for, if a prefix put before or taken off the names that differ makes
-    them fit: all of one side are then among the other. None if there is no such prefix."""
+    """Return a given name and the expected name it stands for, if one prefix added or removed makes the names fit.
+
+    Names fit if all names of one side, among those that differ, are then in the other. None if there is no such prefix.
+    """
     lacking, extra = expected - given, given - expected
     if not lacking or not extra:
         return None
@@ -23,7 +25,7 @@ def wrapped(expected: Set[str], given: Set[str]) -> tuple[str, str] | None:
 
 
 def _prefix(long: Set[str], short: Set[str]) -> tuple[str, str] | None:
-    """A short name and the long one that is the same behind a prefix, the same one for all."""
+    """Return a short name and the long name that equals it after a prefix, if one prefix serves all."""
     name = max(short, key=lambda each: (len(each), each))
     for found in sorted(each for each in long if each.endswith(f".{name}")):
         prefix = found[: -len(name)]

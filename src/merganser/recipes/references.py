@@ -1,4 +1,4 @@
-"""Where a recipe's relative paths are: beside the recipe first, then in the working directory."""
+"""Resolve relative paths of a recipe: beside the recipe first, then in the working directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from merganser.checkpoints.references import HUB_ID, exists, parts
 
 
 def locate(reference: str, root: Path | None) -> str:
-    """The reference with each of its paths (`model`, `model+adapter`) made findable; hub ids stay as they are."""
+    """Return the reference with each of its paths (`model`, `model+adapter`) resolved; hub ids are unchanged."""
     if root is None:
         return reference
     found = parts(reference, lambda part: os.path.exists(_beside(part, root)) or exists(part))
@@ -17,13 +17,13 @@ def locate(reference: str, root: Path | None) -> str:
 
 
 def missing(reference: str, root: Path | None) -> str | None:
-    """Return the part of a reference that is a path and is nowhere, if there is one; hub ids are not looked up."""
+    """Return the part of a reference that is a path and does not exist, if any; hub ids are not looked up."""
     found = parts(locate(reference, root))
     return next((part for part in found if not exists(part) and not HUB_ID.fullmatch(part)), None)
 
 
 def places(reference: str, root: Path | None) -> str:
-    """Where a missing path was looked for, for a message."""
+    """Return where a missing path was looked for, for a message."""
     if Path(reference).is_absolute() or root is None:
         return ""
     return f" (looked beside the recipe in {root.resolve()}, then in the working directory {Path.cwd()})"
@@ -31,7 +31,7 @@ def places(reference: str, root: Path | None) -> str:
 
 def _one(reference: str, root: Path) -> str:
     beside = _beside(reference, root)
-    # Not Path.exists, which raises on what is too long for a path.
+    # Path.exists would raise on text that is too long for a path.
     return str(beside) if os.path.exists(beside) else reference
 
 

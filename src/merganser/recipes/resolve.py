@@ -1,4 +1,4 @@
-"""From a recipe, a tensor's name, its depth and its models to a method and its parameters."""
+"""Find the method and its parameters for a tensor, given its name, depth and models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from merganser.methods.registry import lookup, parameters
 from merganser.recipes.schema import Entry, Override, Part, Recipe, Slice
 from merganser.recipes.settings import Choice, Gradient, Setting, evaluate, matches
 
-#: A parameter of this name is the depth of the tensor, unless the recipe says otherwise.
+#: A parameter of this name is the depth of the tensor, unless the recipe sets it.
 _DEPTH = "depth"
 
 
@@ -20,7 +20,7 @@ Reach = Literal["nothing", "depth", "name"]
 
 
 def override_for(recipe: Recipe, name: str) -> Override | None:
-    """The first override one of whose globs matches."""
+    """Return the first override with a matching glob."""
     for override in recipe.overrides:
         if any(matches(glob, name) for glob in override.match):
             return override
@@ -28,7 +28,7 @@ def override_for(recipe: Recipe, name: str) -> Override | None:
 
 
 def method_for(recipe: Recipe, override: Override | None) -> type[Method]:
-    """The override's method or else the recipe's; one that only names a model copies its tensors."""
+    """Return the override's method, or else the recipe's; an override that only names a model copies its tensors."""
     if override is None:
         return lookup(recipe.method)
     copied = override.model is not None and not override.parameters
@@ -38,7 +38,7 @@ def method_for(recipe: Recipe, override: Override | None) -> type[Method]:
 def scopes(
     recipe: Recipe, part: Part, each: Slice, override: Override | None, entry: Entry | None
 ) -> list[Mapping[str, Setting]]:
-    """Where a parameter is looked for, nearest first: override, model, slice, module, recipe."""
+    """Return the settings in which a parameter is looked up, nearest first: override, model, slice, module, recipe."""
     found = [each.parameters, part.parameters, recipe.parameters]
     if entry is not None:
         found.insert(0, entry.parameters)
@@ -48,7 +48,7 @@ def scopes(
 
 
 def resolve(chain: Sequence[Setting], name: str, t: float) -> Any:
-    """The first setting of the chain that has a value for this tensor at this depth, or None."""
+    """Return the first value in the chain for this tensor at this depth, or None."""
     for setting in chain:
         value = evaluate(setting, name, t)
         if value is not None:
@@ -58,9 +58,9 @@ def resolve(chain: Sequence[Setting], name: str, t: float) -> Any:
 
 @dataclass(frozen=True)
 class Resolver:
-    """Parameters of `method` for the tensors of one slice under one override; a pure function of name and depth.
+    """Resolves the parameters of `method` for the tensors of one slice under one override, from name and depth alone.
 
-    Per-model filters look at the name in the source if `filter_by_source`, else in the output.
+    Per-model filters see the name in the source if `filter_by_source`, else in the output.
     """
 
     method: type[Method]
@@ -80,7 +80,7 @@ class Resolver:
         method: type[Method],
         entries: Sequence[Entry],
     ) -> Resolver:
-        # The scale of a copy is its own: that of the recipe's rule scales task vectors.
+        # A copy has its own scale: the recipe's scale applies to task vectors.
         alone = override is not None and method.name == "passthrough" != recipe.method
 
         def chain(key: str, entry: Entry | None) -> tuple[Setting, ...]:
@@ -98,7 +98,7 @@ class Resolver:
         )
 
     def unsaid(self) -> dict[str, list[str]]:
-        """Return the required parameters that the recipe does not mention, each with the models it is missing for."""
+        """Return the required parameters that the recipe does not set, each with the models that lack it."""
         found = {
             key: [label for label, chain in zip(self.labels, self.own[key], strict=True) if not chain]
             for key in self.required
@@ -107,7 +107,7 @@ class Resolver:
 
     @property
     def reach(self) -> Reach:
-        """What parameters depend on: nothing, so that all tensors share them, the depth alone, or also the name."""
+        """Return what parameters depend on: nothing (all tensors share them), the depth, or also the name."""
         chains = [*self.shared.values(), *(chain for each in self.own.values() for chain in each)]
         kinds = {type(setting) for chain in chains for setting in chain}
         if Choice in kinds:
@@ -115,9 +115,9 @@ class Resolver:
         return "depth" if Gradient in kinds or _DEPTH in self.shared else "nothing"
 
     def at(self, name: str, sources: Sequence[str], t: float) -> dict[str, Any]:
-        """What the recipe says for the output tensor `name`, made of `sources`, at depth `t`.
+        """Return the parameters for the output tensor `name`, made of `sources`, at depth `t`.
 
-        Parameters the recipe does not set are left to the method's defaults, but `depth` is filled in.
+        Parameters the recipe does not set keep the method's defaults, except that `depth` is filled in.
         """
         found = {key: value for key, chain in self.shared.items() if (value := resolve(chain, name, t)) is not None}
         if _DEPTH in self.shared:

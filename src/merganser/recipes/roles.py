@@ -1,4 +1,4 @@
-"""Which models of a slice a method merges, and around which base."""
+"""The models of a slice that a method merges, and their base."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Same = Callable[[Entry, Entry], bool]
 
 @dataclass(frozen=True)
 class Roles:
-    """A method with the models it merges; `notes` says what the user may not expect."""
+    """A method with the models it merges; `notes` reports what the user may not expect."""
 
     method: type[Method]
     inputs: tuple[Entry, ...]
@@ -29,8 +29,9 @@ class Roles:
 
 
 def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, same: Same) -> Roles:
-    """Roles as mergekit gives them: a base among the models is no task vector of its own; a method that knows no
-    base averages it in like any other model, if it can."""
+    """Assign roles as mergekit does: a base among the models has no task vector, and a method without a base
+    averages it with the other models, if it can.
+    """
     method = method_for(recipe, override)
     base = each.base or recipe.base
     where = override.where if override else each.where
@@ -41,27 +42,29 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
         if method.base == "none":
             base = None
     others = tuple(entry for entry in entries if base is None or not same(entry, base))
-    # Its own entry in the slice says which layers the base gives.
+    # The base's own entry in the slice gives its layers.
     base = next((entry for entry in each.models if base is not None and same(entry, base)), base)
     if method.base != "none":
         if base is not None and len(others) < len(entries) and not recipe.conventions.base_is_model:
-            notes.append(f"{base.label} is the base and not counted among the models of {method.name!r} as well")
+            notes.append(f"{base.label} is the base, so {method.name!r} does not also count it as a model")
         entries = others
         if base is not None and not others:
-            # A slice of the base alone: nothing to merge into it.
+            # The slice has only the base: there is nothing to merge.
             method, entries, base = lookup("passthrough"), (base,), None
         elif base is not None and base.layers is None and (layers := each.models[0].layers) is not None:
             like = f"layers [{layers[0]}, {layers[1]}) like {each.models[0].label}"
-            notes.append(f"{each.where}: {base.label} is not among its models and gives {like}")
+            notes.append(f"{each.where}: {base.label} is not among its models and contributes {like}")
     elif base is not None:
         listed = len(others) < len(entries)
         if listed and recipe.conventions.base_is_model:
             entries = (*(entry for entry in entries if same(entry, base)), *others)
         elif not listed and _joins(recipe, part, each, method, base, override):
             entries = (base, *entries)
-            notes.append(f"{base.label} is the base and counts as one of the models: {method.name!r} knows no base")
+            notes.append(
+                f"{base.label} is the base and counts as one of the models, because {method.name!r} has no base"
+            )
         elif not listed and not (part.sliced and method.name == "passthrough"):
-            notes.append(f"{base.label} is only the template: {method.name!r} knows no base")
+            notes.append(f"{base.label} is only the template, because {method.name!r} has no base")
         base = None
     method.check_inputs(len(entries), base is not None, f"{where}: method {method.name!r}")
     resolver = Resolver.of(recipe, part, each, override, method, entries)
@@ -72,13 +75,13 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
 
 
 def _only(each: Slice, override: Override, base: Entry | None) -> Entry:
-    """The single model an override asks for; the base if it does not say."""
+    """Return the model that an override names, or the base if it names none."""
     if override.model is None:
         if base is not None:
             return base
         if len(each.models) == 1:
             return each.models[0]
-        raise RecipeError(f"{override.where}: which of the models passes through? Name it under model")
+        raise RecipeError(f"{override.where}: name the model to pass through, under model")
     if override.model == "base" and base is not None:
         return base
     known = [*each.models, *([base] if base else [])]
@@ -92,10 +95,10 @@ def _only(each: Slice, override: Override, base: Entry | None) -> Entry:
 def _joins(
     recipe: Recipe, part: Part, each: Slice, method: type[Method], base: Entry, override: Override | None
 ) -> bool:
-    """Whether an unlisted base takes part in a method that knows none.
+    """Return whether an unlisted base takes part in a method without a base.
 
-    Where the base is one of the models it does, unless a parameter is given to every model but to it; elsewhere only to
-    make up the number of models the method needs.
+    If the base counts as a model it does, unless a parameter is given for every other model but not for it. Otherwise
+    it only takes part to reach the number of models the method needs.
     """
     low, high = method.models
     if override is not None or part.sliced or len(each.models) + 1 > high:

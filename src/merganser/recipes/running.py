@@ -1,4 +1,4 @@
-"""`merge` for weights in memory, `run` for recipes: the same plan, the same arithmetic."""
+"""`merge` for weights in memory and `run` for recipes, with the same plan and arithmetic."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def merge(
     allow_nan: bool = False,
     **parameters: Any,
 ) -> dict[str, Tensor]:
-    """Merge checkpoints, state dicts or modules into a new state dict. The inputs are left as they are.
+    """Merge checkpoints, state dicts or modules into a new state dict. The inputs are not changed.
 
     Args:
-        models: What to merge: paths, hub ids, checkpoints, state dicts or modules. A mapping gives them labels, which
-            key the randomness of methods that draw.
+        models: The models to merge: paths, hub ids, checkpoints, state dicts or modules. A mapping gives them labels,
+            which also seed the random numbers of each model.
         method: The merging method; `merganser methods` lists them.
-        base: What the models were fine-tuned from, for methods of task vectors. A base that is also among the models
+        base: The model they were fine-tuned from, for methods on task vectors. A base that is also among the models
             is not counted twice.
-        seed: The seed of methods that draw random numbers.
+        seed: The seed of random methods.
         dtype: The dtype of the result; by default that of the base, or of the first model.
         overrides: Other methods or parameters for tensors by name, as in a recipe.
         output: Options of the output, as in a recipe.
         statistics: Side tensors by kind, one for each model, for methods that need them: `{"fisher": [...]}` of paths,
             state dicts or what `mg.tuning.diagonal_fisher` returns.
-        workers: The number of threads; by default one for each core.
-        memory: How many bytes the work may hold at once.
+        workers: The number of threads; by default one per core.
+        memory: The memory limit in bytes.
         device: The torch device to compute on.
-        allow_nan: Merge values that are not finite instead of refusing them.
-        **parameters: The method's parameters. One that is per model takes a number, or a list with one for each model.
+        allow_nan: Accept values that are not finite.
+        **parameters: The method's parameters. A per-model parameter takes a number, or a list with one per model.
 
     Returns:
         The merged tensors by name.
@@ -129,40 +129,40 @@ def run(
     on_progress: Callable[[Progress], None] | None = None,
     on_complete: Callable[[Path], None] = lambda out: None,
 ) -> Path:
-    """Merge as a recipe says and write a checkpoint directory; what `merganser merge` does.
+    """Merge according to a recipe and write a checkpoint directory, like `merganser merge`.
 
     Args:
         recipe: The path of a recipe, its text, a mapping, or a loaded recipe.
         out: The directory to write; or `OUT.safetensors`, one file with the weights alone.
-        seed: The seed instead of the recipe's.
-        dtype: The dtype of the output instead of the recipe's.
-        shard_size: The largest file of the output instead of the recipe's, in bytes or as `"5GB"`.
-        quantize: What to quantise the weights to, instead of what the recipe says: "fp8", or a kind of GGUF.
+        seed: The seed; overrides the recipe's.
+        dtype: The dtype of the output; overrides the recipe's.
+        shard_size: The largest file of the output, in bytes or as `"5GB"`; overrides the recipe's.
+        quantize: The format to quantise to, "fp8" or a GGUF type; overrides the recipe's.
         resume: Continue a merge that was interrupted.
         overwrite: Replace `out`, or an unfinished merge.
-        workers: The number of workers; by default one for each core.
-        memory: How many bytes the work may hold at once.
+        workers: The number of workers; by default one per core.
+        memory: The memory limit in bytes.
         device: The torch device to compute on.
-        allow_nan: Merge values that are not finite instead of refusing them.
+        allow_nan: Accept values that are not finite.
         ray: The address of a Ray cluster to compute on (`"local"` starts one on this machine). Sources and `out` must
             be on a file system that all its nodes share.
-        processes: Make workers of forked processes, which are faster than threads: for programs that have no threads
-            of their own to fear for.
-        changes: Note what the merge changes, tensor by tensor, in `merganser-changes.json` beside the weights: norms,
+        processes: Use forked processes as workers, which are faster than threads. Only for programs without threads of
+            their own.
+        changes: Record what the merge changes, tensor by tensor, in `merganser-changes.json` beside the weights: norms,
             distances, shares of the parents, conflicts of sign. `merganser report` shows it.
-        digest: How `merganser.lock.json` knows tensors again: `"sha256"`, which proves what they are, or `"xxh3_128"`,
-            which is several times faster and finds every accident, but not a forgery. By default SHA-256 for merges
+        digest: The digest of tensors in `merganser.lock.json`: `"sha256"`, which proves their content, or `"xxh3_128"`,
+            which is several times faster and detects every accident, but not a forgery. By default SHA-256 for merges
             that read and write less than a gigabyte, xxh3 for larger ones.
         on_merge: Called with the merge before any work.
         on_progress: Called whenever a tensor is finished.
-        on_complete: Called, and nothing done, if `resume` finds that `out` is finished already, made by this recipe
-            from these models.
+        on_complete: Called, with nothing else done, if `resume` finds that `out` was already made by this recipe from
+            these models.
 
     Returns:
         The directory.
 
     Raises:
-        MerganserError: If the recipe, the models or the place are wrong, before any work; or if the work fails.
+        MerganserError: If the recipe, the models or `out` are invalid, before any work; or if the work fails.
 
     Example:
         >>> mg.run("recipe.yml", "out/")
@@ -173,7 +173,9 @@ def run(
     loaded = recipe if isinstance(recipe, Recipe) else load(recipe)
     loaded = loaded.with_options(seed=seed, dtype=dtype, shard_size=shard_size, quantize=quantize)
     if ray is not None and loaded.output.quantize is not None:
-        raise InputError("output.quantize: a merge on Ray cannot be quantised; quantise its output by a second recipe")
+        raise InputError(
+            "output.quantize: a merge on Ray cannot be quantised; quantise its output with a second recipe"
+        )
     prepared = prepare(loaded)
     on_merge(prepared)
     algorithm = choose_digest(prepared) if digest is None else digest
@@ -203,25 +205,25 @@ def run(
 
 
 def check_workers(workers: int | None, device: str) -> None:
-    """Refuse workers and a device that cannot compute anything."""
+    """Refuse a number of workers or a device that cannot compute."""
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise InputError(f"workers: expected a whole number of at least 1, got {workers!r}")
     if device == "cpu":
         return
     try:
-        torch.zeros(1, device=device).cpu()  # there and back: the meta device holds no values
+        torch.zeros(1, device=device).cpu()  # there and back, because the meta device holds no values
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InputError(f"device {device!r} is not usable here: {str(error).splitlines()[0]}") from None
 
 
 def check_several(models: object) -> None:
-    """Refuse one model in place of a list: a path would pass as a list of its letters."""
+    """Refuse a single model in place of a list: a path would pass as a list of its letters."""
     if isinstance(models, (str, os.PathLike, torch.nn.Module, Checkpoint)) or not isinstance(models, Iterable):
         raise InputError(f"models: expected a list or a mapping of models, got a single {type(models).__name__}")
 
 
 def _recipe_files(recipe: Recipe) -> Iterator[Path]:
-    """The places of the recipes inside a recipe: in which directory they are is all that is known of them."""
+    """Yield the directories of the recipes inside a recipe."""
     for entry in recipe.entries():
         if entry.recipe is not None:
             yield from _recipe_files(entry.recipe)
@@ -230,8 +232,7 @@ def _recipe_files(recipe: Recipe) -> Iterator[Path]:
 
 
 def _labelled(models: Sequence[Reference] | Mapping[str, Reference]) -> Mapping[str, Reference]:
-    """The models by the labels they were given, their paths or names, or their positions where those do not tell
-    them apart."""
+    """Return the models by their given labels, by their paths or names, or by position if those are not unique."""
     if isinstance(models, Mapping):
         return models
     check_several(models)
@@ -255,7 +256,7 @@ def _name(reference: Reference) -> str | None:
 
 
 def _same(one: Reference, other: Reference) -> bool:
-    """Whether two references are one object, or one place however it is spelt or linked to."""
+    """Return whether two references are one object, or one place after resolving links."""
     a, b = _path(one), _path(other)
     if a is None or b is None:
         return one is other
@@ -263,14 +264,14 @@ def _same(one: Reference, other: Reference) -> bool:
 
 
 def _free(label: str, role: str, taken: Collection[str]) -> str:
-    """The label, made longer if something else is called so."""
+    """Return the label, extended if it is already taken."""
     while label in taken:
         label = f"{role} {label}"
     return label
 
 
 def open_labelled(reference: Reference, label: str) -> Checkpoint:
-    """Open a model; weights in memory take the label they have in a recipe."""
+    """Open a model; weights in memory get the label they have in a recipe."""
     checkpoint = open_checkpoint(reference)
     if isinstance(checkpoint, StateDict):
         checkpoint = copy.copy(checkpoint)  # the caller's own keeps its label
@@ -281,7 +282,7 @@ def open_labelled(reference: Reference, label: str) -> Checkpoint:
 def _sides(
     statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]], labels: Sequence[str]
 ) -> list[dict[str, Reference]]:
-    """For each model its statistics by kind, from lists in the order of the models or mappings by their labels."""
+    """Return the statistics of each model by kind, from lists in model order or mappings by label."""
     found: list[dict[str, Reference]] = [{} for _ in labels]
     for kind, given in statistics.items():
         if isinstance(given, Mapping) and set(given) != set(labels):
@@ -295,7 +296,7 @@ def _sides(
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and numbers of numpy and torch as Python's own."""
+    """Convert arrays and numbers of numpy and torch to Python values."""
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
     return value.tolist() if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) else value

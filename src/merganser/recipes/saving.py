@@ -1,4 +1,4 @@
-"""`save`: the one way of a checkpoint, or of whatever is computed as one, to disk."""
+"""`save`: write a checkpoint, or anything computed as one, to disk."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ def save(
     on_complete: Callable[[Path], None] = lambda out: None,
     disk: Disk | None = None,
 ) -> Path:
-    """Write whatever `merganser.open` opens as a checkpoint directory, tensor by tensor.
+    """Write anything that `merganser.open` opens as a checkpoint directory, tensor by tensor.
 
-    An adapter becomes part of its base (`base+adapter`), a task vector or `base + 0.4 * τ` is computed as it is
-    written, quantised weights become numbers, torch files safetensors; config and tokenizer are copied beside the
+    Adapters are applied to their base (`base+adapter`), task vectors and `base + 0.4 * τ` are computed while writing,
+    quantised weights are dequantised, and torch files become safetensors. Config and tokenizer are copied beside the
     weights.
 
     Args:
         checkpoint: A path, hub id, checkpoint, expression of task vectors, expert of a library, state dict or module.
         out: The directory to write; or `OUT.safetensors`, one file with the weights alone.
-        dtype: What floating tensors are cast to, which `config.json` then says too; by default they stay as they are.
+        dtype: The dtype of floating tensors, also set in `config.json`; by default unchanged.
         resume: Continue a copy that was interrupted.
         overwrite: Replace `out`, or an unfinished copy.
-        workers: The number of threads; by default one for each core.
-        memory: How many bytes the work may hold at once.
+        workers: The number of threads; by default one per core.
+        memory: The memory limit in bytes.
         on_progress: Called whenever a tensor is finished.
-        on_complete: Called, and nothing done, if `resume` finds that `out` is finished already.
-        disk: What touches the disk; tests make it fail.
+        on_complete: Called, with nothing else done, if `resume` finds that `out` is complete.
+        disk: The interface to the disk; tests replace it.
 
     Returns:
         The directory.
 
     Raises:
-        MerganserError: If the checkpoint or the place are wrong, before any work; or if values do not fit `dtype`.
+        MerganserError: If the checkpoint or `out` are invalid, before any work; or if values do not fit `dtype`.
 
     Example:
         >>> mg.save(mg.open("base") + 0.4 * mg.TaskVector("math", "base"), "out/")
@@ -93,13 +93,13 @@ def save(
 
 
 def prepare_copy(source: Checkpoint, dtype: str | torch.dtype | None = None) -> tuple[Merge, dict[str, Any] | None]:
-    """Return the merge that copies a checkpoint, or that computes it, and its recipe if one can name what is copied."""
+    """Return the merge that copies or computes a checkpoint, and its recipe if one can express it."""
     if isinstance(source, Merged):
         return _cast(source, dtype), None
     output = {} if dtype is None else {"dtype": dtype_name(dtype)}
     lineage = source.lineage()
     is_view = lineage != Lineage()
-    # No recipe makes a view again: its label is no reference, whatever it looks like.
+    # A view has no recipe: its label is not a reference, even if it looks like one.
     document = {"method": "passthrough", "models": ["view" if is_view else source.label], "output": output}
     prepared = prepare(load(document, held=document["models"]), lambda _: source)
     if not is_view:
@@ -109,7 +109,7 @@ def prepare_copy(source: Checkpoint, dtype: str | torch.dtype | None = None) -> 
 
 
 def _cast(source: Merged, dtype: str | torch.dtype | None) -> Merge:
-    """Return the merge that a view computes, with its config and tokenizer, and another dtype if one is asked for."""
+    """Return the merge that computes a view, with its config and tokenizer, in another dtype if one is given."""
     plan = source.plan
     if dtype is not None:
         chosen = dtype_name(dtype)

@@ -1,4 +1,4 @@
-"""What the user asked for, whichever dialect it was written in."""
+"""The recipe as data, independent of the dialect it was written in."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     import torch
 
 Parameters = Mapping[str, Setting]
-#: What a recipe was read from: a text, or the document that a program gave.
+#: The text a recipe was read from, or the document that a program gave.
 Written = str | Mapping[str, Any]
 DEFAULT_SHARD_SIZE = 5_000_000_000
-#: How many rows `omp` combines into one.
+#: Default number of rows that `omp` combines into one.
 DEFAULT_TERMS = 8
-#: The rules for the rows of tokens that a model does not have.
+#: Rules for the rows of tokens that a model does not have.
 ABSENT = ("omp", "nearest", "subwords", "weighted_subwords", "mean", "zero")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of a merge: a reference to open, or a recipe of its own. `layers` [a, b) takes part of its depth.
+    """A model of a merge: a reference to open, or a nested recipe. `layers` [a, b) selects some of its layers.
 
-    `statistics` are the paths of its side checkpoints by kind (`fisher`, `gram`). `map` says which part of the base it
-    is: beginnings of its names -> what they are in the base.
+    `statistics` are the paths of its side checkpoints by kind (`fisher`, `gram`). `map` places it inside the base:
+    prefixes of its names -> prefixes in the base.
     """
 
     label: str
@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Slice:
-    """Models merged into one run of consecutive layers; without `layers` in its entries, into all of them."""
+    """Models merged into one run of consecutive layers, or into all layers if its entries have no `layers`."""
 
     models: tuple[Entry, ...]
     where: str
@@ -71,7 +71,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Override:
-    """Another method, other parameters or a single `model` for the tensors that match."""
+    """Another method, other parameters or a single `model` for the matching tensors."""
 
     match: tuple[str, ...]
     where: str
@@ -82,9 +82,9 @@ class Override:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """Where the embedding of one token comes from: a model (its own row, or that of another token), or zero.
+    """The source of the embedding of one token: a model (its own row, or that of another token), or zero.
 
-    `force` takes it for every model, also for those that have the token.
+    `force` uses it for every model, even for those that have the token.
     """
 
     model: str | None = None
@@ -95,10 +95,10 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class TokenizerOptions:
-    """The vocabulary of the output: "base", "union", or that of a model, which need not be one of the merge.
+    """The vocabulary of the output: "base", "union", or a model, which need not be part of the merge.
 
-    `absent` is the rule for tokens that a model has no row for, None for the rows of the other models; `terms` is how
-    many rows `omp` combines.
+    `absent` is the rule for tokens that a model has no row for (None: use the rows of the other models); `terms` is the
+    number of rows that `omp` combines.
     """
 
     source: str = "base"
@@ -110,7 +110,7 @@ class TokenizerOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is written: `dtype` None is that of the base, or `widest` of the sources; `quantize` None is as it is."""
+    """Options of the output. `dtype` None is the base's, `widest` the widest of the sources; `quantize` may be None."""
 
     dtype: str | None = None
     widest: bool = False
@@ -123,13 +123,13 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class Conventions:
-    """Where a recipe may mean two things, what it means.
+    """The meaning of a recipe where dialects differ.
 
     Attributes:
-        base_is_model: The base is one of the models: the first, listed or not, of a method that knows no base.
-        depth_after_layers: The depth t of tensors that come after the layers, such as the head.
-        filter_by_source: Patterns of a model's parameters look at the tensor's name in that model, not in the output.
-        required: Parameters of each model that should be given: the method's default is noted where it is taken.
+        base_is_model: A method without a base counts the base as its first model, listed or not.
+        depth_after_layers: The depth t of tensors after the layers, such as the head.
+        filter_by_source: Patterns in a model's parameters match the tensor's name in that model, not in the output.
+        required: Per-model parameters that should be given; the plan notes where the default is used.
     """
 
     base_is_model: bool = False
@@ -140,7 +140,7 @@ class Conventions:
 
 @dataclass(frozen=True)
 class OutputKeys:
-    """What the options of the output are called where the recipe was written, for messages."""
+    """The names of the output options in the dialect of the recipe, for messages."""
 
     dtype: str = "output.dtype"
     tokenizer: str = "output.tokenizer"
@@ -150,12 +150,12 @@ class OutputKeys:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A merge as the user asked for it, whatever it was written in.
+    """A merge as the user described it, in either dialect.
 
     Attributes:
         method: The name of the merging rule.
         parts: The models, by part of the network and slice of layers.
-        base: The model that task vectors are differences from.
+        base: The model that task vectors are relative to.
         parameters: Parameters of the method for all models.
         overrides: Other methods or values for some tensors.
         output: What is written.
@@ -189,7 +189,7 @@ class Recipe:
 
     @property
     def text(self) -> str:
-        """The recipe as YAML: the text it was read from, or what its document says."""
+        """Return the recipe as YAML: the text it was read from, or its document."""
         return self.written if isinstance(self.written, str) else to_yaml(self.written)
 
     def with_options(
@@ -200,10 +200,10 @@ class Recipe:
         shard_size: int | str | None = None,
         quantize: str | None = None,
     ) -> Recipe:
-        """Return the recipe with another seed, dtype, shard size or quantisation, which its text then says.
+        """Return the recipe with another seed, dtype, shard size or quantisation, and with its text updated.
 
         Raises:
-            InputError: If there is no such dtype, size or quantisation.
+            InputError: If the dtype, size or quantisation is invalid.
         """
         given = {"seed": seed, "output.dtype": dtype, "output.shard_size": shard_size, "output.quantize": quantize}
         said = [f"{key}: {value}" for key, value in given.items() if value is not None]
@@ -219,7 +219,7 @@ class Recipe:
         return replace(self, seed=self.seed if seed is None else seed, output=output, written=text)
 
     def entries(self) -> Iterator[Entry]:
-        """Every model named: the base first, then in order of appearance, with repetitions."""
+        """Yield every model that is named: the base first, then in order of appearance, with repetitions."""
         if self.base:
             yield self.base
         for part in self.parts:
@@ -237,10 +237,10 @@ def _size(given: int | str) -> int:
 
 
 class Places(dict[str, str]):
-    """Places of a native document -> what they are called in the document that the user wrote."""
+    """Places of a native document -> their names in the document that the user wrote."""
 
     def rename(self, text: str) -> str:
-        """Return a place, or a message that begins with one, in the user's words."""
+        """Return a place, or a message that begins with one, with the user's names."""
         found = [
             place for place in self if text.startswith(place) and text[len(place) :][:1] in ("", ":", ".", "[", ",")
         ]
@@ -249,7 +249,7 @@ class Places(dict[str, str]):
 
 
 class Problems:
-    """Collects what is wrong with a recipe or its models, so that all of it is said at once."""
+    """Collects the problems of a recipe or its models, so that all are reported at once."""
 
     def __init__(self) -> None:
         self._found: dict[str, InputError] = {}
@@ -262,19 +262,19 @@ class Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Errors raised inside become problems."""
+        """Turn errors raised inside into problems."""
         try:
             yield
         except (RecipeError, CheckpointError) as error:
             self._keep(error)
 
     def absorb(self, others: Problems, places: Places) -> None:
-        """Take over what others have collected, in the user's words."""
+        """Add the problems of another collection, with the user's names for places."""
         for error in others._found.values():
             self._keep(type(error)(places.rename(str(error))))
 
     def finish(self, source: str = "") -> None:
-        """Raise everything found: one line a problem, a lone error as it is."""
+        """Raise all problems: one line per problem; a single error is raised unchanged."""
         prefix = f"{source}: " if source else ""
         errors = list(self._found.values())
         if not errors:
@@ -290,7 +290,7 @@ class Problems:
 
 
 def _lines(error: InputError) -> list[str]:
-    """Return the problems an error lists, each with the place the error names, or the error as the only one."""
+    """Return the problems an error lists, each with the error's place, or the error as the only one."""
     heading, *lines = str(error).split("\n")
     place = re.fullmatch(r"(.*: |)\d+ problems", heading)
     if place is None or not lines:

@@ -1,4 +1,4 @@
-"""Values that depend on where they are used: one number, a gradient over depth, or a choice by tensor name."""
+"""Values that depend on where they are used: a number, a gradient over depth, or a choice by tensor name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Scalar: TypeAlias = float | int | bool | str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Gradient:
-    """Values spread evenly over depth t ∈ [0, 1]: numbers are interpolated linearly, anything else is stepped."""
+    """Values spread evenly over depth t ∈ [0, 1]. Numbers are interpolated linearly; other values change in steps."""
 
     values: tuple[Scalar, ...]
 
@@ -34,7 +34,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Case:
-    """`value` for the tensors a glob matches."""
+    """The `value` for tensors that match a glob."""
 
     pattern: str
     value: Scalar | Gradient
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Choice:
-    """The first case that matches the tensor's name."""
+    """Chooses the first case that matches the tensor's name."""
 
     cases: tuple[Case, ...]
 
@@ -59,12 +59,12 @@ def _compiled(pattern: str) -> Callable[[str], object]:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Shell glob over the whole name; `*` also crosses dots."""
+    """Match a shell glob against the whole name; `*` also matches dots."""
     return _compiled(pattern)(name) is not None
 
 
 def evaluate(setting: Setting, name: str, t: float) -> Scalar | None:
-    """The setting's value for the tensor `name` at depth `t`, or None when no case matches."""
+    """Return the setting's value for the tensor `name` at depth `t`, or None if no case matches."""
     if isinstance(setting, Choice):
         setting_for = next((case.value for case in setting.cases if case.matches(name)), None)
         return setting_for.at(t) if isinstance(setting_for, Gradient) else setting_for

@@ -1,4 +1,4 @@
-"""The models a recipe names, opened once each: headers only."""
+"""The models that a recipe names, each opened once; reads headers only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from merganser.recipes.schema import Entry, Problems, Recipe
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Where the tokenizer files of a model are, and what a nested merge changes in them."""
+    """The directory of a model's tokenizer files, and the changes a nested merge makes to them."""
 
     directory: Path | None
     added: tuple[Mapping[str, Any], ...] = ()
@@ -48,7 +48,7 @@ class SourceTable:
     def __init__(self, recipe: Recipe, opener: Open, nested: Callable[[Recipe], Merge]) -> None:
         self.models: list[Model] = []
         self.checkpoints: list[Checkpoint] = []
-        #: A model that only gives the vocabulary.
+        #: A model that only provides the vocabulary.
         self.donor: int | None = None
         self._index: dict[Any, int] = {}
         self._layouts: dict[int, Layout] = {}
@@ -68,16 +68,16 @@ class SourceTable:
                 with problems.collect():
                     self._add(entry, key, nested)
         problems.finish()
-        #: Models that are a part of the template -> how their names are mapped.
+        #: Models that are a part of the template -> the mapping of their names.
         self._maps: dict[int, dict[str, str]] = {}
         for entry in recipe.entries():
             seen = self._maps.setdefault(self.of(entry), dict(entry.map))
             if seen != entry.map or (entry.map and not self.of(entry)):
-                raise RecipeError(f"{entry.where}.map: a model is mapped one way, and the base not at all")
+                raise RecipeError(f"{entry.where}.map: a model can have only one map, and the base none")
         self._maps = {i: prefixes for i, prefixes in self._maps.items() if prefixes}
 
     def _add(self, entry: Entry, key: Any, nested: Callable[[Recipe], Merge]) -> None:
-        """Open a model, or plan the merge it is."""
+        """Open a model, or plan its nested merge."""
         index = len(self.models)
         if entry.recipe is not None:
             if entry.recipe.output.quantize is not None:
@@ -99,7 +99,7 @@ class SourceTable:
         return len(self.models)
 
     def adopt_layout(self) -> list[str]:
-        """See models that are a part of the template, or are stored in another layout, as if they were like it."""
+        """Present models that are a part of the template, or stored in another layout, in the template's layout."""
         notes = [note for each in self.checkpoints for note in (*quantisation_notes(each), *adapter_notes(each))]
         notes += gguf_notes(self.checkpoints[0])
         for i in range(1, len(self)):
@@ -111,7 +111,9 @@ class SourceTable:
             if seen is not self.checkpoints[i]:
                 self.checkpoints[i] = seen
                 self.models[i] = replace(self.models[i], layout=True)
-                notes.append(f"{self.models[i].label} is stored in another layout and is read in that of the base")
+                notes.append(
+                    f"{self.models[i].label} is stored in another layout and is read in the layout of the base"
+                )
         return notes
 
     def match_experts(self) -> list[str]:
@@ -129,7 +131,7 @@ class SourceTable:
         return self._index[self._key(entry)]
 
     def side(self, entry: Entry, kind: str) -> tuple[int, Checkpoint]:
-        """A model's statistics of that kind: their index in the plan, after the models, and the open checkpoint."""
+        """Return a model's statistics of a kind: their index in the plan, after the models, and the checkpoint."""
         path = locate(entry.statistics[kind], self._root)
         if path not in self._sides:
             opened = self._open(replace(entry, where=f"{entry.where}.{kind}"), path, self._opener)
@@ -145,7 +147,7 @@ class SourceTable:
         return [opened for _, opened in self._sides.values()]
 
     def named(self, label: str, where: str) -> int:
-        """The model a recipe calls by its path or label."""
+        """Return the index of the model that a recipe names by path or label."""
         for i, model in enumerate(self.models):
             if label in (model.label, model.path):
                 return i
@@ -155,7 +157,7 @@ class SourceTable:
         raise CheckpointError(f"{where}: {label!r} is not a model of this merge{did_you_mean(label, known)}")
 
     def add_donor(self, reference: str, where: str) -> int:
-        """Open a model that gives the output its vocabulary and no weights; returns its index, after the others."""
+        """Open a model that provides only the vocabulary of the output; return its index, after the others."""
         path = locate(reference, self._root)
         self.checkpoints.append(self._open(Entry(reference, where), path, self._opener))
         self.models.append(Model(reference, path))
@@ -168,7 +170,7 @@ class SourceTable:
         return self._layouts[index]
 
     def config(self, index: int) -> dict[str, Any]:
-        """The model's config.json, a nested merge's with its changes; empty if there is none."""
+        """Return the model's config.json, for a nested merge with its changes; empty if there is none."""
         if index not in self._configs:
             config, plan = read_config(self.checkpoints[index].directory), self.models[index].plan
             edits: Sequence[Edit] = plan.sidecars.config if plan else ()
@@ -178,20 +180,20 @@ class SourceTable:
         return self._configs[index]
 
     def quantised(self, index: int) -> frozenset[str]:
-        """The tensors of a model that hold codes, or scales of codes."""
+        """Return the tensors of a model that hold codes, or scales of codes."""
         if index not in self._quantised:
             self._quantised[index] = quantised(self.checkpoints[index], self.config(index))
         return self._quantised[index]
 
     def tokenizer(self, index: int) -> Tokenizer:
-        """A model's tokenizer: its own, or the one its plan takes."""
+        """Return a model's tokenizer: its own, or the one that its plan uses."""
         plan = self.models[index].plan
         if plan is None:
             return Tokenizer(self.checkpoints[index].directory)
         return Tokenizer(self._homes[index], plan.sidecars.tokenizer.added, plan.sidecars.chat_template)
 
     def tokenizer_model(self, index: int) -> int:
-        """The model of the plan that has the tokenizer files of a model; those of a nested one are beside it."""
+        """Return the index of the model with the tokenizer files of a model; a nested merge adds a side model."""
         plan = self.models[index].plan
         if plan is None:
             return index
@@ -203,7 +205,7 @@ class SourceTable:
         return len(self.models) + list(self._sides).index(path)
 
     def tokens(self, index: int) -> Tokens | None:
-        """The model's vocabulary, with the tokens a nested merge adds; None without one."""
+        """Return the model's vocabulary, with the tokens that a nested merge adds; None if there is none."""
         tokenizer = self.tokenizer(index)
         found = read_tokens(tokenizer.directory)
         if found is None or not tokenizer.added:
@@ -231,9 +233,9 @@ class SourceTable:
 
 
 def _place(reference: str, checkpoint: Checkpoint) -> str | None:
-    """The real path of a reference that is one: two spellings of it, or a link to it, are one model.
+    """Return the real path of a reference to a path, so that spellings of it and links to it are one model.
 
-    A name that merely looks like a path, of weights that are elsewhere, is none.
+    Returns None for a name that only looks like a path, of weights that are elsewhere.
     """
     directory = checkpoint.directory
     if directory is None or not os.path.exists(reference):

@@ -1,4 +1,4 @@
-"""The tensors of the output in order, each with its depth and where it stands in its sources."""
+"""The tensors of the output in order, each with its depth and its place in the sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from merganser.recipes.layers import Layout, Stack, chain_depths, is_input
 from merganser.recipes.schema import Entry, Part, Problems, Recipe, Slice
 from merganser.recipes.sources import SourceTable
 
-#: What mergekit's architecture files call the modules whose tensors have these words in their names.
+#: mergekit's names for modules whose tensors have these words in their names.
 _MODULE_WORDS = {
     "text_decoder": ("language_model", "text_model", "lm_head"),
     "vision_tower": ("vision", "visual"),
@@ -18,7 +18,7 @@ _MODULE_WORDS = {
     "multi_modal_projector": ("projector", "merger"),
 }
 
-#: A layer of the output: the model it comes from, and its number there.
+#: A layer of the output: its model, and its number there.
 Origin = tuple[int, int]
 
 
@@ -36,7 +36,7 @@ class TensorJob:
 
 @dataclass(frozen=True)
 class Restacked:
-    """A stack of the template that now consists of other layers: `order` names the model and the layer of each.
+    """A stack of the template with new layers: `order` gives the model and the layer number of each.
 
     `depths` are the numbers of layers of every model of the plan, 0 for those that are not in the stack. `tensors` are
     the names after the number of each layer, `before` those of the template's layers.
@@ -50,12 +50,12 @@ class Restacked:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the layers are those of the template, in their places."""
+        """Return whether the layers are those of the template, in their places."""
         return self.order == tuple((0, i) for i in range(self.stack.layers))
 
 
 class Stacking:
-    """All jobs of a recipe, and the names they have in the sources."""
+    """All jobs of a recipe, and their names in the sources."""
 
     def __init__(self, recipe: Recipe, table: SourceTable) -> None:
         self.recipe = recipe
@@ -72,16 +72,16 @@ class Stacking:
                 self.jobs += self._sliced(part, own) if part.sliced else self._whole(part, own)
 
     def source_name(self, job: TensorJob, entry: Entry) -> str:
-        """What the output tensor is called in a model."""
+        """Return the name of the output tensor in a model."""
         if job.offset is None:
             return job.name
-        # A base that is not among the sources of a slice gives the layers the first source gives.
+        # A base that is not among the sources of a slice contributes the layers of the first source.
         layers = entry.layers or job.each.models[0].layers
         assert layers is not None
         return self._stack(entry, job.part).name(layers[0] + job.offset, job.rest)
 
     def unmatched(self, model: int, known: set[str]) -> Iterator[str]:
-        """Tensors of a model that no output is made of, those of layers left out by slices aside."""
+        """Yield tensors of a model that no output uses, except those of layers that slices leave out."""
         stacks = {
             self._stack(entry, part).title
             for part, each in self._slices()
@@ -111,11 +111,11 @@ class Stacking:
         return self._shapes[key]
 
     def depth_outside(self, name: str) -> float:
-        """Depth of a tensor that is in no layer: 0 before the layers, and after them what the recipe says."""
+        """Return the depth of a tensor outside the layers: 0 before them, and the recipe's convention after them."""
         return 0.0 if is_input(name) else self.recipe.conventions.depth_after_layers
 
     def _slices(self) -> Iterator[tuple[Part, Slice]]:
-        """The slices that choose layers, with the part they are of."""
+        """Yield the slices that choose layers, each with its part."""
         return ((part, each) for part in self.recipe.parts if part.sliced for each in part.slices)
 
     def _whole(self, part: Part, names: Sequence[str]) -> Iterator[TensorJob]:
@@ -134,8 +134,9 @@ class Stacking:
             yield TensorJob(name, t, part, part.slices[0])
 
     def _sliced(self, part: Part, names: Sequence[str]) -> Iterator[TensorJob]:
-        """Layers from the slices in order, numbered anew; what stands before them comes from the first slice, what
-        stands after them from the last."""
+        """Yield the renumbered layers of the slices. Other tensors come from the first slice (before) or last
+        (after).
+        """
         stack = self._main(0, part, part.slices[0].where)
         places = self.table.layout(0).places
         outside = [name for name in names if name not in places or places[name].stack != stack]
@@ -166,7 +167,7 @@ class Stacking:
         )
 
     def _range(self, part: Part, each: Slice) -> tuple[int, int]:
-        """First layer and number of layers of a slice, checked against every source."""
+        """Return the first layer and the number of layers of a slice, checked against every source."""
         counts = []
         problems = Problems()
         for entry in each.models:
@@ -175,19 +176,19 @@ class Stacking:
             stack = self._stack(entry, part)
             if last > stack.layers:
                 has = f"which has {stack.layers} (0 to {stack.layers - 1}) under {stack.title!r}"
-                problems.add(entry.where, f"layers [{first}, {last}] of {entry.label}, {has}")
+                problems.add(entry.where, f"asks for layers [{first}, {last}] of {entry.label}, {has}")
             counts.append(last - first)
         problems.finish()
         if len(set(counts)) > 1:
             pairs = zip(counts, each.models, strict=True)
             given = ", ".join(f"{count} from {entry.label}" for count, entry in pairs)
-            raise RecipeError(f"{each.where}: its models must give equally many layers, got {given}")
+            raise RecipeError(f"{each.where}: its models must have equally many layers, got {given}")
         layers = each.models[0].layers
         assert layers is not None
         return layers[0], layers[1] - layers[0]
 
     def _layers(self, entry: Entry, part: Part) -> dict[int, list[str]]:
-        """Layer number -> the names of its tensors after the number."""
+        """Return a mapping of layer number to the names of its tensors after the number."""
         return self._by_number(self.table.of(entry), self._stack(entry, part))
 
     def _by_number(self, model: int, stack: Stack) -> dict[int, list[str]]:
@@ -203,7 +204,7 @@ class Stacking:
         return self._main(self.table.of(entry), part, entry.where)
 
     def _main(self, model: int, part: Part, where: str) -> Stack:
-        """The stack of a model that a part slices: its module's, or the one with the most tensors."""
+        """Return the stack of a model that a part slices: its module's, or the one with the most tensors."""
         key = (model, part.module)
         if key not in self._stacks:
             self._stacks[key] = self._find(self.table.layout(model), model, part, where)
@@ -228,8 +229,9 @@ def _belongs(name: str, module: str | None) -> bool:
 
 
 def members(parts: Sequence[Part], names: Sequence[str], label: str) -> list[list[str]]:
-    """The tensors of each part. A part without a module takes all; of several modules, what none claims by name goes
-    to the first that claims nothing else, or to the text decoder."""
+    """Return the tensors of each part. A part without a module takes all. With several modules, tensors that none
+    claims by name go to the first that claims nothing else, or to the text decoder.
+    """
     if len(parts) == 1:
         return [list(names)]
     groups: list[list[str]] = [[] for _ in parts]

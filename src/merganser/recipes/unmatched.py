@@ -1,4 +1,4 @@
-"""Patterns of a recipe that no tensor answers to: most likely misspelt, so the plan says so."""
+"""Notes on patterns of a recipe that match no tensor, which are probably misspelt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from merganser.recipes.settings import Choice, Setting, matches
 
 
 def notes(recipe: Recipe, present: Collection[str], sources: Collection[str]) -> Iterator[str]:
-    """`present` are the output's tensors, also those that are left out; `sources` their names in the models."""
+    """Yield the notes. `present` are the output's tensors, also excluded ones; `sources` their names in the models."""
     for glob in recipe.output.exclude:
         if not any(matches(glob, name) for name in present):
             yield f"exclude: {glob!r} matches no tensor"
@@ -28,7 +28,7 @@ def notes(recipe: Recipe, present: Collection[str], sources: Collection[str]) ->
 
 
 def _scopes(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, Setting]]]:
-    """Where a recipe sets parameters, with what it calls the place."""
+    """Yield the settings of a recipe, each with the name of its place."""
     yield "parameters", recipe.parameters
     for override in recipe.overrides:
         yield override.where, override.parameters

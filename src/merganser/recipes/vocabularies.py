@@ -1,10 +1,10 @@
-"""One vocabulary for the output, and each model's rows seen through it.
+"""Unify the vocabularies of models, and map each model's rows to the result.
 
-Every model's embedding and head are brought to the output's vocabulary before they are merged. The row of a token is
-the model's own if it has the token; else what the recipe says for this token; else what its rule for absent tokens
-makes; without such a rule the base's, else the mean of the models that have it, zero if none has. Rows without a token
-(padding) are the model's own, else the base's, else the mean row of the model. The output never has fewer rows than the
-source of its vocabulary. Tokenizers that spell tokens in different ways are compared by bytes.
+Every model's embedding and head are converted to the output's vocabulary before they are merged. The row of a token
+is, in this order: the model's own; what the recipe sets for this token; what the rule for absent tokens computes.
+Without such a rule it is the base's row, else the mean of the models that have the token, else zero. Rows without a
+token (padding) are the model's own, else the base's, else the mean row of the model. The output never has fewer rows
+than the source of its vocabulary. Tokenizers that spell tokens in different ways are compared by bytes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ Sources = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Unified:
-    """The output's vocabulary: `rows` of the embedding, the `model` whose tokenizer files are taken, tokens `added` to
-    them, and for each model the map of its rows, or None where nothing changes."""
+    """The output's vocabulary: `rows` of the embedding, the `model` whose tokenizer files are used, tokens `added`
+    to them, and for each model the map of its rows, or None if nothing changes.
+    """
 
     rows: int
     model: int
@@ -49,7 +50,7 @@ class Unified:
 
 
 def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
-    """The vocabulary a recipe asks for, or None if it does not."""
+    """Return the vocabulary that a recipe asks for, or None if it asks for none."""
     options = recipe.output.tokenizer
     if options is None:
         return None
@@ -59,7 +60,7 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
     model = _source(options, table, where)
     found = [_height(table, i) for i in range(len(table))]
     if options == TokenizerOptions("base") and len(set(found)) == 1 and table.tokens(0) is None:
-        return None  # nothing to unify, and nothing that could tell otherwise
+        return None  # no embedding, so there is nothing to unify
     for named, height in zip(table.models, found, strict=True):
         if height is None:
             raise CheckpointError(f"{where}: {named.label} has no token embedding, so no vocabulary to unify")
@@ -99,7 +100,7 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
 
 
 def _source(options: TokenizerOptions, table: SourceTable, where: str) -> int:
-    """The model that the output's vocabulary is taken from: one of the merge, or one that is opened for it."""
+    """Return the model that provides the output's vocabulary: one of the merge, or one opened for it."""
     if options.source in ("base", "union"):
         return 0
     try:
@@ -114,7 +115,7 @@ def _source(options: TokenizerOptions, table: SourceTable, where: str) -> int:
 
 
 def _fit(options: TokenizerOptions, table: SourceTable, model: int, source: int) -> Fit | None:
-    """How absent rows are fitted, if they are: embeddings in the source's embedding, heads in its head if there is."""
+    """Return how absent rows are fitted, if at all: embeddings in the source's embedding, heads in its head."""
     if options.absent not in FITTED:
         return None
     donor = table.checkpoints[source]
@@ -130,7 +131,7 @@ def _fit(options: TokenizerOptions, table: SourceTable, model: int, source: int)
 
 
 def resized(table: SourceTable) -> tuple[int, int] | None:
-    """The rows of the template's embedding before and after its adapter, where the adapter changes their number."""
+    """Return the rows of the template's embedding before and after its adapter, if the adapter changes their number."""
     template, name = table.checkpoints[0], _embedding(table, 0)
     while isinstance(template, View) and not isinstance(template, Adapted):
         template = template.source
@@ -141,13 +142,13 @@ def resized(table: SourceTable) -> tuple[int, int] | None:
 
 
 def _height(table: SourceTable, model: int) -> int | None:
-    """The number of rows of a model's input embedding, if it has one."""
+    """Return the number of rows of a model's input embedding, if it has one."""
     name = _embedding(table, model)
     return table.checkpoints[model].spec(name).shape[0] if name is not None else None
 
 
 def _embedding(table: SourceTable, model: int) -> str | None:
-    """The name of a model's input embedding, if it has one."""
+    """Return the name of a model's input embedding, if it has one."""
     checkpoint, inside = table.checkpoints[model], table.layout(model).places
     for name in checkpoint.names():
         if name not in inside and _EMBEDDING.search(name) and len(checkpoint.spec(name).shape) == 2:
@@ -156,8 +157,9 @@ def _embedding(table: SourceTable, model: int) -> str | None:
 
 
 def _names(table: SourceTable, model: int) -> dict[str, tuple[str, ...]]:
-    """The vocabulary tensors of a model, each with its name in every model: matrices as high as its embedding, and
-    biases of them. A square matrix is one only by its name."""
+    """Return the vocabulary tensors of a model, each with its name in every model: matrices as high as its
+    embedding, and their biases. A square matrix counts only by its name.
+    """
     checkpoint, inside, height = table.checkpoints[model], table.layout(model).places, _height(table, model)
     shapes = {name: checkpoint.spec(name).shape for name in checkpoint.names() if name not in inside}
     high = {n: s for n, s in shapes.items() if s and s[0] == height and not _POSITIONS.search(n)}
@@ -168,7 +170,7 @@ def _names(table: SourceTable, model: int) -> dict[str, tuple[str, ...]]:
     def is_bias(name: str) -> bool:
         module, _, last = name.rpartition(".")
         weight = f"{module}.weight"
-        # A head whose matrix is the tied embedding may store its bias alone.
+        # A head that is the tied embedding may store only its bias.
         return last == "bias" and (weight in matrices or weight not in shapes)
 
     found = [n for n, s in high.items() if n in matrices or (len(s) == 1 and is_bias(n))]
@@ -176,7 +178,7 @@ def _names(table: SourceTable, model: int) -> dict[str, tuple[str, ...]]:
 
 
 def renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
-    """What to know of rows that are merged by number although they stand for other tokens."""
+    """Return notes on rows that are merged by number although they belong to different tokens."""
     if recipe.output.tokenizer is not None:
         return []
     notes = []
@@ -202,7 +204,7 @@ def renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
 
 
 def _ids(table: SourceTable, model: int) -> Mapping[str, int]:
-    """Token -> row; empty for a tokenizer that cannot be read, which nothing else asks for."""
+    """Return a mapping of token to row; empty for an unreadable tokenizer, which is not needed otherwise."""
     try:
         tokens = table.tokens(model)
     except CheckpointError:
@@ -225,7 +227,7 @@ def _tokens(table: SourceTable, heights: Sequence[int], where: str, notes: list[
                 f"{heights[i]} embedding rows are not the {heights[0]} of {table.models[0].label}"
             )
         if own is None:
-            notes.append(f"{table.models[i].label} has no tokenizer; it is taken to be that of {table.models[0].label}")
+            notes.append(f"{table.models[i].label} has no tokenizer; that of {table.models[0].label} is assumed")
         found.append(own or base)
     return found
 
@@ -233,7 +235,7 @@ def _tokens(table: SourceTable, heights: Sequence[int], where: str, notes: list[
 def _check_ids(tokens: Tokens, height: int, where: str) -> None:
     """Refuse ids that cannot number rows.
 
-    A tokenizer may have tokens beyond the rows of its model, but no more of them than it has tokens.
+    A tokenizer may have ids beyond the rows of its model, but not more of those than it has tokens.
     """
     limit = height + len(tokens.ids)
     for token, row in tokens.ids.items():
@@ -245,13 +247,13 @@ def _check_ids(tokens: Tokens, height: int, where: str) -> None:
 
 
 def _files(table: SourceTable, model: int) -> list[Path | None]:
-    """The tokenizer.json of the base and of a model, each None if there is none."""
+    """Return the tokenizer.json of the base and of a model, each None if there is none."""
     places = [table.tokenizer(i).directory for i in (0, model)]
     return [p / "tokenizer.json" if p is not None and (p / "tokenizer.json").is_file() else None for p in places]
 
 
 def _same_file(table: SourceTable, model: int) -> bool:
-    """Whether a model's tokenizer.json is the base's, byte by byte: then it need not be read."""
+    """Return whether a model's tokenizer.json equals the base's byte by byte, so that it need not be read."""
     base, own = _files(table, model)
     if base is None or own is None or table.tokenizer(0).added or table.tokenizer(model).added:
         return False
@@ -267,7 +269,7 @@ def _output_ids(
     where: str,
     notes: list[str],
 ) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """Token -> row of the output, and the records of the tokens the source's tokenizer lacks."""
+    """Return a mapping of token to row of the output, and the records of tokens that the source's tokenizer lacks."""
     ids = dict(tokens[model].ids)
     following = max(ids.values(), default=-1) + 1
     wanted: dict[str, Mapping[str, Any] | None] = {}
@@ -282,13 +284,13 @@ def _output_ids(
             if ordinary:
                 notes.append(
                     f"{ordinary} ordinary tokens only {table.models[i].label} has become added tokens: the rows are "
-                    f"kept, but the tokenizer of {table.models[model].label} splits text its own way"
+                    f"kept, but the tokenizer of {table.models[model].label} splits text differently"
                 )
     special = {"normalized": False, "special": True}
     wanted |= {token: special for token in options.tokens if token not in ids and token not in wanted}
     if wanted and not tokens[model].extensible:
         raise CheckpointError(
-            f"{where}: tokens can be added to a tokenizer.json only, which {table.models[model].label} lacks; "
+            f"{where}: tokens can only be added to a tokenizer.json, which {table.models[model].label} lacks; "
             "save its tokenizer as a fast one with transformers first"
         )
     added = [added_token(token, following + k, like) for k, (token, like) in enumerate(wanted.items())]
@@ -298,7 +300,7 @@ def _output_ids(
 def _rule(
     row: TokenRow, token: str, tokens: Sequence[Tokens], heights: Sequence[int], table: SourceTable, where: str
 ) -> Sources | None:
-    """The source a recipe names for one token; None leaves it to the general rule."""
+    """Return the source that a recipe names for one token; None leaves it to the general rule."""
     where = f"{where}.tokens[{token!r}]"
     if row.zero:
         return ()
@@ -321,13 +323,13 @@ class _Rows:
     heights: Sequence[int]
     rules: Mapping[str, Sources | None]
     forced: set[str]
-    #: Whether a model's rows are made of its own alone.
+    #: Whether a model's rows are made only of its own rows.
     alone: bool
-    #: The rows of the tokens that the model at hand lacks.
+    #: The rows of the tokens that the current model lacks.
     absent: dict[str, RowRun] = field(default_factory=dict)
 
     def row(self, model: int, token: str | None, row: int) -> RowRun:
-        """Where a model's row of the output comes from."""
+        """Return the source of a row of the output in a model."""
         if token is None:
             return RowRun(1, self._padding(model, row))
         own = self.matched[model].get(token)

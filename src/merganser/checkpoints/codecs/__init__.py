@@ -1,1 +1,1 @@
-"""How quantised weights become numbers: one codec a stored form, one table of forms (`formats`)."""
+"""Decode quantised weights: one codec per stored format, and a table of formats (`formats`)."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BITS, _PLACES = 4, 8
-#: The place in an integer that has each of its eight outputs: outputs 0, 2, 4, 6 come before 1, 3, 5, 7.
+#: The position in an integer of each of its eight outputs: outputs 0, 2, 4, 6 come before 1, 3, 5, 7.
 _ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 
 

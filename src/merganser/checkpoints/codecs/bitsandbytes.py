@@ -1,6 +1,6 @@
-"""NF4 and FP4 of bitsandbytes: two codes a byte in the order of the flat weight, a scale for each block of it.
+"""NF4 and FP4 of bitsandbytes: two codes per byte in the order of the flat weight, and a scale per block.
 
-The scales (`absmax`) are float32, or codes of their own with scales of theirs. (int8 of bitsandbytes: `scaled`.)
+The scales (`absmax`) are float32, or are quantised themselves. (int8 of bitsandbytes: `scaled`.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STATE = ".quant_state.bitsandbytes__"
 
 
 def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
-    """Yield the weights of 4 bits, with their codecs; each brings a record of how it was quantised."""
+    """Yield the 4-bit weights with their codecs; each weight has a record of its quantisation."""
     for name in stored.checkpoint.names():
         if _STATE in name:
             weight = name.partition(_STATE)[0]
@@ -75,4 +75,4 @@ def _read_state(stored: StoredCodes, name: str) -> Mapping[str, Any]:
             return {"nested_blocksize": 1, "nested_offset": 0.0, **state}
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
-    raise stored.error(name, "is not a record of how a weight was quantised")
+    raise stored.error(name, "is not a record of a weight's quantisation")

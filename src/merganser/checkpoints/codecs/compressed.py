@@ -1,4 +1,4 @@
-"""`pack-quantized` of compressed-tensors: integers of 4 or 8 bits in int32, with scales of channels or groups.
+"""`pack-quantized` of compressed-tensors: integers of 4 or 8 bits in int32, with scales per channel or group.
 
 (`float-quantized`, `int-quantized` and `naive-quantized`: see `scaled`; NVFP4 and MXFP4: `float4`.)
 """
@@ -33,11 +33,11 @@ def _codec(stored: StoredCodes, stem: str) -> Codec:
     words = stored.shape(codes)[-1]
     bits = next((each for each in (4, 8) if -(-inputs * each // 32) == words), 0)
     if not bits or min(outputs, inputs) < 1:
-        raise stored.error(codes, f"does not hold the codes of a weight of shape {[outputs, inputs]}")
+        raise stored.error(codes, f"does not contain the codes of a weight of shape {[outputs, inputs]}")
     stored.expect(codes, (outputs, words))
     groups = stored.shape(scales)[-1] if stored.shape(scales) else 0
     if not 0 < groups <= inputs:
-        raise stored.error(scales, "has no scale for each group")
+        raise stored.error(scales, "does not have a scale per group")
     stored.expect(scales, (outputs, groups))
     uneven, ordered = zeros in stored.checkpoint, index in stored.checkpoint
     if uneven:

@@ -1,4 +1,4 @@
-"""Floats of 4 bits (E2M1), two a byte, with a scale for each group of 16 or 32: MXFP4 and NVFP4."""
+"""Floats of 4 bits (E2M1), two per byte, with a scale per group of 16 or 32: MXFP4 and NVFP4."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
-    """Yield the weights in floats of 4 bits, with their codecs."""
+    """Yield the weights in 4-bit floats, with their codecs."""
     for stem in stored.stems("_blocks"):
         if f"{stem}_scales" in stored.checkpoint and _is_bytes(stored, f"{stem}_blocks"):
             yield stem, _experts(stored, stem)
@@ -40,7 +40,7 @@ def _values(raw: Tensor) -> Tensor:
 
 
 def _experts(stored: StoredCodes, stem: str) -> Codec:
-    """The experts of gpt-oss: blocks of 32 along the inputs, which are the first axis of the expert's matrix."""
+    """Return the codec of gpt-oss experts: blocks of 32 along the inputs, the first axis of the expert's matrix."""
     codes, scales = names = (f"{stem}_blocks", f"{stem}_scales")
     shape = stored.shape(codes)
     if len(shape) != 4 or 0 in shape:
@@ -56,7 +56,9 @@ def _experts(stored: StoredCodes, stem: str) -> Codec:
 
 
 def _linear(stored: StoredCodes, stem: str, code_end: str, whole_end: str, *, inverse: bool) -> Codec:
-    """A matrix with scales of groups along its rows, and one of the whole, which compressed-tensors divides by."""
+    """Return the codec of a matrix with scales per group of its rows and a global one, a divisor in
+    compressed-tensors.
+    """
     codes, scales, whole = (f"{stem}{end}" for end in (code_end, "weight_scale", whole_end))
     if len(stored.shape(codes)) != 2 or not all(stored.shape(codes)):
         raise stored.error(codes, "must be a matrix of bytes")

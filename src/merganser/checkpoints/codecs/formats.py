@@ -1,4 +1,4 @@
-"""The table of quantised forms that can be read, and how a checkpoint is searched for them."""
+"""The table of quantised formats that can be read, and the search for them in a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from merganser.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Format:
-    """A stored form.
+    """A stored format.
 
     Attributes:
-        name: What it is called.
-        recognised: The names or settings that tell it.
-        find: Yields the weights stored so, each with its codec.
+        name: The name of the format.
+        recognised: The names or settings that identify it.
+        find: Yields the weights in this format, each with its codec.
     """
 
     name: str
@@ -38,10 +38,10 @@ FORMATS = (
 
 
 def find_codecs(stored: StoredCodes) -> dict[str, tuple[Format, Codec]]:
-    """Return the weights of a checkpoint that are stored as codes of a known form, by their names.
+    """Return the weights of a checkpoint that are stored as codes of a known format, by name.
 
     Raises:
-        CheckpointError: Codes do not fit their scales, or one weight is stored twice.
+        CheckpointError: If codes do not fit their scales, or a weight is stored twice.
     """
     found: dict[str, tuple[Format, Codec]] = {}
     taken: set[str] = set()
@@ -49,7 +49,9 @@ def find_codecs(stored: StoredCodes) -> dict[str, tuple[Format, Codec]]:
         for name, codec in form.find(stored):
             twice = name in found or (name in stored.checkpoint and name not in codec.stored)
             if twice or not taken.isdisjoint(codec.stored):
-                raise CheckpointError(f"{stored.checkpoint.label}: {name!r} is stored in two ways; which one is meant?")
+                raise CheckpointError(
+                    f"{stored.checkpoint.label}: {name!r} is stored in two formats; remove one of them"
+                )
             found[name] = form, codec
             taken.update(codec.stored)
     return found

@@ -1,4 +1,4 @@
-"""GPTQ: codes of 2, 3, 4 or 8 bits, packed along the inputs into int32, with a scale and a zero for each group."""
+"""GPTQ: codes of 2, 3, 4 or 8 bits, packed along the inputs into int32, with a scale and a zero per group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from merganser.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: How much less than the zero is stored, by the name of the form.
+#: Offset between the stored value and the zero, by the name of the variant.
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 
@@ -42,7 +42,7 @@ def _codec(stored: StoredCodes, stem: str, offset: int) -> Codec:
 
     @functools.cache
     def groups_of() -> Tensor | None:
-        """The group of each input; None where groups are runs of inputs."""
+        """Return the group of each input; None if groups are runs of inputs."""
         if not ordered:
             return None
         found = stored.read_groups(index, groups)

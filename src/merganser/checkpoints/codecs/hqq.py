@@ -14,7 +14,7 @@ from merganser.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The settings of a layer that are stored beside its codes.
+#: Settings of a layer that are stored beside its codes.
 _SETTINGS = (
     "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale",
     "quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise",
@@ -38,12 +38,12 @@ def _codec(stored: StoredCodes, stem: str) -> Codec:
     if bits not in (1, 2, 3, 4, 8) or axis not in (0, 1) or min(shape, default=0) < 1 or len(spec.shape) != 2:
         raise stored.error(codes, f"cannot have {bits} bits along axis {axis} of the shape {list(shape)}")
     if spec.element.name != ("int32" if bits == 3 else "uint8") or not all(spec.shape):
-        raise stored.error(codes, f"is not what codes of {bits} bits are packed in")
+        raise stored.error(codes, f"does not have the dtype that codes of {bits} bits are packed in")
     chunk, columns = spec.shape
     matrix = math.prod(shape) // columns
     places = 8 * spec.element.itemsize // bits
     if matrix * columns != math.prod(shape) or -(-matrix // places) != chunk:
-        raise stored.error(codes, f"does not hold the codes of a weight of shape {list(shape)}")
+        raise stored.error(codes, f"does not contain the codes of a weight of shape {list(shape)}")
     per_group = (matrix, 1) if axis else (1, columns)
     for name in (scales, zeros):
         stored.expect(name, per_group)

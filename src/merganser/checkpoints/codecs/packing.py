@@ -1,4 +1,4 @@
-"""Codes of a few bits taken out of the bytes they are packed in."""
+"""Unpack codes of a few bits from bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def unpack_stream(words: Tensor, bits: int) -> Tensor:
     """Return the codes of a stream of bits along the last axis, the lowest bits first, as uint8.
 
-    Integers of any width hold the same stream, since they are stored with their lowest byte first; codes of 3 bits
-    cross the bounds of bytes.
+    Integers of any width contain the same stream, since the lowest byte is stored first; codes of 3 bits cross the
+    boundaries of bytes.
 
     Example:
         >>> unpack_stream(torch.tensor([0x21, 0x43], dtype=torch.uint8), 4)
@@ -26,26 +26,26 @@ def unpack_stream(words: Tensor, bits: int) -> Tensor:
     if 8 % bits == 0:
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
         return ((raw.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(-2)
-    eight = raw.reshape(*raw.shape[:-1], raw.shape[-1] // bits, bits).to(torch.int64)  # so many bytes hold eight codes
+    eight = raw.reshape(*raw.shape[:-1], raw.shape[-1] // bits, bits).to(torch.int64)  # `bits` bytes hold eight codes
     whole = (eight << (8 * torch.arange(bits))).sum(-1)
     return ((whole.unsqueeze(-1) >> (bits * torch.arange(8))) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
 
 
 def unpack_chunks(packed: Tensor, bits: int, rows: tuple[int, int], *, high_first: bool) -> Tensor:
-    """Return rows of a matrix of codes that was cut into chunks of rows, one chunk in each place of its integers.
+    """Return rows of a matrix of codes that is stored in chunks of rows, one chunk per bit field of its integers.
 
     Args:
         packed: The integers; as many rows as a chunk.
-        bits: Bits of a code.
+        bits: The number of bits per code.
         rows: The rows of the matrix to return.
-        high_first: Whether the first chunk is in the highest place in use rather than the lowest.
+        high_first: Whether the first chunk is in the highest used bits instead of the lowest.
 
     Example:
         >>> unpack_chunks(torch.tensor([[0x12], [0x34]], dtype=torch.uint8), 4, (1, 3), high_first=True)
         tensor([[3],
                 [2]], dtype=torch.uint8)
     """
-    places = 8 * packed.element_size() // bits  # of codes of 3 bits, ten in 32 bits
+    places = 8 * packed.element_size() // bits  # for 3 bits, ten codes in 32 bits
     row = torch.arange(*rows)
     chunk, inside = row // len(packed), row % len(packed)
     shift = ((places - 1 - chunk) if high_first else chunk) * bits
@@ -55,13 +55,13 @@ def unpack_chunks(packed: Tensor, bits: int, rows: tuple[int, int], *, high_firs
 def scale_groups(
     codes: Tensor, scales: Tensor, zeros: Tensor | float | None = None, groups: Tensor | None = None
 ) -> Tensor:
-    """Return (codes - zeros) * scales, where each row has a scale and a zero for every group of its columns.
+    """Return (codes - zeros) * scales, where each row has a scale and a zero per group of columns.
 
     Args:
         codes: Rows of codes.
-        scales: The scale of each group, a column for each group.
-        zeros: The code of zero, likewise; or one for all.
-        groups: The group of each column; by default groups are runs of columns of one length, the last maybe shorter.
+        scales: The scale of each group, one column per group.
+        zeros: The code of zero, in the same shape; or one for all.
+        groups: The group of each column; by default groups are equally long runs of columns; the last may be shorter.
     """
     values = codes.to(torch.float32)
     scales = scales.to(torch.float32)

@@ -1,6 +1,6 @@
 """qint2 and qint4 of quanto: groups as rows, packed in chunks; w = code * scale - shift. (Bytes: `scaled`.)
 
-The shape of the weight is not stored: it is that of the architecture.
+The shape of the weight is not stored; it comes from the architecture.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
 def _codec(stored: StoredCodes, weight: str, shape: tuple[int, ...]) -> Codec:
     codes, scales, shifts = names = (f"{weight}{_DATA}", f"{weight}._scale", f"{weight}._shift")
     if len(stored.shape(codes)) != 2 or scales not in stored.checkpoint:
-        raise stored.error(codes, "has no scales beside it")
+        raise stored.error(codes, "has no scales")
     chunk, columns = stored.shape(codes)
     groups = stored.shape(scales)[0]
     bits = 8 * chunk // max(1, groups)
     if bits not in (2, 4) or 8 * chunk != bits * groups or groups * columns != math.prod(shape):
-        raise stored.error(codes, f"does not hold the codes of a weight of shape {list(shape)}")
+        raise stored.error(codes, f"does not contain the codes of a weight of shape {list(shape)}")
     for name in (scales, shifts):
         stored.expect(name, (groups, 1))
 

@@ -1,4 +1,4 @@
-"""One code a byte (float8, int8) times a scale: of the whole tensor, of each row, or of blocks.
+"""One code per byte (float8, int8) times a scale per tensor, row or block.
 
 Covers the FP8 of DeepSeek, compressed-tensors, FBGEMM, ModelOpt and ComfyUI, the int8 of compressed-tensors and
 bitsandbytes, and the byte-wide kinds of quanto and torchao: w = (code - zero) * scale.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 _EXPONENTS = ("uint8", "float8_e8m0fnu")
-#: How the names of codes and of their scales end, how that of the weight does, and what scales are divided by.
+#: Suffixes of codes, scales and the weight, and the divisor of the scales.
 _SCHEMES = (
     ("", "_scale_inv", "", 1),
     ("", "_scale", "", 1),
@@ -33,7 +33,7 @@ _SCHEMES = (
 
 
 def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
-    """Yield the weights whose codes are one byte each, with their codecs."""
+    """Yield the weights with codes of one byte, with their codecs."""
     for name in stored.checkpoint.names():
         spec = stored.checkpoint.spec(name)
         if spec.element.name not in (*_FLOAT8, "int8") or not spec.shape:
@@ -76,11 +76,11 @@ def _lay_out(stored: StoredCodes, name: str, shape: tuple[int, ...]) -> tuple[tu
         blocks = [_block(size, count, each) for size, count, each in zip(shape, grid, wanted, strict=True)]
         if all(blocks):
             return grid, tuple(blocks)
-    raise stored.error(name, f"gives no scale to each part of a weight of shape {list(shape)}")
+    raise stored.error(name, f"does not have a scale for each part of a weight of shape {list(shape)}")
 
 
 def _block(size: int, count: int, wanted: object) -> int:
-    """Return how many of `size` entries share one of `count` scales; 0 if they cannot."""
+    """Return how many of `size` entries share one of `count` scales; 0 if that is impossible."""
     if isinstance(wanted, int) and wanted > 0 and -(-size // wanted) == count:
         return wanted
     return 0 if size % count else size // count
@@ -89,7 +89,7 @@ def _block(size: int, count: int, wanted: object) -> int:
 def _apply(
     values: Tensor, factor: Tensor, blocks: tuple[int, ...], rows: Rows, operation: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Do an operation in place, on rows of a weight and what belongs to them of a grid."""
+    """Apply an operation in place to rows of a weight and the matching part of a grid."""
     if len(factor) > 1:
         factor = factor[torch.arange(*rows) // blocks[0]]
     for axis in range(1, values.dim()):

@@ -1,1 +1,1 @@
-"""Checkpoints that are elsewhere: headers and weights read by ranges, nothing kept on disk. Start at `models.py`."""
+"""Remote checkpoints: headers and weights are read by ranges, and nothing is kept on disk. Start at `models.py`."""

@@ -1,4 +1,4 @@
-"""Files that are read by ranges: over HTTP, or from whatever fsspec knows (`s3://`, `gs://`, `hf://`)."""
+"""Files that are read by ranges: over HTTP, or through fsspec (`s3://`, `gs://`, `hf://`)."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from urllib.parse import urlsplit
 from merganser.checkpoints.remote.retrying import TransientError, retry
 from merganser.errors import CheckpointError, MissingExtraError, require
 
-#: Connections at once, to all servers together.
+#: Maximum connections to all servers together.
 PARALLEL = 16
-#: What is read at first: the header of most files is within it.
+#: Size of the first read, which contains the header of most files.
 FIRST = 1 << 16
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 
 
 class RemoteFile(Protocol):
-    """A file somewhere else that stays as it was when it was opened, or is refused."""
+    """A remote file that must not change after it is opened."""
 
     url: str
     size: int
-    #: Tells versions of the file apart.
+    #: Identifies the version of the file.
     version: str
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return these bytes; tries again what may go better the next time."""
+        """Return these bytes; retries temporary failures."""
         ...
 
     def check(self) -> None:
-        """Refuse a file that is not the one that was opened any more."""
+        """Refuse a file that has changed since it was opened."""
         ...
 
 
@@ -39,8 +39,8 @@ def open_file(url: str) -> RemoteFile:
     """Open a file that must be readable by ranges.
 
     Raises:
-        FileNotFoundError: If there is none.
-        CheckpointError: If it cannot be read, or not by ranges.
+        FileNotFoundError: If the file does not exist.
+        CheckpointError: If it cannot be read by ranges.
     """
     check_url(url)
     return HttpFile(url) if _is_http(url) else StoreFile(url)
@@ -50,7 +50,7 @@ def fetch(url: str, limit: int) -> bytes:
     """Return the content of a small file.
 
     Raises:
-        FileNotFoundError: If there is none.
+        FileNotFoundError: If the file does not exist.
         CheckpointError: If it cannot be read, or has more than `limit` bytes.
     """
     check_url(url)
@@ -62,7 +62,7 @@ def fetch(url: str, limit: int) -> bytes:
 
 
 def check_url(url: str) -> None:
-    """Refuse an address with a secret in it: it would end up in the card and in the lock file of the output."""
+    """Refuse an address that contains a secret: it would appear in the card and the lock file of the output."""
     parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise CheckpointError(
@@ -70,7 +70,7 @@ def check_url(url: str) -> None:
             "parameters would be written to the output; use one without, and the credentials of the environment"
         )
     if parts.scheme == "file":
-        raise CheckpointError(f"{url}: name the path itself, without file://")
+        raise CheckpointError(f"{url}: give the path itself, without file://")
 
 
 def _is_http(url: str) -> bool:
@@ -78,7 +78,7 @@ def _is_http(url: str) -> bool:
 
 
 class HttpFile:
-    """A file of a server that answers range requests."""
+    """A file on a server that supports range requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -89,8 +89,9 @@ class HttpFile:
         with _stream(self.url, 0, FIRST) as response:
             if response.status_code == 200:
                 raise CheckpointError(
-                    f"{self.url}: the server does not answer range requests, so it cannot be read in parts; download "
-                    "the file and name its path"
+                    f"{self.url}: the server does not support range requests, so the file cannot be read in "
+                    "parts; download it "
+                    "and give its path"
                 )
             if response.status_code == 416:
                 raise CheckpointError(f"{self.url}: the file is empty")
@@ -98,7 +99,7 @@ class HttpFile:
             try:
                 _collect(response, found, min(FIRST, size))
             except _Progress:
-                raise TransientError("the answer ended before its end") from None
+                raise TransientError("the response was cut short") from None
             return size, _version(response), bytes(found)
 
     def read(self, start: int, stop: int) -> bytes:
@@ -111,7 +112,7 @@ class HttpFile:
                 self._check_same(response, start + len(found))
                 _collect(response, found, stop - start)
 
-        while len(found) < stop - start:  # every time that brings something may be followed by as many tries
+        while len(found) < stop - start:  # progress resets the number of tries
             before = len(found)
             try:
                 retry(more, self.url)
@@ -120,7 +121,7 @@ class HttpFile:
         return bytes(found)
 
     def check(self) -> None:
-        """Every answer says which version it is of."""
+        """Do nothing: every response carries its version."""
 
     def _check_same(self, response: Any, start: int) -> None:
         if response.status_code not in (206, 200, 416):
@@ -128,15 +129,15 @@ class HttpFile:
         same = response.status_code == 206 and _version(response) == self.version
         if not same or _total(response, self.url) != self.size:
             raise CheckpointError(
-                f"{self.url}: has changed while it was read; nothing of the result is kept: merge again once it no "
-                "longer changes"
+                f"{self.url}: changed while it was read; the result was discarded: merge again once it no longer "
+                "changes"
             )
         if not response.headers["content-range"].startswith(f"bytes {start}-"):
-            raise CheckpointError(f"{self.url}: the server sends another range than it was asked for")
+            raise CheckpointError(f"{self.url}: the server sent another range than requested")
 
 
 class _Progress(Exception):
-    """Some bytes came before the connection broke."""
+    """Some bytes arrived before the connection broke."""
 
 
 def _collect(response: Any, into: bytearray, wanted: int) -> None:
@@ -153,7 +154,7 @@ def _collect(response: Any, into: bytearray, wanted: int) -> None:
     if len(into) < wanted:
         if len(into) > before:
             raise _Progress
-        raise TransientError("the answer ended before its end")
+        raise TransientError("the response was cut short")
 
 
 def _get(url: str, limit: int) -> bytes:
@@ -172,17 +173,17 @@ def _get(url: str, limit: int) -> bytes:
         except httpx.TransportError as error:
             raise TransientError(f"the connection broke ({type(error).__name__})") from error
         except httpx.DecodingError as error:
-            raise CheckpointError(f"{url}: the answer cannot be decoded: {error}") from None
+            raise CheckpointError(f"{url}: the response cannot be decoded: {error}") from None
     return bytes(found)
 
 
 def _check_limit(url: str, size: int, limit: int) -> None:
     if size > limit:
-        raise CheckpointError(f"{url}: {size:,} bytes, more than the {limit:,} that a file beside the weights may have")
+        raise CheckpointError(f"{url}: {size:,} bytes, more than the limit of {limit:,} for a file beside the weights")
 
 
 class _stream:
-    """An answer of a server, its body not read yet; states that may pass are `TransientError`."""
+    """A server's response before its body is read; temporary failures are `TransientError`."""
 
     def __init__(self, url: str, start: int | None, stop: int | None) -> None:
         self._url = url
@@ -209,12 +210,12 @@ class _stream:
 
     def _judge(self, response: Any) -> None:
         if self._url.startswith("https") and response.url.scheme != "https":
-            raise CheckpointError(f"{self._url}: leads to an address without encryption, which is not followed")
+            raise CheckpointError(f"{self._url}: redirects to an unencrypted address, which is not followed")
         status = response.status_code
         if status in (404, 410):
             raise FileNotFoundError(self._url)
         if status in (401, 403):
-            raise CheckpointError(f"{self._url}: the server says {status}: it wants credentials that allow reading it")
+            raise CheckpointError(f"{self._url}: the server says {status}: reading it needs other credentials")
         if status in _BUSY:
             asked = response.headers.get("retry-after", "")
             raise TransientError(f"the server says {status}", float(asked) if asked.isdigit() else 0.0)
@@ -224,10 +225,10 @@ class _stream:
 
 
 def _total(response: Any, url: str) -> int:
-    """The size of the whole file, of which an answer has a part."""
+    """Return the size of the whole file, from a partial response."""
     said = response.headers.get("content-range", "").rpartition("/")[2]
     if response.status_code != 206 or not said.isdigit():
-        raise CheckpointError(f"{url}: the server says {response.status_code}, and not how large the file is")
+        raise CheckpointError(f"{url}: the server says {response.status_code} without the size of the file")
     return int(said)
 
 
@@ -237,7 +238,7 @@ def _version(response: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _client(process: int) -> Any:
-    """The connections of a process; those of another one are not to be shared."""
+    """Return the connections of a process, which must not be shared with another."""
     httpx: Any = require("httpx", "remote")
     limits = httpx.Limits(max_connections=PARALLEL, max_keepalive_connections=PARALLEL)
     return httpx.Client(follow_redirects=True, limits=limits, timeout=httpx.Timeout(30.0, connect=10.0))
@@ -249,7 +250,7 @@ class StoreFile:
     def __init__(self, url: str) -> None:
         self.url = url
         self._store, self._path = open_store(url)
-        # Where fsspec opens a file for every range, it would read five megabytes more than it is asked for.
+        # When fsspec opens a file per range, it would read ahead five megabytes by default.
         opens = type(self._store).cat_file is require("fsspec", "remote").AbstractFileSystem.cat_file
         self._options = {"cache_type": "none"} if opens else {}
         self._checking = threading.Lock()
@@ -266,7 +267,7 @@ class StoreFile:
         def attempt() -> bytes:
             found = _attempt(self.url, lambda: self._store.cat_file(self._path, start, stop, **self._options))
             if len(found) != stop - start:
-                raise TransientError(f"{len(found)} bytes came instead of {stop - start}")
+                raise TransientError(f"got {len(found)} bytes instead of {stop - start}")
             return bytes(found)
 
         return retry(attempt, self.url)
@@ -280,13 +281,13 @@ class StoreFile:
                 now = None
         if now != (self.size, self.version):
             raise CheckpointError(
-                f"{self.url}: has changed while it was read; nothing of the result is kept: merge again once it no "
-                "longer changes"
+                f"{self.url}: changed while it was read; the result was discarded: merge again once it no longer "
+                "changes"
             )
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of an address, and the path in it."""
+    """Return the fsspec file system of an address, and the path in it."""
     fsspec: Any = require("fsspec", "remote")
     try:
         store, path = fsspec.core.url_to_fs(url)
@@ -298,13 +299,13 @@ def open_store(url: str) -> tuple[Any, str]:
 
 
 def _attempt(url: str, call: Any) -> Any:
-    """What an object store answers; its client has many ways to say that it could not."""
+    """Call an object store; its client raises many kinds of errors."""
     try:
         return call()
     except (FileNotFoundError, CheckpointError):
         raise
     except PermissionError as error:
-        raise CheckpointError(f"{url}: may not be read: {error}") from None
+        raise CheckpointError(f"{url}: permission denied: {error}") from None
     except (OSError, TimeoutError) as error:
         raise TransientError((str(error).splitlines() or [type(error).__name__])[0][:200]) from error
     except Exception as error:

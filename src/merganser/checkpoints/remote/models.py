@@ -1,4 +1,4 @@
-"""Models that are elsewhere: what is small is fetched into a directory that is gone at the end, weights are not."""
+"""Remote models: small files are downloaded to a temporary directory, weights are read by ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from merganser.checkpoints.remote.tensors import RemoteSafetensors
 from merganser.confine import confine
 from merganser.errors import CheckpointError
 
-#: What a model may have beside its weights, for servers that do not list their files.
+#: Files that a model may have beside its weights, for servers that do not list them.
 _NAMES = (
     "README.md",
     "config.json",
@@ -50,14 +50,14 @@ _ADAPTER = "adapter_model.safetensors"
 
 
 def open_remote(url: str) -> Checkpoint:
-    """Open a model by its address: its headers are read now, its weights when they are needed.
+    """Open a model by its address. Headers are read now, weights when they are needed.
 
     Args:
-        url: The address of a safetensors file, or of what would be a model's directory: `https://host/models/math`,
+        url: The address of a safetensors file or of a model directory: `https://host/models/math`,
             `s3://bucket/math`, `gs://bucket/math`, `hf://owner/name[@revision]`.
 
     Raises:
-        CheckpointError: If there is none, or it cannot be read by ranges.
+        CheckpointError: If there is no model, or it cannot be read by ranges.
     """
     single = url.endswith(".safetensors")
     home = url.rpartition("/")[0] if single else url.rstrip("/")
@@ -76,7 +76,7 @@ def open_remote(url: str) -> Checkpoint:
         except FileNotFoundError:
             continue
     raise CheckpointError(
-        f"{url}: has no {_ONES[0]} and no index of several; other formats are not read from elsewhere: download it"
+        f"{url}: has no {_ONES[0]} and no index; other formats cannot be read remotely: download the model"
     )
 
 
@@ -88,7 +88,7 @@ def _open_weights(url: str, place: Path) -> Checkpoint:
 
 
 def fetch_adapter(url: str) -> Path:
-    """Fetch an adapter, which is small beside a model, into a directory that is gone when the process ends."""
+    """Download an adapter, which is small, to a directory that is removed when the process ends."""
     place = fetch_small_files(url.rstrip("/"))
     if (place / "adapter_config.json").is_file() and not (place / _ADAPTER).is_file():
         try:
@@ -107,7 +107,7 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 @lru_cache(maxsize=256)
 def fetch_small_files(home: str) -> Path:
-    """Return a directory with what a model has beside its weights; it is removed when the process ends."""
+    """Return a directory with the files beside a model's weights; it is removed when the process ends."""
     check_url(home)
     holder = tempfile.TemporaryDirectory(prefix="merganser-", ignore_cleanup_errors=True)
     _kept.append(holder)
@@ -133,7 +133,7 @@ def _names_at(home: str) -> Iterable[str]:
         listed = store.ls(path, detail=False)
     except FileNotFoundError:
         raise CheckpointError(f"{home}: no such directory") from None
-    except Exception as error:  # a client has many ways to say that it could not
+    except Exception as error:  # clients raise many kinds of errors
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(f"{home}: cannot be listed: {said}") from None
     names = (str(each).rpartition("/")[2] for each in listed)

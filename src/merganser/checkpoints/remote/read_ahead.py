@@ -1,4 +1,4 @@
-"""Ranges of remote files in memory: fetched ahead by several connections, dropped once they have been used."""
+"""A cache of ranges of remote files: fetched ahead over several connections, dropped after use."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from functools import lru_cache
 
 from merganser.checkpoints.remote.files import PARALLEL, RemoteFile
 
-#: How much is asked for at once; larger ranges are fetched in parallel.
+#: Size of a request; larger ranges are fetched in parallel.
 CHUNK = 1 << 23
-#: How much is held ahead of its use. A single range that is larger is held all the same.
+#: Bytes held ahead of use. A single larger range is held anyway.
 ROOM = 1 << 29
 _Key = tuple[int, int, int]
 
 
 class _Range:
-    """A range that is here, or on its way."""
+    """A range that is loaded or being fetched."""
 
     def __init__(self, file: RemoteFile, start: int, stop: int, pool: ThreadPoolExecutor) -> None:
         self.content = bytearray(stop - start)
@@ -33,7 +33,7 @@ class _Range:
         self.content[start - origin : stop - origin] = self._file.read(start, stop)
 
     def wait(self) -> bytearray:
-        """Return the bytes once they are here; raises what went wrong."""
+        """Return the bytes once they are loaded; raise the error of a failed fetch."""
         wait(self._parts)
         for part in self._parts:
             part.result()
@@ -45,7 +45,7 @@ class _Range:
 
 
 class ReadAhead:
-    """The ranges of a process."""
+    """The cached ranges of a process."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="merganser-remote")
@@ -54,13 +54,13 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def prefetch(self, file: RemoteFile, start: int, stop: int) -> None:
-        """Begin to fetch a range, if there is room for it beside those that were not used yet."""
+        """Start to fetch a range, if there is room beside the unused ones."""
         with self._lock:
             if (id(file), start, stop) not in self._ranges and self._make_room(stop - start):
                 self._begin(file, start, stop)
 
     def read(self, file: RemoteFile, start: int, stop: int) -> bytearray:
-        """Return a range, not to be written into."""
+        """Return a range, which must not be modified."""
         key = (id(file), start, stop)
         with self._lock:
             if key not in self._ranges:
@@ -82,7 +82,7 @@ class ReadAhead:
         self._held += stop - start
 
     def _make_room(self, size: int) -> bool:
-        """Drop ranges that were used, the one first that was used longest ago; whether there is room then."""
+        """Drop used ranges, the least recently used first; return whether there is room."""
         for key in [key for key, each in self._ranges.items() if each.used]:
             if self._held + size <= ROOM:
                 break

@@ -1,4 +1,4 @@
-"""Trying again what may go better the next time: with growing pauses, and an end."""
+"""Retry temporary failures with growing pauses, a limited number of times."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from merganser.errors import CheckpointError, MerganserError
 
 T = TypeVar("T")
 TRIES = 6
-#: For what is opened: a wrong address should not take long to be found out.
+#: Fewer tries while opening, so that a wrong address is reported soon.
 TRIES_TO_OPEN = 4
-#: Seconds before the second try; each pause is twice as long as the one before, give or take a third.
+#: Seconds before the second try; each pause is twice as long as the last, give or take a third.
 PAUSE = 0.25
 LONGEST_PAUSE = 60.0
 
 
 class TransientError(Exception):
-    """Something that may go better the next time; `wait` is how many seconds the server asks for."""
+    """A temporary failure; `wait` is the number of seconds that the server asks for."""
 
     def __init__(self, message: str, wait: float = 0.0) -> None:
         super().__init__(message)
@@ -27,11 +27,11 @@ class TransientError(Exception):
 
 
 def retry(attempt: Callable[[], T], what: str, *, opening: bool = False) -> T:
-    """Return what `attempt` returns, which may raise `TransientError` a few times before.
+    """Return the result of `attempt`, repeated while it raises `TransientError`.
 
     Raises:
-        CheckpointError: If it fails every time while something is opened.
-        MerganserError: If it fails every time later.
+        CheckpointError: If it fails every time while opening.
+        MerganserError: If it fails every time after opening.
     """
     tries = TRIES_TO_OPEN if opening else TRIES
     for number in range(tries):
@@ -42,8 +42,7 @@ def retry(attempt: Callable[[], T], what: str, *, opening: bool = False) -> T:
                 raise CheckpointError(f"{what}: {error}, {tries} times in a row; is the address right?") from error
             if number == tries - 1:
                 raise MerganserError(
-                    f"{what}: {error}, {tries} times in a row; what is finished is kept, and the same with resume=True "
-                    "goes on"
+                    f"{what}: {error}, {tries} times in a row; finished tensors are kept: continue with resume=True"
                 ) from error
             time.sleep(max(error.wait, PAUSE * 2**number * random.uniform(0.67, 1.33)))
     raise AssertionError("the last try returns or raises")
