@@ -20,7 +20,7 @@ Digests = Mapping[str, Mapping[str, str]]
 
 
 class Finished(NamedTuple):
-    """The record of a written output: the checksum of its bytes (their digest, if there is a lock file), its change, and
+    """The record of a written output: the checksum of its bytes (with a lock file, their digest), its change, and
     the digests of stored tensors that were first read for it.
     """
 
