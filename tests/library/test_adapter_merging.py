@@ -161,7 +161,7 @@ def test_settings_that_do_not_fit(two: list[Path], tmp_path: Path, settings: Any
 
 
 def test_adapters_that_are_no_low_rank_updates_are_named(two: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is a VERA adapter, so that it is no set of low-rank updates"):
+    with pytest.raises(CheckpointError, match="is a VERA adapter, so it is not a set of low-rank updates"):
         merge_adapters([adapter(tmp_path / "v", {"q": 2}, 2, peft_type="VERA"), *two], tmp_path / "out")
     turned = adapter(tmp_path / "t", {"q": 2}, 2, fan_in_fan_out=True)
     with pytest.raises(CheckpointError, match="change 'q.weight' differently: linear .* and turned"):

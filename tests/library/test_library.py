@@ -192,7 +192,7 @@ def test_open_finds_an_expert_without_any_import(tmp_path):
     code = f"import merganser as mg; print(mg.open({str(tmp_path / 'lib' / 'experts' / 'a.safetensors')!r}).names())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['w']"
-    with pytest.raises(CheckpointError, match="an expert library; name one of a as"):
+    with pytest.raises(CheckpointError, match="an expert library; open one of a as"):
         open_checkpoint(tmp_path / "lib")
 
 
@@ -269,7 +269,7 @@ def test_factors_are_those_of_matrices_that_exist(models, tmp_path):
     with pytest.raises(CheckpointError, match="has no tensor 'a.wieght'; did you mean 'a.weight'"):
         library.factors("e", "a.wieght")
     for name in ("bias", "head"):
-        with pytest.raises(InputError, match=f"'{name}', .* is no change of a matrix"):
+        with pytest.raises(InputError, match=f"'{name}', .* is not a changed matrix"):
             library.factors("e", name)
 
 

@@ -44,7 +44,7 @@ def test_damage_is_found_and_named(models, tmp_path):
         library.expert("code")
     assert [f.part for f in library.verify() if not f.sound] == ["code"]
     path.write_bytes(content[:-8])
-    with pytest.raises(CheckpointError, match="bytes, the library says"):
+    with pytest.raises(CheckpointError, match="bytes instead of"):
         library.expert("code")
     path.unlink()
     with pytest.raises(CheckpointError, match="missing"):

@@ -111,7 +111,7 @@ def test_an_expert_is_opened_by_its_place_and_saved(world, tmp_path):
     assert torch.equal(opened.read("a.weight"), made.expert("code").read("a.weight"))
     saved = mg.save(made.expert("code"), tmp_path / "out", dtype="bf16")
     assert torch.equal(mg.open(saved).read("norm"), opened.read("norm").bfloat16())
-    with pytest.raises(CheckpointError, match="a library of masks; name one of math, code, chat as"):
+    with pytest.raises(CheckpointError, match="a library of masks; open one of math, code, chat as"):
         mg.open(tmp_path / "m")
     with pytest.raises(InputError, match="cannot be replaced"):
         mg.save(opened, path, overwrite=True)
@@ -193,7 +193,7 @@ def test_input_is_checked_before_any_work(world, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("merganser.library.masks.save", lambda *_, **__: pytest.fail("work began"))
         for threshold, message in (
-            ({"math": 0.2}, "none is given for the expert 'code'"),
+            ({"math": 0.2}, "missing for the expert 'code'"),
             ({"math": 0.2, "code": 0.2, "chat": 0.2, "caht": 0.2}, "did you mean 'chat'"),
             (-1, "number from 0 up, got -1"),
             (float("nan"), "got nan"),

@@ -138,12 +138,12 @@ def test_a_damaged_or_missing_shared_part_is_named(tmp_path):
     ("stored", "message"),
     [
         ({"bias::code": (48,)}, "has no factors"),
-        ({"a.weight::code": (48, 32), "a.weight::full": None}, "is no part of an expert"),
+        ({"a.weight::code": (48, 32), "a.weight::full": None}, "is not part of an expert"),
         ({"a.weight::residual": (48, 32)}, "needs a shared part"),
         ({"a.weight::code": (32, 48)}, "not in the base"),
         ({"other.weight::code": (48, 32)}, "not in the base"),
-        ({"a.weight::u": None}, "is no part of an expert"),
-        ({"a.weight::code": None}, "it is no code"),
+        ({"a.weight::u": None}, "is not part of an expert"),
+        ({"a.weight::code": None}, "it is not a code"),
     ],
 )
 def test_files_of_another_kind_are_refused(tmp_path, stored, message):

@@ -143,7 +143,7 @@ def test_missing_parents_of_the_output_are_made(checkpoint: Callable[..., Path],
     out = mg.run({"method": "linear", "models": [str(model)]}, tmp_path / "new" / "deep" / "out")
     assert torch.equal(mg.open(out).read("b"), state(1.0)["b"])
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot be made: .*file is not a directory"):
+    with pytest.raises(InputError, match="cannot be created: .*file is not a directory"):
         mg.run({"method": "linear", "models": [str(model)]}, tmp_path / "file" / "out")
 
 

@@ -114,7 +114,7 @@ def test_the_command(planted, tmp_path):
     assert [line.split("%")[1].strip() for line in shown[1:3]] == ["digit", "cat"]
     with pytest.raises(InputError, match="no such file"):
         CliRunner().invoke(app, [*arguments, "--texts", "absent"], catch_exceptions=False)
-    with pytest.raises(InputError, match=r"'blocks.1.up.bias', float32\[32\], is no change of a matrix"):
+    with pytest.raises(InputError, match=r"'blocks.1.up.bias', float32\[32\], is not a changed matrix"):
         CliRunner().invoke(app, [arguments[0], "e", "blocks.1.up.bias", *arguments[3:]], catch_exceptions=False)
     np.save(tmp_path / "strings.npy", np.array(WORDS))
     (tmp_path / "none.npy").write_text("not an array")

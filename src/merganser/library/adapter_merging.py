@@ -1,4 +1,4 @@
-"""Adapters merged to an adapter, by any rule for task vectors."""
+"""Merge adapters into one adapter, by any rule for task vectors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from merganser.methods.base import Method
 from merganser.methods.registry import build, lookup, parameters
 from merganser.plain import plain
 
-#: Where updates are merged: in a basis that they share, as whole matrices, or not at all but laid side by side.
+#: Where updates are merged: in a shared basis, as whole matrices, or by concatenating factors.
 MergeSpace = Literal["core_space", "knots", "full", "concat"]
 
 
@@ -58,35 +58,35 @@ def merge_adapters(
 ) -> AdapterReport:
     """Merge LoRA adapters of one base into one adapter.
 
-    A weight that an adapter does not change is unchanged in it: its update there is zero. Tensors saved whole are
-    merged as weights, by `method` around the base's if `base` is given, as their weighted average if not.
+    A weight that an adapter does not change has a zero update in it. Tensors saved whole are merged as weights: by
+    `method` around the base's if `base` is given, else as their weighted average.
 
     Args:
         adapters: Directories of adapters, or hub ids.
-        out: Directory of the adapter to be made.
+        out: Directory of the new adapter.
         space: `core_space` and `knots` merge in a shared low-rank basis (see `methods.adapters`), `full` merges the
-            matrices B·A themselves and decomposes the result, `concat` is Σ w·s·B·A exactly, factor beside factor.
-        method: Name of a merging rule, such as tsv, ties, dare_linear or task_arithmetic; `concat` has none.
-        weights: One for each adapter.
-        scale: Factor of the merged update.
+            matrices B·A themselves and decomposes the result, `concat` is exactly Σ w·s·B·A, with concatenated factors.
+        method: Name of a merging rule, such as tsv, ties, dare_linear or task_arithmetic; not used by `concat`.
+        weights: One per adapter.
+        scale: Factor on the merged update.
         rank: Largest rank of the result; by default that of all adapters together.
-        base: The base, needed where one adapter saves a tensor whole that another does not.
+        base: The base, required if only some adapters save a tensor whole.
         dtype: float32, bfloat16 or float16.
-        seed: Of rules that draw at random.
+        seed: Seed of random rules.
         overwrite: Replace `out`.
         **settings: Other parameters of the method, such as `density`; per-model ones as sequences.
 
     Returns:
-        What went into the adapter; `energy` is the share of the merged updates' that `rank` left.
+        A report of the adapter; `energy` is the share of the merged updates' energy that `rank` kept.
 
     Raises:
-        InputError: An adapter is no LoRA adapter, the adapters do not fit together, or `out` cannot be written.
+        InputError: If an adapter is not a LoRA adapter, the adapters do not fit together, or `out` cannot be written.
 
     Example:
         >>> merge_adapters(["law", "art"], "both", space="full", method="ties", density=0.2)  # doctest: +SKIP
     """
     if not adapters:
-        raise InputError("nothing to merge")
+        raise InputError("expected at least one adapter to merge")
     one_of("space", space, MergeSpace)
     check_rank(rank)
     stored = dtype_of(dtype, DTYPES, "adapters")
@@ -123,7 +123,7 @@ def _open(path: str | os.PathLike[str]) -> AdapterFile:
     file = AdapterFile(locate(os.fspath(path)))
     if file.needs_peft:
         raise CheckpointError(
-            f"{file.path}: {file.needs_peft}, so that it is no set of low-rank updates; merge it over its base"
+            f"{file.path}: {file.needs_peft}, so it is not a set of low-rank updates; merge it with its base"
         )
     for name in file.updates:
         file.low_rank(name)
@@ -150,7 +150,7 @@ def _rule(
         )
     if rule.looks_first:
         raise InputError(
-            f"method {method!r} looks at all tensors before it merges the first, but adapters are merged one by one; "
+            f"method {method!r} needs all tensors before it merges the first, but adapters are merged one by one; "
             + ("set norms to 'keep'" if rule.equalizes else "set scope to 'tensor'")
         )
     return rule
@@ -158,7 +158,7 @@ def _rule(
 
 @dataclass(frozen=True)
 class _Mixer:
-    """How updates of one weight become one."""
+    """Merges the updates of one weight."""
 
     files: Sequence[AdapterFile]
     space: MergeSpace
@@ -169,7 +169,7 @@ class _Mixer:
     seed: int
 
     def merge(self, name: str) -> tuple[StoredUpdate, float, float]:
-        """Return the merged update of a weight, and its energy before and after it was cut to the rank."""
+        """Return the merged update of a weight, and its energy before and after truncation to the rank."""
         orientation, window = self._form(name)
         pairs = self._pairs(name)
         together = sum(b.shape[1] for b, _ in pairs)
@@ -191,7 +191,7 @@ class _Mixer:
         return StoredUpdate(pair, orientation, window), _energy(merged_pair), _energy(pair)
 
     def _form(self, name: str) -> tuple[Orientation, tuple[int, ...]]:
-        """Return how the files have the factors of a weight, and the window of a convolution."""
+        """Return the orientation of a weight's factors in the files, and the window of a convolution."""
         found: dict[tuple[Orientation, tuple[int, ...], tuple[int, ...]], AdapterFile] = {}
         for file in self.files:
             if name in file.updates:
@@ -210,7 +210,7 @@ class _Mixer:
         return orientation, window
 
     def _pairs(self, name: str) -> list[Pair]:
-        """Return (s·B, A) of every adapter as matrices; one component of zeros where an adapter has none."""
+        """Return (s·B, A) of every adapter as matrices; one component of zeros if an adapter has none."""
         found = {
             i: (file.low_rank(name).scale * b.flatten(1), a.flatten(1))
             for i, file in enumerate(self.files)
@@ -222,7 +222,7 @@ class _Mixer:
         return [found.get(i, none) for i in range(len(self.files))]
 
     def merge_whole(self, base: Reference | None) -> tuple[dict[str, Tensor], list[str]]:
-        """Return tensors that are saved whole, merged as weights, by their names in the file; and what to say of it."""
+        """Return tensors that are saved whole, merged as weights, by their names in the file; and notes."""
         names = dict.fromkeys(name for file in self.files for name in file.replaced)
         if not names:
             return {}, []
@@ -240,7 +240,8 @@ class _Mixer:
         lacking = [file for file in self.files if name not in file.replaced]
         if lacking:
             raise CheckpointError(
-                f"{having[0].path} saves {name!r} whole, {lacking[0].path} does not; give the base, whose weight it has"
+                f"{having[0].path} saves {name!r} whole, {lacking[0].path} does not; give the base, which has "
+                "its weight"
             )
         tensors = [file.weights.read(file.replaced[name]) for file in having]
         if len({tensor.shape for tensor in tensors}) > 1:
@@ -248,7 +249,7 @@ class _Mixer:
             raise CheckpointError(f"{name!r} has unequal shapes: {shapes}")
         total = sum(self.weights)
         if not total:
-            raise InputError("the weights add up to 0, so that tensors saved whole have no average; give the base")
+            raise InputError("the weights add up to 0, so tensors saved whole have no average; give the base")
         mixed = sum(weight / total * tensor.double() for weight, tensor in zip(self.weights, tensors, strict=True))
         return cast(Tensor, mixed).to(tensors[0].dtype)
 
@@ -260,7 +261,9 @@ class _Mixer:
         origin = views[0].source
         anchor = origin.read(views[0].resolve(target, origin)).float()
         if len({tensor.shape for tensor in (*tensors, anchor)}) > 1:
-            raise CheckpointError(f"{name!r} has other rows in an adapter than in the base: unify the tokenizers first")
+            raise CheckpointError(
+                f"{name!r} has different rows in an adapter and in the base; unify the tokenizers first"
+            )
         if self.rule is None:
             deltas = [weight * (tensor - anchor) for weight, tensor in zip(self.weights, tensors, strict=True)]
             return (anchor + self.scale * sum(deltas)).to(dtype)
@@ -270,6 +273,6 @@ class _Mixer:
 
 
 def _energy(pair: Pair) -> float:
-    """‖BA‖² without the product."""
+    """Return ‖BA‖² without computing the product."""
     b, a = (side.double() for side in pair)
     return float(((b.T @ b) * (a @ a.T)).sum())

@@ -1,7 +1,7 @@
-"""Where the parameters of a model go in a PEFT adapter: which are low-rank, which are saved whole, and how.
+"""Map the parameters of a model to a PEFT adapter: low-rank or saved whole.
 
 PEFT adapts Linear layers, GPT-2's Conv1D (stored input × output), embeddings and convolutions, each in its own
-orientation, and saves other modules whole. What a parameter is follows from the model's class where transformers knows
+orientation, and saves other modules whole. The role of a parameter follows from the model's class if transformers knows
 it, else from its name, its shape and the config.
 """
 
@@ -18,15 +18,15 @@ from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.skeleton import shared_parameters
 from merganser.library.adapter_writing import Orientation, module_of
 
-#: How a parameter goes into an adapter: at low rank in some orientation, or as it is.
+#: The role of a parameter in an adapter: low-rank in some orientation, or whole.
 Role = Orientation | Literal["whole"]
-#: Embeddings whose rows are looked up by number alone.
+#: Embeddings whose rows are looked up by index only.
 _EMBEDDING = re.compile(
     r"(^|\.)(embed|embed_tokens|embed_in|wte|wpe|word_embeddings|token_type_embeddings|position_embeddings|"
     r"tok_embeddings|relative_attention_bias)\.weight$"
 )
 _TOKENS = re.compile(r"(^|\.)(embed|embed_tokens|embed_in|wte|word_embeddings|tok_embeddings)\.weight$")
-#: Other lookups, and positions that a model looks up in its own way.
+#: Other lookups, and positions with a lookup of their own.
 _LOOKUP = re.compile(r"embed(?!_out)|(^|\.)(wte|wpe|shared)\.|relative_attention_bias")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
@@ -37,7 +37,7 @@ _LAYERS: dict[str, Orientation] = {
     "Conv2d": "convolution",
     "Conv3d": "convolution",
 }
-#: The end of a class's name -> PEFT's word for its task.
+#: Suffix of a class name -> PEFT's name of its task.
 _TASKS = {
     "ForCausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
@@ -47,7 +47,7 @@ _TASKS = {
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
     "Model": "FEATURE_EXTRACTION",
 }
-#: Heads that PEFT saves whole with these tasks.
+#: Heads that PEFT saves whole for these tasks.
 _CLASSIFIERS = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
@@ -56,12 +56,13 @@ _CLASSIFIERS = {
 
 
 class AdapterModules:
-    """How the parameters of a fine-tuned model fit an adapter of its base.
+    """The roles of a fine-tuned model's parameters in an adapter of its base.
 
     Args:
         base: The model the adapter is for.
-        tuned: The fine-tuned model, whose config says what it is for; the base's does if it has none.
-        fan_in_fan_out: Whether weights are stored input × output; None asks the model's class or the config.
+        tuned: The fine-tuned model, whose config gives the task; if it has none, the base's does.
+        fan_in_fan_out: Whether weights are stored input × output; None means decided by the model's class or the
+            config.
         model: The modules of the base, if known.
     """
 
@@ -84,7 +85,7 @@ class AdapterModules:
         self._tied = tied
 
     def role(self, name: str, shape: Sequence[int]) -> Role | None:
-        """Return what a parameter is to an adapter; None if it has no place in one."""
+        """Return the role of a parameter in an adapter; None if it has none."""
         if self.is_head(name):
             return "whole"
         if name in self._tied:
@@ -103,15 +104,15 @@ class AdapterModules:
             return "embedding"
         if _LOOKUP.search(name) or kind is not None:
             return None
-        # The head of a model that stores its layers input × output is a Linear layer all the same.
+        # The head is a Linear layer even in a model that stores its layers as input × output.
         return "turned" if self.fan_in_fan_out and not _HEAD.search(name) else "linear"
 
     def is_head(self, name: str) -> bool:
-        """Whether a tensor belongs to the head of a classifier."""
+        """Return whether a tensor belongs to the head of a classifier."""
         return name.split(".")[0] in self._heads
 
     def is_norm(self, module: str) -> bool:
-        """Whether a module has parameters of one axis alone, so that it is small enough to save whole."""
+        """Return whether a module has only parameters with one axis, so that it is small enough to save whole."""
         layer = self._layer(f"{module}.weight")
         return layer is None or all(parameter.dim() < 2 for parameter in layer.parameters())
 
@@ -125,6 +126,6 @@ class AdapterModules:
         return self.task_type in ("CAUSAL_LM", "SEQ_2_SEQ_LM") or not self._architecture
 
     def _task(self, encoder_decoder: bool) -> str | None:
-        """Return PEFT's word for what the model is for, or None if it has none."""
+        """Return PEFT's name of the model's task, or None if it has none."""
         found = next((task for end, task in _TASKS.items() if self._architecture.endswith(end)), None)
         return "CAUSAL_LM" if found == "SEQ_2_SEQ_LM" and not encoder_decoder else found

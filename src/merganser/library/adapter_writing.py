@@ -1,4 +1,4 @@
-"""Low-rank updates and whole tensors, written as a PEFT adapter."""
+"""Write low-rank updates and whole tensors as a PEFT adapter."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Orientation = Literal["linear", "turned", "embedding", "convolution"]
 
 @dataclass(frozen=True)
 class AdapterReport:
-    """What went into an adapter: its rank, the share of the task vector's energy it holds, and what could not go.
+    """The content of an adapter: its rank, the share of the task vector's energy it keeps, and what was left out.
 
-    `energy` and `residual`, ‖θ − θ̂‖ / ‖θ − θ₀‖, are over all tensors, those left out among them, with the factors as
-    they are stored.
+    `energy` and `residual`, ‖θ − θ̂‖ / ‖θ − θ₀‖, are over all tensors, including those left out, with the factors as
+    stored.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class AdapterReport:
 
 @dataclass(frozen=True)
 class StoredUpdate:
-    """A low-rank update of a tensor as stored, and how its factors are oriented in the file."""
+    """A low-rank update of a stored tensor, and the orientation of its factors in the file."""
 
     pair: Pair
     orientation: Orientation
@@ -72,7 +72,7 @@ class StoredUpdate:
         return self.pair[0].shape[1]
 
     def factors(self, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return (A, B) in the shapes of PEFT's file, filled up with zeros to a rank."""
+        """Return (A, B) in the shapes of PEFT's file, padded with zeros to a rank."""
         b, a = self.pair
         down, up = (b.T, a.T) if self.orientation in ("turned", "embedding") else (a, b)
         down, up = (_fill(side, rank).to(dtype).contiguous() for side in (down.T, up))
@@ -82,7 +82,7 @@ class StoredUpdate:
         return down, up
 
     def product(self, dtype: torch.dtype) -> Tensor:
-        """Return the update as it is once its factors are rounded, as a matrix."""
+        """Return the update with rounded factors, as a matrix."""
         b, a = (side.to(dtype).double() for side in self.pair)
         return b @ a
 
@@ -93,7 +93,7 @@ def check_rank(rank: int | None) -> None:
 
 
 def share(kept: float, seen: float) -> float:
-    """Return the share of an energy that was kept, 1 of nothing."""
+    """Return the share of an energy that was kept; 1 if there was none."""
     return min(1.0, kept / seen) if seen else 1.0
 
 
@@ -112,10 +112,10 @@ def save_adapter(
     """Write an adapter.
 
     Args:
-        out: Directory to be made.
+        out: Directory to create.
         updates: Low-rank updates by the names of weights.
         whole: Tensors by their names in the file, without PEFT's prefix.
-        config: Settings besides those that follow from the updates; None is left out.
+        config: Settings that do not follow from the updates; None values are left out.
         dtype: Dtype of the factors.
         overwrite: Replace `out`.
         origin: What it is made of, for its lock file.

@@ -1,4 +1,4 @@
-"""The base of a library: where to find it again, whether it is the one, what most of it is stored in."""
+"""The base of a library: its location, its identity and its main dtype."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK = 1 << 24
 
 
 def place_of(base: Reference) -> str | None:
-    """Where to find the base again: a path that holds from everywhere, or a hub id; None if it is only in memory."""
+    """Return where to find the base again: an absolute path or a hub id; None if it is only in memory."""
     if not isinstance(base, (str, os.PathLike)):
         return None
     path = Path(os.path.expanduser(base))
@@ -25,18 +25,18 @@ def place_of(base: Reference) -> str | None:
 
 
 def open_base(library: Path, place: Reference, fingerprints: Collection[str], moved: Reference | None) -> Checkpoint:
-    """The base at its `place`, or where it was `moved` to, if it is the one the library was built on."""
+    """Open the base at its `place`, or where it was `moved` to, and check that the library was built on it."""
     try:
         opened = open_checkpoint(moved if moved is not None else place)
     except CheckpointError as error:
-        raise CheckpointError(f"{library}: the base cannot be opened: {error}; name its place with `base`") from None
+        raise CheckpointError(f"{library}: the base cannot be opened: {error}; give its location with `base`") from None
     if opened.fingerprint() not in fingerprints:
         raise CheckpointError(f"{library}: {opened.label} is not the base this library was built on")
     return opened
 
 
 def weights_checksum(checkpoint: Checkpoint) -> str:
-    """The sha256 of every weight with its name, dtype and shape, however the checkpoint is split into files."""
+    """Return the sha256 of every weight with its name, dtype and shape, independent of the split into files."""
     digest = hashlib.sha256()
     for name in sorted({*checkpoint.names(), *checkpoint.aliases()}):
         spec = checkpoint.spec(name)
@@ -50,7 +50,7 @@ def weights_checksum(checkpoint: Checkpoint) -> str:
 
 
 def main_dtype(base: Checkpoint) -> torch.dtype:
-    """The floating dtype that most bytes of the base are in; float32 if there is none."""
+    """Return the floating dtype of most bytes of the base; float32 if there is none."""
     sizes: dict[torch.dtype, int] = {}
     for spec in map(base.spec, base.names()):
         if not is_integer(spec.dtype):

@@ -1,4 +1,4 @@
-"""Making the files of a library: what changed, how it is worth keeping, and the stored tensors themselves."""
+"""Write the files of a library: find changes, choose how to store them, and store them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Step = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Compressor:
-    """A library being made: its directory, the opened base, how it was asked to be, and Gram matrices by expert."""
+    """A library under construction: its directory, the open base, its options, and Gram matrices by expert."""
 
     directory: Path
     base: Checkpoint
@@ -44,9 +44,9 @@ class Compressor:
     def plan(
         self, experts: Mapping[str, Checkpoint], policy: RankPolicy, on_step: Step
     ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """Return what to do with every expert, as JSON, and the codes of what they share, by tensor.
+        """Return the plan for every expert, as JSON, and the codes of their shared part, by tensor.
 
-        For an expert: tensor -> rank, None for a tensor kept whole; or tensor -> code.
+        A plan maps tensors to ranks (None for a tensor kept whole), or to codes.
         """
         changed = {}
         for name, expert in experts.items():
@@ -66,7 +66,7 @@ class Compressor:
         }, {}
 
     def share(self, experts: Mapping[str, Checkpoint], plan: Mapping[str, str]) -> StoredFile:
-        """Write the file of what experts share as planned."""
+        """Write the file of the shared part as planned."""
         mixer = self._mixer(())
         blobs = {
             f"{tensor}::code": _bytes(mixer.encode_mean(tensor, experts.values(), TensorChoice.parse(text)).blob)
@@ -79,7 +79,7 @@ class Compressor:
     def compress(self, name: str, expert: Checkpoint, plan: Mapping[str, Any]) -> ExpertRecord:
         """Write the file of one expert as planned."""
         if plan["fingerprint"] != expert.fingerprint():
-            raise CheckpointError(f"{expert.label}: has changed since the build of {name!r} was begun")
+            raise CheckpointError(f"{expert.label}: has changed since the build of {name!r} started")
         ledger = _Ledger()
         file = expert_file(name)
         path = self.directory / file
@@ -112,7 +112,7 @@ class Compressor:
             yield from zip(slot.entries(self.dtype), stored, strict=True)
 
     def _write_codes(self, path: Path, name: str, expert: Checkpoint, plan: Mapping[str, str], ledger: _Ledger) -> str:
-        """Write the file of an expert in codes; they are made first, since they decide its size."""
+        """Write the file of an expert in codes, which are computed first because they decide its size."""
         mixer = self._mixer(())
         blobs: dict[str, Tensor] = {}
         whole: dict[str, TensorSpec] = {}
@@ -157,14 +157,14 @@ class Compressor:
 
 
 class _Ledger:
-    """‖expert − base‖² as it was seen, and as much of it as storing lost: 1 − Σ‖Δ − stored Δ‖² / Σ‖Δ‖² is kept."""
+    """Sums of ‖expert − base‖² and of the loss; the share 1 − Σ‖Δ − stored Δ‖² / Σ‖Δ‖² is kept."""
 
     def __init__(self) -> None:
         self._seen = 0.0
         self._lost = 0.0
 
     def add(self, delta: Tensor, lost: Tensor | None = None) -> None:
-        """`lost` is Δ − stored Δ, None where the tensor is kept whole."""
+        """Add a change; `lost` is Δ − stored Δ, None if the tensor is kept whole."""
         self._seen += _energy(delta)
         self._lost += 0.0 if lost is None else _energy(lost)
 

@@ -1,4 +1,4 @@
-"""What an expert changes of its base: tensor by tensor, checked to be finite and to fit."""
+"""The changes of an expert from its base, tensor by tensor, checked to be finite and to fit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def is_change(base: Checkpoint, name: str, spec: TensorSpec) -> bool:
-    """Whether a tensor of an expert differs from the base by a Δ: numbers of a tensor that both have in one shape."""
+    """Return whether a tensor of an expert differs from the base by a Δ: both have it as numbers, in one shape."""
     return name in base and base.spec(name).shape == spec.shape and not is_integer(spec.dtype)
 
 
 def check_fit(base: Checkpoint, expert: Checkpoint) -> None:
-    """A tensor the base has and the expert lacks is an error, and so are codes; heads of its own it may have."""
+    """Refuse an expert that lacks a tensor of the base or has codes; it may have tensors of its own, such as heads."""
     for checkpoint in (base, expert):
         refuse_quantised(checkpoint)
     for name in base.names():
@@ -32,18 +32,18 @@ def check_fit(base: Checkpoint, expert: Checkpoint) -> None:
 
 
 def check_finite(tensor: Tensor, name: str, where: str) -> None:
-    """NaN and infinity are no change that could be kept, compared or merged. `where` names the model."""
+    """Refuse NaN and infinity, which cannot be stored, compared or merged. `where` names the model."""
     if is_integer(tensor.dtype):
         return
     wide = tensor.float() if tensor.dtype.itemsize < 4 else tensor
-    # A sum is the cheapest sieve: only a suspicious one is looked at twice.
+    # A sum is the cheapest test; only a suspicious one is examined further.
     if not bool(wide.sum().isfinite()) and not bool(wide.isfinite().all()):
         what = "NaN" if bool(wide.isnan().any()) else "infinite values"
         raise CheckpointError(f"{where}: tensor {name!r} contains {what}; use a sound checkpoint")
 
 
 def changes(base: Checkpoint, expert: Checkpoint, spectra: bool, where: str) -> Iterator[Changed]:
-    """Every tensor of the expert that is not the base's; `where` is how messages call the expert."""
+    """Yield every tensor of the expert that differs from the base; `where` names the expert in messages."""
     for name in expert.names():
         spec = expert.spec(name)
         theirs = expert.read(name)
@@ -65,7 +65,7 @@ def changes(base: Checkpoint, expert: Checkpoint, spectra: bool, where: str) -> 
 
 
 def task_matrix(base: Checkpoint, expert: Checkpoint, name: str) -> Tensor:
-    """θ_t − θ₀ in the tensor's own shape, in float32, or float64 where a source is."""
+    """Return θ_t − θ₀ in the tensor's own shape, in float32, or float64 if a source is."""
     ours, theirs = base.read(name), expert.read(name)
     wide = torch.float64 if torch.float64 in (ours.dtype, theirs.dtype) else torch.float32
     return theirs.to(wide) - ours.to(wide)

@@ -1,4 +1,4 @@
-"""Choosing among ways to store many things under one byte budget: the steps that buy most error per byte first."""
+"""Choose how to store many tensors under one byte budget, by the largest error reduction per byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 class Option(NamedTuple):
-    """One way to store a tensor: its bytes, the error that remains, and what it is called."""
+    """One way to store a tensor: its bytes, the remaining error, and its name."""
 
     nbytes: int
     error: float
@@ -25,16 +25,16 @@ Curve: TypeAlias = Sequence[Option]
 
 
 def hull(options: Iterable[Option]) -> list[Option]:
-    """Return the lower convex hull of options over their bytes, from the smallest on.
+    """Return the lower convex hull of options over their bytes, starting with the smallest.
 
-    Every step along it lowers the error, and buys less error per byte than the step before: an option that is not on it
-    is beaten, for any price of a byte, by one that is.
+    Every step along it lowers the error, and by less per byte than the step before. For any price of a byte, an option
+    off the hull is beaten by one on it.
 
     Args:
         options: Ways to store one thing.
 
     Returns:
-        Those on the hull.
+        The options on the hull.
 
     Example:
         >>> [option.name for option in hull([Option(0, 9, "a"), Option(1, 8, "b"), Option(2, 1, "c")])]
@@ -51,17 +51,17 @@ def hull(options: Iterable[Option]) -> list[Option]:
 
 
 def choose(curves: Sequence[Curve], budget: int) -> list[Option]:
-    """Choose one option of every curve, of at most `budget` bytes in all, with as little error as that buys.
+    """Choose one option of every curve to minimise the error with at most `budget` bytes in all.
 
-    Greedy along the convex hulls. What it has bought when it first cannot afford a step is optimal for the bytes it
-    takes; the rest of the budget goes to later steps that fit, and at last to options off the hulls.
+    Greedy along the convex hulls. Until the first step that it cannot afford, the choice is optimal for its bytes; the
+    rest of the budget goes to later steps that fit, and finally to options off the hulls.
 
     Args:
-        curves: The options of each thing; the smallest ones must fit.
+        curves: The options of each tensor; the smallest ones must fit.
         budget: Bytes for all of them.
 
     Returns:
-        The option of each.
+        The chosen option of each.
 
     Example:
         >>> curves = [[Option(0, 5, "none"), Option(4, 1, "half")], [Option(0, 3, "none"), Option(4, 2, "half")]]
@@ -86,13 +86,13 @@ def choose(curves: Sequence[Curve], budget: int) -> list[Option]:
 
 
 def buy(value: Floats, cost: Integers, owner: Integers, owners: int, purse: int) -> list[int]:
-    """Return how many steps to take of each owner, by value per byte, with so many bytes.
+    """Return how many steps of each owner to take, by value per byte, within a budget.
 
     Args:
-        value: What a byte of each step is worth; the steps of one owner come in order, worth less and less.
+        value: The value per byte of each step; the steps of one owner are in order of decreasing value.
         cost: Bytes of each step.
-        owner: Whose step it is.
-        owners: How many owners there are.
+        owner: The owner of each step.
+        owners: The number of owners.
         purse: Bytes to spend.
     """
     taken = np.zeros(owners, dtype=np.int64)
@@ -115,7 +115,7 @@ def buy(value: Floats, cost: Integers, owner: Integers, owners: int, purse: int)
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to store one tensor of all experts: a part that they share, and the curves of what is left of each."""
+    """A way to store one tensor of all experts: a shared part, and the curves of each expert's residual."""
 
     curves: Mapping[str, Curve]
     shared: Option = field(default=Option(0, 0.0, ""))
@@ -125,7 +125,7 @@ def choose_modes(modes: Mapping[str, Sequence[Mode]], budget: int) -> dict[str, 
     """Choose a mode for every tensor, by the price of a byte at which the budget is just spent.
 
     At a price λ a mode costs λ · shared bytes + Σ_t min (error + λ · bytes), and every tensor takes its cheapest mode.
-    The price is the least at which all of them fit, found by bisection.
+    The price is the lowest at which all of them fit, found by bisection.
 
     Args:
         modes: The modes of each tensor; the first shares nothing.
@@ -160,5 +160,5 @@ def choose_modes(modes: Mapping[str, Sequence[Mode]], budget: int) -> dict[str, 
 
 
 def _slope(a: Option, b: Option) -> float:
-    """Error per byte, negative where b is better."""
+    """Return the error per byte from a to b, negative if b is better."""
     return (b.error - a.error) / (b.nbytes - a.nbytes)

@@ -23,7 +23,7 @@ from merganser.methods.matrices import matrix_shape
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: How a changed tensor can be had: as factors of its change, whole, or as its change decoded.
+#: How a changed tensor is available: as factors of its change, whole, or as its decoded change.
 Kind = Literal["factors", "full", "coded"]
 _PARTS: Mapping[tuple[str, ...], Kind | None] = {
     ("s", "u", "v"): "factors",
@@ -40,12 +40,12 @@ class ExpertFile:
 
     Args:
         path: The file.
-        shared: The file of what all experts of the library share, for tensors stored as what is left of it.
+        shared: The file of the part that all experts share, for tensors stored as residuals.
 
     Attributes:
-        kinds: How each stored tensor can be had.
-        heads: What the codes say of themselves, for tensors stored in one.
-        dropped: Energies of tensors that changed and were not stored.
+        kinds: How each stored tensor is available.
+        heads: The heads of the codes, for coded tensors.
+        dropped: Energies of changed tensors that were not stored.
     """
 
     def __init__(self, path: Path, shared: ExpertFile | None = None) -> None:
@@ -63,14 +63,16 @@ class ExpertFile:
         for name, keys in self._keys.items():
             parts = tuple(sorted(key.rpartition("::")[2] for key in keys))
             if parts not in _PARTS:
-                raise CheckpointError(f"{path}: {keys[0]!r} is no part of an expert; the file is not one of ours")
+                raise CheckpointError(
+                    f"{path}: {keys[0]!r} is not part of an expert; merganser did not write this file"
+                )
             self.kinds[name] = _PARTS[parts] or self._open_code(name, keys[0])
         self.dropped = _read_dropped(self.weights.metadata.get("dropped", "{}"), path)
 
     def _open_code(self, name: str, key: str) -> Kind:
         spec, where = self.weights.spec(key), f"{self.path}: {key!r}"
         if len(spec.shape) != 1 or spec.element.name != "uint8":
-            raise CheckpointError(f"{where}: damaged: it is no code")
+            raise CheckpointError(f"{where}: damaged: it is not a code")
         head = self.heads[name] = read_head(self._blob(key), where)
         factors = head.number == MixedFactors.number
         if factors and len(head.shape) < 2:
@@ -82,8 +84,9 @@ class ExpertFile:
         return "coded"
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape of a changed tensor, or of its matrix where factors are kept; the dtype is the expert's own where the
-        tensor is kept whole."""
+        """Return the shape of a changed tensor, or of its matrix if it has factors; the dtype is the expert's own if
+        the tensor is kept whole.
+        """
         if self.kinds[name] == "full":
             return self.weights.spec(f"{name}::full")
         if name in self.heads:
@@ -103,7 +106,7 @@ class ExpertFile:
         return sum(self.weights.spec(key).nbytes for key in self._keys[name])
 
     def is_residual(self, name: str) -> bool:
-        """Return whether a tensor is stored as what is left of the part all experts share."""
+        """Return whether a tensor is stored as the residual of the part that all experts share."""
         return self._keys[name][0].endswith("::residual")
 
     def rank(self, name: str) -> int:
@@ -128,7 +131,7 @@ class ExpertFile:
         return (orthonormal if name in self.heads else normalized)(*self.triple(name))
 
     def change(self, name: str) -> Tensor:
-        """Return the stored change of a tensor that is not kept whole, in float32, as a matrix where it has factors."""
+        """Return the stored change of a tensor that is not kept whole, in float32, as a matrix if it has factors."""
         if self.kinds[name] == "factors":
             return product(*self.triple(name))
         found = self._decoded(name)
@@ -152,7 +155,7 @@ class ExpertFile:
         return out.view(shape)
 
     def _decoded(self, name: str) -> Tensor | Triple:
-        # Readers come in blocks of rows from several threads: the last few tensors are kept for them.
+        # Several threads read blocks of rows, so the last few tensors are cached.
         with self._lock:
             if name not in self._recent:
                 self._recent[name] = self._decode(name)
@@ -173,11 +176,11 @@ class ExpertFile:
 
 
 def _read_dropped(text: str, path: Path) -> dict[str, float]:
-    """The energies of tensors that were not stored, as the metadata note them."""
+    """Return the energies of tensors that were not stored, from the metadata."""
     try:
         found = strict_json.parse_json(text, finite=True)
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(type(each) in (int, float) and each >= 0 for each in found.values()):
-        raise CheckpointError(f"{path}: damaged: its metadata do not name dropped tensors with their energies")
+        raise CheckpointError(f"{path}: damaged: its metadata do not list dropped tensors with their energies")
     return found

@@ -58,7 +58,7 @@ class Library(Shown):
         if self.manifest.pending:
             missing = ", ".join(sorted(self.manifest.pending))
             raise CheckpointError(
-                f"{self.path}: half-written: {missing} not finished; build it again with the same experts to go on"
+                f"{self.path}: incomplete: {missing} not finished; build it again with the same experts to continue"
             )
         place = self.path / self.manifest.base if self.manifest.base_copied else self.manifest.base
         known = (self.manifest.base_fingerprint, self.manifest.source_fingerprint)
@@ -93,21 +93,21 @@ class Library(Shown):
             energy: Instead: the share of the energy to keep in each matrix.
             budget: Instead: the size of all expert files, in bytes or as text such as `"1MB"`. Every tensor gets the
                 code that loses least for its bytes, unless `dtype` asks for plain factors.
-            codes: What a budget chooses from: some of `"signs"`, `"levels"`, `"factors"`, and `"shared"` for a part
-                that experts have in common; all by default.
+            codes: The codes a budget may use: some of `"signs"`, `"levels"`, `"factors"`, and `"shared"` for a part
+                that experts have in common; by default all.
             grams: Gram matrices of inputs by expert, as `mg.tuning.linear_grams` computes them. Errors of these experts
-                then count by what they do to the layers' outputs.
+                then count by their effect on the layers' outputs.
             dtype: The dtype of plain factors: float32, bfloat16, float16, or int8 with a scale per column; by default
                 that of the base.
             copy_base: Copy the base into the library.
             randomized: Use a randomised SVD, which is faster and slightly less accurate.
-            on_step: Called with what is done and the name of the expert or tensor.
+            on_step: Called with the current step and the name of the expert or tensor.
 
         Returns:
             The library.
 
         Raises:
-            InputError: If names or sizes are wrong, or an expert does not fit the base.
+            InputError: If names or sizes are invalid, or an expert does not fit the base.
         """
         by_name("experts", experts)
         if not experts:
@@ -122,11 +122,11 @@ class Library(Shown):
         policy = RankPolicy.choose(rank_fraction, energy, budget, len(experts))
         policy = with_codes(policy, codes, CHOICES if dtype is None else ())
         if codes is not None and dtype is not None:
-            raise InputError("dtype is that of plain factors: leave it out where codes are given")
+            raise InputError("dtype is for plain factors; leave it out if codes are given")
         weights = _open_grams(grams or {}, policy, experts)
         factors = factor_dtype(opened) if dtype is None else dtype_name(dtype, FACTOR_DTYPES, "factors")
         place = place_of(base)
-        copied = copy_base or place is None  # of tensors in memory nothing but a copy can be found again
+        copied = copy_base or place is None  # a base in memory can only be found again as a copy
         wanted = Manifest(
             base="base" if copied or place is None else place,
             base_copied=copied,
@@ -137,7 +137,7 @@ class Library(Shown):
             pending={name: {"fingerprint": ckpt.fingerprint()} for name, ckpt in checkpoints.items()},
         )
         shared: dict[str, str] = {}
-        if interrupted(directory, wanted) is None:  # everything is planned before anything is written
+        if interrupted(directory, wanted) is None:  # plan everything before writing anything
             planning = Compressor(directory, opened, wanted, randomized, weights)
             planned, shared = planning.plan(checkpoints, policy, on_step)
             wanted = replace(wanted, pending=planned)
@@ -168,18 +168,18 @@ class Library(Shown):
         gram: Reference | None = None,
         randomized: bool = False,
     ) -> Library:
-        """Return the library with one more expert, by its own rule unless told otherwise.
+        """Add an expert, by default with the rule of the library, and return the new library.
 
-        A library built within a budget gives a new expert the mean size of the others, or all of the budget if there is
-        none. No other file is touched, and this object goes on to show what it was opened with.
+        A library built within a budget gives a new expert the mean size of the others, or the whole budget if there are
+        none. No other file changes, and this object keeps its experts.
 
         Args:
-            name: What to call the expert.
+            name: The name of the expert.
             expert: Its checkpoint.
             rank_fraction: The share of singular components to keep.
             energy: Instead: the share of the energy to keep in each matrix.
             budget: Instead: the size of its file, in bytes or as text.
-            codes: What a budget chooses from; by default what the library was built with.
+            codes: The codes a budget may use; by default those of the library.
             gram: Gram matrices of its inputs.
             randomized: Use a randomised SVD.
         """
@@ -188,7 +188,7 @@ class Library(Shown):
         opened = open_checkpoint(expert)
         check_fit(self.base, opened)
         with locked(self.path):
-            current = Library(self.path, self.base)  # it may have changed since this one was opened
+            current = Library(self.path, self.base)  # the library may have changed since it was opened
             if name in current:
                 raise InputError(f"{self.path}: has an expert {name!r} already; remove it first")
             own = current._policy()
@@ -201,9 +201,9 @@ class Library(Shown):
         return Library(self.path, self.base)
 
     def remove(self, name: str) -> Library:
-        """The library without an expert; its file is deleted.
+        """Remove an expert, delete its file, and return the new library.
 
-        A removal that was interrupted may have left the file behind: doing it again deletes it.
+        If a removal was interrupted, repeat it to delete the file.
         """
         check_name(name)
         file = confine(self.path, expert_file(name), f"{self.path}: experts")
@@ -213,7 +213,7 @@ class Library(Shown):
             if name in current:
                 current.manifest.without(name).write(self.path)
             elif not files:
-                current._record(name)  # says which experts there are
+                current._record(name)  # raises an error that lists the experts
             for path in files:
                 delete(path)
         return Library(self.path, self.base)
@@ -229,7 +229,7 @@ class Library(Shown):
         return name in self.manifest.experts
 
     def expert(self, name: str) -> Expert:
-        """An expert as a checkpoint, rebuilt as it is read. Its file is checked against its checksum once."""
+        """Return an expert as a checkpoint, rebuilt while it is read. Its file is verified by its checksum once."""
         if name not in self._checked:
             record = self._record(name)
             if problem := self._damage(self.path / record.file, record):
@@ -238,7 +238,7 @@ class Library(Shown):
         return self._checked[name]
 
     def shared(self) -> ExpertFile | None:
-        """Return the file of what experts share, if they do; it is checked against its checksum once."""
+        """Return the file of the shared part, if there is one; it is verified by its checksum once."""
         if self._shared is None and self.manifest.shared is not None:
             if problem := self._damage(self.path / SHARED_FILE, self.manifest.shared):
                 raise CheckpointError(f"{self.path / SHARED_FILE}: {problem}; build the library again")
@@ -249,15 +249,17 @@ class Library(Shown):
         return ExpertFile(self.path / record.file, self.shared())
 
     def factors(self, name: str, tensor: str) -> Factors | None:
-        """The task matrix of one tensor of an expert as float64 factors; None if the expert did not change it."""
+        """Return the task matrix of one tensor of an expert as float64 factors; None if the expert did not change
+        it.
+        """
         return self.expert(name).factors(tensor)
 
     def merge(self, names: Sequence[str] | None = None, **parameters: Any) -> MergedExperts:
-        """TSV-Merge of some experts (all of them by default), straight from the stored factors.
+        """Merge experts (by default all) by TSV-Merge, directly from the stored factors.
 
         `parameters` are those of the method `tsv`; convolution kernels are merged as matrices unless `convolutions` is
-        false. The result is a checkpoint computed as it is read; `state_dict()`
-        gives it in memory, `mg.save` puts it on disk. Tensors an expert does not share with the base stay out of it.
+        false. The result is a checkpoint computed while it is read: `state_dict()` loads it into memory, `mg.save`
+        writes it. Tensors that an expert does not share with the base are left out.
         """
         chosen = list(self.experts) if names is None else list(names)
         if not chosen or len(set(chosen)) < len(chosen):
@@ -271,7 +273,7 @@ class Library(Shown):
         return save(self.expert(name), out, **options)
 
     def size(self) -> Size:
-        """Bytes on disk of the base's weights, of every expert, and of what they share."""
+        """Return the bytes on disk of the base's weights, of every expert, and of their shared part."""
         weights = sum(self.base.spec(name).nbytes for name in self.base.names())
         shared = self.manifest.shared.nbytes if self.manifest.shared else 0
         return Size(weights, {name: record.nbytes for name, record in self.manifest.experts.items()}, shared)
@@ -282,7 +284,7 @@ class Library(Shown):
         findings = [self._verify_base()]
         if self.manifest.shared is not None:
             problem = self._damage(self.path / SHARED_FILE, self.manifest.shared)
-            findings.append(Finding("shared", problem is None, problem or "the part that experts share is as it was"))
+            findings.append(Finding("shared", problem is None, problem or "the shared part is intact"))
         for name, record in self.manifest.experts.items():
             on_part(name)
             problem = self._damage(self.path / record.file, record)
@@ -295,7 +297,7 @@ class Library(Shown):
         known = {record.file for record in self.manifest.experts.values()}
         for path in sorted((self.path / "experts").glob("*")):
             if f"experts/{path.name}" not in known:
-                findings.append(Finding(path.name, False, "not in the manifest; left by an interrupted change"))
+                findings.append(Finding(path.name, False, "not in the manifest; left behind by an interrupted change"))
         return findings
 
     def _verify_base(self) -> Finding:
@@ -306,10 +308,10 @@ class Library(Shown):
             )
         if weights_checksum(self.base) != expected:
             return Finding("base", False, f"{self.base.label}: its weights have changed since the library was built")
-        return Finding("base", True, f"{self.base.label} is the base this library was built on")
+        return Finding("base", True, f"{self.base.label} is the base of this library")
 
     def _policy(self) -> RankPolicy:
-        """The rule for the ranks of one more expert."""
+        """Return the rule for the ranks of a new expert."""
         own = RankPolicy.from_dict(self.manifest.policy)
         if own.kind != "budget" or not self.experts:
             return own
@@ -325,16 +327,16 @@ class Library(Shown):
         if not path.is_file():
             return "missing"
         if path.stat().st_size != record.nbytes:
-            return f"damaged: {path.stat().st_size} bytes, the library says {record.nbytes}"
-        return None if checksum(path) == record.sha256 else "damaged: its checksum is not the library's"
+            return f"damaged: {path.stat().st_size} bytes instead of {record.nbytes}"
+        return None if checksum(path) == record.sha256 else "damaged: its checksum differs from the manifest"
 
 
 def _open_grams(
     grams: Mapping[str, Reference], policy: RankPolicy, experts: Collection[str]
 ) -> dict[str, Mapping[str, Tensor]]:
-    """The Gram matrices by expert, where the policy can use them."""
+    """Return the Gram matrices by expert, if the policy can use them."""
     if grams and not policy.codes:
-        raise InputError("Gram matrices weigh the errors of codes: give a budget, and no dtype of factors")
+        raise InputError("Gram matrices weight the errors of codes; give a budget, and no dtype of factors")
     for name in grams:
         if name not in experts:
             raise InputError(f"grams: there is no expert {name!r}{did_you_mean(name, experts)}")
@@ -342,8 +344,8 @@ def _open_grams(
 
 
 def open_expert(path: Path) -> Checkpoint:
-    """The expert of a library that a path names, for `merganser.open`."""
+    """Return the expert of a library that a path names, for `merganser.open`."""
     if path.is_dir():
         known = ", ".join(Library(path).experts)
-        raise CheckpointError(f"{path}: an expert library; name one of {known} as {path}/experts/NAME.safetensors")
+        raise CheckpointError(f"{path}: an expert library; open one of {known} as {path}/experts/NAME.safetensors")
     return Library(path.parent.parent).expert(path.stem)

@@ -1,4 +1,4 @@
-"""Task matrices as PEFT LoRA adapters, for servers that know nothing of libraries."""
+"""Write task matrices as PEFT LoRA adapters, for servers without support for libraries."""
 
 from __future__ import annotations
 
@@ -60,31 +60,32 @@ def extract_lora(
     fan_in_fan_out: bool | None = None,
     overwrite: bool = False,
 ) -> AdapterReport:
-    """Make the best adapter for the difference of two checkpoints, in PEFT's format.
+    """Extract the best adapter for the difference of two checkpoints, in PEFT's format.
 
-    Linear layers, GPT-2's Conv1D, convolutions and embeddings are changed at low rank; norms, biases and the head of a
-    classifier are saved whole. What else changed (fused experts, embeddings that are tied to the head) is named in the
-    report, with the share of the energy that was kept.
+    Linear layers, GPT-2's Conv1D, convolutions and embeddings get low-rank updates; norms, biases and the head of a
+    classifier are saved whole. The report names other changes (fused experts, embeddings tied to the head), with the
+    share of the energy that was kept.
 
     Args:
         finetuned: The fine-tuned checkpoint.
         base: The checkpoint it was fine-tuned from.
-        out: Directory of the adapter to be made.
-        rank: Rank of every update, at most; 64 if neither `energy` nor `budget` is given.
-        energy: Instead of a rank: each matrix gets the least rank that keeps this share of its energy.
-        budget: Instead of a rank: bytes, or a size such as "50MB", for all factors, spent where they keep most.
+        out: Directory of the new adapter.
+        rank: Maximum rank of every update; 64 if neither `energy` nor `budget` is given.
+        energy: Instead of a rank: each matrix gets the smallest rank that keeps this share of its energy.
+        budget: Instead of a rank: bytes, or a size such as "50MB", for all factors, allocated where they keep most
+            energy.
         include: Patterns of parameters that may go into the adapter, such as "*.mlp.*".
         exclude: Patterns of parameters that may not.
-        whole: Save norms and biases whole; servers that know low-rank updates alone want False.
+        whole: Save norms and biases whole; use False for servers that only support low-rank updates.
         dtype: float32, bfloat16 or float16.
-        fan_in_fan_out: Whether weights are stored input × output, as in GPT-2; by default as the model's class says.
+        fan_in_fan_out: Whether weights are stored input × output, as in GPT-2; by default decided by the model's class.
         overwrite: Replace `out`.
 
     Returns:
-        What went into the adapter, and what could not.
+        A report of the adapter's content, and of what was left out.
 
     Raises:
-        InputError: Nothing that fits an adapter has changed, or `out` cannot be written.
+        InputError: If nothing that fits an adapter has changed, or `out` cannot be written.
 
     Example:
         >>> extract_lora("law", "base", "law-lora", rank=16)  # doctest: +SKIP
@@ -92,7 +93,7 @@ def extract_lora(
     check_rank(rank)
     given = [name for name, value in (("rank", rank), ("energy", energy), ("budget", budget)) if value is not None]
     if len(given) > 1:
-        raise InputError(f"choose one of {', '.join(given)}: each decides the ranks alone")
+        raise InputError(f"choose one of {', '.join(given)}: each sets the ranks")
     policy = RankPolicy.choose(None, energy, budget, 1) if given and rank is None else None
     stored = dtype_of(dtype, DTYPES, "adapters")
     tuned, origin = open_checkpoint(finetuned), open_checkpoint(base)
@@ -129,23 +130,24 @@ def export_expert(
 ) -> AdapterReport:
     """Write an expert of a library as an adapter, at its own rank (that of its largest matrix) or less.
 
-    A matrix that is not stored as factors is decomposed, and has rank 64 at most unless told otherwise.
+    A matrix that is not stored as factors is decomposed, by default to rank 64 at most.
 
     Args:
         expert: The expert.
-        out: Directory of the adapter to be made.
-        rank: Rank of every update, at most.
-        budget: Instead of a rank: bytes, or a size such as "5MB", for all factors, spent where they keep most.
-        whole: Save norms and biases whole; servers that know low-rank updates alone want False.
+        out: Directory of the new adapter.
+        rank: Maximum rank of every update.
+        budget: Instead of a rank: bytes, or a size such as "5MB", for all factors, allocated where they keep most
+            energy.
+        whole: Save norms and biases whole; use False for servers that only support low-rank updates.
         dtype: float32, bfloat16 or float16.
-        fan_in_fan_out: Whether weights are stored input × output; by default as the config says.
+        fan_in_fan_out: Whether weights are stored input × output; by default decided by the config.
         overwrite: Replace `out`.
 
     Returns:
-        What went into the adapter, and what could not.
+        A report of the adapter's content, and of what was left out.
 
     Raises:
-        InputError: Nothing of the expert fits an adapter, or `out` cannot be written.
+        InputError: If nothing of the expert fits an adapter, or `out` cannot be written.
 
     Example:
         >>> export_expert(library.expert("law"), "law-lora", rank=16)  # doctest: +SKIP
@@ -180,7 +182,7 @@ def export_expert(
 
 
 def _own_rank(expert: Expert, name: str) -> int:
-    """Return the rank a tensor is stored at; 64 at most where it is not stored as factors."""
+    """Return the rank a tensor is stored at; at most 64 if it is not stored as factors."""
     if expert.file.kinds[name] == "factors":
         return expert.file.rank(name)
     shape = expert.spec(name).shape
@@ -202,7 +204,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def _ranks(
     names: Sequence[str], tuned: Checkpoint, base: Checkpoint, draft: _Draft, rank: int, policy: RankPolicy | None
 ) -> Mapping[str, int]:
-    """Return the rank of every low-rank update: one for all, or as a policy spends it."""
+    """Return the rank of every low-rank update: one for all, or by a policy."""
     low = [name for name in names if name in base and draft.orientation(name, tuned.spec(name).shape)]
     if policy is None:
         return dict.fromkeys(low, rank)
@@ -215,7 +217,7 @@ def _ranks(
             name: 1 + int((s.cumsum(0) < policy.value * s.sum() * (1 - 1e-12)).sum()) for name, s in squares.items()
         }
     costs = {name: sum(matrix_shape(tuned.spec(name).shape)) * draft.dtype.itemsize for name in low}
-    # The components of a matrix cost the same and fall in size, so the best of all come in their order.
+    # The components of a matrix have equal cost and decreasing size, so the best come in order.
     steps = sorted(((float(s) / costs[n], n) for n, each in squares.items() for s in each), reverse=True)
     ranks, purse = dict.fromkeys(low, 0), int(policy.value)
     for _, name in steps:
@@ -227,7 +229,7 @@ def _ranks(
 
 @dataclass
 class _Draft:
-    """An adapter in the making, with the energy of what changed and of what it lacks."""
+    """An adapter under construction, with the energy of what changed and of what it lacks."""
 
     modules: AdapterModules
     base: Checkpoint
@@ -246,7 +248,7 @@ class _Draft:
         return None if role == "whole" else role
 
     def add(self, name: str, tuned: Checkpoint, rank: int | None, factors: Factors | None = None) -> None:
-        """Take up a changed tensor, at a rank if it is a matrix; None leaves it out."""
+        """Add a changed tensor, at a rank if it is a matrix; None leaves it out."""
         spec = tuned.spec(name)
         comparable = name in self.base and self.base.spec(name).shape == spec.shape and not is_integer(spec.dtype)
         role = self.modules.role(name, spec.shape)
@@ -277,9 +279,7 @@ class _Draft:
 
     def write(self, out: Path, tuned: Checkpoint, overwrite: bool, patterns: bool = False) -> AdapterReport:
         if not self.updates:
-            raise InputError(
-                f"no weight that an adapter can change differs from {self.base.label}: there is nothing to adapt"
-            )
+            raise InputError(f"no weight that an adapter can change differs from {self.base.label}")
         whole, modules, biases = self._whole(tuned)
         config = {
             "base_model_name_or_path": self.base.label,
@@ -302,8 +302,9 @@ class _Draft:
         return AdapterReport(out, rank, len(self.updates), kept, tuple(self.left_out), tuple(self.saved))
 
     def _whole(self, tuned: Checkpoint) -> tuple[dict[str, Tensor], list[str], bool]:
-        """Return the tensors to save whole by their names in the file, modules that are saved as such, and whether
-        biases are saved beside low-rank updates, under the names that PEFT gives them."""
+        """Return the tensors to save whole by their names in the file, the modules that are saved, and whether
+        biases are saved beside low-rank updates, under PEFT's names.
+        """
         targets = {module_of(name) for name in self.updates}
         files: dict[str, Tensor] = {}
         modules: list[str] = []
@@ -319,7 +320,7 @@ class _Draft:
                 if name.endswith(".bias") and module:
                     files[f"{module}.base_layer.bias" if module in targets else name] = tuned.read(name)
                     biases = True
-                else:  # a parameter of a module that is more than this
+                else:  # the module has other parameters too
                     self.saved.remove(name)
                     self._leave(name)
         return files, modules, biases

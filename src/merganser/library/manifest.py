@@ -1,4 +1,4 @@
-"""What a library says of itself: one JSON file, replaced whole, never edited in place, by one process at a time."""
+"""The manifest of a library: one JSON file, replaced atomically by one process at a time."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ FILE = "library.json"
 LOCK = ".lock"
 FORMAT = "merganser-experts"
 #: Version 2 has the checksum of the base's weights, and experts may keep convolution kernels as factors. Version 3 has
-#: tensors in codes, and a part that all experts share.
+#: coded tensors, and a part that all experts share.
 VERSION = 3
 READABLE = (1, 2, 3)
-#: Where the part that all experts share is stored.
+#: The file of the part that all experts share.
 SHARED_FILE = "shared.safetensors"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def check_name(name: str) -> None:
-    """Names of experts become names of files."""
+    """Check the name of an expert, which becomes the name of a file."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(f"{str(name)[:100]!r} cannot name an expert: letters, digits, '.', '_' and '-' only")
+        raise InputError(f"{str(name)[:100]!r} cannot name an expert: use only letters, digits, '.', '_' and '-'")
     if len(name) > 200:
         raise InputError(f"'{name[:100]}…' cannot name an expert: it has more than 200 letters")
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Nobody else changes the library meanwhile. The lock ends with the process that holds it; its file stays."""
+    """Lock the library against changes by others. The lock ends with its process; the file stays."""
     try:
         handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -56,21 +56,22 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise MerganserError(
-            f"{directory}: could not be written: {error}; what is finished is kept, and doing the same again goes on"
+            f"{directory}: could not be written: {error}; finished parts are kept; run the same again to continue"
         ) from error
     finally:
         os.close(handle)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """The file appears, or takes the place of the last one, when it is complete and synced."""
+    """Write a file that appears, or replaces the previous one, only when it is complete and synced."""
     text = (json.dumps(content, indent=2) + "\n").encode()
     write_whole(path, len(text), lambda write: write(0, memoryview(text)))
 
 
 def read_json(path: Path, what: str, form: str, versions: Collection[int]) -> Section:
-    """The content of a manifest of this form and one of these versions, without these two; `what` it belongs to is for
-    messages."""
+    """Return the content of a manifest of this format and one of these versions, without these two; `what` describes
+    it in messages.
+    """
     try:
         content = strict_json.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -86,13 +87,13 @@ def read_json(path: Path, what: str, form: str, versions: Collection[int]) -> Se
 
 
 def expert_file(name: str) -> str:
-    """Where a library keeps an expert, below its directory."""
+    """Return where a library keeps an expert, below its directory."""
     return f"experts/{name}.safetensors"
 
 
 @dataclass(frozen=True)
 class ExpertRecord:
-    """A finished expert: its file with size and sha256, where it came from, the share of its energy that was kept."""
+    """A finished expert: its file with size and sha256, its origin, and the share of its energy that was kept."""
 
     file: str
     nbytes: int
@@ -103,7 +104,7 @@ class ExpertRecord:
 
     @classmethod
     def read(cls, directory: Path, name: str, record: Section) -> ExpertRecord:
-        """Read the record of the expert `name`, whose file must be the one that the name stands for."""
+        """Read the record of the expert `name`, whose file must have the name derived from it."""
         found = cls(
             file=record.text("file"),
             nbytes=record.count("nbytes"),
@@ -135,10 +136,13 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`base` is a path or hub id, or `base` inside the library when it was copied; then the fingerprint of what was
-    copied stands beside that of the copy. `base_sha256` is that of all the base's weights, None in libraries of
-    version 1. `pending` are experts a build has promised and not yet finished, with what was decided for them: ranks or
-    codes by tensor. `shared` is the file of what experts share, if they do."""
+    """The manifest of a library.
+
+    `base` is a path or hub id, or `base` inside the library if it was copied; then there are the fingerprints of both
+    original and copy. `base_sha256` is over all weights of the base, None in libraries of version 1. `pending` are
+    experts of an unfinished build with their plans: ranks or codes by tensor. `shared` is the file of the shared part,
+    if any.
+    """
 
     base: str
     base_copied: bool
@@ -163,7 +167,7 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
-        """Read the manifest of the library in `directory`; every field is checked before anything is done with it."""
+        """Read the manifest of the library in `directory` and validate every field."""
         content = read_json(directory / FILE, "an expert library", FORMAT, READABLE)
         found = cls(
             base=content.text("base"),
@@ -188,7 +192,7 @@ class Manifest:
 
 
 def named_sections(content: Section, key: str) -> Iterator[tuple[str, Section]]:
-    """The sections below a field, each under the name of an expert."""
+    """Yield the sections below a field, each with the name of an expert."""
     records = content.section(key)
     for name in records.names():
         try:
@@ -209,7 +213,7 @@ def _policy(policy: Section) -> dict[str, Any]:
 
 
 def _promise(plan: Section) -> dict[str, Any]:
-    """What a build has decided for an expert: of which source, and how its file is laid out."""
+    """Read the plan of a build for an expert: its source, and the layout of its file."""
     found: dict[str, Any] = {"fingerprint": plan.text("fingerprint")}
     if plan.has("codes"):
         codes = plan.section("codes")

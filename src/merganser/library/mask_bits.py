@@ -1,4 +1,4 @@
-"""Masks as bits: a checkpoint of packed bytes, and back."""
+"""Masks as bits: pack them into a checkpoint of bytes, and unpack them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.differences import Vector, in_blocks
 
 Kind = Literal["tall", "emr"]
-#: At the end of the name of a tensor that is kept whole.
+#: Suffix of the name of a tensor that is kept whole.
 FULL = "::full"
 
 
 class Packed(Checkpoint):
-    """The masks of an expert, eight entries a byte, each row of the first axis on its own so that rows can be read
-    alone; a vector or a number is one row."""
+    """The masks of an expert, eight entries per byte. Each row of the first axis is packed separately, so that rows
+    can be read alone; a vector or a number is one row.
+    """
 
     def __init__(
         self, delta: Vector, shared: Vector, kind: Kind, threshold: float, expert: Checkpoint, own: Sequence[str]
@@ -68,7 +69,7 @@ class Packed(Checkpoint):
 
 
 def unpack(bits: Checkpoint, name: str, shape: tuple[int, ...], rows: Rows | None) -> Tensor:
-    """The mask of a tensor of this shape, or some of its rows."""
+    """Return the mask of a tensor of this shape, or some of its rows."""
     _, width = flat(shape)
     packed = bits.read(name, rows if len(shape) > 1 else None)
     plain = np.unpackbits(packed.numpy(), axis=1, count=width, bitorder="little").astype(bool)
@@ -80,5 +81,5 @@ def unpack(bits: Checkpoint, name: str, shape: tuple[int, ...], rows: Rows | Non
 
 
 def flat(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and entries in each, as masks are packed."""
+    """Return the rows, and the entries in each, as masks are packed."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))

@@ -1,4 +1,4 @@
-"""Experts as one shared vector and a bit for each of their weights: TALL masks and EMR, on disk.
+"""Experts stored as one shared vector and one bit per weight: TALL masks and EMR.
 
 With task vectors Δ_t = θ_t − θ_0, an expert is rebuilt as θ_0 + λ_t · m_t ⊙ Δ.
 
@@ -7,9 +7,9 @@ With task vectors Δ_t = θ_t − θ_0, an expert is rebuilt as θ_0 + λ_t · m
 - `emr` (Huang et al. 2024, EMR-Merging, arXiv:2405.17461): Δ has the sign of ΣΔ_t and the largest magnitude among the
   tasks of that sign, m_t = [Δ_t Δ > 0], λ_t = ‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁.
 
-Experts are looked up, rebuilt, extracted and measured as in a `Library`, so that storage and fidelity compare. The rest
-differs: a new expert changes the shared vector, so there is no `add` or `remove`; `merge` takes a scale and is of all
-experts, since only their sum or election is kept; a build is not resumed; there are no checksums to verify.
+Experts are looked up, rebuilt, extracted and measured as in a `Library`, so that storage and fidelity can be compared.
+The rest differs: a new expert changes the shared vector, so there is no `add` or `remove`; `merge` has a scale and uses
+all experts, since only their sum or election is stored; a build cannot be resumed; there are no checksums to verify.
 """
 
 from __future__ import annotations
@@ -100,19 +100,19 @@ class MaskLibrary:
             kind: `"tall"` or `"emr"` masks.
             threshold: κ of the TALL masks, for all experts or by name.
             dtype: The dtype of the shared vector; by default that of most of the base.
-            on_step: Called with what is done and the name of the expert or tensor.
+            on_step: Called with the current step and the name of the expert or tensor.
 
         Returns:
             The library.
 
         Raises:
-            InputError: If names or thresholds are wrong, or an expert does not fit the base.
+            InputError: If names or thresholds are invalid, or an expert does not fit the base.
         """
         directory = Path(path)
         one_of("kind of masks", kind, Kind)
         by_name("experts", experts)
         if not experts:
-            raise InputError("masks need at least one expert")
+            raise InputError("a library of masks needs at least one expert")
         for name in experts:
             check_name(name)
         thresholds = _thresholds(threshold, list(experts))
@@ -122,7 +122,7 @@ class MaskLibrary:
         opened = {name: open_checkpoint(reference) for name, reference in experts.items()}
         for checkpoint in (origin, *opened.values()):
             refuse_quantised(checkpoint)
-        # What one expert cannot share is kept whole by all of them.
+        # A tensor that one expert cannot share is kept whole by all of them.
         exclude = sorted({tensor for expert in opened.values() for tensor in _own_tensors(origin, expert)})
         own = {name: [tensor for tensor in exclude if tensor in expert] for name, expert in opened.items()}
         deltas = {name: Difference(expert, origin, exclude) for name, expert in opened.items()}
@@ -161,7 +161,7 @@ class MaskLibrary:
         return name in self._scales
 
     def expert(self, name: str) -> MaskedExpert:
-        """An expert as a checkpoint, rebuilt as it is read."""
+        """Return an expert as a checkpoint, rebuilt while it is read."""
         if name not in self:
             raise InputError(f"{self.path}: has no expert {name!r}{did_you_mean(name, self.experts)}")
         return MaskedExpert(self.base, self.shared, self._bits(name), self._scales[name], name)
@@ -170,16 +170,16 @@ class MaskLibrary:
         place = confine(self.path, f"experts/{name}", f"{self.path / FILE}: experts")
         if not place.is_dir():
             raise CheckpointError(f"{place}: the masks of the expert {name!r} are missing; build the library again")
-        return Directory(place)  # `open` would give the expert itself
+        return Directory(place)  # `open` would return the expert itself
 
     def density(self, name: str) -> float:
-        """The share of entries an expert's mask keeps."""
+        """Return the share of entries that an expert's mask keeps."""
         expert = self.expert(name)
         ones = sum(int(expert.mask(tensor).sum()) for tensor in self.shared.names())
         return ones / max(1, sum(self.shared.spec(tensor).numel for tensor in self.shared.names()))
 
     def merge(self, scale: float = 1.0) -> Applied:
-        """θ_0 + scale · Δ: task arithmetic, or the unified model of EMR, without masks."""
+        """Return θ_0 + scale · Δ: task arithmetic, or the unified model of EMR, without masks."""
         return Applied(self.base, self.shared, scale)
 
     def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
@@ -187,7 +187,7 @@ class MaskLibrary:
         return save(self.expert(name), out, **options)
 
     def size(self) -> Size:
-        """Bytes of the base's weights, of the shared vector and of every expert's masks."""
+        """Return the bytes of the base's weights, of the shared vector and of every expert's masks."""
         return Size(
             base=sum(self.base.spec(name).nbytes for name in self.base.names()),
             experts={name: _nbytes(self._bits(name)) for name in self.experts},
@@ -241,7 +241,7 @@ class MaskedExpert(View):
         return in_blocks(spec, rows, lambda part: self._compute(name, part))
 
     def mask(self, name: str, rows: Rows | None = None) -> Tensor:
-        """m of one tensor, or of its rows, as booleans."""
+        """Return m of one tensor, or of its rows, as booleans."""
         return unpack(self.bits, name, self.source.spec(name).shape, rows)
 
     def _compute(self, name: str, rows: Rows | None) -> Tensor:
@@ -260,7 +260,7 @@ class MaskedExpert(View):
 
 
 def _rescaler(delta: Vector, shared: Vector) -> float:
-    """‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁ over all tensors."""
+    """Return ‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁ over all tensors."""
 
     def sums(parts: Parts) -> tuple[float, float]:
         own, united = parts
@@ -278,7 +278,7 @@ def _scale(record: Section) -> float:
 
 
 def _own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:
-    """What the expert does not share with the base, or has otherwise: new tensors, other shapes, other integers."""
+    """Return the expert's tensors that the base lacks or has differently: new tensors, other shapes, other integers."""
 
     def shared(name: str) -> bool:
         if name not in base or base.spec(name).shape != expert.spec(name).shape:
@@ -289,16 +289,16 @@ def _own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:
 
 
 def _thresholds(given: float | Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
-    """κ of every expert."""
+    """Return κ of every expert."""
     each = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
     for name in names:
         if name not in each:
-            raise InputError(f"threshold: none is given for the expert {name!r}")
+            raise InputError(f"threshold: missing for the expert {name!r}")
     for name, value in each.items():
         if name not in names:
             raise InputError(f"threshold: there is no expert {name!r}{did_you_mean(str(name), names)}")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise InputError(f"threshold: expected a number from 0 up, got {value!r} for {name!r}")
+            raise InputError(f"threshold: expected a number of at least 0, got {value!r} for {name!r}")
     return {name: float(each[name]) for name in names}
 
 
@@ -312,8 +312,8 @@ def _nbytes(checkpoint: Checkpoint) -> int:
 
 
 def open_expert(path: Path) -> Checkpoint:
-    """The expert of a library of masks that a path names, for `merganser.open`."""
+    """Return the expert of a library of masks that a path names, for `merganser.open`."""
     if (path / FILE).is_file():
         known = ", ".join(MaskLibrary(path).experts)
-        raise CheckpointError(f"{path}: a library of masks; name one of {known} as {path}/experts/NAME")
+        raise CheckpointError(f"{path}: a library of masks; open one of {known} as {path}/experts/NAME")
     return MaskLibrary(path.parent.parent).expert(path.name)

@@ -1,9 +1,9 @@
-"""A library within a byte budget, each tensor in the code that pays best: planning it, and making its files.
+"""Plan and encode a library within a byte budget, with the best code for each tensor.
 
-Every changed tensor of every expert is encoded in all the ways of the catalogue; what each takes and what it loses, as
-a share of the expert's energy, are points of a curve, and `choosing` spends the budget along the curves. Where experts
-have much in common, their mean change may be stored once, in more bits, and of each expert what is left of it (TVQ, Kim
-et al. 2025, arXiv:2503.06921).
+Every changed tensor of every expert is encoded in all ways of the catalogue. The bytes and the loss of each, as a share
+of the expert's energy, are points of a curve, and `choosing` allocates the budget along the curves. If experts have
+much in common, their mean change may be stored once, in more bits, and only the residual of each expert (TVQ, Kim et
+al. 2025, arXiv:2503.06921).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 Plan: TypeAlias = "dict[str, str]"
 Grams: TypeAlias = "Mapping[str, Tensor]"
-#: The part that experts share keeps all but this of its energy: more bits than what is left of them.
+#: The shared part keeps all but this share of its energy: it has more bits than the residuals.
 _SHARED_ERROR = 0.05
-#: No expert file is larger, in the few digits that headers spend on it.
+#: Upper bound of the size of an expert file, for the digits in its header.
 _LARGEST = 10**12 - 1
 
 
@@ -44,7 +44,7 @@ class Mixer:
         base: The base.
         codes: Names of the codes to choose from, and whether experts may share a part.
         grams: Gram matrices of inputs, by expert and by tensor.
-        shared: What the experts of the library share already.
+        shared: The existing shared part of the library.
         randomized: Use a randomised SVD with a quarter of the components.
     """
 
@@ -66,16 +66,16 @@ class Mixer:
 
         Args:
             experts: The experts by name.
-            changed: What differs from the base, by expert.
-            budget: Bytes for the files of all experts and of what they share.
-            metadata: What the header of a file says, for its size.
-            on_step: Called with what is done and the name of a tensor.
+            changed: The changed tensors by expert.
+            budget: Bytes for the files of all experts and of the shared part.
+            metadata: The metadata of a file, for its size.
+            on_step: Called with the current step and the name of a tensor.
 
         Returns:
-            The choice for every tensor by expert, and for what they share.
+            The choice for every tensor by expert, and for the shared part.
 
         Raises:
-            InputError: The budget is too small.
+            InputError: If the budget is too small.
         """
         purse = budget - sum(header_bytes(metadata(name)) for name in experts)
         modes: dict[str, list[Mode]] = {}
@@ -113,7 +113,7 @@ class Mixer:
         """Encode a tensor of an expert as chosen.
 
         Returns:
-            The code, and what it loses of the change.
+            The coded tensor, and the lost part of the change.
         """
         assert choice.code is not None
         whole = self._change(name, tensor, delta)
@@ -123,7 +123,7 @@ class Mixer:
         return coded, (delta - self._common(tensor, delta) if choice.residual else delta) - found
 
     def encode_mean(self, tensor: str, experts: Iterable[Checkpoint], choice: TensorChoice) -> Coded:
-        """Encode the mean change of those experts that change a tensor."""
+        """Encode the mean change of the experts that change a tensor."""
         assert choice.code is not None
         return encode(Delta(self._mean(tensor, experts)[0]), choice.code)
 
@@ -148,10 +148,10 @@ class Mixer:
             yield Option(size, coded.error, str(TensorChoice(code, residual)))
 
     def _shared_modes(self, tensor: str, experts: Mapping[str, Checkpoint], plain: Mode) -> list[Mode]:
-        """Return what storing the mean change of a tensor once would make of its curves, if that can pay.
+        """Return the modes that store the mean change of a tensor once, if that can pay.
 
-        With ρ = ‖mean‖² / mean ‖Δ_t‖², what is left of an expert needs ½ log₂ 1/(1 − ρ) bits less for an entry; the
-        mean must cost less than that of each expert, and takes about two bits.
+        With ρ = ‖mean‖² / mean ‖Δ_t‖², the residual of an expert needs ½ log₂ 1/(1 − ρ) bits less per entry. The mean,
+        at about two bits, must cost less than that for all experts.
         """
         mean, energy = self._mean(tensor, experts.values())
         change = Delta(mean)
@@ -172,7 +172,7 @@ class Mixer:
         return [Mode(curves, best._replace(error=0.0))]
 
     def _mean(self, tensor: str, experts: Iterable[Checkpoint]) -> tuple[Tensor, float]:
-        """Return the mean change of those experts that change a tensor, and the mean of their energies."""
+        """Return the mean change of the experts that change a tensor, and the mean of their energies."""
         total, energy, count = None, 0.0, 0
         for expert in experts:
             if tensor not in expert or not is_change(self.base, tensor, expert.spec(tensor)):
@@ -194,24 +194,24 @@ class Mixer:
 
 
 def header_bytes(metadata: Mapping[str, str]) -> int:
-    """Return what a file without tensors takes at most."""
+    """Return the maximum size of a file without tensors."""
     noted = {**metadata, "dropped": "{}"}
     return 8 + len(json.dumps({"__metadata__": noted}, separators=(",", ":"))) + 8
 
 
 def _entry_bytes(key: str, dtype: str, shape: Sequence[int]) -> int:
-    """Return what the header of a file says of a tensor, at most."""
+    """Return the maximum size of a tensor's entry in the header of a file."""
     described = {"dtype": dtype, "shape": list(shape), "data_offsets": [_LARGEST] * 2}
     return len(json.dumps({key: described}, separators=(",", ":"))) - 1
 
 
 def _dropped_bytes(tensor: str) -> int:
-    """Return what the metadata say of a tensor that is dropped, at most."""
+    """Return the maximum size of a dropped tensor in the metadata."""
     return len(json.dumps(note_dropped({tensor: -1.2345e-300})))
 
 
 def note_dropped(energies: Mapping[str, float]) -> str:
-    """Return the energies of dropped tensors as a text for the metadata of a file."""
+    """Return the energies of dropped tensors as text for the metadata of a file."""
     return json.dumps({tensor: float(f"{energy:.4g}") for tensor, energy in energies.items()})
 
 

@@ -1,4 +1,4 @@
-"""How many components of each task matrix are worth their bytes."""
+"""Choose the rank of each task matrix."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class RankPolicy:
-    """`fraction`: k = max(1, ⌊value · n⌋). `energy`: the least k with Σ_{r≤k} σ_r² ≥ value · ‖Δ‖². `budget`: the expert
-    files together take at most `value` bytes, spent where a byte buys the largest share of an expert's energy: on
-    ranks, or on any of the `codes` named."""
+    """A rule for ranks.
+
+    `fraction`: k = max(1, ⌊value · n⌋). `energy`: the smallest k with Σ_{r≤k} σ_r² ≥ value · ‖Δ‖². `budget`: the expert
+    files together take at most `value` bytes, allocated where a byte gains the largest share of an expert's energy: to
+    ranks, or to any of the `codes`.
+    """
 
     kind: Kind
     value: float
@@ -38,13 +41,15 @@ class RankPolicy:
 
     @classmethod
     def choose(cls, fraction: float | None, energy: float | None, budget: int | str | None, experts: int) -> RankPolicy:
-        """From what the user gave; 1/T of the components if nothing. A budget may be a size such as "1MB"."""
+        """Return the policy of the user's options; by default 1/T of the components. A budget may be a size such as
+        "1MB".
+        """
         if isinstance(budget, str):
             budget = parse_size(budget)
         given = {"fraction": fraction, "energy": energy, "budget": budget}
         asked = {kind: value for kind, value in given.items() if value is not None}
         if len(asked) > 1:
-            raise InputError(f"choose one of {', '.join(asked)}: each decides the ranks alone")
+            raise InputError(f"choose one of {', '.join(asked)}: each sets the ranks")
         for kind, value in asked.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise InputError(f"the {kind} must be a number, got {value!r}")
@@ -61,27 +66,27 @@ class RankPolicy:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> RankPolicy:
-        """The policy that `to_dict` gave."""
+        """Return the policy from the values of `to_dict`."""
         return cls(content["kind"], content["value"], tuple(content.get("codes", "").split()))
 
 
 def with_codes(policy: RankPolicy, codes: Sequence[str] | None, default: Sequence[str]) -> RankPolicy:
-    """Return a policy that chooses among codes: those asked for, else, where it is a budget, the default.
+    """Return a policy that chooses among codes: the given ones, or by default, if it is a budget, `default`.
 
     Raises:
-        InputError: Codes are asked for without a budget, or are not known.
+        InputError: If codes are given without a budget, or are unknown.
     """
     if codes is not None and policy.kind != "budget":
-        raise InputError("codes are chosen within a budget: give one, in bytes")
+        raise InputError("codes are chosen within a budget; give a budget in bytes")
     chosen = check_codes(codes) if codes is not None else tuple(default)
     return replace(policy, codes=chosen) if policy.kind == "budget" else policy
 
 
 @dataclass(frozen=True)
 class Changed:
-    """A tensor of an expert that differs from the base; σ² of its task matrix if it is one and spectra are needed.
+    """A tensor of an expert that differs from the base, with σ² of its task matrix if spectra are needed.
 
-    `coded` says whether the difference is one of numbers, which a code can hold; new tensors and integers have none.
+    `coded` tells whether a code can store the difference; new tensors and integers have none.
     """
 
     name: str
@@ -94,7 +99,7 @@ class Changed:
 def allot(
     policy: RankPolicy, changed: Mapping[str, Sequence[Changed]], dtype: torch.dtype, rooms: Mapping[str, int]
 ) -> dict[str, list[Slot]]:
-    """Slots of every expert. `rooms` are the bytes of the experts' headers."""
+    """Return the slots of every expert. `rooms` are the bytes of the experts' headers."""
     if policy.kind == "budget":
         return _within(int(policy.value), changed, dtype, rooms)
     return {
@@ -115,7 +120,7 @@ def _rank(policy: RankPolicy, tensor: Changed) -> int:
 
 
 def largest_rank(spec: TensorSpec, dtype: torch.dtype) -> int:
-    """The most components that are smaller than the matrix itself."""
+    """Return the largest number of components that is smaller than the matrix itself."""
     return min(*matrix_shape(spec.shape), (spec.nbytes - 1) // component_bytes(spec, dtype))
 
 
@@ -127,15 +132,16 @@ def _slot(tensor: Changed, rank: int, dtype: torch.dtype) -> Slot:
 def _within(
     budget: int, changed: Mapping[str, Sequence[Changed]], dtype: torch.dtype, rooms: Mapping[str, int]
 ) -> dict[str, list[Slot]]:
-    """Greedy by energy share per byte, which is optimal up to the last component bought.
+    """Choose greedily by energy share per byte, which is optimal up to the last component.
 
-    The steps of a matrix are its components, in order, and last the step to the whole matrix, which is smaller than
-    another component would make it and is worth no more per byte than the step before, so that order is kept.
+    The steps of a matrix are its components, in order, and finally the step to the whole matrix. The whole matrix is
+    smaller than one more component would make it and gains no more per byte than the step before, so that the order
+    holds.
     """
     flat = [(expert, tensor) for expert, tensors in changed.items() for tensor in tensors]
     fixed = sum(rooms.values()) + sum(tensor.spec.nbytes for _, tensor in flat if not tensor.matrix)
     if fixed > budget:
-        raise InputError(f"a budget of {budget:,} bytes is too small: tensors that are no matrices need {fixed:,}")
+        raise InputError(f"a budget of {budget:,} bytes is too small: tensors that are not matrices need {fixed:,}")
     matrices = [(expert, tensor) for expert, tensor in flat if tensor.matrix]
     gains, costs, owners, values = [], [], [], []
     for index, (expert, tensor) in enumerate(matrices):

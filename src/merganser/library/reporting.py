@@ -1,4 +1,4 @@
-"""Bytes against error, tensor by tensor and layer by layer."""
+"""Report size and error by tensor and by layer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NAMES = {code.number: code.name for code in CODES.values()}
 class TensorReport:
     """How one tensor of an expert is stored.
 
-    `error` and `energy` are squares, ‖Δ − stored Δ‖² and ‖Δ‖², weighted where the library was built with Gram matrices;
-    None where a library of plain factors does not know them.
+    `error` and `energy` are squares, ‖Δ − stored Δ‖² and ‖Δ‖², weighted if the library was built with Gram matrices;
+    None if unknown, as in a library of plain factors.
     """
 
     expert: str
@@ -34,18 +34,18 @@ class TensorReport:
 
     @property
     def lost(self) -> float | None:
-        """‖Δ − stored Δ‖² / ‖Δ‖², None if unknown."""
+        """Return ‖Δ − stored Δ‖² / ‖Δ‖², None if unknown."""
         return self.error / self.energy if self.energy and self.error is not None else None
 
     @property
     def bits(self) -> float:
-        """Bits for each entry."""
+        """Return the bits per entry."""
         return 8 * self.nbytes / max(1, self.entries)
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What one layer takes, all experts asked for together: `lost` is Σ‖Δ − stored Δ‖² / Σ‖Δ‖², None if unknown."""
+    """The size of one layer over the experts together; `lost` is Σ‖Δ − stored Δ‖² / Σ‖Δ‖², None if unknown."""
 
     layer: str
     codes: dict[str, int]
@@ -62,7 +62,7 @@ def stored_tensors(library: Library, name: str) -> list[TensorReport]:
         name: The expert.
 
     Returns:
-        One record for each tensor in the expert's order, those that were dropped among them.
+        One record per tensor in the expert's order, including dropped ones.
     """
     expert = library.expert(name)
     file = expert.file
@@ -120,7 +120,7 @@ def layer_of(tensor: str) -> str:
 
 
 def _all_known(group: list[TensorReport]) -> bool:
-    """Whether the error of all changes is known; new tensors are no changes and have no energy."""
+    """Return whether the error of all changes is known; new tensors are not changes and have no energy."""
     return all(each.error is not None for each in group)
 
 

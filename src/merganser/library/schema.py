@@ -1,4 +1,4 @@
-"""Objects of a manifest, read field by field: each of the type it must have, none left over."""
+"""Read objects of a manifest field by field, with checked types and no unknown fields."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from merganser.errors import CheckpointError, did_you_mean
 
-#: No text of a manifest is longer: paths, names and checksums.
+#: Maximum length of a text in a manifest: paths, names and checksums.
 LONGEST = 1 << 14
-#: No number of a manifest is larger: sizes of files, ranks.
+#: Maximum number in a manifest: sizes of files, ranks.
 GREATEST = 1 << 60
 
 
@@ -28,7 +28,7 @@ class Section:
         return list(self._content)
 
     def has(self, key: str) -> bool:
-        """Whether the field is there, and not null."""
+        """Return whether the field is present and not null."""
         self._read.add(key)
         return self._content.get(key) is not None
 
@@ -56,7 +56,7 @@ class Section:
     def count(self, key: str) -> int:
         value = self._take(key)
         if type(value) is not int or not 0 <= value <= GREATEST:
-            raise self.damaged(key, "a whole number from 0 up", value)
+            raise self.damaged(key, "a whole number of at least 0", value)
         return value
 
     def optional_count(self, key: str) -> int | None:
@@ -65,18 +65,18 @@ class Section:
     def number(self, key: str) -> float:
         value = self._take(key)
         if type(value) not in (int, float) or not 0 <= value <= GREATEST or math.isnan(value):
-            raise self.damaged(key, "a number from 0 up", value)
+            raise self.damaged(key, "a number of at least 0", value)
         return value  # type: ignore[no-any-return]
 
     def done(self) -> None:
-        """Refuse fields that nobody has asked for."""
+        """Refuse fields that were not read."""
         if left := next((key for key in self._content if key not in self._read), None):
             raise CheckpointError(
                 f"{self.where}: damaged: unknown field {_shown(left)}{did_you_mean(left, self._read)}"
             )
 
     def damaged(self, key: str, expected: str, value: object) -> CheckpointError:
-        """The error for a field that is not what it must be."""
+        """Return the error for an invalid field."""
         return CheckpointError(f"{self.where}: damaged: {_shown(key)} must be {expected}, got {_shown(value)}")
 
     def _take(self, key: str) -> Any:

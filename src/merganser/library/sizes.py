@@ -1,4 +1,4 @@
-"""What a library takes, and what a check of it found."""
+"""The size of a library, and the findings of its verification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes: the base's weights, the files of the experts, what they share, and how much the whole is of the base."""
+    """Bytes of the base's weights, of the experts' files and of their shared part, and the ratio to the base."""
 
     base: int
     experts: Mapping[str, int]
@@ -25,7 +25,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Finding:
-    """What `verify` has to say of one part of a library. `sound` is None where it could not be found out."""
+    """The result of `verify` for one part of a library. `sound` is None if it could not be determined."""
 
     part: str
     sound: bool | None

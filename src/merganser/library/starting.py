@@ -1,4 +1,4 @@
-"""The first steps of a build: what may be in its directory, the copy of the base, the first manifest."""
+"""The first steps of a build: check the directory, copy the base, write the first manifest."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from merganser.recipes.saving import save
 
 
 def interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
-    """The manifest of an interrupted build of the same library, if there is one; refuses whatever else is there."""
+    """Return the manifest of an interrupted build of the same library, if any; refuse anything else in the
+    directory.
+    """
     check_writable(directory, directory)
     present = set(os.listdir(directory)) if os.path.isdir(directory) else set()
     if FILE not in present:
-        begun = {"experts", LOCK}  # by a build that was interrupted before its manifest, and nothing else
+        begun = {"experts", LOCK}  # left by a build that was interrupted before its manifest
         if begun <= present:
             begun |= {"base", "base.partial", ".base.lock", f"{FILE}.partial", SHARED_FILE, f"{SHARED_FILE}.partial"}
         if present - begun or ("experts" in present and any((directory / "experts").iterdir())):
@@ -52,13 +54,13 @@ def make(directory: Path) -> None:
     try:
         storage.DISK.make_directory(directory / "experts")
     except OSError as error:
-        raise InputError(f"{directory}: cannot be made: {error.strerror}") from None
+        raise InputError(f"{directory}: cannot be created: {error.strerror}") from None
 
 
 def begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
-    """The manifest of a new library, on disk, after the copy of the base if there is to be one."""
+    """Write and return the manifest of a new library, after copying the base if requested."""
     if wanted.base_copied:
-        # Goes on with an unfinished copy, leaves a finished one as it is, and refuses whatever else is there.
+        # Continues an unfinished copy, keeps a finished one, and refuses anything else.
         base = open_checkpoint(save(base, directory / "base", resume=True, disk=storage.DISK))
         wanted = replace(wanted, base_fingerprint=base.fingerprint())
     wanted = replace(wanted, base_sha256=weights_checksum(base))

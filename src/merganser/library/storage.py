@@ -1,12 +1,12 @@
-"""An expert on disk: one safetensors file, written whole.
+"""An expert on disk: one safetensors file, written at once.
 
-Per matrix its factors u · diag(s) · vᵀ under the keys `NAME::u`, `NAME::s` and `NAME::v`, or any changed tensor whole
-as `NAME::full`. Column scales of int8 factors are folded into s, so that the same product rebuilds the task matrix
-whatever the dtype. Sizes follow from shapes and ranks alone: the header has a fixed room, whatever the ranks turn out
-to be. Convolution kernels are matrices too, output × (input · window); the base knows their shape.
+A matrix has its factors u · diag(s) · vᵀ under the keys `NAME::u`, `NAME::s` and `NAME::v`; any changed tensor may be
+stored whole as `NAME::full`. Column scales of int8 factors are folded into s, so that the same product rebuilds the
+task matrix for every dtype. Sizes follow from shapes and ranks alone: the header has a fixed size for all ranks.
+Convolution kernels are matrices too, output × (input · window); the base has their shape.
 
-In libraries that mix codes a tensor is `NAME::code`, a blob of `codes.coding`, or `NAME::residual`, one of what is left
-after the shared part. The metadata name the tensors that were dropped, with their energies.
+In libraries that mix codes a tensor is `NAME::code`, a blob of `codes.coding`, or `NAME::residual`, a blob of the
+residual after the shared part. The metadata list dropped tensors with their energies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LARGEST = 10**16
 
 @dataclass(frozen=True)
 class Slot:
-    """How one changed tensor of an expert is kept: at a rank, or whole (`rank` None)."""
+    """How one changed tensor of an expert is stored: at a rank, or whole (`rank` None)."""
 
     name: str
     spec: TensorSpec
@@ -58,12 +58,12 @@ class Slot:
 
 
 def component_bytes(spec: TensorSpec, dtype: torch.dtype) -> int:
-    """What one more component of a matrix costs."""
+    """Return the bytes of one more component of a matrix."""
     return sum(matrix_shape(spec.shape)) * dtype.itemsize + 4
 
 
 def encode(factors: Factors, dtype: torch.dtype, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(u, s, v) as stored, filled up with empty components to exactly `rank`."""
+    """Return (u, s, v) as stored, padded with empty components to exactly `rank`."""
     u, s, v = factors.truncate(rank)
     if dtype == torch.int8:
         u, u_scale = _to_int8(u)
@@ -80,12 +80,12 @@ def _to_int8(columns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def product(u: Tensor, s: Tensor, v: Tensor) -> Tensor:
-    """u · diag(s) · vᵀ of stored factors, in float32."""
+    """Return u · diag(s) · vᵀ of stored factors, in float32."""
     return (u.float() * s) @ v.float().T
 
 
 def normalized(u: Tensor, s: Tensor, v: Tensor) -> Factors:
-    """Stored factors as unit vectors and singular values, in float64, empty components left out."""
+    """Return stored factors as unit vectors and singular values, in float64, without empty components."""
     u, s, v = u.double(), s.double(), v.double()
     u_norm, v_norm = u.norm(dim=0), v.norm(dim=0)
     there = (s * u_norm * v_norm) > 0
@@ -94,14 +94,14 @@ def normalized(u: Tensor, s: Tensor, v: Tensor) -> Factors:
 
 
 def orthonormal(u: Tensor, s: Tensor, v: Tensor) -> Factors:
-    """The singular value decomposition of u · diag(s) · vᵀ, whose columns are rounded too coarsely to be orthogonal."""
+    """Return the singular value decomposition of u · diag(s) · vᵀ, whose rounded columns are not orthogonal."""
     (left, upper), (right, lower) = torch.linalg.qr(u.double() * s), torch.linalg.qr(v.double())
     core = top_svd(upper @ lower.T, len(s))
     return Factors(left @ core.u, core.s, right @ core.v)
 
 
 def header_room(slots: Iterable[tuple[str, TensorSpec]], metadata: Mapping[str, str]) -> int:
-    """Bytes that hold the header of these tensors at any ranks."""
+    """Return the bytes that hold the header of these tensors at any ranks."""
     text: dict[str, object] = {"__metadata__": dict(metadata)}
     for name, spec in slots:
         for part in "usv":
@@ -122,10 +122,10 @@ def write_tensors(
 
     Args:
         path: The file.
-        entries: What it is to hold, by key.
-        metadata: What its header says besides.
+        entries: The tensors of the file, by key.
+        metadata: The metadata of its header.
         tensors: Every entry once, in any order.
-        room: Bytes of the header; by default as few as it needs.
+        room: Bytes of the header; by default its minimum.
 
     Returns:
         The sha256 of the file.
@@ -133,7 +133,7 @@ def write_tensors(
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     begins: dict[str, int] = {}
     end = 0
-    # Wide types first, so that every tensor is aligned to its own item size.
+    # Wide types first, so that every tensor is aligned to its item size.
     for key, spec in sorted(entries.items(), key=lambda item: -item[1].dtype.itemsize):
         begins[key] = end
         described = {"dtype": CODES[spec.element.name], "shape": list(spec.shape)}
@@ -153,11 +153,11 @@ def write_tensors(
 
 
 def write_whole(path: Path, size: int, fill: Callable[[Write], object]) -> str:
-    """Write a file of `size` bytes that appears under its name, or replaces the one there, complete and synced.
+    """Write a file of `size` bytes that gets its name, or replaces the existing file, when complete and synced.
 
     Args:
         path: The file.
-        size: How many bytes it has.
+        size: Its number of bytes.
         fill: Called with a function that writes bytes at an offset.
 
     Returns:
@@ -176,12 +176,12 @@ def write_whole(path: Path, size: int, fill: Callable[[Write], object]) -> str:
 
 
 def partial_of(path: Path) -> Path:
-    """Where a file is written before it takes its name."""
+    """Return the path at which a file is written before it gets its name."""
     return path.with_name(f"{path.name}.partial")
 
 
 def delete(path: Path) -> None:
-    """Remove a file for good."""
+    """Remove a file and sync its directory."""
     DISK.before("remove", path)
     path.unlink()
     DISK.sync_directory(path.parent)

@@ -1,4 +1,4 @@
-"""Which changed tensors are kept, compared and merged as matrices, and how."""
+"""Decide which changed tensors are stored, compared and merged as matrices, and how."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 def is_matrix(shape: Sequence[int]) -> bool:
     """Return whether a change of a tensor of this shape is a task matrix.
 
-    Matrices are, and convolution kernels as output × (input · window), the matrix that multiplies a patch of the
-    input. Left as they are, because no such matrix is behind them:
+    These are matrices, and convolution kernels as output × (input · window), the matrix that multiplies a patch of the
+    input. Not treated as matrices, because they do not act as one:
 
-    - a single row or column;
-    - kernels with an input axis of one, those of depthwise convolutions: each row is a filter of its own, and there is
+    - tensors with a single row or column;
+    - kernels with an input axis of one, as in depthwise convolutions: each row is a separate filter, and there is
       little to save;
-    - three axes of which the last is longer than the first: a stack of matrices, such as the experts of a mixture.
+    - tensors with three axes whose last is longer than the first: stacks of matrices, such as experts of a mixture.
 
     Args:
-        shape: The tensor's own shape.
+        shape: The shape of the tensor.
 
     Returns:
         Whether `matrix_shape(shape)` is a matrix worth decomposing.
@@ -41,5 +41,5 @@ def is_matrix(shape: Sequence[int]) -> bool:
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """Return a tensor with two axes or more as output × everything else."""
+    """Return a tensor with two or more axes as output × everything else."""
     return tensor.flatten(1) if tensor.dim() > 2 else tensor

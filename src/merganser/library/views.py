@@ -1,4 +1,4 @@
-"""Experts and their merges as checkpoints, computed as they are read."""
+"""Experts and their merges as checkpoints, computed while they are read."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Expert(View):
-    """θ₀ + u · diag(s) · vᵀ for matrices, θ₀ + the decoded change where it was coded, the stored tensor where it was
-    kept whole, the base's everywhere else.
+    """θ₀ + u · diag(s) · vᵀ for matrices, θ₀ + the decoded change for coded tensors, the stored tensor if it was kept
+    whole, and the base's tensor otherwise.
 
-    Rebuilt tensors are read in float32: they are rounded once, when written.
+    Rebuilt tensors are read in float32 and rounded once, when written.
     """
 
     def __init__(self, base: Checkpoint, file: ExpertFile, name: str) -> None:
@@ -74,7 +74,9 @@ class Expert(View):
         return Lineage(self.source.label, (self.label,), (kind,))
 
     def factors(self, name: str, k: int | None = None) -> Factors | None:
-        """The task matrix of a tensor as float64 factors: none if it did not change, decomposed unless stored so."""
+        """Return the task matrix of a tensor as float64 factors, decomposed unless stored as such; None if
+        unchanged.
+        """
         if name not in self:
             raise self.missing(name)
         name = self.source.aliases().get(name, name)
@@ -83,7 +85,7 @@ class Expert(View):
             return None
         shape = self.spec(name).shape
         if not self.merges(name) or not (len(shape) == 2 or kind == "factors" or is_matrix(shape)):
-            raise InputError(f"{self.label}: {name!r}, {self.spec(name)}, is no change of a matrix of the base")
+            raise InputError(f"{self.label}: {name!r}, {self.spec(name)}, is not a changed matrix of the base")
         if kind == "factors":
             found = self.file.factors(name)
             return found if k is None else found.truncate(k)
@@ -91,13 +93,13 @@ class Expert(View):
         return top_svd(delta, k or min(delta.shape)).above(FLOOR)
 
     def delta(self, name: str) -> Tensor:
-        """θ_t − θ₀ in float32, in the tensor's own shape; in float64 if the tensor is and was kept whole."""
+        """Return θ_t − θ₀ in float32, in the tensor's own shape; in float64 if the tensor is and was kept whole."""
         if self.file.kinds.get(name) in ("factors", "coded"):
             return self.file.change(name).view(self.source.spec(name).shape)
         return task_matrix(self.source, self, name)
 
     def merges(self, name: str) -> bool:
-        """Whether the tensor takes part in merges: a float tensor of the base's own shape."""
+        """Return whether the tensor takes part in merges: a float tensor of the base's shape."""
         return (
             name in self.source
             and not is_integer(self.source.spec(name).dtype)
@@ -106,7 +108,7 @@ class Expert(View):
 
 
 class MergedExperts(View):
-    """TSV-Merge of experts from their stored factors: no decomposition of a matrix that was kept as factors."""
+    """TSV-Merge of experts from their stored factors, without decomposing matrices that are stored as factors."""
 
     def __init__(self, base: Checkpoint, experts: Sequence[Expert], rule: TSV) -> None:
         super().__init__(base, f"merge of {', '.join(expert.name for expert in experts)}")
@@ -125,21 +127,21 @@ class MergedExperts(View):
         return torch.add(base.to(delta.dtype), delta, alpha=self.rule.scale)
 
     def changing(self, name: str) -> list[Expert]:
-        """The experts whose change of a tensor takes part."""
+        """Return the experts that change a tensor."""
         return [expert for expert in self.experts if name in expert.file.kinds and expert.merges(name)]
 
     def is_factored(self, name: str) -> bool:
-        """Whether the tensor is merged as a matrix; convolution kernels are, unless the rule says otherwise."""
+        """Return whether the tensor is merged as a matrix; convolution kernels are, unless the rule excludes them."""
         shape = self.source.spec(name).shape
         return is_matrix(shape) and self.rule.applies(name, shape)
 
     def rank_of(self, name: str) -> int:
-        """How many components each expert may bring to a matrix, or to a kernel as one."""
+        """Return the maximum number of components per expert for a matrix, or for a kernel as one."""
         n = min(matrix_shape(self.source.spec(name).shape))
         return rank_kept(n, len(self.experts), self.rule.rank_fraction) if self.rule.low_rank else n
 
     def factors(self, name: str) -> list[Factors]:
-        """The truncated factors of the experts that change a matrix, singular values times the experts' weights."""
+        """Return the truncated factors of the experts that change a matrix, with singular values times the weights."""
         parts = []
         for expert in self.changing(name):
             found = expert.factors(name, self.rank_of(name))
@@ -148,7 +150,7 @@ class MergedExperts(View):
         return parts
 
     def _delta(self, name: str) -> Tensor:
-        # Readers come in blocks of rows from several threads: the last few matrices are kept for them.
+        # Several threads read blocks of rows, so the last few matrices are cached.
         with self._lock:
             if name not in self._recent:
                 self._recent[name] = self._compute(name)

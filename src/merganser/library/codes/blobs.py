@@ -1,4 +1,4 @@
-"""Numbers, arrays and few-level symbols as bytes, deflated where that pays, and back with every length checked."""
+"""Write numbers, arrays and few-level symbols as compressed bytes, and read them with every length checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RAW, _DEFLATED = 0, 1
 
 
 class BlobWriter:
-    """Collects the parts of a blob; `BlobReader` asks for the same parts in the same order."""
+    """Collects the parts of a blob; `BlobReader` reads the same parts in the same order."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -32,8 +32,9 @@ class BlobWriter:
         self._parts.append(stored)
 
     def symbols(self, values: np.ndarray[Any, Any], levels: int) -> None:
-        """Append whole numbers from −levels to levels, as many to a byte as fit, so that a Huffman code for bytes can
-        spend less than one bit on each."""
+        """Append integers from −levels to levels, several to a byte, so that a Huffman code of bytes can use less
+        than one bit for each.
+        """
         base, together = 2 * levels + 1, _together(levels)
         digits = (values.astype(np.int16).ravel() + levels).astype(np.uint8)
         rows = np.pad(digits, (0, -len(digits) % together), constant_values=levels).reshape(-1, together)
@@ -47,7 +48,7 @@ class BlobWriter:
 
 
 class BlobReader:
-    """Reads a blob part by part; whatever does not fit is damage, named with `where`."""
+    """Reads a blob part by part; anything unexpected is reported as damage, with `where`."""
 
     def __init__(self, blob: bytes | memoryview, where: str) -> None:
         self._blob, self._place, self._where = memoryview(blob), 0, where
@@ -71,7 +72,7 @@ class BlobReader:
         elif method == _RAW:
             raw = bytes(stored)
         else:
-            raise self.damaged(f"no way {method} to pack an array")
+            raise self.damaged(f"an array has the unknown packing {method}")
         if len(raw) != size:
             raise self.damaged("an array has another length than its tensor needs")
         found: np.ndarray[Any, Any] = np.frombuffer(raw, dtype=kind)
@@ -80,7 +81,7 @@ class BlobReader:
         return found
 
     def symbols(self, levels: int, count: int) -> np.ndarray[Any, Any]:
-        """Read `count` whole numbers from −levels to levels, as int8."""
+        """Read `count` integers from −levels to levels, as int8."""
         base, together = 2 * levels + 1, _together(levels)
         packed = self.array("u1", -(-count // together))
         if packed.size and int(packed.max()) >= base**together:
@@ -89,7 +90,7 @@ class BlobReader:
         return found
 
     def done(self) -> None:
-        """Refuse bytes that nobody has asked for."""
+        """Refuse bytes that were not read."""
         if self._place != len(self._blob):
             raise self.damaged("bytes are left over")
 
@@ -104,10 +105,10 @@ class BlobReader:
 
 
 def _squeeze(raw: bytes) -> tuple[int, bytes]:
-    """The shortest of: as it is, Huffman codes alone, with runs too.
+    """Return the shortest of: uncompressed, Huffman codes only, Huffman codes with runs.
 
-    Huffman codes of symbols packed like this take 2 % more than their entropy, 7 % where nine of ten are zero. On
-    rounded task vectors, which repeat nothing, LZMA takes 20 to 40 % more, Deflate with its search for repetitions 15
+    Huffman codes of symbols packed like this take 2 % more than their entropy, 7 % if nine of ten are zero. On rounded
+    task vectors, which have no repetitions, LZMA takes 20 to 40 % more, and Deflate with its search for repetitions 15
     to 25 %.
     """
     best = (_RAW, raw)
@@ -122,13 +123,13 @@ def _squeeze(raw: bytes) -> tuple[int, bytes]:
 
 
 def _together(levels: int) -> int:
-    """How many symbols go into a byte."""
+    """Return how many symbols fit into a byte."""
     return int(math.log(256.5) / math.log(2 * levels + 1))
 
 
 @cache
 def _table(levels: int) -> np.ndarray[Any, Any]:
-    """The symbols in every byte, shape (bytes, symbols)."""
+    """Return the symbols in every byte, shape (bytes, symbols)."""
     base, together = 2 * levels + 1, _together(levels)
     codes = np.arange(base**together)[:, None]
     return (codes // base ** np.arange(together) % base - levels).astype(np.int8)

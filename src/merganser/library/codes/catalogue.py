@@ -1,4 +1,4 @@
-"""The codes by name, and which of their settings are tried on a tensor."""
+"""The codes by name, and the settings that are tried on a tensor."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 CODES: dict[str, type[Code]] = {code.name: code for code in (Signs, Levels, MixedFactors)}
 #: Besides the codes: whether experts may share a part.
 SHARED = "shared"
-#: What a budget chooses from.
+#: The names a budget may choose from.
 CHOICES = (*CODES, SHARED)
 _FINE = (0.03, 0.06, 0.12, 0.25)
 _COARSE = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-#: Steps of factors where the spectrum ends, and the ratio of singular values that counts as its end.
+#: Steps of factors at the end of the spectrum, and the ratio of singular values that marks the end.
 _SHORTER = (0.5, 0.2, 0.08, 0.03)
 _FALL = 8.0
 
@@ -33,11 +33,11 @@ def candidates(delta: Delta, names: Collection[str] | None = None) -> Iterator[C
 
     Args:
         delta: The difference.
-        names: The codes to choose from; all by default.
+        names: The codes to choose from; by default all.
 
     Yields:
-        Codes with their settings; `factors`, and scales by row or column, only for matrices. Factors of more entries
-        than the matrix has are no good.
+        Codes with their settings. `factors`, and scales by row or column, are only for matrices. Factors with more
+        entries than the matrix are left out.
     """
     allowed = CODES if names is None else names
     matrix = is_matrix(delta.shape) and min(delta.matrix.shape) > 0
@@ -60,7 +60,7 @@ def check_codes(names: Collection[str]) -> tuple[str, ...]:
     """Return the names of codes in the order of `CHOICES`.
 
     Raises:
-        InputError: A name is not known, or no code is among them.
+        InputError: If a name is unknown, or none of them is a code.
     """
     for name in names:
         if name not in CHOICES:
@@ -78,10 +78,10 @@ def describe(code: Code) -> str:
 
 
 def parse(text: str) -> Code:
-    """Return the code that `describe` describes so.
+    """Return the code of a description by `describe`.
 
     Raises:
-        ValueError: The text is none of its descriptions.
+        ValueError: If the text is not a description of a code.
     """
     name, *settings = text.split(" ")
     if name not in CODES:
@@ -93,15 +93,15 @@ def parse(text: str) -> Code:
     types: list[Any] = [type(field.default) for field in known]
     code = kind(*(convert(value) for convert, value in zip(types, settings, strict=True)))
     if describe(code) != text or any(isinstance(v, (int, float)) and not 0 < v < 1e9 for v in _values(code)):
-        raise ValueError(f"{text!r} is not how a code is written")
+        raise ValueError(f"{text!r} is not a description of a code")
     return code
 
 
 @dataclass(frozen=True)
 class TensorChoice:
-    """What is done with a tensor: whole (`full`), not at all (`drop`), or in a code, of the change or of its residual.
+    """How a tensor is stored: whole (`full`), not at all (`drop`), or in a code, of the change or of its residual.
 
-    `residual` is what is left of the change after the part that all experts share.
+    `residual` is the change without the part that all experts share.
     """
 
     code: Code | None = None
@@ -110,10 +110,10 @@ class TensorChoice:
 
     @classmethod
     def parse(cls, text: str) -> TensorChoice:
-        """Return the choice that is written so.
+        """Return the choice of a text.
 
         Raises:
-            ValueError: No choice is.
+            ValueError: If the text is not a choice.
         """
         if text in ("full", "drop"):
             return cls(full=text == "full")
@@ -131,13 +131,13 @@ def _values(code: Code) -> tuple[Any, ...]:
 
 
 def _end(spectrum: Tensor) -> int:
-    """Return the rank after which singular values fall at once, as those of a merged adapter do; 0 if they never do."""
+    """Return the rank after which singular values drop sharply, as for a merged adapter; 0 if they never do."""
     falls = spectrum[:-1] / spectrum[1:]
     return 1 + int(falls.argmax()) if falls.numel() and float(falls.max()) > _FALL else 0
 
 
 def _ranks(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 11, … up to a rank."""
+    """Return 1, 2, 3, 4, 6, 8, 11, … up to a rank."""
     found = [1] if most else []
     while found and found[-1] < most:
         found.append(min(most, max(found[-1] + 1, round(found[-1] * 2**0.5))))

@@ -1,9 +1,9 @@
-"""One tensor's difference Δ as a blob: `encode` and `decode`, whatever the code.
+"""Encode and decode one tensor's difference Δ as a blob, with any code.
 
-A blob says which code made it, the tensor's shape, ‖Δ‖² and the squared error of what it holds, and which rows changed
-at all: rows of zeros, as those of tokens that training did not see, cost a bit each and come back as zeros exactly.
-Where a Gram matrix G = XᵀX of the layer's inputs is given, squares are weighted, ‖E‖² = tr(E G Eᵀ) / (tr G / n): errors
-count by what they do to the layer's outputs.
+A blob contains the code, the tensor's shape, ‖Δ‖², the squared error, and which rows changed: rows of zeros, such as
+tokens that training did not see, take a bit each and are decoded to exact zeros. With a Gram matrix G = XᵀX of the
+layer's inputs, squares are weighted, ‖E‖² = tr(E G Eᵀ) / (tr G / n): errors count by their effect on the layer's
+outputs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 VERSION = 1
 _MOST_AXES = 8
 _RIDGE = 1e-4
-#: Entries that are looked at in float64 at once.
+#: Entries that are processed in float64 at once.
 _BLOCK = 1 << 20
 
 
 class Triple(NamedTuple):
-    """A matrix as stored factors u · diag(s) · vᵀ: u and v are whole numbers, s has their scales."""
+    """A matrix as stored factors u · diag(s) · vᵀ: u and v are integers, s has their scales."""
 
     u: Tensor
     s: Tensor
@@ -39,7 +39,7 @@ class Triple(NamedTuple):
 
 
 class Delta:
-    """The difference of one tensor, as a matrix of the rows that changed, with what several codes ask of it.
+    """The difference of one tensor, as a matrix of the changed rows, with values that several codes need.
 
     Args:
         delta: The difference, in the tensor's own shape.
@@ -61,7 +61,7 @@ class Delta:
         self.energy = self.error(None)
 
     def error(self, approximation: Tensor | None) -> float:
-        """Return the squared error of an approximation of the matrix, weighted where there is a Gram matrix."""
+        """Return the squared error of an approximation of the matrix, weighted if there is a Gram matrix."""
         off = self.matrix if approximation is None else self.matrix - approximation
         step = max(1, _BLOCK // max(1, off.shape[1]))
         blocks = (off[start : start + step].double() for start in range(0, len(off), step))
@@ -84,9 +84,9 @@ class Delta:
 
 
 class Code(ABC):
-    """A way to store a matrix of differences. Frozen records: the fields are its settings."""
+    """A way to store a matrix of differences. A frozen record whose fields are its settings."""
 
-    #: In recipes of builds and in reports, and in blobs.
+    #: The name in options and reports, and the number in blobs.
     name: ClassVar[str]
     number: ClassVar[int]
 
@@ -97,13 +97,14 @@ class Code(ABC):
     @staticmethod
     @abstractmethod
     def read(source: BlobReader, height: int, width: int) -> Tensor | Triple:
-        """Read what `write` has written for a matrix of this shape."""
+        """Read a matrix of this shape as `write` wrote it."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a blob says of itself: the number of its code, the tensor's shape, the squares of error and change, and
-    whether rows of zeros were left out."""
+    """The head of a blob: the number of its code, the tensor's shape, the squares of error and change, and whether
+    rows of zeros were left out.
+    """
 
     number: int
     shape: tuple[int, ...]
@@ -130,10 +131,10 @@ def encode(change: Delta, code: Code, energy: float | None = None) -> Coded:
     Args:
         change: The difference of one tensor.
         code: How to store it.
-        energy: The energy to note in the blob, where the change is what is left of a larger one.
+        energy: The energy to store in the blob, if the change is the residual of a larger one.
 
     Returns:
-        The blob and the squared error of what `decode` makes of it.
+        The blob and its squared error after decoding.
 
     Example:
         >>> coded = encode(Delta(torch.randn(8, 8)), Levels(step=0.5))
@@ -158,7 +159,7 @@ def encode(change: Delta, code: Code, energy: float | None = None) -> Coded:
 
 
 def read_head(blob: bytes | memoryview, where: str) -> Head:
-    """Read what a blob says of itself, and nothing else."""
+    """Read only the head of a blob."""
     return _head(BlobReader(blob, where))
 
 
@@ -166,22 +167,22 @@ def decode(blob: bytes | memoryview, shape: Sequence[int], where: str) -> Tensor
     """Decode a blob.
 
     Args:
-        blob: What `encode` made.
-        shape: The shape the tensor has in the base.
-        where: What to call the blob in messages.
+        blob: A blob from `encode`.
+        shape: The shape of the tensor in the base.
+        where: The name of the blob in messages.
 
     Returns:
-        The difference as a float32 tensor of this shape, or as factors of its matrix where it was stored so.
+        The difference as a float32 tensor of this shape, or as factors of its matrix if stored as factors.
 
     Raises:
-        CheckpointError: The blob is damaged, or of a tensor of another shape.
+        CheckpointError: If the blob is damaged, or belongs to a tensor of another shape.
     """
-    from merganser.library.codes.catalogue import CODES  # it imports this module
+    from merganser.library.codes.catalogue import CODES  # avoids a cyclic import
 
     source = BlobReader(blob, where)
     head = _head(source)
     if head.shape != tuple(shape):
-        raise source.damaged(f"a tensor of {list(head.shape)}, the base has {list(shape)}")
+        raise source.damaged(f"it has a tensor of {list(head.shape)}, the base has {list(shape)}")
     height, width = flat(head.shape)
     rows = None
     if head.sparse:
@@ -190,7 +191,7 @@ def decode(blob: bytes | memoryview, shape: Sequence[int], where: str) -> Tensor
     count = height if rows is None else int(rows.sum())
     code = next((each for each in CODES.values() if each.number == head.number), None)
     if code is None:
-        raise source.damaged(f"code {head.number} is not known; a later version may have written it")
+        raise source.damaged(f"the code {head.number} is unknown; a later version may have written it")
     if count * width == 0:
         source.done()
         return torch.zeros(head.shape)
@@ -212,16 +213,16 @@ def dense(found: Tensor | Triple) -> Tensor:
 
 
 def flat(shape: Sequence[int]) -> tuple[int, int]:
-    """Return a tensor's rows and the entries in each, one row for vectors and numbers."""
+    """Return the number of rows of a tensor and the entries in each; vectors and numbers have one row."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
 def _head(source: BlobReader) -> Head:
     version, number, rows, axes = source.numbers("BBBB")
     if version != VERSION:
-        raise source.damaged(f"version {version} of codes is not known; a later version may have written it")
+        raise source.damaged(f"the version {version} is unknown; a later version may have written it")
     if rows > 1 or axes > _MOST_AXES:
-        raise source.damaged("its head is none")
+        raise source.damaged("its head is invalid")
     shape = source.numbers(f"{axes}I")
     error, energy = source.numbers("dd")
     if not (0 <= error < math.inf and 0 <= energy < math.inf):
@@ -230,7 +231,9 @@ def _head(source: BlobReader) -> Head:
 
 
 def _conditioned(gram: Tensor) -> Tensor:
-    """Return a Gram matrix with mean diagonal 1 and a little of the identity, so that it can be inverted."""
+    """Return a Gram matrix with mean diagonal 1 and a small multiple of the identity added, so that it is
+    invertible.
+    """
     wide = gram.double()
     mean = wide.diagonal().mean().clamp(min=1e-300)
     return (wide + wide.T) / (2 * mean * (1 + _RIDGE)) + torch.eye(len(wide), dtype=wide.dtype) * _RIDGE

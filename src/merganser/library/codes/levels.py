@@ -1,4 +1,4 @@
-"""Few levels, small entries pruned: grouped, pruned and quantised to at most four bits, or to eight for vectors."""
+"""Quantise to few levels and prune small entries: at most four bits, or eight for vectors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 Groups = Literal["tensor", "rows"]
 _GROUPS: tuple[str, ...] = get_args(Groups)
-#: Largest symbols of 2, 3, 4 and 8 bits.
+#: Largest symbols with 2, 3, 4 and 8 bits.
 SYMBOLS = (1, 3, 7, 127)
-#: The dead zone reaches this share of a step on either side of zero; half a step would be plain rounding.
+#: The dead zone extends this share of a step on either side of zero; half a step would be plain rounding.
 _PRUNED = 0.6
 
 
@@ -27,9 +27,9 @@ class Levels(Code):
 
     ρ_g is the root mean square of a group (the tensor, or each row), c_j the mean of |Δ|/ρ_g over the entries of level
     j (up to four bits), and entries below 0.6 steps are pruned. The symbols are Huffman-coded, so that a longer step
-    costs fewer bytes: it prunes more and needs fewer levels. After UltraDelta (Wang et al. 2025, arXiv:2505.13563),
-    which quantises uniformly and prunes within groups; there pruning is random and rescaled, here it takes the smallest
-    entries, which leaves the smaller error for the same bytes.
+    takes fewer bytes: it prunes more and needs fewer levels. After UltraDelta (Wang et al. 2025, arXiv:2505.13563),
+    which quantises uniformly and prunes within groups. There pruning is random and rescaled; here it removes the
+    smallest entries, which gives a smaller error for the same bytes.
     """
 
     name: ClassVar[str] = "levels"
@@ -61,7 +61,7 @@ class Levels(Code):
     def read(source: BlobReader, height: int, width: int) -> Tensor:
         groups, kind, step = source.numbers("BBf")
         if groups >= len(_GROUPS) or kind >= len(SYMBOLS) or not 0 < step < 1e9:
-            raise source.damaged("its levels are none")
+            raise source.damaged("its levels are invalid")
         scales = read_scales(source, (1, height)[groups])[:, None] * step
         most = SYMBOLS[kind]
         values = np.arange(most + 1, dtype=np.float32)

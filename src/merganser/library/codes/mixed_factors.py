@@ -14,8 +14,8 @@ from merganser.library.codes.levels import SYMBOLS
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Step of the last component, in root mean squares of its entries. Longer steps make it cost more than it is worth:
-#: error and λ · bytes of a Gaussian component of d + d entries exceed its energy from here on.
+#: Step of the last component, in root mean squares of its entries. With longer steps it costs more than it is worth:
+#: error plus λ · bytes of a Gaussian component of d + d entries exceed its energy.
 LAST = 1.35
 
 
@@ -23,11 +23,11 @@ LAST = 1.35
 class MixedFactors(Code):
     """Δ ≈ Σ_{r ≤ rank} u_r s_r v_rᵀ with u_r and v_r in 8, 4, 3 and 2 bits, by rank.
 
-    What rounding u_r and v_r costs grows with σ_r², so the steps of σ_r u_r and σ_r v_r are the same for every r, which
-    is what shares out bits best: large components have many levels, small ones few. `step` is that of the last
-    component in root mean squares of its entries; a shorter one pays only where the spectrum ends with it. The left
-    factor is fitted to the rounded right one by least squares, A = Δ G V (Vᵀ G V)⁻¹, before it is rounded itself.
-    Symbols of the components with the same bits are Huffman-coded together.
+    The cost of rounding u_r and v_r grows with σ_r², so the steps of σ_r u_r and σ_r v_r are the same for every r,
+    which allocates bits optimally: large components have many levels, small ones few. `step` is that of the last
+    component in root mean squares of its entries; a shorter one pays only if the spectrum ends there. The left factor
+    is fitted to the rounded right one by least squares, A = Δ G V (Vᵀ G V)⁻¹, before it is rounded itself. Symbols of
+    components with the same bits are Huffman-coded together.
     """
 
     name: ClassVar[str] = "factors"
@@ -58,20 +58,20 @@ class MixedFactors(Code):
     def read(source: BlobReader, height: int, width: int) -> Triple:
         (rank,) = source.numbers("I")
         if rank > min(height, width):
-            raise source.damaged(f"rank {rank} of a matrix of {height} × {width}")
+            raise source.damaged(f"it has rank {rank} for a matrix of {height} × {width}")
         s = torch.from_numpy(source.array("f4", rank).copy()) if rank else torch.zeros(0)
         u, v = (_read_columns(source, side, rank) for side in (height, width))
         return Triple(u, s, v)
 
 
 def _rounded(columns: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Round columns to whole steps, longer ones where 127 of them would not do."""
+    """Round columns to whole steps, with longer steps where 127 of them would not suffice."""
     steps = torch.maximum(steps, columns.abs().amax(0) / SYMBOLS[-1])
     return (columns / steps).round(), steps
 
 
 def _write_columns(out: BlobWriter, columns: np.ndarray[Any, Any]) -> None:
-    """Write columns in sections of 8, 4, 3 and 2 bits; a column has at least as many as those after it."""
+    """Write columns in sections of 8, 4, 3 and 2 bits; the number of bits never increases."""
     largest = np.maximum.accumulate(np.abs(columns).max(0, initial=0)[::-1])[::-1]
     ends = [int((largest > most).sum()) for most in reversed(SYMBOLS[:-1])] + [columns.shape[1]]
     out.numbers("4I", *ends)

@@ -1,4 +1,4 @@
-"""Sign and scale: one bit for each entry (BitDelta, Liu et al. 2024, arXiv:2402.10193)."""
+"""Sign and scale: one bit per entry (BitDelta, Liu et al. 2024, arXiv:2402.10193)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _AXES: tuple[str, ...] = get_args(Axis)
 
 @dataclass(frozen=True)
 class Signs(Code):
-    """α · sign(Δ) with one α for the tensor, or for each row or column.
+    """α · sign(Δ) with one α per tensor, row or column.
 
-    α = mean |Δ| minimises ‖Δ − α sign(Δ)‖. Where the inputs' Gram matrix G is given, scales of the tensor and of rows
-    are calibrated to it: α = ⟨Δ, S⟩_G / ⟨S, S⟩_G with S = sign(Δ).
+    α = mean |Δ| minimises ‖Δ − α sign(Δ)‖. If the Gram matrix G of the inputs is given, scales of the tensor and of
+    rows are calibrated to it: α = ⟨Δ, S⟩_G / ⟨S, S⟩_G with S = sign(Δ).
     """
 
     name: ClassVar[str] = "signs"
@@ -44,7 +44,7 @@ class Signs(Code):
     def read(source: BlobReader, height: int, width: int) -> Tensor:
         (axis,) = source.numbers("B")
         if axis >= len(_AXES):
-            raise source.damaged("its scales run along no axis")
+            raise source.damaged("its scales have no valid axis")
         scales = read_scales(source, (1, height, width)[axis])
         bits = np.unpackbits(source.array("u1", -(-height * width // 8)), count=height * width)
         signs = torch.from_numpy(bits.reshape(height, width).astype(np.float32)) * 2 - 1
@@ -52,7 +52,7 @@ class Signs(Code):
 
 
 def write_scales(out: BlobWriter, scales: Tensor) -> None:
-    """Write scales in half precision beside the largest of them."""
+    """Write scales in half precision relative to the largest of them."""
     largest = float(scales.abs().max())
     out.numbers("f", largest)
     if scales.numel() > 1:
@@ -60,7 +60,7 @@ def write_scales(out: BlobWriter, scales: Tensor) -> None:
 
 
 def read_scales(source: BlobReader, count: int) -> Tensor:
-    """Read what `write_scales` has written for so many."""
+    """Read `count` scales as `write_scales` wrote them."""
     (largest,) = source.numbers("f")
     if not np.isfinite(largest):
         raise source.damaged("a scale is not a finite number")
