@@ -148,7 +148,7 @@ def test_a_library_stands_for_its_base_and_experts(models, tmp_path):
 def test_a_library_without_experts_is_named(models, tmp_path):
     library = Library.build(models["base"], {"math": models["math"]}, tmp_path / "lib")
     library.remove("math")
-    with pytest.raises(InputError, match="at least one expert is needed"):
+    with pytest.raises(InputError, match="expected at least one expert"):
         call(tmp_path / "lib")
 
 

@@ -270,7 +270,7 @@ def test_a_given_routing_has_to_fit_the_batch(built, x):
     with pytest.raises(InputError, match="a routing of 3 samples for a batch of 12"):
         model_of(built)(x, routing=only("a", 3))
     apart = model_of(built).route(x)
-    with pytest.raises(InputError, match="routed apart"):
+    with pytest.raises(InputError, match="routed separately"):
         model_of(built, per_batch=True).predict(x, routing=apart)
 
 

@@ -79,7 +79,7 @@ def test_moves_and_casts_reach_everything(built, x, kind):
     torch.testing.assert_close(model.float()(x, task="a").logits, first, atol=2e-5, rtol=1e-4)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.to("meta")
-    with pytest.raises(InputError, match="on the meta device, without values"):
+    with pytest.raises(InputError, match="on the meta device and has no values"):
         model(x, task="a")
     model.to_empty(device="cpu").load_state_dict(state)
     torch.testing.assert_close(model(x, task="a").logits, first, atol=2e-5, rtol=1e-4)

@@ -56,9 +56,9 @@ def test_sweeps_of_redundancy(model):
     ("data", "message"),
     [
         ({}, "no data"),
-        ({"aa": [torch.ones(2, 5, WIDTH)]}, "'aa', which is no expert"),
-        ({"a": torch.ones(2, 5, WIDTH)}, "the data of 'a' are one batch"),
-        ({"a": {"x": torch.ones(2, 5, WIDTH)}}, "the data of 'a' are one batch"),
+        ({"aa": [torch.ones(2, 5, WIDTH)]}, "'aa', which is not an expert"),
+        ({"a": torch.ones(2, 5, WIDTH)}, "the data of 'a' are a single batch"),
+        ({"a": {"x": torch.ones(2, 5, WIDTH)}}, "the data of 'a' are a single batch"),
         ({"a": []}, "no batch of 'a'"),
     ],
 )
@@ -80,5 +80,5 @@ def test_labels_heads_and_settings_are_checked_before_any_pass(model, monkeypatc
     ):
         with pytest.raises(InputError, match=message):
             sweep_choice(model, {"a": data}, **options)
-    with pytest.raises(InputError, match="needs heads"):
+    with pytest.raises(InputError, match="needs a model with heads"):
         sweep_choice(AdaptiveModel(model.module, model.library), {"a": [(x, labels)]})

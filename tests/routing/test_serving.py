@@ -99,7 +99,7 @@ def test_routes_and_health(server, model):
         (b'{"inputs": [["a"]]}', 422, "rectangular"),
         (b'{"inputs": [[]]}', 422, "samples without numbers"),
         (b'{"inputs": [1.0, 2.0]}', 422, "cannot take a tensor of shape [2]"),
-        (b'{"inputs": [[NaN]]}', 422, "infinite or no numbers"),
+        (b'{"inputs": [[NaN]]}', 422, "infinite or NaN"),
         (b'{"inputs": [[[1.0, 2.0]]]}', 422, "cannot take a tensor of shape [1, 1, 2]"),
         (b'{"inputs": {"y": [[[1.0]]]}}', 422, "cannot take these inputs"),
         (b'{"inputs": {"x": [[1.0]], "y": [[1.0], [2.0]]}}', 422, "same number of samples"),
@@ -183,7 +183,7 @@ def test_numbers_that_json_does_not_have_are_null(model):
 
 
 def test_labels_have_to_fit_the_heads(model):
-    with pytest.raises(InputError, match="labels for 'z', which is no expert"):
+    with pytest.raises(InputError, match="labels for 'z', which is not an expert"):
         create_app(model, labels={"z": ["no"]})
     with pytest.raises(InputError, match="1 labels for 'a', whose head has 2 classes"):
         create_app(model, labels={"a": ["no"]})

@@ -1,4 +1,4 @@
-"""Where the experts of one base interfere, and what to do about it.
+"""Find where the experts of one base interfere, and what to do about it.
 
 Start with `survey`.
 """

@@ -1,4 +1,4 @@
-"""From measurements to a recommendation. The thresholds are rules of thumb, stated where they are used."""
+"""Turn measurements into advice. The thresholds are rules of thumb, explained where they are defined."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-#: Task vectors this parallel are mostly one expert trained twice.
+#: Above this cosine, two task vectors are almost the same expert.
 TWINS = 0.7
-#: Task vectors this opposed undo each other when they are added.
+#: Below this cosine, two task vectors cancel each other in a sum.
 OPPOSED = -0.1
-#: Interference over chance that is worth naming; below it a pair looks unrelated.
+#: Interference relative to chance that is worth reporting; below it a pair looks unrelated.
 COLLIDING = 1.5
-#: Below these, plain sums lose little against orthogonalised ones.
+#: Below these, plain sums lose little compared with orthogonalised ones.
 CALM_COSINE, CALM_INTERFERENCE = 0.05, 1.1
-#: Task vectors this many times as long as the shortest decide a merge.
+#: A task vector this many times as long as the shortest dominates a merge.
 UNEQUAL = 2.0
-#: Energy a rank should keep.
+#: Share of the energy that a rank should keep.
 ENOUGH = 0.95
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to know or to do, and why."""
+    """One recommendation or fact, with its reason."""
 
     kind: Literal["norms", "twins", "opposed", "collision", "where", "method", "rank"]
     text: str
@@ -64,8 +64,9 @@ def advise(
     norms: Sequence[float],
     truncated: bool = False,
 ) -> tuple[Advice, ...]:
-    """Which experts collide, where, and which method and rank to try. Energies of `truncated` experts are shares of
-    what a library stored."""
+    """Return which experts interfere, where, and which method and rank to try. Energies of `truncated` experts are
+    shares of what a library stored.
+    """
     if len(experts) < 2 or not matrices:
         return ()
     couples = [(a, b) for a in range(len(experts)) for b in range(a)]
@@ -92,7 +93,7 @@ def _norms(experts: Sequence[str], norms: Sequence[float]) -> list[Advice]:
     (short, shortest), (long, longest) = moved[0], moved[-1]
     text = (
         f"the task vector of {longest} is {long / short:.1f} times as long as that of {shortest} ({long:.3g} and "
-        f"{short:.3g}) and would decide the merge: compare `norms: equal`, or give {longest} a smaller weight"
+        f"{short:.3g}) and would dominate the merge: try `norms: equal`, or give {longest} a smaller weight"
     )
     return [Advice("norms", text, (shortest, longest))]
 
@@ -118,7 +119,7 @@ def _loudest(matrices: Sequence[MeasuredMatrix], a: int, b: int) -> str:
 
 
 def _where(blocks: Sequence[Measured]) -> Advice:
-    """The blocks furthest above chance, or that there are none."""
+    """Return the blocks furthest above chance, or that there are none."""
     top = sorted(blocks, key=lambda block: -_ratio(block))[:3]
     above = [f"{block.block} ({_ratio(block):.1f}× chance)" for block in top if _ratio(block) >= CALM_INTERFERENCE]
     if above:
@@ -135,11 +136,13 @@ def _method(
     kept = _mean(value for matrix in matrices for value in matrix.energy)
     measured = f"mean |cosine| {alike:.2f}, interference {level:.1f}× chance"
     if alike < CALM_COSINE and level < CALM_INTERFERENCE and not loud:
-        return Advice("method", f"the experts hardly overlap ({measured}): task_arithmetic may do; tsv to be sure")
+        return Advice(
+            "method", f"the experts hardly overlap ({measured}): task_arithmetic may suffice; use tsv to be sure"
+        )
     if kept < 0.5:
         return Advice(
             "method",
-            f"the experts overlap ({measured}) and the rank used holds only {kept:.0%} of {energy} "
+            f"the experts overlap ({measured}) and the rank used keeps only {kept:.0%} of {energy} "
             "(mean over matrices): try iso_c, which truncates nothing, beside tsv",
         )
     return Advice("method", f"the experts overlap ({measured}): try tsv with scale 1.0, then iso_c with 1.0 to 1.5")

@@ -1,4 +1,4 @@
-"""Singular task interference and its relatives, on the factors of one matrix from several tasks."""
+"""Singular task interference and related measures, on the factors of one matrix from several tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from merganser.kernels.lapack import eigenvalues_and_leading_vectors
 from merganser.kernels.polar import TOLERANCE, noise_levels, passband
 from merganser.kernels.spectra import Factors, times
 
-#: Directions of float32 factors that are looked at in float64 if their Gram matrix does not resolve them.
+#: Number of directions of float32 factors that are recomputed in float64 if their Gram matrix does not resolve them.
 WEAKEST = 64
 #: Share of the largest eigenvalue below which those of a float32 Gram matrix are noise.
 ROUNDING = 1e-5
@@ -23,8 +23,9 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Overlap:
-    """The Gram matrices UᵀU and VᵀV of concatenated factors; `sizes` are the ranks of the tasks. `narrow` holds factors
-    in float32, for what their Gram matrices do not resolve."""
+    """The Gram matrices UᵀU and VᵀV of concatenated factors; `sizes` are the ranks of the tasks. `narrow` has
+    float32 factors, for directions that their Gram matrices do not resolve.
+    """
 
     left: Tensor
     right: Tensor
@@ -36,8 +37,9 @@ class Overlap:
 
     @classmethod
     def of(cls, factors: Sequence[Factors], orthonormal: bool = False) -> Overlap:
-        """The overlap of factors, in float32 where all of them are. Blocks of `orthonormal` factors with themselves are
-        taken for the identity; stored factors are rounded, and their own blocks are computed."""
+        """Return the overlap of factors, in float32 if all of them are. Diagonal blocks of `orthonormal` factors are
+        assumed to be the identity; stored factors are rounded, so theirs are computed.
+        """
         narrow = tuple(factors) if all(f.s.dtype == torch.float32 for f in factors) else ()
         wide = torch.float32 if narrow else torch.float64
         us, ss, vs = ([part.to(wide) for part in parts] for parts in zip(*factors, strict=True))
@@ -46,14 +48,14 @@ class Overlap:
         return cls(left, right, torch.cat(ss), tuple(f.rank for f in factors), shape, orthonormal, narrow)
 
     def interference(self) -> float:
-        """STI = ‖(UᵀU − I) Σ (VᵀV − I)‖₁, entrywise."""
+        """Return STI = ‖(UᵀU − I) Σ (VᵀV − I)‖₁, entrywise."""
         return float(self._deviation.abs().sum(dtype=torch.float64))
 
     def normalized(self) -> float:
-        """‖(UᵀU − I) Σ (VᵀV − I)‖ / (c_T ‖Σ‖), Frobenius: 0 for orthogonal tasks, 1 for identical ones, of any size.
+        """Return ‖(UᵀU − I) Σ (VᵀV − I)‖ / (c_T ‖Σ‖), Frobenius: 0 for orthogonal tasks, 1 for identical ones.
 
-        c_T² = (T − 1)(T² − 3T + 3). The entrywise norm of STI would not do: it adds up the many tiny overlaps of
-        unrelated tasks, among which identical ones do not stand out.
+        c_T² = (T − 1)(T² − 3T + 3). The entrywise norm of STI is unsuitable: it adds up the many tiny overlaps of
+        unrelated tasks, so that identical tasks do not stand out.
         """
         size = float(self.s.norm())
         if len(self.sizes) < 2 or size == 0:
@@ -61,7 +63,7 @@ class Overlap:
         return float(self._deviation.norm()) / (size * _identical(len(self.sizes)))
 
     def chance(self) -> float:
-        """The `normalized` value to expect of unrelated tasks, with singular vectors uniform on their spheres.
+        """Return the expected `normalized` value of unrelated tasks, with singular vectors uniform on their spheres.
 
         Entry (i, j) then is a sum over the components l of the other tasks of σ_l times two cosines of variance
         1/d and 1/m, so that its expected square is Σ_l σ_l² / (d·m).
@@ -78,7 +80,7 @@ class Overlap:
         return math.sqrt(max(0.0, squares)) / _identical(len(self.sizes))
 
     def pairs(self) -> Tensor:
-        """The normalised interference of every two tasks alone, as a symmetric matrix."""
+        """Return the normalised interference of every pair of tasks, as a symmetric matrix."""
         tasks = len(self.sizes)
         table = torch.zeros(tasks, tasks, dtype=torch.float64)
         for a in range(tasks):
@@ -87,7 +89,7 @@ class Overlap:
         return table
 
     def inner_products(self) -> Tensor:
-        """⟨Δ_a, Δ_b⟩ of the factored task matrices."""
+        """Return ⟨Δ_a, Δ_b⟩ of the factored task matrices."""
         s = self.s.double()
         weighted = self.left * self.right * s[:, None] * s
         rows = torch.stack([part.sum(dim=0) for part in _parts(weighted, self.sizes)])
@@ -99,14 +101,14 @@ class Overlap:
 
     @cached_property
     def _squares(self) -> tuple[Tensor, Tensor]:
-        """The squared singular values of U and of V, ascending."""
+        """Return the squared singular values of U and of V, ascending."""
         left, right = (
             _squares_of(side, [f[2 * i] for f in self.narrow]) for i, side in enumerate((self.left, self.right))
         )
         return left, right
 
     def after_merging(self, tolerance: float = TOLERANCE) -> float:
-        """The STI of the orthogonalised factors, U⊥ᵀU⊥ and V⊥ᵀV⊥: zero where T·k directions fit into the space."""
+        """Return the STI of the orthogonalised factors, U⊥ᵀU⊥ and V⊥ᵀV⊥: zero if T·k directions fit into the space."""
         kept = [_kept(squares, d, tolerance) for squares, d in zip(self._squares, self.shape, strict=True)]
         if any(side.numel() and bool((side == 1).all()) for side in kept):
             return 0.0
@@ -116,13 +118,13 @@ class Overlap:
         return sti(left, self.s, right)
 
     def procrustes(self) -> tuple[float, float]:
-        """‖U − U⊥‖ and ‖V − V⊥‖ for the orthogonal Procrustes solutions, relative to ‖U‖ = ‖V‖ = √(Tk)."""
+        """Return ‖U − U⊥‖ and ‖V − V⊥‖ for the orthogonal Procrustes solutions, relative to ‖U‖ = ‖V‖ = √(Tk)."""
         left, right = (_procrustes_error(*side) for side in zip(self._squares, self.shape, strict=True))
         size = math.sqrt(max(1, self.s.numel()))
         return left / size, right / size
 
     def _of_two(self, a: int, b: int) -> float:
-        """The normalised interference of two tasks alone: of orthonormal factors, (UᵀU − I) has two blocks only."""
+        """Return the normalised interference of two tasks: for orthonormal factors, (UᵀU − I) has only two blocks."""
         if not self.orthonormal:
             return self._only(a, b).normalized()
         x, y = (_parts(_parts(side, self.sizes)[a], self.sizes, 1)[b] for side in (self.left, self.right))
@@ -138,12 +140,12 @@ class Overlap:
 
 
 def sti(left: Tensor, s: Tensor, right: Tensor) -> float:
-    """‖(L − I) Σ (R − I)‖₁."""
+    """Return ‖(L − I) Σ (R − I)‖₁."""
     return float(deviation(left, s, right).abs().sum())
 
 
 def deviation(left: Tensor, s: Tensor, right: Tensor) -> Tensor:
-    """(L − I) Σ (R − I)."""
+    """Return (L − I) Σ (R − I)."""
     a, b = left.clone(), right.clone()
     a.diagonal().sub_(1)
     b.diagonal().sub_(1)
@@ -151,17 +153,17 @@ def deviation(left: Tensor, s: Tensor, right: Tensor) -> Tensor:
 
 
 def _identical(tasks: int) -> float:
-    """c_T: what T identical tasks have, (J − I)² being (T − 2) J + I."""
+    """Return c_T, the value for T identical tasks, where (J − I)² = (T − 2) J + I."""
     return math.sqrt((tasks - 1) * (tasks * tasks - 3 * tasks + 3))
 
 
 def square_procrustes(n: int, tasks: int) -> float:
-    """The relative Procrustes error of T orthogonal n×n bases, whatever they are: U Uᵀ = T·I, error √n (√T − 1)."""
+    """Return the relative Procrustes error of any T orthogonal n×n bases: U Uᵀ = T·I, error √n (√T − 1)."""
     return math.sqrt(n) * (math.sqrt(tasks) - 1) / math.sqrt(n * tasks)
 
 
 def full_rank_procrustes(bases: Sequence[Tensor]) -> float:
-    """The relative Procrustes error of concatenated whole bases, from the smaller of the two Gram matrices."""
+    """Return the relative Procrustes error of concatenated whole bases, from the smaller of the two Gram matrices."""
     d, columns = bases[0].shape[0], sum(basis.shape[1] for basis in bases)
     if columns <= d:
         u = torch.cat([basis.double() for basis in bases], dim=1)
@@ -174,13 +176,13 @@ def full_rank_procrustes(bases: Sequence[Tensor]) -> float:
 
 
 def _procrustes_error(squares: Tensor, dimension: int) -> float:
-    """√Σ(σ − 1)² over the singular values a matrix of this many rows can have."""
+    """Return √Σ(σ − 1)² over the singular values that a matrix with this many rows can have."""
     values = squares.double().flip(0)[:dimension].clamp(min=0).sqrt()
     return float((values - 1).norm())
 
 
 def _block_gram(parts: Sequence[Tensor], orthonormal: bool) -> Tensor:
-    """[A₁ A₂ …]ᵀ[A₁ A₂ …], each block above the diagonal once, and those on it only if they are not known."""
+    """Return [A₁ A₂ …]ᵀ[A₁ A₂ …], computing each block above the diagonal once, and diagonal blocks only if unknown."""
     sizes = [part.shape[1] for part in parts]
     total = parts[0].new_empty(sum(sizes), sum(sizes))
     starts = list(itertools.accumulate(sizes, initial=0))
@@ -193,8 +195,9 @@ def _block_gram(parts: Sequence[Tensor], orthonormal: bool) -> Tensor:
 
 
 def _squares_of(gram: Tensor, narrow: Sequence[Tensor]) -> Tensor:
-    """The eigenvalues of a Gram matrix, ascending. In float32 the smallest are noise: a few are computed again in
-    float64, from the factors and their eigenvectors, and if there are more, all of them count as 0."""
+    """Return the eigenvalues of a Gram matrix, ascending. In float32 the smallest are noise: if they are few, they
+    are recomputed in float64 from the factors and their eigenvectors; otherwise all of them count as 0.
+    """
     if not narrow:
         exact: Tensor = torch.linalg.eigvalsh(gram)
         return exact
@@ -217,7 +220,7 @@ def _polar_gram(gram: Tensor, rows: int, tolerance: float) -> Tensor:
 
 
 def _kept(squares: Tensor, rows: int, tolerance: float) -> Tensor:
-    """How much of every direction the filtered polar factor keeps."""
+    """Return how much of every direction the filtered polar factor keeps."""
     if squares.numel() == 0:
         return squares
     x = (squares.clamp(min=0) / squares[-1].clamp(min=1e-300)).sqrt()

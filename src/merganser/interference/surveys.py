@@ -1,4 +1,4 @@
-"""Where experts interfere: per matrix and block, with similarity, spectra and advice."""
+"""Survey where experts interfere: by matrix and block, with similarity, spectra and advice."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 class MatrixInterference:
     """Interference in one matrix.
 
-    `sti` is that of the thesis. `normalized` lies between 0 (orthogonal) and 1 (identical experts); compare it with
-    `chance`, its value for unrelated experts (see `sti.Overlap`). For each expert: `effective_rank`, the `energy` at
-    the rank used, and the `energy_curve` at `FRACTIONS`. `pairs` is the normalised interference of every two experts.
-    Procrustes errors are relative, (left, right); at full rank, the long side is measured only on request.
+    `sti` is as defined in the thesis. `normalized` lies between 0 (orthogonal) and 1 (identical experts); compare it
+    with `chance`, its value for unrelated experts (see `sti.Overlap`). For each expert: `effective_rank`, the `energy`
+    at the rank used, and the `energy_curve` at `FRACTIONS`. `pairs` is the normalised interference of every pair of
+    experts. Procrustes errors are relative, (left, right); at full rank, the long side is measured only on request.
     """
 
     name: str
@@ -54,7 +54,9 @@ class MatrixInterference:
 
 @dataclass(frozen=True)
 class BlockInterference:
-    """Interference in one block: sums of STI before and after TSV-Merge, means of the normalised one and of chance."""
+    """Interference in one block: sums of STI before and after TSV-Merge, means of normalised interference and of
+    chance.
+    """
 
     block: str
     matrices: int
@@ -74,11 +76,11 @@ class Survey(Shown):
         blocks: Interference in every block.
         norms: Length of each task vector.
         cosine: Cosines of the whole task vectors, shape (experts, experts).
-        pairs: Normalised interference of every two experts, averaged over the matrices.
+        pairs: Normalised interference of every pair of experts, averaged over the matrices.
         truncated: Whether the experts came from a library, so that spectra end at the stored rank.
-        advice: What to do about it.
-        left_out: For some experts, tensors that the base lacks or has in another shape, such as heads.
-        layers: For every stack of layers of which only some were measured, the names of those and how many it has.
+        advice: Recommendations.
+        left_out: By expert, tensors that the base lacks or has in another shape, such as heads.
+        layers: For every stack measured only in part, the names of the measured layers and the number of all.
 
     Example:
         >>> survey = mg.interference.survey(base, experts)
@@ -100,7 +102,7 @@ class Survey(Shown):
         return {"fractions": list(FRACTIONS), **asdict(self)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row for each block, formatted for a table."""
+        """Return one row per block, formatted for a table."""
         return [
             {
                 "block": block.block,
@@ -216,7 +218,9 @@ def sample_layers(names: Sequence[str], most: int | None) -> dict[str, tuple[tup
 def similarity(
     base: Reference | Library, experts: Mapping[str, Reference] | Sequence[str] | None, name: str, rank: int
 ) -> tuple[Tensor, Tensor]:
-    """Return |UᵀU| and |VᵀV| of the top `rank` task singular vectors of one matrix: heat maps with a block per task."""
+    """Return |UᵀU| and |VᵀV| of the top `rank` task singular vectors of one matrix: heat maps with one block per
+    task.
+    """
     overlap = Overlap.of(open_task_matrices(base, experts).factors(name, rank))
     return overlap.left.abs(), overlap.right.abs()
 

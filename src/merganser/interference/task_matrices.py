@@ -1,4 +1,4 @@
-"""Task matrices Δ = expert − base, one tensor after the other: from checkpoints, or from the factors of a library."""
+"""Task matrices Δ = expert − base, tensor by tensor: from checkpoints, or from the factors of a library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from merganser.library.unfolding import as_matrix, is_matrix
 from merganser.methods.matrices import FLOOR, matrix_shape, side_by_side
 
 _ELEMENTS = 1 << 22
-#: Products of so many float32 entries are added up in float64.
+#: Length of the float32 products that are summed in float64.
 _RUN = 1 << 14
 
 
@@ -34,23 +34,23 @@ class TaskMatrices(ABC):
 
     @abstractmethod
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
-        """The float tensors every expert shares with the base."""
+        """Yield the float tensors that every expert shares with the base."""
 
     @abstractmethod
     def left_out(self) -> dict[str, tuple[str, ...]]:
-        """For every expert what the base has not."""
+        """Return, for every expert, the tensors that the base lacks."""
 
     @abstractmethod
     def factors(self, name: str, k: int) -> list[Factors]:
-        """The top k components of every expert."""
+        """Return the top k components of every expert."""
 
     @abstractmethod
     def decomposed(self, name: str, k: int) -> list[tuple[Tensor, Factors]]:
-        """All singular values of every expert, and its top k components."""
+        """Return all singular values of every expert, and its top k components."""
 
     @abstractmethod
     def inner_products(self, name: str) -> Tensor:
-        """⟨Δ_a, Δ_b⟩ for one tensor."""
+        """Return ⟨Δ_a, Δ_b⟩ for one tensor."""
 
 
 class WholeTaskMatrices(TaskMatrices):
@@ -98,7 +98,7 @@ class WholeTaskMatrices(TaskMatrices):
             rows = (start, min(start + step, height)) if spec.shape else None
             ours = self.base.read(name, rows)
             read = [expert.read(name, rows) for expert in self._experts]
-            # Far cheaper than to find zeros among differences.
+            # Far cheaper than finding zeros among differences.
             if all(theirs.dtype == ours.dtype and torch.equal(theirs, ours) for theirs in read):
                 continue
             wide = torch.float64 if torch.float64 in (ours.dtype, *(t.dtype for t in read)) else torch.float32
@@ -152,7 +152,9 @@ class StoredTaskMatrices(TaskMatrices):
 
 
 def inner_products(rows: Tensor) -> Tensor:
-    """A Aᵀ of a few long rows in float64; float32 rows are multiplied in float32, in runs that lose no digits."""
+    """Return A Aᵀ of a few long rows in float64; float32 rows are multiplied in float32, in runs that lose no
+    digits.
+    """
     count, length = rows.shape
     even = length - length % _RUN
     runs = rows[:, :even].view(count, -1, _RUN).transpose(0, 1)
@@ -161,7 +163,7 @@ def inner_products(rows: Tensor) -> Tensor:
 
 
 def _of_its_own(base: Checkpoint, expert: Checkpoint, names: Iterable[str]) -> tuple[str, ...]:
-    """The tensors that the base has not, or in another shape."""
+    """Return the tensors that the base lacks or has in another shape."""
     return tuple(t for t in names if t not in base or base.spec(t).shape != expert.spec(t).shape)
 
 
@@ -173,7 +175,7 @@ def open_task_matrices(
     elif isinstance(experts, Mapping):
         source = WholeTaskMatrices(open_checkpoint(base), {name: open_checkpoint(ref) for name, ref in experts.items()})
     else:
-        raise InputError("name the experts of a base, as in {'task': checkpoint, …}")
+        raise InputError("give the experts of the base, as in {'task': checkpoint, …}")
     if not source.names:
-        raise InputError("at least one expert is needed")
+        raise InputError("expected at least one expert")
     return source

@@ -1,5 +1,5 @@
-"""One model over many experts that finds, for each input, the experts to merge: MASS, what it is compared with, and a
-server.
+"""One model over many experts that chooses and merges experts for each input: MASS, baselines, and a server.
+
 
 Start with `AdaptiveModel`.
 """

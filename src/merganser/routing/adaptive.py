@@ -1,4 +1,4 @@
-"""MASS: one model over many experts that finds, for each input, the experts to merge and the head to answer with."""
+"""MASS: one model over many experts that chooses, for each input, the experts to merge and the head to answer with."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class AdaptiveModel(LibraryModel):
     def _with(self, **parts: Any) -> AdaptiveModel:
         """Return a model that shares all parts with this one except the given ones."""
         other = self.__class__.__new__(self.__class__)
-        # The tables of submodules and hooks are dicts: another part here must not become one there.
+        # Submodules and hooks are stored in dicts, which must be copied so that the two models stay independent.
         other.__dict__.update({k: copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
         for name, part in parts.items():
             delattr(other, name)
@@ -226,7 +226,7 @@ class AdaptiveModel(LibraryModel):
             return passed if self.heads is None else self.answer(inputs, passed, task)
 
     def _run(self, tasks: frozenset[str], part: Inputs, rows: int) -> Any:
-        """Run the merge of a set. Weights that turn out to be read without a call are whole matrices from then on."""
+        """Run the merge of a set. Weights that are read without a call of their layer become whole matrices."""
         composition, _ = self.composition(tasks, rows)
         with applied(self.module, composition) as read:
             output = part.run(self.module)
@@ -251,7 +251,7 @@ class AdaptiveModel(LibraryModel):
     def using(self, tasks: Iterable[str]) -> Iterator[nn.Module]:
         """Yield the module with the merge of `tasks` loaded, in evaluation mode, for example to call `generate`."""
         names = frozenset(self._known(tasks))
-        # So many rows pay for whole matrices, which are right whatever is done with the module.
+        # With this many rows whole matrices pay off; they are right for any use of the module.
         with self._lock, applied(self.module, self.composition(names, sys.maxsize)[0]):
             yield self.module
 

@@ -17,7 +17,7 @@ from merganser.modules.inputs import Inputs, concatenate
 
 #: What one sample gets back.
 Answer = dict[str, Any]
-#: From a batch to an answer per sample.
+#: From a batch to one answer per sample.
 Work = Callable[[Inputs], Sequence[Answer]]
 
 
@@ -179,7 +179,7 @@ def _settle(job: _Job, answers: Sequence[Answer] | None = None, error: Exception
 
 
 def _kind(job: _Job) -> Hashable:
-    """Requests of one kind have the same tensors, but for the number of samples."""
+    """Return the kind of a request: requests of one kind have the same tensors except for the number of samples."""
 
     def shape(value: Any) -> Hashable:
         return (tuple(value.shape[1:]), value.dtype) if isinstance(value, Tensor) else None

@@ -1,4 +1,4 @@
-"""Compositions kept for sets that come again, within a number of bytes."""
+"""A cache of compositions for recurring sets, limited in bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from merganser.routing.composition import Composition
 
 
 class CompositionCache:
-    """The compositions used last, up to a number of bytes; keyed by the set, so that order plays no part."""
+    """The most recently used compositions, up to a number of bytes, keyed by set."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -26,7 +26,7 @@ class CompositionCache:
 
     @property
     def kept(self) -> Mapping[frozenset[str], Composition]:
-        """What it holds, the least recently used first."""
+        """The cached compositions, the least recently used first."""
         return self._kept
 
     @property
@@ -34,12 +34,12 @@ class CompositionCache:
         return sum(composition.nbytes for composition in self._kept.values())
 
     def clear(self) -> None:
-        """Forget every composition."""
+        """Drop every composition."""
         self._kept.clear()
         self._spent.clear()
 
     def follow(self, version: int) -> None:
-        """Forget compositions that were made for another version of the module."""
+        """Drop compositions that were made for another version of the module."""
         if version != self.version:
             self.clear()
             self.version = version
@@ -51,12 +51,12 @@ class CompositionCache:
         compose: Callable[[frozenset[str]], Composition],
         base: Mapping[str, Tensor],
     ) -> tuple[Composition, int]:
-        """The composition for a set about to see `rows` rows, and the multiply-adds it took to get it.
+        """Return the composition for a set and `rows` rows of input, and the multiply-adds of computing it.
 
-        Applying low-rank updates costs `per_row` for every row, making whole matrices of them costs `to_build` once.
-        They are built as soon as the updates applied to this set, this time included, would have cost more, which
-        is never worse than twice the best in hindsight. Built matrices stay only where there is room, and push no
-        other set out; without room they are built for this time alone, if that pays.
+        Applying low-rank updates costs `per_row` per row; building whole matrices costs `to_build` once. They are built
+        as soon as the updates applied to this set, including this time, would have cost more, which is never worse than
+        twice the optimum in hindsight. Built matrices are kept only if there is room, and evict no other set; without
+        room they are built for this call alone, if that pays.
         """
         cost = 0
         if tasks in self._kept:

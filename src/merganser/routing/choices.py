@@ -1,4 +1,4 @@
-"""From weights of the experts to the set of experts to merge, and how often the true task is in it."""
+"""Choose the set of experts to merge from router weights, and measure how often it contains the true task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Routing:
         tasks: Names of the columns of `weights`.
         weights: Probability of each task for every sample, shape (samples, tasks).
         sets: The chosen experts of each sample.
-        fallback: For which samples no task reached the threshold, so that the best one was taken.
+        fallback: The samples for which no task reached the threshold, so that the best one was chosen.
     """
 
     tasks: tuple[str, ...]

@@ -1,5 +1,4 @@
-"""The merge of a set of experts as changes to a live module: low-rank updates beside linear layers and convolutions,
-whole tensors elsewhere."""
+"""The merge of a set of experts as changes to a live module: low-rank updates of layers, whole tensors elsewhere."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ from merganser.routing.uses import beside
 class LowRankUpdate:
     """Δ = L C Rᵀ with L = [left …] and R = [right …], so that W x = W₀ x + L (C (Rᵀ x)). A vector C is a diagonal.
 
-    The factors belong to the experts and are shared by all sets; only C is the set's own. All are float32 at least:
-    C amplifies rounding errors of the factors.
+    The factors belong to the experts and are shared by all sets; only C belongs to the set. All are at least float32,
+    because C amplifies rounding errors of the factors.
     """
 
     left: tuple[Tensor, ...]
@@ -40,18 +39,18 @@ class LowRankUpdate:
 
     @property
     def per_row(self) -> int:
-        """Multiply-adds of applying it to one row."""
+        """Return the multiply-adds of applying it to one row."""
         core = self.core.numel() if self.core.dim() == 2 else 0
         return core + sum(factor.numel() for factor in (*self.left, *self.right))
 
     @property
     def to_build(self) -> int:
-        """Multiply-adds of the product."""
+        """Return the multiply-adds of the product."""
         d, m, r = self.left[0].shape[0], self.right[0].shape[0], self.core.shape[0]
         return d * m * r + (d * r * r if self.core.dim() == 2 else 0)
 
     def applied_to(self, x: Tensor, layer: Layer) -> Tensor:
-        """L (C (Rᵀ x)) for the rows x that go into a linear layer, or for the patches that a convolution looks at."""
+        """Return L (C (Rᵀ x)) for the input rows x of a linear layer, or for the patches of a convolution."""
         kind, x = x.dtype, x.to(self.core.dtype)
         if isinstance(layer, nn.Linear):
             return self._raised(torch.cat([x @ factor for factor in self.right], dim=-1)).to(kind)
@@ -59,7 +58,7 @@ class LowRankUpdate:
         return self._raised(z.movedim(1, -1)).movedim(-1, 1).to(kind)
 
     def _raised(self, z: Tensor) -> Tensor:
-        """L (C z)."""
+        """Return L (C z)."""
         z = z * self.core if self.core.dim() == 1 else z @ self.core.T
         update, start = z.new_zeros(()), 0
         for factor in self.left:
@@ -68,7 +67,7 @@ class LowRankUpdate:
         return update
 
     def added_to(self, base: Tensor) -> Tensor:
-        """base + Δ, in the base's shape."""
+        """Return base + Δ, in the base's shape."""
         left = torch.cat(self.left, dim=1)
         left = left * self.core if self.core.dim() == 1 else left @ self.core
         whole = torch.addmm(as_matrix(base).to(left.dtype), left, torch.cat(self.right, dim=1).T)
@@ -77,7 +76,7 @@ class LowRankUpdate:
 
 @dataclass(frozen=True)
 class Composition:
-    """What a set of experts changes in a module. `multiply_adds` is what it took to work it out."""
+    """The changes of a set of experts to a module. `multiply_adds` is the cost of computing them."""
 
     tasks: frozenset[str]
     low_rank: Mapping[str, LowRankUpdate]
@@ -86,47 +85,47 @@ class Composition:
 
     @property
     def nbytes(self) -> int:
-        """What keeping it costs; the factors are there anyway."""
+        """Return the bytes of keeping it, without the factors, which are shared."""
         cores = sum(part.core.nbytes for part in self.low_rank.values())
         return cores + sum(tensor.nbytes for tensor in self.whole.values())
 
     @property
     def per_row(self) -> int:
-        """Multiply-adds the low-rank updates add to every row (token) of a forward pass."""
+        """Return the multiply-adds that the low-rank updates add to every row (token) of a forward pass."""
         return sum(part.per_row for part in self.low_rank.values())
 
     @property
     def to_build(self) -> int:
-        """Multiply-adds of turning the low-rank updates into whole matrices."""
+        """Return the multiply-adds of building whole matrices from the low-rank updates."""
         return sum(part.to_build for part in self.low_rank.values())
 
     def materialized(self, base: Mapping[str, Tensor]) -> Composition:
-        """The same with whole matrices."""
+        """Return the same composition with whole matrices."""
         built = {name: part.added_to(base[name].detach()) for name, part in self.low_rank.items()}
         return replace(self, low_rank={}, whole={**self.whole, **built}, multiply_adds=self.to_build)
 
 
 class Composer:
-    """Works out compositions for one module from a library. The module has to hold the base's weights."""
+    """Computes compositions for one module from a library. The module must hold the base's weights."""
 
     def __init__(self, module: nn.Module, library: Library, parameters: Mapping[str, Any], load_base: bool) -> None:
         self.library = library
         self.parameters = dict(parameters)
-        library.merge(library.experts[:1], **self.parameters)  # refuses parameters that `tsv` does not have
+        library.merge(library.experts[:1], **self.parameters)  # validates the parameters
         self.module = module
         self._owners = _owners(module)
         self.tensors = _current(self._owners)
-        #: Grows whenever the module is moved or cast: what was made for an earlier one is of no use.
+        #: Increases whenever the module is moved or cast; compositions for earlier versions are invalid.
         self.version = 0
         self._places = _places(self.tensors)
-        #: Weights of layers that are called, so that an update beside them has its effect.
+        #: Weights of layers that are called, so that an update beside them takes effect.
         self.called = {f"{name}.weight" for name in matrix_layers(module).keys() - fused_layers(module)}
         self.stored = _stored_names(self.tensors, library)
         self._vectors: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
         _match(self.tensors, self.stored, library, load_base)
 
     def follow(self) -> int:
-        """Notice that the module was moved or cast; returns the version."""
+        """Detect that the module was moved or cast; return its version."""
         check_free(self.module)
         tensors = _current(self._owners)
         if (places := _places(tensors)) != self._places:
@@ -136,12 +135,12 @@ class Composer:
         return self.version
 
     def verify(self) -> None:
-        """Refuse a module that no longer holds the base's weights."""
+        """Refuse a module that no longer has the base's weights."""
         self.follow()
         _match(self.tensors, self.stored, self.library, load_base=False)
 
     def compose(self, tasks: frozenset[str]) -> Composition:
-        """The expert itself for one task, else TSV-Merge; the order of the tasks plays no part."""
+        """Return the expert itself for one task, else TSV-Merge; independent of the order of the tasks."""
         names = [name for name in self.library.experts if name in tasks]
         single = len(names) == 1 and self.parameters.get("scale", 1.0) == 1.0
         merged = self.library.merge(names, **({"low_rank": False} if single else self.parameters))
@@ -160,8 +159,9 @@ class Composer:
         return Composition(tasks, low_rank, whole, spent)
 
     def _update(self, name: str, merged: MergedExperts) -> tuple[LowRankUpdate | None, int]:
-        """The merge as a core between the experts' factors, unless they are too close to parallel for that; and the
-        multiply-adds it took to find out."""
+        """Return the merge as a core between the experts' factors, or None if they are too close to parallel, and
+        the multiply-adds of computing it.
+        """
         stored = self.stored[name]
         experts, factors = merged.changing(stored), merged.factors(stored)
         core, amplification = core_of(factors, merged.rule)
@@ -176,15 +176,16 @@ class Composer:
         return LowRankUpdate(left, self._wide(name, core), right), cost
 
     def _shared(self, expert: Expert, name: str) -> tuple[Tensor, Tensor]:
-        """An expert's singular vectors as the module wants them, read once."""
+        """Return an expert's singular vectors in the module's dtype and device; cached."""
         if (expert.name, name) not in self._vectors:
             found = expert.file.factors(self.stored[name])
             self._vectors[expert.name, name] = (self._wide(name, found.u), self._wide(name, found.v))
         return self._vectors[expert.name, name]
 
     def _cost_of_whole(self, name: str, merged: MergedExperts) -> int:
-        """Multiply-adds of merging a matrix into a whole one: two polar factors (half a Gram matrix, 5r³ for its root,
-        the product) and their product. Decomposing matrices the library keeps whole is not counted."""
+        """Return the multiply-adds of merging a whole matrix: two polar factors (half a Gram matrix, 5r³ for its
+        root, the product) and their product. Decomposing matrices that the library stores whole is not counted.
+        """
         stored = self.stored[name]
         experts = merged.changing(stored)
         if not experts or not merged.is_factored(stored):
@@ -207,7 +208,7 @@ class Composer:
                 yield name
 
     def _factored(self, name: str, merged: MergedExperts) -> bool:
-        """Whether updates beside the layer are possible, and cost less than its weight."""
+        """Return whether updates beside the layer are possible and cheaper than its weight."""
         stored = self.stored[name]
         experts = merged.changing(stored)
         if name not in self.called or not experts or not merged.is_factored(stored):
@@ -228,7 +229,7 @@ class Composer:
 
 
 def _owners(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """The submodule of every parameter and buffer, and what it is called there."""
+    """Return the submodule of every parameter and buffer, and its name there."""
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in module.named_buffers()]
     return {name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names}
@@ -240,7 +241,7 @@ def _current(owners: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
         for name, (owner, key) in owners.items()
     }
     if empty := [name for name, tensor in found.items() if tensor.is_meta]:
-        raise InputError(f"{empty[0]!r} of the module is on the meta device, without values: load the base's weights")
+        raise InputError(f"{empty[0]!r} of the module is on the meta device and has no values; load the base's weights")
     return found
 
 
@@ -249,7 +250,7 @@ def _places(tensors: Mapping[str, Tensor]) -> list[tuple[int, torch.device, torc
 
 
 def _stored_names(tensors: Mapping[str, Tensor], library: Library) -> dict[str, str]:
-    """The library's name of every tensor of the module that it has, tied tensors under each of their names."""
+    """Return the library's name of every tensor of the module; tied tensors under each of their names."""
     base = library.base
     stored = {name: base.aliases().get(name, name) for name in tensors if name in base}
     by_identity = {id(tensors[name]): found for name, found in stored.items()}
@@ -275,23 +276,25 @@ def _match(tensors: Mapping[str, Tensor], stored: Mapping[str, str], library: Li
             with torch.no_grad():
                 tensor.copy_(weights)
         elif not torch.equal(tensor.detach(), weights):
-            raise InputError(f"{name!r} of the module is not the base's; load the base into it, or say load_base=True")
+            raise InputError(f"{name!r} of the module is not the base's; load the base into it, or pass load_base=True")
 
 
-#: Modules with a composition in force: two at once would add up.
+#: Modules with an active composition: two at once would add up.
 _IN_USE: WeakSet[nn.Module] = WeakSet()
 
 
 def check_free(module: nn.Module) -> None:
-    """Refuse a module with a composition in force."""
+    """Refuse a module with an active composition."""
     if module in _IN_USE:
-        raise InputError("the module runs with another set of experts at the moment; leave that one first")
+        raise InputError("the module is in use with another set of experts; leave that context first")
 
 
 @contextmanager
 def applied(module: nn.Module, composition: Composition) -> Iterator[set[str]]:
-    """A composition in force in the module, which is in evaluation mode; as it was before, afterwards. Not for several
-    threads at once. Gives the tensors with a low-rank update that were read without a call of their layer."""
+    """Apply a composition to the module in evaluation mode, and restore the module on exit. Not thread-safe.
+
+    Yields the tensors with a low-rank update that were read without a call of their layer.
+    """
     check_free(module)
     called = matrix_layers(module)
     layers = {name: called[name.removesuffix(".weight")] for name in composition.low_rank}

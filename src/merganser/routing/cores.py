@@ -1,4 +1,4 @@
-"""TSV-Merge between the factors of a set: the small matrix that makes them orthogonal, without touching the factors."""
+"""TSV-Merge between the factors of a set: the small matrix that orthogonalises them, without changing the factors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Core(NamedTuple):
 
 
 def core_of(factors: Sequence[Factors], rule: TSV) -> Core:
-    """C with U⊥ Σ V⊥ᵀ = U C Vᵀ for U = [U₁ …], V = [V₁ …].
+    """Return C with U⊥ Σ V⊥ᵀ = U C Vᵀ for U = [U₁ …], V = [V₁ …].
 
     The polar factor of U is U (UᵀU)^(−½), so C = (UᵀU)^(−½) Σ (VᵀV)^(−½) takes two eigenproblems of the size of the
-    set's rank. A vector stands for a diagonal: nothing is to be made orthogonal.
+    set's rank. A vector is a diagonal, if nothing is orthogonalised.
     """
     s = rule.scale * torch.cat([part.s for part in factors])
     if rule.orthogonalize == "none" or len(factors) == 1:
@@ -36,6 +36,7 @@ def core_of(factors: Sequence[Factors], rule: TSV) -> Core:
 
 
 def core_cost(d: int, m: int, rank: int) -> int:
-    """Multiply-adds of a core: half of two Gram matrices, 9r³ operations or 4.5r³ multiply-adds for each eigenproblem
-    (Golub and Van Loan, symmetric QR with vectors), three products."""
+    """Return the multiply-adds of a core: half of two Gram matrices, 9r³ operations or 4.5r³ multiply-adds per
+    eigenproblem (Golub and Van Loan, symmetric QR with vectors), and three products.
+    """
     return (d + m) * rank * (rank + 1) // 2 + 12 * rank**3

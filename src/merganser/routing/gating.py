@@ -1,4 +1,4 @@
-"""Linear layers with several experts beside them, mixed by gates: y = W₀ x + b₀ + Σ_t p_t (U_t Σ_t V_tᵀ x + Δb_t)."""
+"""Linear layers with several gated experts: y = W₀ x + b₀ + Σ_t p_t (U_t Σ_t V_tᵀ x + Δb_t)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Gate = Callable[[str, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ExpertStack:
-    """The experts of one layer side by side: left d × R, right m × R, the rank of each, bias updates tasks × d."""
+    """The concatenated experts of one layer: left d × R, right m × R, the rank of each, bias updates tasks × d."""
 
     left: Tensor
     right: Tensor
@@ -35,7 +35,7 @@ class ExpertStack:
         return cls(torch.cat(left, 1), torch.cat(right, 1), tuple(part.shape[1] for part in left), bias)
 
     def mixed(self, x: Tensor, gates: Tensor) -> Tensor:
-        """The gated sum for inputs … × m and gates … × tasks; missing axes of the gates are those of tokens."""
+        """Return the gated sum for inputs … × m and gates … × tasks; axes that the gates lack are those of tokens."""
         while gates.dim() < x.dim():
             gates = gates.unsqueeze(1)
         spread = torch.repeat_interleave(gates, torch.tensor(self.ranks, device=gates.device), dim=-1)
@@ -44,7 +44,7 @@ class ExpertStack:
 
 
 def stacks(library: Library, module: nn.Module, layers: Sequence[str] | None = None) -> dict[str, ExpertStack]:
-    """Stacks of the linear layers that some expert changed, from the library's factors."""
+    """Return stacks of the linear layers that some expert changed, from the library's factors."""
     linears = linear_layers(module)
     found = {}
     for layer in linears if layers is None else layers:
@@ -66,7 +66,9 @@ def bias_updates(library: Library, name: str, like: Tensor) -> Tensor | None:
 
 @contextmanager
 def gated(module: nn.Module, experts: Mapping[str, ExpertStack], gate: Gate) -> Iterator[set[str]]:
-    """The experts beside the module's layers while in force; gives the layers whose weight was read without a call."""
+    """Add the experts to the module's layers inside the block; yields the layers whose weight was read without a
+    call.
+    """
     linears = linear_layers(module)
 
     def update(layer: str, x: Tensor) -> Tensor:

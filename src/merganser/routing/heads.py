@@ -1,4 +1,4 @@
-"""Classification heads of several tasks side by side: one table of (head, class) columns, and the best pair of it."""
+"""Classification heads of several tasks: one table of (head, class) columns, and the best pair in it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from merganser.routing.predictions import Prediction
 
 #: From features (samples × width) to logits (samples × classes); a linear head may be given as its `weight` and `bias`.
 Head = Callable[[Tensor], Tensor] | Mapping[str, Tensor]
-#: How the pairs of different heads are compared: raw logits (thesis), log-probabilities within each head, or these
-#: with the router's log-weight of the task added.
+#: How pairs of different heads are compared: raw logits (thesis), log-probabilities within each head, or these plus the
+#: router's log-weight of the task.
 Score = Literal["logit", "probability", "posterior"]
 
 
 class Heads(nn.Module):
     """Heads by task. Tasks with the same classes may share one: pass the same object for both.
 
-    Those that are modules, or are given by their tensors, are submodules under the name of the first of their tasks.
+    Heads that are modules, or given by tensors, are submodules under the name of the first of their tasks.
     """
 
     def __init__(self, heads: Mapping[str, Head], tasks: Sequence[str]) -> None:
@@ -71,7 +71,7 @@ class Heads(nn.Module):
             features: What the heads read, shape (samples, width).
             routing: Sets and weights of the same tasks; the weights break ties between tasks that share a head.
             score: How answers of different heads are compared.
-            task: Answer with the head of this task, whatever was merged.
+            task: Answer with the head of this task, regardless of what was merged.
             together: All samples are of one task: i* = arg max over i of the sum over samples of max_c z_i[c].
         """
         one_of("score", score, Score)
@@ -82,7 +82,7 @@ class Heads(nn.Module):
             told = Routing(self.tasks, sure, (frozenset([task]),) * len(sets), routing.fallback)
             return self.predict(features, told, score)._replace(sets=sets, routing=routing)
         if together and len(set(sets)) > 1:
-            raise InputError("samples that share one head need one set of experts; these were routed apart")
+            raise InputError("samples that share one head need one set of experts; these were routed separately")
         asked = {task for chosen in sets for task in chosen}
         owners = [task for task in self.tasks if self._shared[task] == task and asked & self._users(task)]
         parts, columns = [], []
@@ -136,7 +136,7 @@ def as_head(head: Head) -> Callable[[Tensor], Tensor]:
 
 
 def default_features(output: Any) -> Tensor:
-    """Return the output itself as what the heads read, if it has shape (samples, width)."""
+    """Return the output itself as the features, if it has shape (samples, width)."""
     if isinstance(output, Tensor) and output.dim() == 2:
         return output
     raise InputError(

@@ -1,4 +1,4 @@
-"""Which experts and which layer to route with: redundancy, separability by the library alone, a sweep with data."""
+"""Choose experts and layers to route with: redundancy, separability from the library alone, a sweep with data."""
 
 from __future__ import annotations
 
@@ -60,20 +60,19 @@ def accepted(names: Sequence[str], cosines: Tensor, redundancy: float) -> tuple[
     return tuple(names[index] for index in kept)
 
 
-#: How many layers with inputs of the same width stand in for the unknown inputs of a layer.
+#: Number of layers with inputs of the same width that approximate the unknown inputs of a layer.
 NEIGHBOURS = 4
 
 
 @dataclass(frozen=True)
 class LayerScore:
-    """How well a layer should tell tasks apart by the library alone, and how well it does on data, if there were any.
+    """How well a layer should separate tasks, estimated from the library, and how well it does on data, if given.
 
     A gradient's right singular vectors are combinations of the layer's inputs, so V_t Σ_t of a *neighbouring* layer
-    with inputs of the same width stands for what flows into this one on task t. With the share
-    e_j(t) = Σ_l σ_l² ‖V_jᵀ v_l‖² / Σ_l σ_l² of it that the subspace of task j holds, `margin` is the mean over tasks
-    and neighbours of e_t(t) − max_{j≠t} e_j(t). `separability` is the mean of 1 − max_{j≠t} e_j(t) with the layer's
-    own V_t Σ_t: 1 for orthogonal subspaces, 0 for equal ones, whatever flows into them; `chance` is its value for
-    unrelated subspaces of these ranks.
+    with inputs of the same width approximates the inputs of this one on task t. With the share e_j(t) = Σ_l σ_l² ‖V_jᵀ
+    v_l‖² / Σ_l σ_l² of it in the subspace of task j, `margin` is the mean over tasks and neighbours of e_t(t) −
+    max_{j≠t} e_j(t). `separability` is the mean of 1 − max_{j≠t} e_j(t) with the layer's own V_t Σ_t: 1 for orthogonal
+    subspaces, 0 for equal ones, for any input; `chance` is its value for unrelated subspaces of these ranks.
     """
 
     layer: str
@@ -107,7 +106,7 @@ def score_layers(module: nn.Module, library: Library) -> list[LayerScore]:
             factors[layer] = present
     factors = {layer: found for layer, found in factors.items() if len(found) == len(library)}
     if not factors:
-        raise InputError("no layer of the module was changed by every expert: nothing to route on")
+        raise InputError("no layer of the module was changed by every expert: there is nothing to route on")
     return [_score(layer, factors) for layer in factors]
 
 
@@ -159,7 +158,9 @@ def leading_layers(library: Library, module: nn.Module, share: float = 0.5) -> l
     kinds = {name for expert in library.experts for name in library.expert(expert).file.kinds}
     layers = [layer for layer in _routable(library, module) if f"{layer}.weight" in kinds]
     if not layers:
-        raise InputError("no linear layer or convolution of the module was changed by an expert: nothing to route on")
+        raise InputError(
+            "no linear layer or convolution of the module was changed by an expert: there is nothing to route on"
+        )
     last = output_layers(module)
     inner = [layer for layer in layers if layer not in last] or layers
     return inner[: max(1, round(share * len(inner)))]

@@ -1,7 +1,7 @@
-"""A uvicorn server that slow, silent or numerous clients cannot starve, and that stops without resetting connections.
+"""A uvicorn server that withstands slow, silent or many clients, and stops without resetting connections.
 
-Headers have a deadline. When there are too many connections, the oldest that has not sent a whole request is closed.
-When the server stops, connections get a moment for a request that is on its way.
+Headers have a deadline. If there are too many connections, the oldest that has not sent a complete request is closed.
+When the server stops, connections have a moment to finish a request in transit.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from merganser.errors import require
 from merganser.routing.batching import Limits
 
-#: Seconds at the end in which a request that is on its way still arrives.
+#: Seconds at shutdown in which a request in transit may still arrive.
 LINGER = 1.0
-#: File descriptors that are not for connections: libraries, logs, the loop itself.
+#: File descriptors that are not used for connections: libraries, logs, the event loop.
 RESERVED = 96
 
 
@@ -30,7 +30,7 @@ class Connections:
         return len(self._opened)
 
     def add(self, connection: Any) -> None:
-        """Add a connection; if it is one too many, close the oldest that has not sent a whole request."""
+        """Add a connection; if there are too many, close the oldest that has not sent a complete request."""
         self._opened[connection] = None
         if len(self._opened) > self.limit:
             others = [other for other in self._opened if other is not connection]
@@ -89,7 +89,7 @@ def _descriptors() -> int:
 
 
 def _guarded(connections: Connections, header_seconds: float) -> Any:
-    """Return the class of one connection; it is made in a function because uvicorn is optional."""
+    """Return the class of one connection; it is defined in a function because uvicorn is optional."""
     h11_impl = require("uvicorn.protocols.http.h11_impl", "serve")
 
     class Guarded(h11_impl.H11Protocol):  # type: ignore[misc, name-defined]
@@ -97,11 +97,11 @@ def _guarded(connections: Connections, header_seconds: float) -> Any:
         _ending = False
 
         def is_waiting(self) -> bool:
-            """Whether no request is being answered: none has come yet, or not all of its headers."""
+            """Return whether no request is being answered: none has arrived with all of its headers."""
             return self.cycle is None or bool(self.cycle.response_complete)
 
         def is_receiving(self) -> bool:
-            """Whether the body of a request is still on its way."""
+            """Return whether the body of a request is still arriving."""
             return not self.is_waiting() and bool(self.cycle.more_body)
 
         def connection_made(self, transport: Any) -> None:

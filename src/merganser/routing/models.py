@@ -1,4 +1,4 @@
-"""What adaptive models and the baselines they are compared with share: a module over a library, and heads."""
+"""The common part of adaptive models and baselines: a module over a library, with heads."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ class LibraryModel(nn.Module, ABC):
     samples first, and returns a `Prediction`. A call runs in evaluation mode and without gradients, whatever `train`
     says, and restores the module on exit.
 
-    The state dict holds the base (`module.…`), heads that are modules (`heads.TASK.…`) and whatever was trained (a
-    router, gates). It does not hold the experts: they belong to the library, which is read-only and shared by all its
-    models, and their merges are computed again after the model was moved. A state dict fits any model built over the
-    same library; one with another base is refused. A deep copy has its own module, heads and router, and the same
-    library.
+    The state dict contains the base (`module.…`), heads that are modules (`heads.TASK.…`) and whatever was trained (a
+    router, gates). It does not contain the experts: they belong to the library, which is read-only and shared by all
+    its models, and their merges are recomputed after the model is moved. A state dict fits any model over the same
+    library; one with another base is refused. A deep copy has its own module, heads and router, and the same library.
     """
 
     module: nn.Module

@@ -1,4 +1,4 @@
-"""The body of a request as inputs of a module, or a refusal that says what is wrong with it."""
+"""Parse the body of a request into inputs of a module, or refuse it with a reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 def parse(body: bytes, module: nn.Module, encode: Encode | None, limits: Limits) -> Inputs:
-    """The inputs in a body: those `encode` makes of it, or its arrays as the module takes them."""
+    """Return the inputs in a body: those that `encode` returns, or its arrays in the module's dtype."""
     try:
         content = parse_json(body)
     except ValueError as error:
@@ -73,13 +73,14 @@ def _tensor(value: Any, where: str) -> Tensor:
     if 0 in tensor.shape[1:]:
         raise Refused(422, f"{where} has samples without numbers")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise Refused(422, f"{where} has entries that are infinite or no numbers")
+        raise Refused(422, f"{where} has entries that are infinite or NaN")
     return tensor
 
 
 def fitted(inputs: Inputs, module: nn.Module) -> Inputs:
-    """Numbers in the dtype, and on the device, of the module's weights. Whole numbers too (JavaScript writes 1.0 as 1),
-    unless they are ids, which an embedding reads, or a mask."""
+    """Convert numbers to the dtype and device of the module's weights. Also integers (JavaScript writes 1.0 as 1),
+    unless they are ids, which an embedding reads, or a mask.
+    """
     like = next((weight for weight in module.parameters() if weight.is_floating_point()), None)
     if like is None:
         return inputs

@@ -1,4 +1,4 @@
-"""Routers: from what flows into a layer to weights of the experts."""
+"""Routers compute weights of the experts from the inputs of layers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from merganser.modules.activations import Layer, input_width
 
 #: The model of the first pass: the base, or the fixed merge of the experts.
 Source = Literal["base", "fixed"]
-#: softmax of the scores as they are (thesis), or of their z-scores over the tasks (see `normalized`).
+#: softmax of the raw scores (thesis), or of their z-scores over the tasks (see `normalized`).
 Normalize = Literal["softmax", "zscore"]
 #: Residuals of several layers are fractions of one, and their softmax is nearly flat: no weight would reach a
-#: threshold, and every set would be the best task alone.
+#: threshold, and every set would be only the best task.
 DEFAULT: Normalize = "zscore"
-#: Scores that spread by less than this share of their mean are near ties: of two text experts the one of the smaller
-#: residual is right in 56 % of the cases at a spread of 0.3 %, in 77 % at 1.2 %, in 99 % above 3 %.
+#: Scores that spread by less than this share of their mean are near ties: of two text experts, the one with the smaller
+#: residual is right in 56 % of cases at a spread of 0.3 %, in 77 % at 1.2 %, in 99 % above 3 %.
 TIE = 0.02
 
 
@@ -52,8 +52,9 @@ class Router(Protocol):
 def normalized(scores: Tensor, how: Normalize) -> Tensor:
     """Return softmax(s) of scores s over tasks, or softmax((s − mean s)/max(std s, TIE · mean |s|)) with `zscore`.
 
-    z-scores have no unit, so that the weights do not depend on that of the scores. Alone they would not say how far
-    apart the scores are either (those of two numbers are always ±1): near ties stay near ties by the second term.
+    z-scores are dimensionless, so that the weights do not depend on the unit of the scores. On their own they would
+    also lose how far apart the scores are (z-scores of two numbers are always ±1); the second term keeps near ties
+    near.
     """
     if how == "zscore":
         spread = scores.std(dim=1, keepdim=True, correction=0)
@@ -64,7 +65,7 @@ def normalized(scores: Tensor, how: Normalize) -> Tensor:
 
 @dataclass(frozen=True)
 class ProjectionRouter:
-    """A router that needs no data: tasks are weighed by how well their singular vectors explain a layer's input.
+    """A router without data: tasks are weighted by how well their singular vectors explain a layer's input.
 
     w = softmax(−r), or of its z-scores, with r_t = ‖z − V_t V_tᵀ z‖ = √(‖z‖² − ‖V_tᵀ z‖²), where z is the input of a
     layer and V_t the right singular vectors of the task's update of that layer. Choosing the smallest residual is the
@@ -143,20 +144,20 @@ def subspaces(library: Library, tensor: str) -> tuple[Tensor, ...]:
         raise library.base.missing(tensor)
     shape = library.base.spec(tensor).shape
     if len(shape) != 2 and not is_matrix(shape):
-        raise InputError(f"{tensor!r} has shape {list(shape)}: routing projects on the singular vectors of a matrix")
+        raise InputError(f"{tensor!r} has shape {list(shape)}: routing projects onto the singular vectors of a matrix")
     bases = []
     for name in library.experts:
         factors = library.factors(name, tensor)
         v = torch.zeros(matrix_shape(shape)[1], 0) if factors is None else factors.v
         bases.append(torch.linalg.qr(v).Q.float() if v.shape[1] else v.float())
     if not any(basis.shape[1] for basis in bases):
-        raise InputError(f"no expert of the library changed {tensor!r}: nothing to route on")
+        raise InputError(f"no expert of the library changed {tensor!r}: there is nothing to route on")
     return tuple(bases)
 
 
 @dataclass(frozen=True)
 class NearestNeighbour:
-    """A router by the most similar stored sample: w from the largest cosine with a support sample of each task.
+    """A router by the most similar stored sample: w from the largest cosine with the support samples of each task.
 
     Args:
         tasks: Names of the experts.
@@ -289,7 +290,9 @@ def checked(router: Router, library: Library, layers: Mapping[str, Layer]) -> Ro
         raise InputError("a router needs at least one task and one layer")
     if away := [layer for layer in router.layers if layer not in layers]:
         known = did_you_mean(away[0], layers)
-        raise InputError(f"the router reads {away[0]!r}, which is no linear layer or convolution of the module{known}")
+        raise InputError(
+            f"the router reads {away[0]!r}, which is not a linear layer or convolution of the module{known}"
+        )
     one_of("source", router.source, Source)
     read = {layer: input_width(layers[layer]) for layer in router.layers}
     try:
@@ -306,7 +309,7 @@ def _check_support(support: Mapping[str, Tensor]) -> None:
         raise InputError("no support: give some inputs of the layer for every task")
     for task, z in support.items():
         if z.dim() != 2 or len(z) == 0:
-            raise InputError(f"the support of task {task!r} has shape {list(z.shape)}; give samples × width")
+            raise InputError(f"the support of task {task!r} has shape {list(z.shape)}; expected (samples, width)")
     widths = {task: z.shape[1] for task, z in support.items()}
     if len(set(widths.values())) > 1:
-        raise InputError(f"the support has inputs of several widths, {widths}: give those of one layer")
+        raise InputError(f"the support has inputs of several widths, {widths}; give those of one layer")

@@ -1,4 +1,4 @@
-"""Batches whose task is known, with labels or without: what layers and settings are measured on."""
+"""Batches with a known task, with or without labels, to measure layers and settings on."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Labelled = Iterable[tuple[Any, Tensor]]
 def batches_by_task(
     data: Mapping[str, Iterable[Any]], tasks: Sequence[str], module: nn.Module
 ) -> dict[str, list[Inputs]]:
-    """The batches of each task, at least one of them, without targets if they have any."""
+    """Return the batches of each task, at least one, without targets if they have any."""
     return {task: [Inputs.of(batch, module) for batch in parts] for task, parts in _listed(data, tasks).items()}
 
 
 def labelled_by_task(data: Mapping[str, Labelled], tasks: Sequence[str]) -> dict[str, list[tuple[Inputs, Tensor]]]:
-    """The batches of each task with a label for every sample."""
+    """Return the batches of each task with a label for every sample."""
     return {task: [_pair(task, part) for part in parts] for task, parts in _listed(data, tasks).items()}
 
 
@@ -35,9 +35,9 @@ def _listed(data: Mapping[str, Iterable[Any]], tasks: Sequence[str]) -> dict[str
     by_name("data", data)
     for task, parts in data.items():
         if task not in tasks:
-            raise InputError(f"data of {task!r}, which is no expert{did_you_mean(task, tasks)}")
+            raise InputError(f"data of {task!r}, which is not an expert{did_you_mean(task, tasks)}")
         if isinstance(parts, (Tensor, Mapping, Inputs)):
-            raise InputError(f"the data of {task!r} are one batch: give a list of batches")
+            raise InputError(f"the data of {task!r} are a single batch; give a list of batches")
         found[task] = list(several(parts, f"the data of {task!r}"))
         if not found[task]:
             raise InputError(f"no batch of {task!r}: give at least one")
@@ -46,7 +46,7 @@ def _listed(data: Mapping[str, Iterable[Any]], tasks: Sequence[str]) -> dict[str
 
 def _pair(task: str, part: Any) -> tuple[Inputs, Tensor]:
     if not isinstance(part, (tuple, list)) or len(part) != 2:
-        raise InputError(f"the data of {task!r}: give pairs of a batch and its labels")
+        raise InputError(f"the data of {task!r}: expected pairs of a batch and its labels")
     inputs, labels = Inputs.of(part[0]), torch.as_tensor(part[1])
     if labels.shape != (inputs.size,):
         raise InputError(f"labels of shape {list(labels.shape)} for a batch of {inputs.size} samples of {task!r}")

@@ -1,4 +1,4 @@
-"""How much the settings of input-adaptive merging matter: η × K, and ε."""
+"""Measure how much the settings of input-adaptive merging matter: η × K, and ε."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from merganser.routing.layers import accepted, task_cosines
 from merganser.routing.predictions import Prediction
 from merganser.routing.samples import Labelled, batches_by_task, labelled_by_task
 
-#: Whether an answer (task, class) is right for a sample of a task with a label; by default both must agree.
+#: Whether an answer (task, class) is correct for a sample of a task with a label; by default both must agree.
 Correct = Callable[[str, int, str, int], bool]
 
 
@@ -27,7 +27,7 @@ def same_pair(task: str, label: int, true_task: str, true_label: int) -> bool:
 
 
 def accuracy(prediction: Prediction, task: str, labels: Tensor, correct: Correct = same_pair) -> float:
-    """Return the share of right answers on samples of one task."""
+    """Return the share of correct answers on samples of one task."""
     answers = zip(prediction.tasks, prediction.classes.tolist(), labels.tolist(), strict=True)
     return sum(correct(found, label, task, true) for found, label, true in answers) / len(labels)
 
@@ -61,10 +61,10 @@ def sweep_choice(
         thresholds: Values of η.
         tops: Values of K.
         scores: Ways to compare heads; the model's own by default.
-        correct: Says whether (task, class) is right for (true task, true label); by default both must agree.
+        correct: Returns whether (task, class) is correct for (true task, true label); by default both must agree.
 
     Returns:
-        One row for each combination.
+        One row per combination.
 
     Raises:
         InputError: If the model has no heads.
@@ -75,7 +75,7 @@ def sweep_choice(
         >>> best = max(rows, key=lambda row: row.accuracy)
     """
     if model.heads is None:
-        raise InputError("answers are counted: the model needs heads")
+        raise InputError("counting answers needs a model with heads")
     ways = tuple(scores) or (model.settings.score,)
     for way in ways:
         one_of("score", way, Score)
@@ -141,7 +141,7 @@ def sweep_redundancy(
         thresholds: Values of ε. Those that accept the same experts share one first pass.
 
     Returns:
-        One row for each threshold.
+        One row per threshold.
 
     Example:
         >>> model = mg.routing.AdaptiveModel(encoder, library, heads)

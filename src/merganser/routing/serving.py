@@ -1,6 +1,6 @@
 """An HTTP server for an adaptive model: /predict, /route, /healthz, /metrics."""
 
-# Annotations are not put off to strings here: FastAPI reads those of its routes, where `Request` is a local name.
+# FastAPI reads the annotations of its routes, where `Request` is a local name, so they must not be strings.
 import asyncio
 import hmac
 import logging
@@ -22,13 +22,13 @@ from merganser.routing.choices import Routing
 from merganser.routing.predictions import Prediction
 from merganser.routing.requests import Encode, Refused, first_line, parse
 
-#: A client that went away before its body was read; nobody sees the answer.
+#: Status for a client that disconnected before its body was read; nobody sees the answer.
 GONE = 499
 _log = logging.getLogger("merganser.serve")
 
 
 class NotFinite(MerganserError):
-    """The model's answer is no number, and no class can be told from it."""
+    """The model's answer is NaN, so that no class can be determined."""
 
 
 class _Metrics:
@@ -63,7 +63,7 @@ class _Metrics:
 
 
 class _Server:
-    """A model, the queue in front of it, and what it has done."""
+    """A model, its queue, and its metrics."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class _Server:
         self.model, self.encode, self.limits = model, encode, limits
         self._token = None if token is None else _check_token(token)
         self._disconnected = require("starlette.requests", "serve").ClientDisconnect
-        # One thread, since the user's function may not be made for several; none of the loop's time.
+        # One thread, since the user's function may not be thread-safe, and outside the event loop.
         self._parsing = ThreadPoolExecutor(1, thread_name_prefix="merganser-parse")
         self.metrics = _Metrics()
         works: dict[str, Work] = {"predict": _predicting(model, labels), "route": _routing(model)}
-        # A model that routes a batch as one would give the requests of strangers one set and one head.
+        # A model that routes per batch would give requests of different clients one set and one head.
         self.batcher = Batcher(works, limits, together=not model.settings.per_batch)
 
     @asynccontextmanager
@@ -93,14 +93,14 @@ class _Server:
         self._parsing.shutdown(wait=True)
 
     def admits(self, request: Any) -> bool:
-        """Whether a request has the token, if there is one."""
+        """Return whether a request has the token, if one is required."""
         if self._token is None:
             return True
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
 
     async def answer(self, request: Any, work: str, key: str) -> tuple[int, Answer]:
-        """The status and the content of an answer: what `work` found under `key`, or what is wrong."""
+        """Return status and content of an answer: the result of `work` under `key`, or an error."""
         began = time.perf_counter()
         try:
             if not self.admits(request):
@@ -120,12 +120,12 @@ class _Server:
         except (TimeoutError, asyncio.TimeoutError):
             status, content = 504, {"error": f"no answer within {self.limits.timeout:g} seconds"}
         except self._disconnected:
-            status, content = GONE, {"error": "the client went away"}
-        except asyncio.CancelledError:  # the time for ending is over
+            status, content = GONE, {"error": "the client disconnected"}
+        except asyncio.CancelledError:  # the shutdown period is over
             status, content = 503, {"error": "the server is stopping"}
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            # What a module raises for arrays of a shape, type or vocabulary it does not know.
-            status, content = 422, {"error": f"the model cannot take these inputs: {first_line(error)}"}
+            # Errors that a module raises for arrays of an unknown shape, type or vocabulary.
+            status, content = 422, {"error": f"the model does not accept these inputs: {first_line(error)}"}
         except NotFinite as error:
             status, content = 500, {"error": str(error)}
         except Exception as error:
@@ -135,7 +135,7 @@ class _Server:
         return status, content
 
     def health(self, request: Any) -> tuple[int, Answer]:
-        """The same of the server itself; what it serves is only for those who may ask it."""
+        """Return status and health of the server; details only for authorised requests."""
         stopping = self.batcher.closed
         content: Answer = {"status": "stopping" if stopping else "ok"}
         if self.admits(request):
@@ -186,11 +186,11 @@ def create_app(
         return responses.JSONResponse(content, 400 if status == GONE else status, headers.get(status))
 
     async def predict(request: Request) -> Any:  # type: ignore[valid-type]
-        """Task, class and score of every sample."""
+        """Return task, class and score of every sample."""
         return json(*await server.answer(request, "predict", "predictions"))
 
     async def route(request: Request) -> Any:  # type: ignore[valid-type]
-        """The experts of every sample, without the second pass."""
+        """Return the experts of every sample, without the second pass."""
         return json(*await server.answer(request, "route", "routes"))
 
     async def healthz(request: Request) -> Any:  # type: ignore[valid-type]
@@ -215,7 +215,7 @@ def create_app(
 
 
 async def _body(request: Any, limits: Limits) -> bytes:
-    """The body, read no further than the limit allows."""
+    """Read the request body, up to the size limit."""
     declared = request.headers.get("content-length", "0")
     too_large = Refused(413, f"the body is larger than {limits.body_bytes} bytes")
     if declared.isdigit() and int(declared) > limits.body_bytes:
@@ -268,7 +268,7 @@ def _routing(model: AdaptiveModel) -> Callable[[Inputs], list[Answer]]:
 
 
 def _check_numbers(answers: torch.Tensor) -> None:
-    """Refuse to make a class of NaN, which a sort takes for the largest number."""
+    """Refuse NaN, which a sort would treat as the largest number."""
     bad = answers.isnan().reshape(len(answers), -1).any(1).nonzero().flatten().tolist()
     if bad:
         raise NotFinite(
@@ -291,7 +291,7 @@ def _routed(routing: Routing, sample: int) -> Answer:
 def _check_labels(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> None:
     for task, names in labels.items():
         if task not in model.library:
-            raise InputError(f"labels for {task!r}, which is no expert{did_you_mean(task, model.library.experts)}")
+            raise InputError(f"labels for {task!r}, which is not an expert{did_you_mean(task, model.library.experts)}")
         classes = None if model.heads is None else model.heads.classes(task)
         if classes is not None and classes != len(names):
             raise InputError(f"{len(names)} labels for {task!r}, whose head has {classes} classes")

@@ -1,4 +1,4 @@
-"""TextSpan for dual encoders: the task singular vectors of an expert described by the texts that span them best."""
+"""TextSpan for dual encoders: describe an expert's task singular vectors by the texts that span them best."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from merganser.errors import InputError, one_of
 from merganser.library.library import Library
 
-#: Right singular vectors read from the layer's input space, left ones live in its output space.
+#: Right singular vectors are in the layer's input space, left ones in its output space.
 Side = Literal["right", "left"]
 
 
@@ -26,18 +26,20 @@ class Concept:
 
 
 def textspan(directions: Tensor, texts: Sequence[str], embeddings: Tensor, count: int = 5) -> list[Concept]:
-    """Describe `directions` (rows in the texts' space, scaled by importance) greedily by `count` texts.
+    """Describe `directions` (rows in the texts' space, scaled by importance) greedily with `count` texts.
 
-    Texts are projected on the span of the directions. Then, repeatedly, the text t with the largest variance ‖A t‖²
-    over the rows of A is taken, and its direction is removed from A and from the texts. Little is left of texts outside
-    the span after the projection, so that they are not chosen for their length.
+    Texts are projected onto the span of the directions. Then the text t with the largest variance ‖A t‖² over the rows
+    of A is chosen repeatedly, and its direction is removed from A and from the texts. The projection shortens texts
+    outside the span, so that they are not chosen for their length.
     """
     if embeddings.dim() != 2 or len(texts) != len(embeddings):
-        raise InputError(f"{len(texts)} texts, but embeddings of shape {list(embeddings.shape)}: one row a text")
+        raise InputError(
+            f"{len(texts)} texts, but embeddings of shape {list(embeddings.shape)}; expected one row per text"
+        )
     if directions.dim() != 2 or directions.shape[1] != embeddings.shape[1]:
         raise InputError(
             f"directions of shape {list(directions.shape)} and text embeddings of width {embeddings.shape[1]} do not "
-            "share a space; name the projection from the layer to the joint space"
+            "share a space; give the projection from the layer to the joint space"
         )
     if not bool(embeddings.double().isfinite().all()):
         raise InputError("the embeddings of the texts contain NaN or infinite values")
@@ -46,7 +48,7 @@ def textspan(directions: Tensor, texts: Sequence[str], embeddings: Tensor, count
     a = directions.double()
     energy = float(a.square().sum())
     if energy == 0:
-        raise InputError("all directions are zero: nothing to describe")
+        raise InputError("all directions are zero; there is nothing to describe")
     _, lengths, rows = torch.linalg.svd(a, full_matrices=False)
     span = rows[lengths > 1e-10 * lengths[0]]
     candidates = torch.nn.functional.normalize(embeddings.double(), dim=1) @ span.T @ span
@@ -87,7 +89,7 @@ def decode(
         embeddings: Their embeddings, shape (texts, joint width).
         projection: Maps the layer's space to that of the embeddings: a matrix of shape (joint, layer), or the name of
             such a tensor of the base (`visual_projection.weight`). A matrix of shape (layer, joint) is transposed.
-        side: `"right"` for what the layer reads, `"left"` for what it writes.
+        side: `"right"` for the layer's input, `"left"` for its output.
         rank: How many singular vectors to use; all by default.
         count: How many texts to return.
 
@@ -106,7 +108,7 @@ def decode(
         raise InputError(f"rank {rank}: ask for at least one singular vector")
     factors = library.factors(expert, tensor)
     if factors is None:
-        raise InputError(f"the expert {expert!r} did not change {tensor!r}: nothing to describe")
+        raise InputError(f"the expert {expert!r} did not change {tensor!r}: there is nothing to describe")
     if rank is not None:
         factors = factors.truncate(rank)
     vectors = factors.v if side == "right" else factors.u

@@ -1,4 +1,4 @@
-"""How a layer is used in a forward pass: by its call, which a hook sees, or by a look at its weight."""
+"""Detect how a layer is used in a forward pass: by its call, which a hook sees, or by reading its weight."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from merganser.modules.activations import Layer, input_of
 
-#: From a layer's name and its input to what is added to its output.
+#: From a layer's name and its input to the update of its output.
 Update = Callable[[str, Tensor], Tensor]
 
 
 @contextmanager
 def beside(layers: Mapping[str, Layer], update: Update) -> Iterator[set[str]]:
-    """y = W x + b + update(name, x) in every call of the layers.
+    """Compute y = W x + b + update(name, x) in every call of the layers.
 
-    Gives the layers whose weight has been read since their last call. After a forward pass there should be none: where
-    a weight is read without calling its layer (`F.linear(x, layer.weight)`), an update beside the layer does nothing.
-    A layer that a pass does not use at all is not among them.
+    Yields the layers whose weight was read since their last call. After a forward pass there should be none: if a
+    weight is read without calling its layer (`F.linear(x, layer.weight)`), an update beside the layer has no effect. A
+    layer that a pass does not use is not included.
     """
     read: set[str] = set()
 
@@ -40,7 +40,7 @@ def beside(layers: Mapping[str, Layer], update: Update) -> Iterator[set[str]]:
 
 
 class _Watched(dict[str, Any]):
-    """The parameters of a layer; whoever asks for its weight, the layer's own call included, makes it one of `read`."""
+    """The parameters of a layer; reading its weight, also by the layer's own call, adds the layer to `read`."""
 
     def __init__(self, parameters: Mapping[str, Any], layer: str, read: set[str]) -> None:
         super().__init__(parameters)
