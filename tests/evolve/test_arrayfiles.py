@@ -42,12 +42,12 @@ def test_what_numpy_wrote_is_read_as_it_was(tmp_path, save):
     ("content", "message"),
     [
         (b"", "not a numpy file"),
-        (b"\x80\x04K\x01.", "a pickle is a program"),
-        (packed(np.ones(4)).replace(b"(4,)", b"(9,)"), "promises an array of shape"),
+        (b"\x80\x04K\x01.", "pickles can run code"),
+        (packed(np.ones(4)).replace(b"(4,)", b"(9,)"), "describes an array of shape"),
         (packed(np.ones(4)).replace(b"(4,), }      ", b"(999999999,),}"), "promises|not a numpy array"),
         (packed(np.ones(4))[:-1], "promises"),
         (packed(np.ones(4))[:9], "not a numpy array"),
-        (packed(np.array(["a"])), "an array of numbers is needed"),
+        (packed(np.array(["a"])), "expected an array of numbers"),
         (b"PK\x03\x04 damaged", "a damaged .npz file"),
     ],
 )

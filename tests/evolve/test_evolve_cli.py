@@ -75,7 +75,7 @@ def test_the_exported_recipe_scores_what_the_study_says(finished, run_file, llam
 
 def test_running_again_needs_resume_and_the_same_file(finished, run_file):
     path = run_file()
-    with pytest.raises(InputError, match="holds a study already"):
+    with pytest.raises(InputError, match="already contains a study"):
         call("run", path)
     before = call("best", finished, "--json")
     assert call("run", path, "--resume", "--json").splitlines()[-1] == before.strip()

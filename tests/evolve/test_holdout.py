@@ -121,7 +121,7 @@ def test_a_test_file(languages, run_file):
 
 
 @pytest.mark.parametrize(
-    ("listed", "message"), [((1, 1), "different numbers"), ((60,), "below 60"), ((), "cannot be split")]
+    ("listed", "message"), [((1, 1), "distinct numbers"), ((60,), "below 60"), ((), "cannot be split")]
 )
 def test_test_items_that_are_none(listed, message):
     with pytest.raises(InputError, match=message):

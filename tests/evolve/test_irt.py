@@ -210,7 +210,7 @@ def test_pickles_are_not_read_whatever_they_are_called(tmp_path, capsys, name):
         load_tiny(tmp_path / name)
     with (tmp_path / "inside.npz").open("wb") as file:
         np.savez(file, **{"lb/A": np.array([Bomb()], dtype=object)})
-    with pytest.raises(InputError, match="an array of numbers is needed, not one of object"):
+    with pytest.raises(InputError, match="expected an array of numbers, got object"):
         load_tiny(tmp_path / "inside.npz")
     assert "executed" not in capsys.readouterr().out
 
@@ -227,7 +227,7 @@ def test_no_product_code_unpickles():
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"answers": np.ones((2, 3))}, "no benchmarks in it"),
+        ({"answers": np.ones((2, 3))}, "contains no benchmarks"),
         ({"lbb/A": np.ones((1, 2, 3))}, "did you mean 'lbb'"),
         ({"lb/A": np.ones((1, 2, 3))}, "lacks B"),
         ({"lb/A": np.ones((2, 3)), "lb/B": np.ones((1, 1, 3))}, r"A has shape \(2, 3\)"),

@@ -74,7 +74,7 @@ def test_constraints_pull_the_search_to_the_feasible_side(name):
 
 @pytest.mark.parametrize("name", [n for n, a in ALGORITHMS.items() if not a.constraints])
 def test_algorithms_without_constraints_refuse_them_by_name(name):
-    with pytest.raises(InputError, match=f"{ALGORITHMS[name].title} knows no constraints"):
+    with pytest.raises(InputError, match=f"{ALGORITHMS[name].title} does not support constraints"):
         drive(name, constraints=1)
 
 
@@ -91,8 +91,8 @@ def test_a_published_spelling_is_understood():
     ("name", "search", "message"),
     [
         ("nsga4", Search(3, 2), "did you mean 'nsga"),
-        ("ga", Search(3, 2), "GA is for one objective, and there are 2"),
-        ("nsga2", Search(3, 1), "NSGA-II is for several objectives"),
+        ("ga", Search(3, 2), "GA supports one objective, and there are 2"),
+        ("nsga2", Search(3, 1), "NSGA-II needs several objectives"),
         ("ga", Search(3, 1, population=2), "at least 5"),
     ],
 )

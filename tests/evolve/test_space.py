@@ -121,7 +121,7 @@ def test_a_searched_method_takes_only_its_own_parameters():
         (lambda: Space((WEIGHT,), ("weight.math < 1",)), "expected one <= or >="),
         (lambda: Space((WEIGHT,), ("weight.math == 1",)), "expected one <= or >="),
         (lambda: Space((WEIGHT,), ("weight.math * weight.code <= 1",)), "cannot read"),
-        (lambda: Space((WEIGHT,), ("weight.math <= ",)), "nothing on one side"),
+        (lambda: Space((WEIGHT,), ("weight.math <= ",)), "one side is empty"),
         (lambda: Space((WEIGHT,), ("1 <= 2",)), "does not depend"),
         (lambda: Space((SearchParameter("m", Choices((1, 2))),), ("m <= 1",)), "is a choice"),
         (lambda: SPACE.encode({"weight.mat": 1}), "did you mean"),

@@ -83,7 +83,7 @@ def test_a_study_from_python_is_not_overwritten(toy, tmp_path, resume):
 
 
 def test_resume_needs_a_study(toy, tmp_path):
-    with pytest.raises(InputError, match="no such study to go on with"):
+    with pytest.raises(InputError, match="no such study to resume"):
         start(toy(), tmp_path / "typo.sqlite", resume=True)
     assert not (tmp_path / "typo.sqlite").exists()
 

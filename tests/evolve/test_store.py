@@ -102,7 +102,7 @@ def test_a_damaged_design_is_named(path, wrong):
 
 
 def test_a_damaged_task_is_named(path):
-    with pytest.raises(InputError, match=r"study\.sqlite: what it holds of task 'quiz' is damaged"):
+    with pytest.raises(InputError, match=r"study\.sqlite: its data of task 'quiz' are damaged"):
         Study.open(path, readonly=True).prepared()
     with pytest.raises(ValueError, match="header"):
         from_bytes(b"\0" * 8)

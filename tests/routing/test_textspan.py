@@ -122,7 +122,7 @@ def test_the_command(planted, tmp_path):
     np.savez(tmp_path / "several.npz", a=words.numpy())
     (tmp_path / "several.npz").rename(tmp_path / "several.npy")
     for name, message in (
-        ("strings", "an array of numbers is needed"),
+        ("strings", "expected an array of numbers"),
         ("none", "not a numpy file"),
         ("empty", "not a numpy file"),
         ("several", "several arrays; expected one array with a row per text"),

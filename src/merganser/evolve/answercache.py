@@ -1,7 +1,7 @@
-"""Answers of the merged models themselves, kept in a file and used again by other studies.
+"""A file of answers of the endpoints, shared between studies.
 
-An answer is known by every byte of the weights, by the question and by how it was asked. A study that has the same
-endpoint and the same question as an earlier one does not ask again.
+An answer is identified by every byte of the weights, by the question and by how it was asked. A study with the same
+endpoint and question as an earlier one does not ask again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from merganser.errors import InputError
 from merganser.evaluate.questions import Asked
 from merganser.strict_json import parse_json
 
-#: Changes when the same question would be answered otherwise by a later version.
+#: Incremented if a later version would answer the same question differently.
 FORMAT = "1"
-#: What of an examiner does not change its answers.
+#: Fields of an examiner that do not affect its answers.
 _INERT = ("source", "test", "batch", "tokenizer", "examples")
 
 
@@ -29,10 +29,10 @@ class AnswerCache:
     """Answers by key in one SQLite file, which several processes may use at once.
 
     Args:
-        path: The file; made when it is absent.
+        path: The file; created if absent.
 
     Raises:
-        InputError: The file is something else.
+        InputError: If the file is not a file of answers.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -53,7 +53,7 @@ class AnswerCache:
         items: Sequence[int],
         examine: Callable[[Sequence[int]], Mapping[str, Sequence[float]]],
     ) -> dict[str, list[float]]:
-        """Return the measures of all items, asking only those whose key is not known; what is new is kept."""
+        """Return the measures of all items; ask only those whose key is unknown, and store the new ones."""
         with self._connected() as connection:
             rows = [connection.execute("SELECT measures FROM answers WHERE key = ?", (key,)).fetchone() for key in keys]
         known: list[Any] = [None if row is None else parse_json(row[0]) for row in rows]
@@ -73,8 +73,8 @@ def answer_keys(examiner: Asked, weights: str, items: Sequence[int]) -> list[str
     """Return a key for each item: a hash of the weights' hash, of how the examiner asks, and of the question.
 
     Args:
-        examiner: What asks; where its questions are stored and how many go at once does not count.
-        weights: What the model is known by.
+        examiner: The examiner; the location of its questions and the batch size do not count.
+        weights: The identity of the model's weights.
         items: Numbers of its questions.
     """
     how = {name: value for name, value in asdict(examiner).items() if name not in _INERT}
@@ -91,7 +91,7 @@ def answer_keys(examiner: Asked, weights: str, items: Sequence[int]) -> list[str
 
 
 def _tokenizer_hash(tokenizer: str) -> str:
-    """Of the files of a tokenizer; of one from the hub, its name."""
+    """Return the hash of the files of a tokenizer; for one from the hub, of its name."""
     files = sorted(f for g in ("tokenizer*", "vocab*", "merges*", "special*", "chat*") for f in Path(tokenizer).glob(g))
     digest = hashlib.sha256(b"" if files else tokenizer.encode())
     for file in files:

@@ -1,4 +1,4 @@
-"""Numpy's files (.npy, .npz), read without trusting them: no pickles, and no size that the file does not have."""
+"""Read numpy files (.npy, .npz) without trusting them: no pickles, and no sizes beyond the file's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from merganser.errors import InputError, reading
 
-#: Bytes that the arrays of one file may have, unpacked.
+#: Maximum bytes of the unpacked arrays of one file.
 LARGEST = 2**32
 
 
@@ -30,7 +30,7 @@ def read_arrays(path: str | PathLike[str]) -> Mapping[str, NDArray[Any]]:
         Arrays of numbers or truth values.
 
     Raises:
-        InputError: The file cannot be read, is damaged, holds anything but plain numbers, or unpacks to too much.
+        InputError: If the file cannot be read, is damaged, contains anything but plain numbers, or unpacks to too much.
 
     Example:
         >>> read_arrays("answers.npz")["answers"].shape  # doctest: +SKIP
@@ -43,16 +43,16 @@ def read_arrays(path: str | PathLike[str]) -> Mapping[str, NDArray[Any]]:
     if content.startswith(b"\x93NUMPY"):
         return {"": _parse(content, str(source))}
     if not content.startswith(b"PK"):
-        hint = " (a pickle is a program, and is not read)" if content.startswith(b"\x80") else ""
+        hint = " (pickles can run code and are not read)" if content.startswith(b"\x80") else ""
         raise InputError(f"{source}: not a numpy file (.npy or .npz){hint}")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
             if (size := sum(member.file_size for member in members)) > LARGEST:
-                raise InputError(f"{source}: unpacks to {size} bytes, more than the {LARGEST} that are read")
+                raise InputError(f"{source}: unpacks to {size} bytes, more than the limit of {LARGEST}")
             names = [member.filename.removesuffix(".npy") for member in members]
             if len(set(names)) < len(names):
-                raise InputError(f"{source}: holds two arrays of one name")
+                raise InputError(f"{source}: contains two arrays of one name")
             return {
                 name: _parse(archive.read(member), f"{source}: {name!r}")
                 for name, member in zip(names, members, strict=True)
@@ -62,17 +62,17 @@ def read_arrays(path: str | PathLike[str]) -> Mapping[str, NDArray[Any]]:
 
 
 def _parse(content: bytes, where: str) -> NDArray[Any]:
-    """One array, its header believed only where the bytes bear it out."""
+    """Parse one array, and check its header against its bytes."""
     stream = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(stream)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran, dtype = read(stream)
-    except Exception as error:  # a header is a Python literal, and numpy's reader fails in as many ways as Python's
+    except Exception as error:  # a header is a Python literal, so numpy's reader can raise anything
         raise InputError(f"{where}: not a numpy array: {error}") from None
     if dtype.kind not in "bfiu":
-        raise InputError(f"{where}: an array of numbers is needed, not one of {dtype}")
+        raise InputError(f"{where}: expected an array of numbers, got {dtype}")
     body = content[stream.tell() :]
     if any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != len(body):
-        raise InputError(f"{where}: the header promises an array of shape {shape}, and there are {len(body)} bytes")
+        raise InputError(f"{where}: the header describes an array of shape {shape}, but there are {len(body)} bytes")
     return np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")

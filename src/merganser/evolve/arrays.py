@@ -1,4 +1,4 @@
-"""The array types the package speaks in."""
+"""Array types of the package."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How far to trust the IRT: the c of gp-IRT and gmp-IRT, judged by models that the IRT has not seen.
+"""Choose how far to trust the IRT: the c of gp-IRT and gmp-IRT, from models that the IRT has not seen.
 
-An IRT explains the models it was fitted to, above all when they are few, and so do the items chosen by it. Each model
+An IRT explains the models it was fitted to, especially if they are few, and so do the items chosen with it. Each model
 is therefore left out in turn: the IRT is fitted, and the items are chosen, without it.
 """
 
@@ -16,15 +16,15 @@ from merganser.evolve.estimators import bias_variance_c, naive, p_irt, validatio
 from merganser.evolve.irt.model import IRT
 from merganser.evolve.subsets import Subset
 
-#: An IRT that is fitted to fewer models than this knows little of the items.
+#: An IRT fitted to fewer models than this knows little about the items.
 ENOUGH_MODELS = 10
-#: Parts that the models are left out in, at most.
+#: Maximum number of folds.
 FOLDS = 10
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """A model's answers to all items, and an IRT and a subset that were made without them."""
+    """A model's answers to all items, with an IRT and a subset made without them."""
 
     answers: Array
     irt: IRT
@@ -52,7 +52,7 @@ def cross_validated_c(unseen: Iterator[Unseen]) -> float:
         unseen: Models with an IRT and a subset made without them.
 
     Returns:
-        c; 1 when no model can be left out, since then nothing speaks for the IRT.
+        c; 1 if no model can be left out, since then there is no evidence for the IRT.
 
     Example:
         >>> cross_validated_c(iter(()))
@@ -71,7 +71,7 @@ def cross_validated_c(unseen: Iterator[Unseen]) -> float:
 
 
 def cross_validated_bias_variance_c(unseen: Iterator[Unseen]) -> float:
-    """Return λ = b² / (s + b²), with the bias b and the sampling variance s of models the IRT has not seen."""
+    """Return λ = b² / (s + b²), with the bias b and the sampling variance s of models that the IRT has not seen."""
     biases, variances = [], []
     for each in unseen:
         y = each.answers[each.subset.items]

@@ -1,6 +1,6 @@
-"""What a run file's `calibration` names: answers of other models, or the IRT of tinyBenchmarks' file, converted.
+"""Read the `calibration` of a run file: answers of other models, or the IRT of a converted tinyBenchmarks file.
 
-Answers are an array, or the samples that the lm-evaluation-harness logs, one file a model.
+Answers are an array, or samples logged by the lm-evaluation-harness, one file per model.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def read(reference: str) -> Calibration:
 
     Args:
         reference: A `.npy` or `.npz` file (array `answers`, models × items); `tinyBenchmarks.npz#benchmark/scenario`;
-            or the harness' samples, `results/*/samples_quiz_*.jsonl#acc`: a pattern that finds one file for each model,
-            and the metric, the first unless told.
+            or the harness' samples, `results/*/samples_quiz_*.jsonl#acc`: a pattern that matches one file per model,
+            and the metric, by default the first.
 
     Returns:
         The answers, or the IRT.
 
     Raises:
-        InputError: There is no such file, or it holds something else.
+        InputError: If there is no such file, or it has another content.
 
     Example:
         >>> read("results/*/samples_arc_easy_*.jsonl#acc_norm").answers.shape  # doctest: +SKIP
@@ -45,13 +45,13 @@ def read(reference: str) -> Calibration:
 
 
 def find_files(reference: str) -> list[str]:
-    """Return the files that a reference names, in their order."""
+    """Return the files that a reference names, in order."""
     path = reference.partition("#")[0]
     return [path] if Path(path).is_file() else sorted(glob(path))
 
 
 def _sampled(files: Sequence[str], metric: str) -> Calibration:
-    """Answers of the models whose samples these are: the value of a metric by `doc_id`, NaN where a model has none."""
+    """Return the answers of the models with these samples: a metric by `doc_id`, NaN where a model has none."""
     rows: list[dict[int, float]] = []
     for file in files:
         row: dict[int, float] = {}
@@ -65,7 +65,7 @@ def _sampled(files: Sequence[str], metric: str) -> Calibration:
             value = placed.record.get(chosen)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise InputError(f"{placed.place}: no number for the metric {chosen!r}{did_you_mean(chosen, names)}")
-            row.setdefault(read_index(placed, "doc_id"), float(value))  # a document has a line for each filter
+            row.setdefault(read_index(placed, "doc_id"), float(value))  # a document has one line per filter
         rows.append(row)
     answers = np.full((len(rows), 1 + max(max(row) for row in rows)), np.nan)
     for number, row in enumerate(rows):
@@ -77,7 +77,7 @@ def _sampled(files: Sequence[str], metric: str) -> Calibration:
 
 
 def _published(path: str, part: str) -> Calibration:
-    """The IRT of `benchmark/scenario` in tinyBenchmarks' file."""
+    """Return the IRT of `benchmark/scenario` in tinyBenchmarks' file."""
     from merganser.evolve.irt import tinybenchmarks
 
     benchmark, _, scenario = part.partition("/")
@@ -90,7 +90,7 @@ def _published(path: str, part: str) -> Calibration:
 
 
 def _answered(path: str) -> Calibration:
-    """Answers of other models, models × items."""
+    """Return answers of other models, shape (models, items)."""
     arrays = read_arrays(path)
     answers = arrays.get("", arrays.get("answers"))
     if answers is None:

@@ -1,4 +1,4 @@
-"""What a study is: tasks with their items, objectives over them, the space, how to search it. Kept in the store."""
+"""The design of a study: tasks with their items, objectives, the search space and the search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from merganser.evolve.irt.model import MAX_DIMENSIONS
 from merganser.evolve.searchers import Search, searcher
 from merganser.evolve.space import Space, Value
 
-#: What numpy's and pymoo's generators take, one of them the seed plus 1.
+#: The largest seed that numpy's and pymoo's generators accept, one of which uses the seed plus 1.
 MAX_SEED = 2**32 - 2
 EXTRACTORS = ("random", "stratified", "irt", "representation")
 
@@ -28,17 +28,17 @@ class StudyTask:
     """A task of a study.
 
     Args:
-        name: What results call the task.
+        name: The name of the task in results.
         items: The number of questions.
-        subset: How many are asked of every candidate; all by default.
+        subset: The number of questions per candidate; by default all.
         extractor: How the subset is chosen: `"random"`, `"stratified"`, `"irt"` or `"representations"`.
         estimator: How the score of all items is estimated: `"naive"`, `"p-irt"`, `"gp-irt"`, `"mp-irt"` or `"gmp-irt"`.
-        c: Of gp-IRT and gmp-IRT: a number, `"adaptive"` (gmp-IRT*) or `"bias-variance"`.
-        dimensions: Of the IRT; chosen by validation by default.
-        test: The share of items kept for the end.
+        c: For gp-IRT and gmp-IRT: a number, `"adaptive"` (gmp-IRT*) or `"bias-variance"`.
+        dimensions: Dimensions of the IRT; by default chosen by validation.
+        test: The share of items held out for the final score.
         strata: Labels of the items for the stratified extractor.
-        direction: Whether `"higher"` or `"lower"` scores are better, where that is known.
-        test_items: Instead of a share: the test items.
+        direction: Whether `"higher"` or `"lower"` scores are better, if known.
+        test_items: The test items, instead of a share.
 
     Example:
         >>> task = mg.evolve.StudyTask("quiz", items=200, subset=30, estimator="gmp-irt")
@@ -59,7 +59,7 @@ class StudyTask:
     def __post_init__(self) -> None:
         where = f"task {self.name!r}"
         if "." in self.name:
-            raise InputError(f"{where}: a task's name has no dot, which stands before another of its measures")
+            raise InputError(f"{where}: a task's name must not contain a dot, which separates its measures")
         if self.estimator not in estimators.NAMES:
             raise InputError(
                 f"{where}: unknown estimator {self.estimator!r}{did_you_mean(self.estimator, estimators.NAMES)}"
@@ -68,17 +68,18 @@ class StudyTask:
             raise InputError(f"{where}: unknown extractor {self.extractor!r}{did_you_mean(self.extractor, EXTRACTORS)}")
         if not 0 < self.test < 1:
             raise InputError(
-                f"{where}: test is the share of items kept for the final score, between 0 and 1, not {self.test}"
+                f"{where}: test is the share of items held out for the final score, between 0 and 1, not {self.test}"
             )
         listed = self.test_items or ()
         if len(set(listed)) < len(listed) or any(not 0 <= item < self.items for item in listed):
-            raise InputError(f"{where}: test items are different numbers from 0 below {self.items}")
+            raise InputError(f"{where}: test items must be distinct numbers from 0 to below {self.items}")
         if self.pool < 1 or self.items - self.pool < 1:
             raise InputError(f"{where}: {self.items} items cannot be split into fitness and test items")
         if self.subset is not None and not 1 <= self.subset <= self.pool:
             raise InputError(
-                f"{where}: a subset of {self.subset} out of the {self.pool} items left after {self.items - self.pool} "
-                "were put aside for the test"
+                f"{where}: a subset of {self.subset} is more than the {self.pool} items left after "
+                f"{self.items - self.pool} "
+                "were held out for the test"
             )
         if isinstance(self.c, str) and self.c not in ("adaptive", "bias-variance"):
             raise InputError(f"{where}: c is a number in [0, 1], 'adaptive' or 'bias-variance', not {self.c!r}")
@@ -91,13 +92,13 @@ class StudyTask:
         if self.direction == "lower" and self.needs_irt:
             raise InputError(f"{where}: IRT is for answers that are right or wrong; use the naive estimator")
         if (self.strata is None) == (self.extractor == "stratified"):
-            raise InputError(f"{where}: strata and the stratified extractor go together")
+            raise InputError(f"{where}: strata need the stratified extractor, and it needs strata")
         if self.strata is not None and len(self.strata) != self.items:
             raise InputError(f"{where}: {len(self.strata)} strata for {self.items} items")
 
     @property
     def pool(self) -> int:
-        """Items that fitness and IRT may see."""
+        """Return the number of items that fitness and IRT may use."""
         if self.test_items is not None:
             return self.items - len(self.test_items)
         return self.items - max(1, round(self.items * self.test))
@@ -112,8 +113,8 @@ class Objective:
     """A weighted sum of measures.
 
     Args:
-        name: What results call it.
-        weights: Measures -> weights: scores of tasks (`"gsm8k"`), or what else an evaluator reports (`"gsm8k.length"`).
+        name: The name of the objective in results.
+        weights: Measures -> weights: scores of tasks (`"gsm8k"`), or other measures (`"gsm8k.length"`).
         maximize: Whether more is better.
 
     Example:
@@ -126,10 +127,12 @@ class Objective:
 
     def __post_init__(self) -> None:
         if not self.weights:
-            raise InputError(f"objective {self.name!r}: of no measure; name at least one, with its weight")
+            raise InputError(f"objective {self.name!r}: has no measure; name at least one, with its weight")
         for measure, weight in self.weights.items():
             if not math.isfinite(weight):
-                raise InputError(f"objective {self.name!r}: the weight of {measure!r} is a finite number, not {weight}")
+                raise InputError(
+                    f"objective {self.name!r}: the weight of {measure!r} must be a finite number, not {weight}"
+                )
 
     @classmethod
     def of(cls, measure: str, maximize: bool = True) -> Objective:
@@ -149,26 +152,26 @@ class Design:
     """Everything that determines a study besides the evaluator.
 
     Args:
-        space: What is searched.
+        space: The search space.
         tasks: The tasks.
-        objectives: What is optimised; several give a Pareto front.
+        objectives: The objectives; several give a Pareto front.
         endpoints: Labels of the merged models.
         algorithm: The search algorithm, such as `"ga"`, `"cmaes"` or `"nsga2"`.
-        population: Candidates of a generation.
+        population: Candidates per generation.
         generations: The number of generations.
         seed: The seed of the search.
-        stability: Candidates (the best, and others spread over the ranking) that get a full evaluation at the end, so
-            that the estimator is judged on merges.
-        split_seed: Draws the test items, which searches of other seeds then share.
-        rerank: The best candidates that are evaluated on the whole pool; the best of them there wins.
-        race: Ask a candidate this many items of every task first, then twice as many and so on, and stop once it surely
-            gains little over the best candidate of earlier generations; 0 turns it off.
+        stability: Number of candidates (the best, and others spread over the ranking) that are fully evaluated at the
+            end, to measure the error of the estimator on merges.
+        split_seed: The seed of the test items, so that searches with other seeds share them.
+        rerank: Number of best candidates to evaluate on the whole pool; the best of them wins.
+        race: Ask a candidate this many items of every task first, then twice as many and so on, and stop once it almost
+            certainly gains little over the best candidate of earlier generations; 0 turns it off.
         references: Labels of further models to compare the winner with, such as the base.
-        starts: Values that the first population holds.
-        reference_points: Of NSGA-III.
+        starts: Values included in the first population.
+        reference_points: Reference points of NSGA-III.
 
     Raises:
-        InputError: If something does not fit together.
+        InputError: If the parts do not fit together.
 
     Example:
         >>> design = mg.evolve.Design(
@@ -254,15 +257,15 @@ class Design:
         return np.array(rows, dtype=np.float64) * signs
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the design as JSON-serialisable values; `from_dict` is the way back."""
+        """Return the design as JSON-serialisable values, for `from_dict`."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Design:
-        """Return the design that `to_dict` gave, of this version or of an earlier one.
+        """Return the design from the values of `to_dict`, of this or an earlier version.
 
         Raises:
-            ValueError: The values are damaged.
+            ValueError: If the values are damaged.
         """
-        # Once the seed of the search drew the test items too.
+        # In earlier versions the seed of the search also drew the test items.
         return TypeAdapter(cls).validate_python({"split_seed": data["seed"], **data})

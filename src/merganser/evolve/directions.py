@@ -1,4 +1,4 @@
-"""Whether an objective is to rise or to fall, from the measures it is made of."""
+"""Decide whether an objective is maximised or minimised, from its measures."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from merganser.errors import InputError
 def choose_direction(
     name: str, weights: Mapping[str, float], stated: bool | None, directions: Mapping[str, str]
 ) -> bool:
-    """Return whether to maximise Σ weight · measure, refusing what would reward a worse model.
+    """Return whether to maximise Σ weight · measure; refuse an objective that would reward worse models.
 
-    A measure whose higher values are better, with a positive weight, asks to maximise, and so does one whose lower
-    values are better with a negative weight.
+    A measure that is better when higher and has a positive weight should be maximised, and so should one that is better
+    when lower and has a negative weight.
 
     Args:
         name: The objective's name, for messages.
         weights: The weight of each measure.
-        stated: What the user said, or None.
+        stated: The user's choice, or None.
         directions: "higher" or "lower" for the measures that have a direction.
 
     Returns:
-        True to maximise; without a statement and without a measure that has a direction, also True.
+        True to maximise, also if neither the user nor a measure gives a direction.
 
     Raises:
-        InputError: The measures pull in opposite directions, or against what is stated.
+        InputError: If the measures contradict each other or the user's choice.
 
     Example:
         >>> choose_direction("p", {"p": 1.0}, None, {"p": "lower"})

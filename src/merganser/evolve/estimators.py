@@ -6,9 +6,9 @@
     mp-IRT     (n/N) Σ_S w y + (1 − n/N) mean_U p(Σ_j ξ̂_j γ_j),    ξ̂ the mixture of endpoint abilities fitted on S
     gmp-IRT    c · naive + (1 − c) · mp-IRT
 
-A merge of M endpoints is taken to inherit a linear mixture of their abilities: mp-IRT has M unknowns where p-IRT has D.
-Published with ξ̂ by maximum likelihood, which explodes on small subsets; the default here is the posterior mode under
-ξ_j ~ N(1/M, 0.5²).
+A merge of M endpoints is assumed to inherit a linear mixture of their abilities: mp-IRT has M unknowns where p-IRT has
+D. It was published with ξ̂ by maximum likelihood, which diverges on small subsets; the default here is the posterior
+mode under ξ_j ~ N(1/M, 0.5²).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIXTURE_SPREAD = 0.5
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimated score; its standard error (IRT taken as true) and the ability behind it, where IRT is involved."""
+    """An estimated score; for IRT also its standard error (assuming the IRT) and the underlying ability."""
 
     value: float
     error: float | None = None
@@ -41,7 +41,7 @@ class Estimate:
 
 
 def naive(answers: ArrayLike, subset: Subset) -> Estimate:
-    """Σ_S w y, with its sampling error: of Bernoulli answers in [0, 1], else from their spread."""
+    """Return Σ_S w y with its sampling error: Bernoulli for answers in [0, 1], else from their spread."""
     y = _answers(answers, subset)
     value = float(subset.weights @ y)
     graded = y.min() >= 0 and y.max() <= 1
@@ -50,7 +50,7 @@ def naive(answers: ArrayLike, subset: Subset) -> Estimate:
 
 
 def p_irt(answers: ArrayLike, subset: Subset, irt: IRT, *, fit: Fit = "mle") -> Estimate:
-    """Ability fitted on the subset, then the answers that are known and the probabilities of those that are not."""
+    """Fit the ability on the subset, then combine the known answers with the probabilities of the others."""
     one_of("fit", fit, Fit)
     y = _answers(answers, subset)
     ability = irt.ability(y, subset.items, prior=fit == "map")
@@ -58,7 +58,7 @@ def p_irt(answers: ArrayLike, subset: Subset, irt: IRT, *, fit: Fit = "mle") -> 
 
 
 def mixture(answers: ArrayLike, subset: Subset, irt: IRT, endpoints: ArrayLike, *, fit: Fit = "map") -> Posterior:
-    """ξ̂: coefficients of the endpoints' abilities (rows of `endpoints`) that best explain the answers."""
+    """Return ξ̂, the coefficients of the endpoints' abilities (rows of `endpoints`) that best explain the answers."""
     one_of("fit", fit, Fit)
     gammas = np.atleast_2d(np.asarray(endpoints, dtype=np.float64))
     seen = irt.items[subset.items]
@@ -68,7 +68,7 @@ def mixture(answers: ArrayLike, subset: Subset, irt: IRT, endpoints: ArrayLike, 
 
 
 def mp_irt(answers: ArrayLike, subset: Subset, irt: IRT, endpoints: ArrayLike, *, fit: Fit = "map") -> Estimate:
-    """As p-IRT, with the ability a fitted mixture of the endpoints' abilities."""
+    """Return the same as p-IRT, with the ability a fitted mixture of the endpoints' abilities."""
     gammas = np.atleast_2d(np.asarray(endpoints, dtype=np.float64))
     xi = mixture(answers, subset, irt, gammas, fit=fit)
     known = float(subset.weights @ _answers(answers, subset))
@@ -77,19 +77,20 @@ def mp_irt(answers: ArrayLike, subset: Subset, irt: IRT, endpoints: ArrayLike, *
 
 
 def blend(c: float, left: Estimate, right: Estimate) -> Estimate:
-    """c · left + (1 − c) · right: gp-IRT and gmp-IRT are the blends of naive with p-IRT and mp-IRT.
+    """Return c · left + (1 − c) · right: gp-IRT and gmp-IRT blend naive with p-IRT and mp-IRT.
 
-    Both sides rest on the same answers, so the error is the bound for fully correlated ones.
+    Both use the same answers, so the error is the bound for fully correlated estimates.
     """
     error = None if left.error is None or right.error is None else c * left.error + (1 - c) * right.error
     return Estimate(c * left.value + (1 - c) * right.value, error, right.ability, right.mixture)
 
 
 def adaptive_c(answers: ArrayLike, subset: Subset, irt: IRT, *, fit: Fit = "mle") -> float:
-    """c of gmp-IRT*: for each endpoint (row of `answers`, on all items) the c ∈ [0, 1] that makes gp-IRT exact or
-    nearest to it, averaged.
+    """Return c of gmp-IRT*: the mean over endpoints (rows of `answers`, on all items) of the c ∈ [0, 1] that makes
+    gp-IRT exact |or closest to exact.
 
-    |c·naive + (1 − c)·p-IRT − Z| is piecewise linear in c, so the minimum a grid search approaches is known exactly.
+    |c·naive + (1 − c)·p-IRT − Z| is piecewise linear in c, so the minimum is computed exactly instead of by a grid
+    search.
     """
     best = []
     for row in np.atleast_2d(np.asarray(answers, dtype=np.float64)):
@@ -100,13 +101,13 @@ def adaptive_c(answers: ArrayLike, subset: Subset, irt: IRT, *, fit: Fit = "mle"
 
 
 def bias_variance_c(bias: float, sampling_variance: float) -> float:
-    """λ = b² / (s + b²): trust the subset mean where the IRT is biased (b) and the subset large (s small)."""
+    """Return λ = b² / (s + b²): trust the subset mean if the IRT is biased (b) and the subset large (s small)."""
     total = sampling_variance + bias**2
     return bias**2 / total if total > 0 else 0.5
 
 
 def validation_error(irt: IRT, answers: ArrayLike, subset: Subset, *, fit: Fit = "mle") -> float:
-    """b: mean |mean_U p(γ̂) − mean_U y| over models (rows of `answers`) that the IRT was not fitted on."""
+    """Return b, the mean |mean_U p(γ̂) − mean_U y| over models (rows of `answers`) that the IRT was not fitted on."""
     errors = []
     for row in np.atleast_2d(np.asarray(answers, dtype=np.float64)):
         unseen = np.setdiff1d(np.arange(len(row)), subset.items)
@@ -117,7 +118,7 @@ def validation_error(irt: IRT, answers: ArrayLike, subset: Subset, *, fit: Fit =
 
 @dataclass(frozen=True)
 class Estimator:
-    """One of `NAMES` with what it needs: the items' IRT, the endpoints' abilities, and c for the blends."""
+    """One of `NAMES` with its inputs: the items' IRT, the endpoints' abilities, and c for the blends."""
 
     name: str = "naive"
     irt: IRT | None = None
@@ -156,26 +157,27 @@ class Stability:
 
     @property
     def epsilon(self) -> float:
-        """The empirical ε of stability in expectation: the mean over candidates and subsets."""
+        """Return the empirical ε of stability in expectation: the mean over candidates and subsets."""
         return float(self.errors.mean())
 
     @property
     def worst(self) -> float:
-        """The largest mean over subsets that any candidate has."""
+        """Return the largest mean over subsets of any candidate."""
         return float(self.errors.mean(1).max())
 
 
 def stability(estimator: Estimator, answers: ArrayLike, subsets: Sequence[Subset]) -> Stability:
-    """How far the estimator is from the full evaluation, over several subsets, as the thesis proposes.
+    """Measure the error of the estimator against full evaluations over several subsets, as in the thesis.
 
-    `answers` are full answers (candidates × items) of merged models: endpoints are in-sample and flatter the estimator.
+    `answers` are full answers (candidates × items) of merged models: endpoints are in-sample and make the estimator
+    look too good.
     """
     full = np.atleast_2d(np.asarray(answers, dtype=np.float64))
     return Stability(np.array([[abs(row.mean() - estimator(row[s.items], s).value) for s in subsets] for row in full]))
 
 
 def compare(estimators: Mapping[str, Estimator], answers: ArrayLike, subsets: Sequence[Subset]) -> dict[str, float]:
-    """ε of every estimator on the same candidates and subsets."""
+    """Return ε of every estimator on the same candidates and subsets."""
     return {label: stability(estimator, answers, subsets).epsilon for label, estimator in estimators.items()}
 
 
@@ -194,7 +196,7 @@ def _completed(
     covariance: Array,
     coefficients: Array | None = None,
 ) -> Estimate:
-    """(n/N) known + (1 − n/N) mean_U p(ability), its error by the delta method plus Bernoulli noise of the unseen."""
+    """Return (n/N) known + (1 − n/N) mean_U p(ability); its error by the delta method plus Bernoulli noise."""
     total = len(irt.items)
     unseen = np.setdiff1d(np.arange(total), subset.items)
     if len(unseen) == 0:

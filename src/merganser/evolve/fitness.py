@@ -1,7 +1,7 @@
-"""Fitness: a candidate is merged into a live module in memory, asked its items, and overwritten by the next.
+"""Evaluate candidates: each is merged into a live module in memory and asked its items.
 
-The endpoints stay resident; a trial computes only the tensors whose method or parameters changed since the last one, by
-the engine's own arithmetic, so a recipe of the same values reproduces the weights bit for bit.
+The endpoints stay in memory. A trial computes only the tensors whose method or parameters changed since the last one,
+with the engine's own arithmetic, so that a recipe with the same values reproduces the weights bit for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BASE = "base"
 
 
 def resident(checkpoint: Checkpoint) -> StateDict:
-    """All tensors of a checkpoint in memory, tied ones once; looked at once for what no merge should spread."""
+    """Load all tensors of a checkpoint into memory, tied ones once, and refuse values that are not finite."""
     tensors = {name: checkpoint.read(name).clone() for name in checkpoint.names()}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
@@ -45,7 +45,7 @@ def resident(checkpoint: Checkpoint) -> StateDict:
 
 
 def endpoint_document(template: Mapping[str, Any], labels: Sequence[str], endpoint: str) -> dict[str, Any]:
-    """Return the recipe of an endpoint, or of the base: a merge of which every tensor is that model's own."""
+    """Return the recipe of an endpoint, or of the base: a merge in which every tensor is that model's."""
     paths = [model["path"] for model in template["models"]]
     if endpoint in labels:
         path = paths[list(labels).index(endpoint)]
@@ -64,7 +64,7 @@ def endpoint_document(template: Mapping[str, Any], labels: Sequence[str], endpoi
 
 
 class LiveMerge:
-    """A module that becomes one candidate after the other.
+    """A module that is loaded with one candidate after the other.
 
     `template` is a native recipe without the values under search, its models in the order of `labels`.
     """
@@ -76,7 +76,7 @@ class LiveMerge:
         self.space = space
         self._open: dict[str, Checkpoint] = {}
         self._candidate: Candidate | None = None
-        self._live = LiveModule(module, finite=True)  # `resident` has looked at every source
+        self._live = LiveModule(module, finite=True)  # `resident` has checked every source
 
     def load(self, candidate: Candidate) -> nn.Module:
         """Load the weights of a candidate into the module (an endpoint's own, for a label) and return it."""
@@ -88,8 +88,9 @@ class LiveMerge:
         return self.module
 
     def document(self, candidate: Candidate) -> dict[str, Any]:
-        """The recipe of a candidate. An endpoint's is the same merge with every tensor taken from it alone, so that
-        the base's names and the vocabulary of the output hold for it too."""
+        """Return the recipe of a candidate. For an endpoint it is the same merge with every tensor from that model,
+        so that the base's names and the output's vocabulary apply to it too.
+        """
         if isinstance(candidate, str):
             return endpoint_document(self.template, self.labels, candidate)
         return self.space.recipe(self.template, self.labels, candidate)
@@ -102,7 +103,7 @@ class LiveMerge:
 
 @dataclass
 class MergedModels:
-    """The evaluator of a study over merges: picklable; each process builds its module and endpoints on first use."""
+    """The evaluator of a study over merges. Picklable: each process builds its module and endpoints on first use."""
 
     module: Callable[[], nn.Module]
     template: Mapping[str, Any]
@@ -129,7 +130,7 @@ class MergedModels:
         return answers
 
     def _ask(self, candidate: Candidate, examiner: Examiner, items: Sequence[int]) -> Mapping[str, Sequence[float]]:
-        """Ask a candidate; an endpoint only what `answers` does not hold."""
+        """Ask a candidate; for an endpoint, ask only what `answers` does not have."""
 
         def examine(chosen: Sequence[int]) -> Mapping[str, Sequence[float]]:
             model = self.live.load(candidate)
@@ -142,8 +143,9 @@ class MergedModels:
         return AnswerCache(self.answers).ask(keys, items, examine)
 
     def _weights(self, endpoint: str) -> str:
-        """What an endpoint's weights are known by: its bytes, and those of the base, whose names it takes; with a
-        change of the output, which may depend on all models, those of all."""
+        """Return the identity of an endpoint's weights: its bytes, and those of the base, whose names it uses. If
+        the output changes, which may depend on all models, all of them count.
+        """
         document = endpoint_document(self.template, self.labels, endpoint)
         paths = [document["overrides"][0]["model"], document.get("base", "")]
         if "output" in document:

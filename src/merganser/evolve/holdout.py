@@ -1,7 +1,7 @@
-"""Which items are kept for the end when tasks share questions: a question is a test item in all tasks, or in none.
+"""Hold out test items if tasks share questions: a question is a test item in all tasks, or in none.
 
-Translations of one benchmark, or one file asked in two ways, ask the same question in several tasks. A winner that was
-searched on one of them has seen the other. Items therefore belong to groups, and groups are drawn, not items.
+Translations of a benchmark, or one file asked in two ways, repeat questions in several tasks: a winner searched on one
+of them has seen the other. Items therefore belong to groups, and groups are drawn instead of items.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from merganser.errors import InputError
 
 @dataclass(frozen=True)
 class Grouped:
-    """The group of every item of a task; the last `own_test` of them come from a test file of the task's own."""
+    """The group of every item of a task; the last `own_test` items come from the task's test file."""
 
     groups: tuple[str, ...]
     share: float
@@ -26,19 +26,19 @@ class Grouped:
 def hold_out(tasks: Mapping[str, Grouped], seed: int) -> dict[str, tuple[int, ...]]:
     """Draw the test items of tasks that share groups.
 
-    Groups of a test file are test items everywhere, groups of the rest of such a task nowhere; of the others a share is
-    drawn.
+    Groups of a test file are test items everywhere; groups of the rest of such a task are test items nowhere; a share
+    of the others is drawn.
 
     Args:
         tasks: The tasks whose items have groups.
-        seed: Draws the groups; the same for every search of a comparison.
+        seed: The seed of the groups; use the same for every search of a comparison.
 
     Returns:
         The test items of each task.
 
     Raises:
-        InputError: A task would be left without test items or without others, its test file has groups of the
-            task itself, or two tasks want different shares.
+        InputError: If a task would have no test items or no others, its test file has groups of the task itself, or two
+            tasks have different shares.
 
     Example:
         >>> hold_out({"en": Grouped(("a", "b"), 0.5), "fr": Grouped(("b", "a"), 0.5)}, 0)["fr"] in [(0,), (1,)]
@@ -48,11 +48,11 @@ def hold_out(tasks: Mapping[str, Grouped], seed: int) -> dict[str, tuple[int, ..
     forced = {group for task in files.values() for group in task.groups[-task.own_test :]}
     kept = {group for task in files.values() for group in task.groups[: -task.own_test]}
     if both := sorted(forced & kept):
-        raise InputError(f"group {both[0]!r} is in a test file and among the items that are searched on")
+        raise InputError(f"group {both[0]!r} is in a test file and among the items of the search")
     drawn_from = [task for task in tasks.values() if not task.own_test]
     if len(shares := {task.share for task in drawn_from}) > 1:
         raise InputError(
-            f"tasks that share groups keep the same share for the test, not {' and '.join(map(str, sorted(shares)))}"
+            f"tasks that share groups need the same share of test items, not {' and '.join(map(str, sorted(shares)))}"
         )
     free = sorted({group for task in drawn_from for group in task.groups} - forced - kept)
     count = max(1, round(len(free) * shares.pop())) if free else 0
@@ -63,7 +63,7 @@ def hold_out(tasks: Mapping[str, Grouped], seed: int) -> dict[str, tuple[int, ..
         test = tuple(item for item, group in enumerate(task.groups) if group in chosen)
         if not test or len(test) == len(task.groups):
             which = "all" if test else "none"
-            raise InputError(f"task {name!r}: {which} of its groups fell to the test; use more groups, or a test file")
+            raise InputError(f"task {name!r}: {which} of its groups are test groups; use more groups, or a test file")
         found[name] = test
     return found
 

@@ -1,4 +1,4 @@
-"""A first run file with comments, from models and tasks: what `merganser evolve init` writes."""
+"""Write a first run file with comments from models and tasks, for `merganser evolve init`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from merganser.evaluate.language import kind_of_model
 from merganser.evaluate.tasks import Task
 from merganser.methods.registry import lookup, parameters
 
-#: Items that a candidate is asked at most, of tasks that have many more.
+#: Items asked of a candidate, for tasks that have many more.
 SUBSET = 60
-#: Bounds of parameters that are worth a search, where a method has them, with what they mean.
+#: Bounds of parameters that are worth searching, if a method has them, with their meaning.
 RANGES = {
     "weight": ("low: 0, high: 1.5, per: model", "how much of each model; `points: 3` lets it vary over the depth"),
-    "density": ("low: 0.1, high: 1.0", "share of each difference from the base that is kept"),
+    "density": ("low: 0.1, high: 1.0", "share of each difference from the base to keep"),
     "scale": ("low: 0.3, high: 1.5", "factor of the merged difference"),
-    "t": ("low: 0, high: 1", "place between the two models"),
+    "t": ("low: 0, high: 1", "position between the two models"),
 }
 
 
@@ -35,16 +35,16 @@ def render_run_file(
 
     Args:
         models: Paths or hub ids of the models to merge, by label.
-        tasks: What to ask; every question is checked.
-        base: What the models were fine-tuned from.
+        tasks: The tasks; every question is checked.
+        base: The model they were fine-tuned from.
         method: The merging method; task arithmetic with a base, else linear.
-        root: The directory the run file will lie in; paths are written relative to it.
+        root: The directory of the run file; paths are written relative to it.
 
     Returns:
         YAML, for `merganser evolve run`.
 
     Raises:
-        InputError: There is no model or task, a question cannot be asked, or the method has nothing to search.
+        InputError: If there is no model or task, a question is invalid, or the method has nothing to search.
 
     Example:
         >>> render_run_file({"math": "./math"}, [Task.parse("multiple-choice:quiz.jsonl")])  # doctest: +SKIP
@@ -55,12 +55,10 @@ def render_run_file(
     declared = parameters(lookup(chosen))
     space = {name: found for name, found in RANGES.items() if name in declared}
     if "weight" in space:
-        space.pop("scale", None)  # a factor of all weights, which are searched already
+        space.pop("scale", None)  # a factor on all weights, which are searched already
     if not space:
-        raise InputError(f"{chosen}: none of its parameters is one to start a search with; write its space by hand")
-    lines = [
-        "# A search for a merge, for `merganser evolve run`; a dry run says what it means and what is wrong with it."
-    ]
+        raise InputError(f"{chosen}: has no parameter with default bounds; write its search space by hand")
+    lines = ["# A search for a merge, for `merganser evolve run`; a dry run explains and checks it."]
     if base:
         lines.append(f"base: {_path(base, root)}")
     lines += ["models:", *(f"  {json.dumps(label)}: {_path(path, root)}" for label, path in models.items())]
@@ -73,7 +71,7 @@ def render_run_file(
         count = task.count("")
         pool = count - max(1, round(0.2 * count))
         few = f", subset: {SUBSET}" if pool > SUBSET else ""
-        asked = f"{SUBSET} of them" if few else f"{pool}, all but those kept for the test,"
+        asked = f"{SUBSET} of them" if few else f"{pool}, all but those held out for the test,"
         lines.append(f"  # {count} questions; {asked} are asked of a candidate")
         lines.append(f"  {json.dumps(task.name)}: {{kind: {task.kind}, data: {_path(task.path, root)}{few}}}")
     lines += _objectives(tasks)
@@ -81,25 +79,25 @@ def render_run_file(
         "search:",
         "  algorithm: ga     # with several objectives nsga2; de, cmaes, random …",
         "  population: 25",
-        "  generations: 7    # population × generations merges are tried",
-        "  race: 5           # stop asking a candidate that surely gains little: after 5, 10, 20 … questions",
-        "  rerank: 3         # the best few are asked everything at the end",
+        "  generations: 7    # population × generations merges are evaluated",
+        "  race: 5           # stop candidates that gain little: check after 5, 10, 20 … questions",
+        "  rerank: 3         # the best candidates are asked everything at the end",
         "  seed: 0",
         f"model: {{kind: {_kind(base or next(iter(models.values())))}}}     # dtype: bfloat16, device: cuda …",
-        "answers: ./answers.sqlite    # what the models themselves answer, for other studies too",
+        "answers: ./answers.sqlite    # cache of the models' own answers, shared between studies",
         "workers: 1                   # processes that merge and ask, each with a copy of the model",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _kind(model: str) -> str:
-    """The kind of loader that a model's config asks for; of one that is not here, a causal one."""
+    """Return the kind of loader for a model's config; `causal-lm` for a model that is not available."""
     directory = Path(model)
     return (kind_of_model(directory) if directory.is_dir() else None) or "causal-lm"
 
 
 def _objectives(tasks: Sequence[Task]) -> list[str]:
-    """The mean of the scores; what has another direction is an objective of its own."""
+    """Return the mean of the scores as objective; measures with another direction are objectives of their own."""
     higher = [task.name for task in tasks if task.higher_is_better]
     lower = [task.name for task in tasks if not task.higher_is_better]
     lines = ["objectives:             # several give a Pareto front: use algorithm: nsga2"]
@@ -114,7 +112,7 @@ def _objectives(tasks: Sequence[Task]) -> list[str]:
 
 
 def _path(path: str, root: str | os.PathLike[str]) -> str:
-    """A path relative to the run file, in quotes; a hub id as it is."""
+    """Return a path relative to the run file, in quotes; a hub id unchanged."""
     if not os.path.exists(path):
         return json.dumps(path)
     beside = Path(os.path.relpath(path, root)).as_posix()

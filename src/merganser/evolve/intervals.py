@@ -1,4 +1,4 @@
-"""How sure a score, or a difference of scores, is: intervals that stay honest when all answers are alike."""
+"""Confidence intervals of scores and of differences of scores, valid even if all answers are equal."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Interval:
 
     @property
     def verdict(self) -> str:
-        """What is known of a difference: "better", "worse", or that one cannot tell."""
+        """Return what is known about a difference: "better", "worse", or "cannot tell"."""
         return "better" if self.low > 0 else "worse" if self.high < 0 else "cannot tell"
 
 
 def standard_error(values: Array) -> float:
-    """Return the standard error of a mean; of answers in [0, 1] Agresti and Coull's, which is never 0.
+    """Return the standard error of a mean; for answers in [0, 1] Agresti and Coull's, which is never 0.
 
-    √(p̃(1 − p̃)/(n + 4)) with p̃ = (Σy + 2)/(n + 4): a perfect score of few items is no certainty.
+    √(p̃(1 − p̃)/(n + 4)) with p̃ = (Σy + 2)/(n + 4): a perfect score on few items is uncertain.
     """
     if _graded(values):
         count = len(values) + 4
@@ -45,8 +45,8 @@ def score_interval(values: Array, level: float = 0.95) -> Interval:
     """Return a mean with its interval: Wilson's for answers in [0, 1], Student's for others.
 
     Args:
-        values: Answers, one an item.
-        level: Probability with which the interval should hold the true mean.
+        values: Answers, one per item.
+        level: The confidence level.
 
     Returns:
         The mean and its interval.
@@ -68,14 +68,14 @@ def score_interval(values: Array, level: float = 0.95) -> Interval:
 def objective_error(objective: Objective, answers: Mapping[str, Array]) -> float:
     """Return the standard error of a weighted sum of means.
 
-    Measures of one task are of the same items, different tasks have different ones.
+    Measures of one task are on the same items; different tasks have different items.
     """
     tasks: dict[str, dict[str, float]] = {}
     for measure, weight in objective.weights.items():
         tasks.setdefault(measure.split(".")[0], {})[measure] = weight
     variance = 0.0
     for weights in tasks.values():
-        # Divided by the sum of the weights, answers in [0, 1] are such answers again.
+        # Divided by the sum of the weights, weighted answers in [0, 1] are in [0, 1] again.
         scale = sum(weights.values()) or 1.0
         values = sum((weight / scale * answers[measure] for measure, weight in weights.items()), np.zeros(1))
         variance += (scale * standard_error(values)) ** 2
@@ -83,7 +83,7 @@ def objective_error(objective: Objective, answers: Mapping[str, Array]) -> float
 
 
 def objective_interval(objective: Objective, answers: Mapping[str, Array], level: float = 0.95) -> Interval:
-    """Return an objective's value with its interval: the value ± z standard errors, within what it can reach."""
+    """Return an objective's value with its interval: the value ± z standard errors, clipped to its range."""
     value = objective.value({measure: float(values.mean()) for measure, values in answers.items()})
     reach = float(norm.ppf(0.5 + level / 2)) * objective_error(objective, answers)
     low, high = -float("inf"), float("inf")
@@ -98,17 +98,17 @@ def paired_interval(
 ) -> Interval:
     """Return by how much `left` is better than `right` at an objective, both asked the same items.
 
-    The differences are taken item by item, so what makes an item hard for both does not count. For answers in [0, 1]
-    half an item is added to each of the four outcomes (Agresti and Min), so that a few items alike are no proof.
+    The differences are taken item by item, so that the difficulty of items cancels. For answers in [0, 1] half an item
+    is added to each of the four outcomes (Agresti and Min), so that a few equal answers prove nothing.
 
     Args:
         objective: The weighted sum of measures, and its direction.
         left: Answers by measure.
         right: Answers of the other model to the same items.
-        level: Probability with which the interval should hold the true difference.
+        level: The confidence level.
 
     Returns:
-        The difference, above 0 where `left` is better, and its interval.
+        The difference, positive if `left` is better, and its interval.
 
     Example:
         >>> ones, zeros = {"quiz": np.ones(30)}, {"quiz": np.zeros(30)}

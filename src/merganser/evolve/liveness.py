@@ -1,7 +1,7 @@
-"""Whether every variable of a search decides something: one that does not would only dilute the search.
+"""Check that every variable of a search has an effect; one without would only dilute the search.
 
-By planning, not by reading globs: a variable is alive if changing it alone changes the plan of the merge. That takes in
-groups that match no tensor or only tensors of earlier groups, overrides, bases, and points between layers.
+Checked by planning, not by matching globs: a variable is alive if changing it alone changes the plan of the merge. That
+covers groups that match no tensor or only tensors of earlier groups, overrides, bases, and points between layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from merganser.evolve.space import Choices, Space, Values, Variable
 
 
 def check(space: Space, template: Mapping[str, Any], labels: Sequence[str]) -> None:
-    """The recipes of the corners and the middle of the space are recipes, its checkpoints fit, its variables count."""
+    """Check that corners and middle of the space are valid recipes, the checkpoints fit, and every variable has an
+    effect.
+    """
     opened: dict[str, Checkpoint] = {}
 
     def open_once(reference: str) -> Checkpoint:
@@ -31,7 +33,7 @@ def check(space: Space, template: Mapping[str, Any], labels: Sequence[str]) -> N
     def outputs(values: Values) -> tuple[Output, ...]:
         plan = recipes.plan(recipes.load(space.recipe(template, labels, values)), open=open_once)
         if nested := [model.label for model in plan.models if model.plan is not None]:
-            raise InputError(f"{nested[0]}: a nested recipe cannot be evolved; merge it first and name the result")
+            raise InputError(f"{nested[0]}: a nested recipe cannot be evolved; merge it first and use the result")
         return plan.outputs
 
     middle = space.decode(np.full(len(space.variables), 0.5))
@@ -49,7 +51,7 @@ def check(space: Space, template: Mapping[str, Any], labels: Sequence[str]) -> N
 
 
 def _methods(space: Space, middle: Values) -> list[dict[str, Any]]:
-    """The middle of the space, with every method that is searched."""
+    """Return the middle of the space, once for every searched method."""
     for parameter in space.parameters:
         if parameter.name == "method" and isinstance(parameter.domain, Choices):
             return [{**middle, "method": option} for option in parameter.domain.options]
@@ -62,7 +64,7 @@ def _why(variable: Variable, template: Mapping[str, Any], labels: Sequence[str])
         return f"{variable.model} is the base itself; leave it out of models"
     if variable.group is not None:
         glob = variable.parameter.groups[variable.group]
-        return f"the glob {glob!r} matches none, or only such as an earlier group or an override decides"
+        return f"the glob {glob!r} matches none, or only tensors set by an earlier group or an override"
     if variable.point is not None:
-        return "none lies at that depth; use fewer points"
-    return "overrides decide it for all of them"
+        return "none is at that depth; use fewer points"
+    return "overrides set it for all of them"

@@ -1,4 +1,4 @@
-"""What workers gave back, checked before it is recorded."""
+"""Check the results of workers before they are recorded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def check_answers(outcome: Outcome, graded: Sequence[str]) -> dict[str, Answers]
     """Return the evaluator's answers in the order of the items.
 
     Args:
-        outcome: Of a job that did not fail.
-        graded: Tasks whose answers lie in [0, 1], for IRT.
+        outcome: The outcome of a job that did not fail.
+        graded: Tasks whose answers must be in [0, 1], for IRT.
 
     Raises:
-        InputError: There is not one finite answer for each item asked.
+        InputError: If there is not exactly one finite answer per item.
     """
     assert outcome.answers is not None
     requested = outcome.items
@@ -29,7 +29,7 @@ def check_answers(outcome: Outcome, graded: Sequence[str]) -> dict[str, Answers]
     for measure, values in outcome.answers.items():
         items = requested.get(measure.split(".")[0])
         if items is None:
-            raise InputError(f"the evaluator answered {measure!r}, which is no task of this study")
+            raise InputError(f"the evaluator answered {measure!r}, which is not a task of this study")
         if len(values) != len(items):
             raise InputError(f"the evaluator gave {len(values)} answers for the {len(items)} items of {measure!r}")
         order = np.argsort(items)

@@ -1,6 +1,6 @@
-"""Before the search: put test items aside, calibrate the IRT on the rest, choose the items candidates are asked.
+"""Prepare a search: hold out test items, calibrate the IRT on the rest, choose the items to ask candidates.
 
-Disjoint by construction: the test items leave first, and everything after sees the pool alone.
+Disjoint by construction: the test items are removed first, and everything else uses only the pool.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from merganser.strict_json import parse_json
 
 @dataclass(frozen=True)
 class Calibration:
-    """What is known of a task's items before a study.
+    """What is known about a task's items before a study.
 
     Attributes:
         answers: Answers of other models, shape (models, items).
-        irt: Instead: a fitted IRT of the items.
+        irt: A fitted IRT of the items, instead of answers.
         embeddings: For representation clustering, the endpoints' embeddings of the items.
 
     Example:
@@ -51,14 +51,14 @@ class Calibration:
 
     @property
     def items(self) -> int | None:
-        """How many items the answers or the IRT tell of."""
+        """Return the number of items of the answers or the IRT."""
         if self.irt is not None:
             return len(self.irt.items)
         return None if self.answers is None else int(np.atleast_2d(self.answers).shape[1])
 
 
 def checked_answers(answers: ArrayLike) -> Array:
-    """Models × items, in [0, 1]; NaN where an answer is missing."""
+    """Return answers of shape (models, items) in [0, 1]; NaN where an answer is missing."""
     try:
         found = np.atleast_2d(np.asarray(answers, dtype=np.float64))
     except (TypeError, ValueError):
@@ -73,7 +73,7 @@ def checked_answers(answers: ArrayLike) -> Array:
 
 
 def check(task: StudyTask, known: Calibration) -> None:
-    """What is known of a task's items must be of its items, and enough for its extractor."""
+    """Check that the calibration covers the task's items and suffices for its extractor."""
     where = f"task {task.name!r}"
     if known.answers is not None:
         try:
@@ -89,21 +89,21 @@ def check(task: StudyTask, known: Calibration) -> None:
 
 
 def check_items(task: StudyTask, known: Calibration) -> None:
-    """What is known of items must be of all items of the task, or of all but those of its test file."""
+    """Check that the calibration covers all items of the task, or all but those of its test file."""
     if known.items not in (None, task.items, searched := _searched(task)):
         wanted = str(task.items) if searched == task.items else f"{searched}, or {task.items} with those of the test"
-        raise InputError(f"task {task.name!r}: the calibration tells of {known.items} items, and the task has {wanted}")
+        raise InputError(f"task {task.name!r}: the calibration covers {known.items} items, but the task has {wanted}")
 
 
 def _searched(task: StudyTask) -> int:
-    """Items before the test items, if those are the last ones, as from a file of their own; else all."""
+    """Return the items before the test items if those come last, as from a test file; else all."""
     last = range(task.pool, task.items)
     return task.pool if task.test_items is not None and sorted(task.test_items) == list(last) else task.items
 
 
 @dataclass(frozen=True)
 class Split:
-    """Item numbers of a task that fitness and IRT may see (`pool`), and those kept for the end (`test`)."""
+    """Item numbers of a task for fitness and IRT (`pool`), and for the final score (`test`)."""
 
     pool: Indices
     test: Indices
@@ -123,7 +123,7 @@ class Prepared:
 
 
 def split(task: StudyTask, seed: int) -> Split:
-    """A random split that depends on the seed and the task's name only; or the one that the task lists."""
+    """Return a random split that depends only on the seed and the task's name; or the one that the task lists."""
     if task.test_items is not None:
         test = np.sort(np.array(task.test_items, dtype=np.intp))
         return Split(np.setdiff1d(np.arange(task.items), test), test)
@@ -140,9 +140,9 @@ def prepare(
     *,
     split_seed: int = 0,
 ) -> Prepared:
-    """`endpoints` are the endpoints' answers to the pool, by label, in the pool's order; needed when IRT is.
+    """Prepare a task; `endpoints` are the endpoints' answers to the pool by label, needed for IRT.
 
-    `split_seed` draws the test items, `seed` the subset.
+    `split_seed` is the seed of the test items, `seed` that of the subset.
     """
     parts = split(task, split_seed)
     known = calibration or Calibration()
@@ -158,14 +158,14 @@ def prepare(
 
 
 def _others(task: StudyTask, parts: Split, known: Calibration) -> Array:
-    """Answers of calibration models to the pool (none: no rows)."""
+    """Return answers of calibration models to the pool; without any, no rows."""
     if known.answers is None:
         return np.empty((0, len(parts.pool)))
     return np.atleast_2d(known.answers)[:, parts.pool]
 
 
 def _calibrated(task: StudyTask, parts: Split, rows: Array, known: Calibration, seed: int) -> IRT:
-    """An IRT of the pool whose last abilities are the endpoints'."""
+    """Return an IRT of the pool whose last abilities are the endpoints'."""
     if not len(rows):
         raise InputError(f"task {task.name!r}: {task.estimator} needs the endpoints' answers to all items of the pool")
     if known.irt is not None:
@@ -193,7 +193,7 @@ def _extracted(task: StudyTask, parts: Split, size: int, irt: IRT | None, known:
 def _blend(
     task: StudyTask, parts: Split, irt: IRT, rows: Array, subset: Subset, known: Calibration, seed: int
 ) -> float:
-    """c; a given IRT saw no endpoint, a fitted one is fitted without each model."""
+    """Return c; a given IRT saw no endpoint, a fitted one is fitted without each model."""
     if not isinstance(task.c, str):
         return float(task.c)
     adaptive = task.c == "adaptive"
@@ -213,18 +213,19 @@ def _blend(
 
 
 def cautions(task: StudyTask, endpoints: int, known: Calibration) -> list[str]:
-    """Return what a user should know of a task before its IRT is trusted."""
+    """Return what a user should know before trusting a task's IRT."""
     models = endpoints + (0 if known.answers is None else len(np.atleast_2d(known.answers)))
     if not task.needs_irt or known.irt is not None or models >= ENOUGH_MODELS:
         return []
     return [
-        f"task {task.name!r}: its IRT is fitted to {models} models, and fewer than {ENOUGH_MODELS} tell little of the "
-        "items; give answers of more models (calibration), or use random items and the naive estimator"
+        f"task {task.name!r}: its IRT is fitted to only {models} models; fewer than {ENOUGH_MODELS} determine "
+        "items poorly: "
+        "give answers of more models (calibration), or use random items and the naive estimator"
     ]
 
 
 def read_prepared(store: Store, tasks: Iterable[StudyTask]) -> dict[str, Prepared]:
-    """Return the tasks as they were prepared: splits, subsets, estimators."""
+    """Read the prepared tasks: splits, subsets, estimators."""
     found = {}
     for task in tasks:
         content = store.artifact(f"prepared/{task.name}")
@@ -233,12 +234,12 @@ def read_prepared(store: Store, tasks: Iterable[StudyTask]) -> dict[str, Prepare
         try:
             found[task.name] = from_bytes(content)
         except ValueError as error:
-            raise InputError(f"{store.path}: what it holds of task {task.name!r} is damaged: {error}") from error
+            raise InputError(f"{store.path}: its data of task {task.name!r} are damaged: {error}") from error
     return found
 
 
 def to_bytes(prepared: Prepared) -> bytes:
-    """For the store, so that a resumed study has the same bits whatever machine it resumes on."""
+    """Serialise for the store, so that a resumed study has the same bits on any machine."""
     from safetensors.numpy import save
 
     estimator = prepared.estimator
@@ -256,10 +257,10 @@ def to_bytes(prepared: Prepared) -> bytes:
 
 
 def from_bytes(content: bytes) -> Prepared:
-    """Return the task that `to_bytes` gave.
+    """Return the task from the bytes of `to_bytes`.
 
     Raises:
-        ValueError: The bytes are damaged.
+        ValueError: If the bytes are damaged.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load

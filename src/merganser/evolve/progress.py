@@ -1,4 +1,4 @@
-"""What a running study tells its watchers, and what is left to do."""
+"""Progress of a running study, and what is left to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from merganser.evolve.store import Store, Trial
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is left of the search: trials, items they will be asked, seconds until its workers are done with them."""
+    """The rest of the search: trials, items to ask, and seconds until the workers are done."""
 
     trials: int
     evaluations: int
@@ -19,7 +19,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened: a phase (calibrate, search, stability, rerank, test, done), and the trial that ended, if any."""
+    """An event: a phase (calibrate, search, stability, rerank, test, done), and the trial that ended, if any."""
 
     phase: str
     done: int
@@ -29,9 +29,9 @@ class Event:
 
 
 def forecast(store: Store, design: Design) -> Forecast:
-    """Trials to come at the mean pace of those evaluated; before the first, at the endpoints' pace per item.
+    """Forecast the remaining trials at the mean pace so far; before the first, at the endpoints' pace per item.
 
-    NaN seconds when nothing was evaluated yet.
+    Seconds are NaN if nothing was evaluated yet.
     """
     count, evaluated, seconds = store.pace("candidate")
     size = sum(task.subset or task.pool for task in design.tasks)

@@ -1,9 +1,8 @@
-"""Racing: a candidate is asked its items in rungs, and no further once it surely gains little over the best so far.
+"""Racing: ask a candidate its items in rungs, and stop once it almost certainly gains little over the best.
 
-After 5, 10, 20 … items of every task its answers are compared, item by item, with those of an incumbent to the same
-items. A candidate whose gain over it lies below `MARGIN` with all of its interval is stopped; what it would have
-reached is the incumbent's estimate plus the difference on the items that both were asked, which an easy or a hard
-beginning does not move.
+After 5, 10, 20 … items of every task, its answers are compared item by item with an incumbent's answers. A candidate is
+stopped if the whole interval of its gain is below `MARGIN`; its estimate is then the incumbent's estimate plus the
+difference on the items that both were asked, which does not depend on how easy those items are.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from merganser.evolve.preparation import Prepared
 from merganser.evolve.ranking import best, pareto
 from merganser.evolve.store import Answers, Trial
 
-#: How sure one must be at every rung, and which gain is worth more questions: without a margin most candidates, being
-#: alike, would be asked everything (`benchmarks/evolve_racing.py` measures both).
+#: Confidence at every rung, and the gain that is worth more questions: without a margin most candidates, being similar,
+#: would be asked everything (`benchmarks/evolve_racing.py` measures both).
 LEVEL, MARGIN = 0.8, 0.03
 
 
 def rungs(first: int, most: int) -> tuple[int, ...]:
-    """Return the numbers of items after which a candidate is looked at: `first`, its doubles, and all of them.
+    """Return the numbers of items after which a candidate is judged: `first`, its doubles, and all of them.
 
     Example:
         >>> rungs(5, 30)
@@ -42,12 +41,12 @@ def rungs(first: int, most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Race:
-    """What a candidate is up against: answers of incumbents to the items in the order they are asked.
+    """The competition of a candidate: answers of incumbents to the items in the order of the race.
 
     Attributes:
         first: Items of every task in the first rung.
         incumbents: By measure, answers to all items in the order of the race.
-        objectives: What candidates are compared by.
+        objectives: The objectives to compare by.
     """
 
     first: int
@@ -61,14 +60,14 @@ class Race:
         return [{task: chosen for task, chosen in part.items() if len(chosen)} for part in cut]
 
     def lost(self, answers: Mapping[str, Sequence[float]]) -> int | None:
-        """Return the first incumbent that the candidate gains too little over at every objective, or None.
+        """Return the first incumbent over which the candidate gains too little at every objective, or None.
 
         Args:
-            answers: The candidate's, to the first items of each task.
+            answers: The candidate's answers to the first items of each task.
         """
         own = {measure: np.asarray(values, dtype=np.float64) for measure, values in answers.items()}
         if any(measure not in own for objective in self.objectives for measure in objective.weights):
-            return None  # an error that is raised where answers are checked
+            return None  # raised later, where answers are checked
         for number, theirs in enumerate(self.incumbents):
             beside = {measure: values[: len(own[measure])] for measure, values in theirs.items() if measure in own}
             if any(len(beside[measure]) != len(own[measure]) for measure in beside):
@@ -79,18 +78,18 @@ class Race:
 
 
 def scale(objective: Objective) -> float:
-    """Return what a difference of 1 in every answer amounts to: Σ |weight|."""
+    """Return the effect of a difference of 1 in every answer: Σ |weight|."""
     return sum(map(abs, objective.weights.values()))
 
 
 def race_order(prepared: Prepared, task: str, seed: int) -> list[int]:
-    """Return the places of a task's chosen items in the order they are asked: random, the same for all candidates."""
+    """Return the order in which a task's chosen items are asked: random, the same for all candidates."""
     generator = np.random.default_rng([seed, zlib.crc32(task.encode()), 1])
     return [int(place) for place in generator.permutation(len(prepared.subset))]
 
 
 def choose_incumbents(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:
-    """Return the best of the trials that were asked everything; of several objectives, their Pareto front."""
+    """Return the best of the trials that were asked everything; for several objectives, their Pareto front."""
     whole = [trial for trial in trials if trial.may_win and trial.cached_from is None]
     if not whole:
         return []
@@ -100,8 +99,9 @@ def choose_incumbents(trials: Sequence[Trial], objectives: Sequence[Objective]) 
 def estimate_stopped(
     answers: Mapping[str, Answers], incumbent: Trial, theirs: Mapping[str, Answers], tasks: Mapping[str, Prepared]
 ) -> dict[str, Any]:
-    """Return the estimates of a candidate that was stopped: F̂(incumbent) + Σ w (y − y_incumbent) / Σ w over the items
-    that it was asked, by measure."""
+    """Return the estimates of a stopped candidate: F̂(incumbent) + Σ w (y − y_incumbent) / Σ w over the items it was
+    asked, by measure.
+    """
     found: dict[str, Any] = {}
     for measure, own in answers.items():
         task = tasks[measure.split(".")[0]]

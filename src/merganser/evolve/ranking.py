@@ -1,5 +1,6 @@
-"""Which trials won: the best by one objective, the Pareto front by several. Failed, infeasible and stopped trials never
-do."""
+"""Rank trials: the best by one objective, the Pareto front by several. Failed, infeasible and stopped trials cannot
+win.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +13,22 @@ from merganser.errors import InputError, MerganserError, did_you_mean
 from merganser.evolve.design import Objective
 from merganser.evolve.store import Trial
 
-#: The error of a trial whose values had failed already.
+#: The error of a trial whose values already failed.
 COPIED = "the same values failed in this generation"
 
 
 def nothing(trials: Iterable[Trial]) -> str:
-    """What is said of a search without a valid trial: that it has none yet, or the first line of the error that most of
-    the failed ones have."""
+    """Explain why a search has no valid trial: there is none yet, or the most common error of the failed ones."""
     tried = list(trials)
     if not tried:
         return "no candidate has been evaluated yet: wait for the run, or resume it if it was interrupted"
     reasons = Counter(trial.reason for trial in tried if trial.state == "failed")
-    why = f"; most that failed did so with: {reasons.most_common(1)[0][0]}" if reasons else ""
+    why = f"; the most common error: {reasons.most_common(1)[0][0]}" if reasons else ""
     return f"no candidate was evaluated successfully inside the constraints{why}"
 
 
 def failed_alike(trials: Sequence[Trial]) -> str | None:
-    """The one reason why every trial that was evaluated failed; None if one did not, or there is a single one."""
+    """Return the only reason why every evaluated trial failed; None if one succeeded, or there is just one."""
     tried = [trial for trial in trials if trial.state != "infeasible"]
     reasons = {trial.reason for trial in tried if trial.cached_from is None and trial.error != COPIED}
     if len(tried) < 2 or len(reasons) != 1 or any(trial.state != "failed" for trial in tried):
@@ -37,7 +37,7 @@ def failed_alike(trials: Sequence[Trial]) -> str | None:
 
 
 def best(trials: Iterable[Trial], objectives: Sequence[Objective], name: str | None = None) -> Trial:
-    """The valid trial with the best value of the objective (the only one, if not named); the first of equals."""
+    """Return the valid trial with the best value of the objective (the only one, if not named); the first of equals."""
     chosen = choose_objective(objectives, name)
     tried = list(trials)
     valid = [trial for trial in tried if trial.may_win]
@@ -48,14 +48,14 @@ def best(trials: Iterable[Trial], objectives: Sequence[Objective], name: str | N
 
 
 def top(trials: Iterable[Trial], objective: Objective, count: int) -> list[Trial]:
-    """The best `count` valid trials of different values, the best first."""
+    """Return the best `count` valid trials with distinct values, the best first."""
     sign = -1 if objective.maximize else 1
     valid = sorted((t for t in trials if t.may_win), key=lambda trial: sign * trial.objectives[objective.name])
     return list({trial.label: trial for trial in reversed(valid)}.values())[::-1][:count]
 
 
 def reranked(trials: Iterable[Trial], full: Iterable[Trial], objective: Objective) -> Trial | None:
-    """The valid trial whose full evaluation is best at the objective; None if none was fully evaluated."""
+    """Return the valid trial whose full evaluation is best at the objective; None if none was fully evaluated."""
     scores = {
         trial.label: objective.value(trial.objectives)
         for trial in full
@@ -63,12 +63,12 @@ def reranked(trials: Iterable[Trial], full: Iterable[Trial], objective: Objectiv
     }
     known = [trial for trial in trials if trial.valid and trial.label in scores]
     sign = -1 if objective.maximize else 1
-    # Of equals the one whose estimate was better, then the first.
+    # Of equals, the one with the better estimate, then the first.
     return min(known, key=lambda t: (sign * scores[t.label], sign * t.objectives[objective.name]), default=None)
 
 
 def choose_objective(objectives: Sequence[Objective], name: str | None) -> Objective:
-    """The objective of a name, or the only one."""
+    """Return the objective of that name, or the only one."""
     by_name = {objective.name: objective for objective in objectives}
     if name is None and len(by_name) > 1:
         raise InputError(f"several objectives ({', '.join(by_name)}): name one, or ask for the Pareto front")
@@ -79,7 +79,7 @@ def choose_objective(objectives: Sequence[Objective], name: str | None) -> Objec
 
 
 def pareto(trials: Iterable[Trial], objectives: Sequence[Objective]) -> list[Trial]:
-    """The valid trials that no other one dominates (no worse in all, better in one), one for each set of values."""
+    """Return the valid trials that no other one dominates (no worse in all, better in one), one per set of values."""
     valid = [trial for trial in trials if trial.may_win]
     return _front(valid, [[trial.objectives[o.name] for o in objectives] for trial in valid], objectives)
 
@@ -87,7 +87,7 @@ def pareto(trials: Iterable[Trial], objectives: Sequence[Objective]) -> list[Tri
 def reranked_front(
     trials: Iterable[Trial], full: Iterable[Trial], objectives: Sequence[Objective]
 ) -> list[Trial] | None:
-    """The valid trials that no other one dominates by full evaluations; None if none was fully evaluated."""
+    """Return the valid trials that no other one dominates by full evaluations; None if none was fully evaluated."""
     measures = {measure for objective in objectives for measure in objective.weights}
     scores = {t.label: t.objectives for t in full if t.state == "done" and measures <= set(t.objectives)}
     known = [trial for trial in trials if trial.may_win and trial.label in scores]

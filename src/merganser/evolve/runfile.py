@@ -14,7 +14,7 @@
     search: {algorithm: ga, population: 25, generations: 7, seed: 0}
     model: {kind: causal-lm}
 
-Everything wrong with it is said at once, before any work. Relative paths are looked for beside the file.
+All problems are reported at once, before any work. Relative paths are resolved beside the file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Section = TypeVar("Section", bound=BaseModel)
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run file, checked and resolved: what `Study.run` takes."""
+    """A validated and resolved run file, for `Study.run`."""
 
     design: Design
     evaluate: MergedModels
@@ -62,7 +62,7 @@ class LoadedRun:
     root: str
     source: str = "run file"
     cautions: tuple[str, ...] = ()
-    """What is no error, and should be known before the study runs."""
+    """Warnings to show before the study runs."""
 
 
 def load(source: str | os.PathLike[str]) -> LoadedRun:
@@ -76,12 +76,12 @@ def load(source: str | os.PathLike[str]) -> LoadedRun:
 
 
 def parse(text: str, root: str | Path = ".", source: str = "run file") -> LoadedRun:
-    """A run file from its text; relative paths in it start at `root`."""
+    """Parse a run file from its text; relative paths start at `root`."""
     return _Resolver(read(text, root, source), source, text, str(root)).resolve()
 
 
 def read(text: str, root: str | Path = ".", source: str = "run file") -> RunFile:
-    """What a run file says, its shape checked and nothing else; paths that exist below `root` are absolute."""
+    """Parse a run file and check only its shape; paths that exist below `root` become absolute."""
     found = [document for document in documents.parse(text, source) if document is not None]
     if len(found) != 1 or not isinstance(found[0], dict):
         raise InputError(f"{source}: expected one mapping with models, method, space, tasks and objectives")
@@ -93,7 +93,7 @@ def read(text: str, root: str | Path = ".", source: str = "run file") -> RunFile
 
 
 def template(run: RunFile) -> dict[str, Any]:
-    """The native recipe without the values under search, its models in the order of the run file."""
+    """Return the native recipe without the values under search, with models in the order of the run file."""
     document: dict[str, Any] = {"method": run.method}
     if run.base is not None:
         document["base"] = run.base
@@ -105,10 +105,10 @@ def template(run: RunFile) -> dict[str, Any]:
 
 
 def _placed(run: RunFile, root: Path) -> RunFile:
-    """Paths beside the run file if they are there, else as they are (in the working directory, or a hub id)."""
+    """Resolve paths beside the run file if they exist there; others are unchanged (working directory, or a hub id)."""
 
     def place(path: str) -> str:
-        name, mark, part = path.partition("#")  # a part of a file of calibrations
+        name, mark, part = path.partition("#")  # a part of a calibration file
         if any(mark in name for mark in "*?[") and not Path(name).is_absolute():  # calibrations of several models
             return str(root.resolve() / name) + mark + part
         return locate(name, root.resolve()) + mark + part
@@ -134,7 +134,7 @@ def _placed(run: RunFile, root: Path) -> RunFile:
 
 
 class _Resolver:
-    """From the schema to a design, collecting problems."""
+    """Turns the schema into a design, collecting problems."""
 
     def __init__(self, run: RunFile, source: str, text: str, root: str) -> None:
         self.run, self.source, self.text, self.root = run, source, text, root
@@ -200,12 +200,12 @@ class _Resolver:
         )
 
     def references(self) -> tuple[str, ...]:
-        """The base, unless it is one of the models."""
+        """Return the base, unless it is one of the models."""
         named = self.run.base is None or BASE in self.run.models or self.run.base in self.run.models.values()
         return () if named else (BASE,)
 
     def attempt(self, where: str, build: Callable[..., T], *args: Any) -> T | None:
-        """What `build` returns; an error it raises becomes a problem."""
+        """Return the result of `build`; its error becomes a problem."""
         try:
             return build(*args)
         except MerganserError as error:
@@ -228,7 +228,7 @@ class _Resolver:
         return self.attempt("space", Space, tuple(parameters), tuple(self.run.constraints))
 
     def known_parameters(self) -> None:
-        """Every parameter of the space must belong to (one of) the method(s), and be per model only if it is there."""
+        """Check that every parameter of the space belongs to a method, and is per model only if it is there."""
         methods = [self.run.method]
         if "method" in self.run.space:
             methods = [str(option) for option in self.run.space["method"].choices or ()]
@@ -247,10 +247,10 @@ class _Resolver:
                 hint = did_you_mean(name, known)
                 self.problems.append(f"space.{name}: not a parameter of {', '.join(methods)}{hint}")
             elif entry.per == "model" and not known[name]:
-                self.problems.append(f"space.{name}: one value for all models of a merge; leave out 'per: model'")
+                self.problems.append(f"space.{name}: has one value for all models of a merge; leave out 'per: model'")
 
     def measures(self, examiners: Mapping[str, Examiner]) -> None:
-        """What objectives are of must be reported; only functions and the harness cannot tell before they are asked."""
+        """Check that the measures of objectives are reported; functions and the harness are only known when asked."""
         for i, objective in enumerate(self.run.objectives):
             for measure in [objective] if isinstance(objective, str) else objective.measures:
                 task, _, part = measure.partition(".")
@@ -277,7 +277,7 @@ def _parameter(name: str, entry: SpaceEntry, models: tuple[str, ...]) -> SearchP
 def _domain(entry: SpaceEntry) -> Range | Choices:
     if entry.choices is not None:
         if entry.low is not None or entry.high is not None:
-            raise InputError("either choices, or low and high")
+            raise InputError("give either choices, or low and high")
         return Choices(tuple(entry.choices))
     if entry.low is None or entry.high is None:
         raise InputError("needs low and high, or choices")

@@ -1,4 +1,4 @@
-"""One process's work on a study: calibrate, search by replaying ask and tell, score the winners on the test items."""
+"""Run a study in one process: calibrate, search by replaying ask and tell, score the winners on the test items."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from merganser.evolve.store import Answers, Store, Trial
 from merganser.evolve.workers import Candidate, Evaluate, Job, Outcome, Workers, workers
 
 Listener = Callable[[Event], None]
-#: How many times its trials a search draws candidates at most, those outside the constraints counted.
+#: Maximum number of candidates drawn, as a multiple of the trials, including those outside the constraints.
 MAX_DRAWS = 20
 
 
 class StudyRun:
-    """One process's work on a study."""
+    """The work of one process on a study."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class StudyRun:
         self.on_event = on_event
         for name in calibration:
             if name not in (names := [task.name for task in design.tasks]):
-                raise InputError(f"calibration of {name!r}, which is no task{did_you_mean(name, names)}")
+                raise InputError(f"calibration of {name!r}, which is not a task{did_you_mean(name, names)}")
         for task in design.tasks:
             if not store.artifact(f"prepared/{task.name}"):
                 check(task, calibration.get(task.name, Calibration()))
@@ -76,7 +76,7 @@ class StudyRun:
         self.on_event(Event("search", done, design.trials, forecast=forecast(self.store, self.design)))
 
     def _endpoint_answers(self) -> dict[str, dict[str, Array]]:
-        """Answers of every endpoint to the pools of the tasks that need an IRT: {task: {endpoint: answers}}."""
+        """Return answers of every endpoint to the pools of tasks that need an IRT: {task: {endpoint: answers}}."""
         items = {t.name: split(t, self.design.split_seed).pool.tolist() for t in self.design.tasks if t.needs_irt}
         if not items:
             return {}
@@ -109,18 +109,20 @@ class StudyRun:
             trials = self._generation(generation, genomes, replayed)
             if reason := failed_alike(trials):
                 raise MerganserError(
-                    f"every candidate of generation {generation} failed alike: {reason}; put it right and resume"
+                    f"every candidate of generation {generation} failed for the same reason: {reason}; fix it "
+                    "and resume"
                 )
             count += sum(trial.state != "infeasible" for trial in trials)
             drawn += len(trials)
-            if len(trials) < asked:  # the budget is spent in the middle of a generation
+            if len(trials) < asked:  # the budget ends in the middle of a generation
                 break
             fitness = np.array([self._fitness(trial) for trial in trials])
             finite = fitness[np.isfinite(fitness).all(1)]
             if len(finite):
                 worst = np.maximum(worst, finite.max(0))
                 span = np.maximum(span, worst - finite.min(0))
-            # What has no fitness (failed, infeasible) ranks behind everything seen: finite, since algorithms do sums.
+            # Candidates without a fitness (failed, infeasible) rank last, with a finite value, since algorithms compute
+            # sums.
             penalty = np.where(np.isfinite(worst), worst, 0.0) + np.where(span > 0, span, 1.0)
             fitness = np.where(np.isfinite(fitness), fitness, penalty)
             violations = np.array([trial.violations for trial in trials], dtype=np.float64)
@@ -128,15 +130,17 @@ class StudyRun:
             generation += 1
 
     def _affordable(self, genomes: Array, left: int) -> Array:
-        """The first genomes of a generation, as many as the trials that are left; those outside the constraints are
-        not evaluated, and cost none."""
+        """Return the first genomes of a generation, as many as trials are left; those outside the constraints are
+        not evaluated and do not count.
+        """
         space = self.design.space
         feasible = [bool((space.violations(space.decode(genome)) <= 0).all()) for genome in genomes]
         return genomes[np.cumsum(feasible) <= left]
 
     def _forget_failure(self) -> None:
-        """Search anew from the first generation that failed alike, or from the beginning when all trials failed: the
-        cause may be gone. A failed trial among good ones stays as it is: the generations after it were bred with it."""
+        """Restart from the first generation that failed for one reason, or from the beginning if all trials failed:
+        the cause may be gone. Failed trials among good ones are kept, since later generations depend on them.
+        """
         trials = self.store.trials("candidate")
         generations: dict[int, list[Trial]] = {}
         for trial in trials:
@@ -150,7 +154,7 @@ class StudyRun:
     def _generation(
         self, generation: int, genomes: Array, replayed: dict[tuple[int | None, int | None], Trial]
     ) -> list[Trial]:
-        """The trials of one generation, from the store where it has them."""
+        """Return the trials of one generation, from the store if it has them."""
         fresh: list[Trial] = []
         for position, genome in enumerate(genomes):
             values = self.design.space.decode(genome)
@@ -192,7 +196,7 @@ class StudyRun:
         return Race(self.design.race, tuple(rows), self.design.objectives)
 
     def _evaluated(self, trials: Sequence[Trial], incumbents: Sequence[Trial]) -> Iterable[Trial]:
-        """Evaluate trials, with `design.race` only as far as they are not surely worse than an incumbent."""
+        """Evaluate trials; with `design.race` only until they are almost certainly worse than an incumbent."""
         items = {name: prepared.items for name, prepared in self.tasks.items()}
         if self.design.race:
             order = {name: race_order(prepared, name, self.design.seed) for name, prepared in self.tasks.items()}
@@ -235,9 +239,9 @@ class StudyRun:
         return [(-1.0 if o.maximize else 1.0) * trial.objectives[o.name] for o in self.design.objectives]
 
     def _estimated(self, answers: Mapping[str, Answers]) -> tuple[dict[str, float], dict[str, Any]]:
-        """Objectives, and the estimates behind them, from the answers to the subsets.
+        """Return objectives, and the estimates behind them, from the answers to the subsets.
 
-        A measure that this evaluator does not report will be missing from every candidate: the search ends at once.
+        A measure that this evaluator does not report would be missing for every candidate, so the search ends.
         """
         for objective in self.design.objectives:
             for measure in objective.weights:
@@ -258,7 +262,7 @@ class StudyRun:
         return {o.name: o.value(scores) for o in self.design.objectives}, estimates
 
     def _stopped(self, rival: Trial, answers: Mapping[str, Answers]) -> tuple[dict[str, float], dict[str, Any]]:
-        """The same of a candidate that was stopped, from what it lost to its rival by."""
+        """Return the same for a stopped candidate, from its difference to its rival."""
         estimates = estimate_stopped(answers, rival, self.store.answers(rival), self.tasks)
         scores = {measure: estimate["value"] for measure, estimate in estimates.items()}
         return {o.name: o.value(scores) for o in self.design.objectives}, estimates
@@ -266,7 +270,9 @@ class StudyRun:
     # -- after the search
 
     def conclude(self) -> None:
-        """Test items for the winner (or the Pareto set) and the endpoints; full evaluations for the estimator."""
+        """Score the winner (or the Pareto set) and the endpoints on test items; fully evaluate candidates for the
+        estimator.
+        """
         valid = [trial for trial in self.store.trials("candidate") if trial.valid]
         if not valid:
             raise MerganserError(nothing(self.store.trials("candidate")))
@@ -282,7 +288,9 @@ class StudyRun:
         self.on_event(Event("done", self.design.trials, self.design.trials))
 
     def _winners(self, valid: Sequence[Trial], pool: Mapping[str, Sequence[int]]) -> list[Trial]:
-        """The best, of several objectives the Pareto set, after the first few were evaluated on the pool."""
+        """Return the best trial, or the Pareto set of several objectives, after evaluating the first few on the
+        pool.
+        """
         objectives = self.design.objectives
         few = any(len(task.items) < len(pool[name]) for name, task in self.tasks.items())
         if len(objectives) > 1:
@@ -300,7 +308,7 @@ class StudyRun:
         return [best(valid, objectives)]
 
     def _spread(self, valid: Sequence[Trial], count: int) -> list[Trial]:
-        """Candidates evenly over the ranking by the first objective, the best one first."""
+        """Return candidates spread evenly over the ranking by the first objective, the best one first."""
         first = self.design.objectives[0]
         unique = list({trial.label: trial for trial in valid}.values())
         ranked = sorted(unique, key=lambda t: t.objectives[first.name], reverse=first.maximize)
@@ -309,7 +317,7 @@ class StudyRun:
     def _evaluate(
         self, kind: str, candidates: Sequence[Candidate], items: Mapping[str, Sequence[int]], phase: str
     ) -> None:
-        """Evaluate and record whatever of `candidates` the store does not have; a measure's mean is its score."""
+        """Evaluate and record the `candidates` that the store does not have; the score of a measure is its mean."""
         labels = [each if isinstance(each, str) else key(each) for each in candidates]
         waiting = [(label, each) for label, each in zip(labels, candidates, strict=True) if not self._done(kind, label)]
         jobs = [Job(number, each, items) for number, (_, each) in enumerate(waiting)]
@@ -328,7 +336,7 @@ class StudyRun:
         outcome: Outcome,
         score: Callable[[Mapping[str, Answers]], tuple[dict[str, float], dict[str, Any]]],
     ) -> Trial:
-        """Record an outcome: the trial with its scores, or failed with the reason."""
+        """Record an outcome: the trial with its scores, or its failure with the reason."""
         ran = replace(
             trial,
             seconds=outcome.seconds,

@@ -1,4 +1,4 @@
-"""The shape of a run file, and what is said of one that has another shape."""
+"""The schema of a run file, and messages for files that do not match it."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ class RunFile(_Section):
     workers: int = 1
 
     def decisive(self) -> str:
-        """Everything that results depend on, in its order, as text: two run files of one study say the same."""
+        """Return everything that results depend on, as text; it is equal for run files of one study."""
         return self.model_dump_json(exclude={"workers": True, "answers": True, "model": {"device"}})
 
 
 def problems(error: ValidationError) -> list[str]:
-    """Pydantic's findings in our words."""
+    """Translate Pydantic's errors into our messages."""
     return list(dict.fromkeys(_message(each) for each in error.errors()))
 
 
@@ -105,9 +105,9 @@ _SECTIONS: Mapping[str, type[BaseModel]] = {
 
 
 def _message(error: Any) -> str:
-    """Where, what, and the nearest known word."""
+    """Return the place, the problem, and the nearest known word."""
     location = list(error["loc"])
-    # Where several types would do, pydantic ends with the one it tried.
+    # If several types are allowed, pydantic appends the one it tried.
     while len(location) > 1 and location[-1] in ("str", "float", "int", "bool"):
         location.pop()
     location = [part for part in location if part not in ("str", "ObjectiveEntry")]

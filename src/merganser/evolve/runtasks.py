@@ -1,4 +1,4 @@
-"""The tasks of a run file: how each is asked, and what the study is to know of it."""
+"""The tasks of a run file: their examiners, and their part of the study."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from merganser.evolve.runschema import RunFile, TaskEntry
 
 #: The kind of a task of the lm-evaluation-harness.
 HARNESS = "lm-eval"
-#: Extractor, estimator and c unless told otherwise: of a subset whose items a calibration tells of, and of any other.
+#: Default extractor, estimator and c: for a subset with a calibration, and for any other.
 INFORMED = ("irt", "gmp-irt", "adaptive")
 UNINFORMED = ("random", "naive", 0.5)
 
 
 def build_examiner(entry: TaskEntry, run: RunFile) -> Examiner:
-    """Return what asks a model the questions of a task; every question has been checked."""
+    """Return the examiner of a task; every question has been checked."""
     if isinstance(entry.test, str) and entry.kind in ("function", HARNESS):
         raise InputError(
             f"test: {entry.test!r} is a file of questions, which kind {entry.kind} does not read; give a share"
@@ -32,22 +32,22 @@ def build_examiner(entry: TaskEntry, run: RunFile) -> Examiner:
         if entry.function is None or entry.items is None:
             raise InputError("kind function needs function: package.module:name and items: their number")
         if entry.items < 1:
-            raise InputError(f"items: {entry.items}; how many there are to ask, 1 or more")
+            raise InputError(f"items: {entry.items}; give the number of items, at least 1")
         imported(entry.function)
         return Function(entry.function, entry.items, tokenizer)
     kinds = [*KINDS, HARNESS, "function"]
     if entry.kind not in kinds:
         raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, kinds)}")
     if not tokenizer:
-        raise InputError("which tokenizer? There is no base; say model: {tokenizer: …}")
+        raise InputError("there is no base to take the tokenizer from; set model: {tokenizer: …}")
     examiner = _harness(entry, tokenizer) if entry.kind == HARNESS else _asked(entry, tokenizer)
     if not len(examiner):
-        raise InputError(f"{entry.data or entry.task}: no questions")
+        raise InputError(f"{entry.data or entry.task}: contains no questions")
     return examiner
 
 
 def build_task(name: str, entry: TaskEntry, examiner: Examiner, test_items: tuple[int, ...] | None = None) -> StudyTask:
-    """Return the task as the study knows it; `test_items` if they are not drawn by the task alone."""
+    """Return the task of the study; `test_items` if they are not drawn from this task alone."""
     extractor, estimator, c = INFORMED if entry.calibration and entry.subset else UNINFORMED
     if entry.extractor == "representation" and not isinstance(examiner, Asked):
         raise InputError(f"task {name!r}: {entry.kind} has no texts to embed; choose another extractor")
@@ -67,7 +67,7 @@ def build_task(name: str, entry: TaskEntry, examiner: Examiner, test_items: tupl
 
 
 def choose_test_items(run: RunFile, examiners: Mapping[str, Examiner]) -> dict[str, tuple[int, ...]]:
-    """Return the test items of tasks with a test file, and of those that ask questions of other tasks too."""
+    """Return the test items of tasks with a test file, and of tasks that share questions with others."""
     found: dict[str, tuple[int, ...]] = {}
     grouped: dict[str, Grouped] = {}
     for name, examiner in examiners.items():
@@ -84,15 +84,16 @@ def choose_test_items(run: RunFile, examiners: Mapping[str, Examiner]) -> dict[s
 
 
 def _own_test(entry: TaskEntry, examiner: Examiner) -> int:
-    """How many of the last items are from the task's test file."""
+    """Return how many of the last items are from the task's test file."""
     if isinstance(entry.test, float) or not isinstance(examiner, Asked):
         return 0
     return len(examiner) - len(replace(examiner, test=None))
 
 
 def _groups(name: str, entry: TaskEntry, examiner: Examiner, run: RunFile) -> tuple[str, ...] | None:
-    """The group of every item: the field that the task names, a field `group`, or the place in a file that several
-    tasks ask."""
+    """Return the group of every item: the field that the task names, a field `group`, or the place in a file that
+    several tasks use.
+    """
     if entry.group is not None:
         return _column(name, examiner, entry.group, "group by")
     records = getattr(examiner, "records", None)
@@ -104,13 +105,13 @@ def _groups(name: str, entry: TaskEntry, examiner: Examiner, run: RunFile) -> tu
 
 
 def directions_of(name: str, examiner: Examiner) -> dict[str, str]:
-    """Return the directions of a task's measures, by the names that objectives call them."""
+    """Return the directions of a task's measures, by their names in objectives."""
     known: Mapping[str, str] = getattr(examiner, "directions", {})
     return {name if measure == SCORE else f"{name}.{measure}": direction for measure, direction in known.items()}
 
 
 def _column(name: str, examiner: Examiner, field: str, purpose: str) -> tuple[str, ...]:
-    """A field of every record, as text."""
+    """Return a field of every record, as text."""
     records = getattr(examiner, "records", None)
     if records is None:
         raise InputError(f"task {name!r}: {field!r} is a field of the data, and a function has none")

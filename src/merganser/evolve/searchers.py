@@ -1,7 +1,7 @@
-"""Evolve: ask for genomes in the unit cube, tell their fitness (minimised) and constraint violations (≤ 0 is kept).
+"""Search algorithms: ask for genomes in the unit cube, tell their fitness (minimised) and violations (≤ 0 is feasible).
 
-Every algorithm of the thesis' table through pymoo, plus random search. A searcher is a deterministic function of its
-seed and of what it was told, so a study resumes by asking and telling again, not by unpickling.
+Contains every algorithm of the thesis' table through pymoo, and random search. A searcher is a deterministic function
+of its seed and of what it was told, so that a study resumes by asking and telling again, not by unpickling.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from merganser.evolve.arrays import Array
 
 
 class Searcher(Protocol):
-    """`ask` gives genomes (rows; none when it has nothing more to try), `tell` their fitness, in the same order."""
+    """`ask` returns genomes (rows; none at the end), `tell` takes their fitness, in the same order."""
 
     def ask(self) -> Array: ...
 
@@ -29,10 +29,10 @@ class Searcher(Protocol):
 
 @dataclass(frozen=True)
 class Search:
-    """What the search is over: numbers of variables, objectives and constraints; its size; its seed.
+    """The settings of a search: numbers of variables, objectives and constraints; its size; its seed.
 
-    `reference_points` (objectives to be minimised) are what R-NSGA-II and R-NSGA-III steer to, the ideal by default.
-    `starts` are genomes that take the place of the first ones drawn.
+    `reference_points` (of minimised objectives) guide R-NSGA-II and R-NSGA-III, by default the ideal point. `starts`
+    are genomes that replace the first random ones.
     """
 
     variables: int
@@ -47,7 +47,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How to build one, and what it can do. `many` means it needs two objectives or more."""
+    """How to build an algorithm, and its abilities. `many` means it needs two objectives or more."""
 
     title: str
     build: Callable[[Search], Any] | None
@@ -56,18 +56,20 @@ class Algorithm:
 
 
 def searcher(name: str, search: Search) -> Searcher:
-    """The algorithm of this name, or an error that says why it cannot do this search."""
+    """Return the algorithm of this name, or raise an error that explains why it cannot do this search."""
     key = "".join(c for c in name.lower() if c.isalnum()).replace("iii", "3").replace("ii", "2")
     if key not in ALGORITHMS:
         raise InputError(f"unknown algorithm {name!r}{did_you_mean(key, ALGORITHMS)}")
     algorithm = ALGORITHMS[key]
     if search.constraints and not algorithm.constraints:
         able = [k for k, a in ALGORITHMS.items() if a.constraints and a.many == (search.objectives > 1)]
-        raise InputError(f"{algorithm.title} knows no constraints, and there are {search.constraints}; use {able[0]}")
+        raise InputError(
+            f"{algorithm.title} does not support constraints, and there are {search.constraints}; use {able[0]}"
+        )
     if algorithm.many and search.objectives < 2:
-        raise InputError(f"{algorithm.title} is for several objectives, and there is one; use ga")
+        raise InputError(f"{algorithm.title} needs several objectives, and there is one; use ga")
     if not algorithm.many and search.objectives > 1 and algorithm.build:
-        raise InputError(f"{algorithm.title} is for one objective, and there are {search.objectives}; use nsga2")
+        raise InputError(f"{algorithm.title} supports one objective, and there are {search.objectives}; use nsga2")
     if search.population < 5:
         raise InputError(f"a population of {search.population} is too small; at least 5")
     return PymooSearcher(algorithm.build(search), search) if algorithm.build else RandomSearcher(search)
@@ -93,7 +95,7 @@ class RandomSearcher:
 
 
 class PymooSearcher:
-    """A pymoo algorithm. What it asks to have evaluated may include individuals that were; those are left out."""
+    """A pymoo algorithm. Individuals that it asks for again are not evaluated again."""
 
     def __init__(self, algorithm: Any, search: Search) -> None:
         problem = _pymoo("core.problem").Problem(
@@ -109,11 +111,11 @@ class PymooSearcher:
         self._open: list[Any] = []
         self._starts = search.starts
         with self._randomness:
-            # RVEA adapts its directions to the share of generations gone; nothing else may look at termination.
+            # RVEA adapts its directions to the share of generations done; nothing else may use the termination.
             limit = _pymoo("termination.max_gen").MaximumGenerationTermination(max(search.generations, 1))
             never = _pymoo("core.termination").NoTermination()
             rvea = isinstance(algorithm, _pymoo("algorithms.moo.rvea").RVEA)
-            # cma reads seed 0 as "take the time"
+            # cma reads seed 0 as "use the time"
             algorithm.setup(problem, termination=limit if rvea else never, seed=search.seed + 1, verbose=False)
         self._algorithm = algorithm
 
@@ -146,10 +148,10 @@ class PymooSearcher:
 
 
 class _Randomness(contextlib.AbstractContextManager[None]):
-    """While inside, the global generators are this searcher's own; outside they are as the caller left them.
+    """Uses this searcher's own global generators inside the block, and restores the caller's on exit.
 
-    Some of pymoo and all of cma draw from the global generators, and a few places of pymoo from fresh entropy
-    (`default_rng()` without a seed), which here is a child of the search's seed.
+    Parts of pymoo and all of cma use the global generators, and a few places in pymoo fresh entropy (`default_rng()`
+    without a seed), which here is derived from the search's seed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -190,7 +192,7 @@ def _moo(module: str, name: str) -> Any:
 
 
 def _variation() -> dict[str, Any]:
-    """Simulated binary crossover (η = 15) and polynomial mutation (η = 20), as in the thesis."""
+    """Return simulated binary crossover (η = 15) and polynomial mutation (η = 20), as in the thesis."""
     return {
         "sampling": _pymoo("operators.sampling.rnd").FloatRandomSampling(),
         "crossover": _pymoo("operators.crossover.sbx").SBX(eta=15, prob=0.9),
@@ -199,7 +201,7 @@ def _variation() -> dict[str, Any]:
 
 
 def _directions(search: Search) -> Array:
-    """As many evenly spread reference directions as fit the population."""
+    """Return as many evenly spread reference directions as fit the population."""
     partitions = 1
     while comb(partitions + search.objectives, search.objectives - 1) <= search.population:
         partitions += 1

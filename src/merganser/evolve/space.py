@@ -1,7 +1,8 @@
-"""The search space: what may vary, between which bounds, under which constraints, and the recipe a genome stands for.
+"""The search space: variables, bounds, constraints, and the recipe of a genome.
 
-A genome is a point of the unit cube, one coordinate a variable. A parameter of the space becomes several variables when
-it is searched per model, per group of tensors, or at several points of depth (between which it is interpolated):
+A genome is a point of the unit cube, with one coordinate per variable. A parameter of the space becomes several
+variables when it is searched per model, per group of tensors, or at several points of depth (between which it is
+interpolated):
 
     weight.math                 the weight of the model math
     weight.math.attention       … for the tensors of the group attention
@@ -102,13 +103,13 @@ class Choices:
 
 @dataclass(frozen=True)
 class SearchParameter:
-    """A hyper-parameter under search. `method` is one too: its domain is then a choice of methods.
+    """A hyper-parameter under search. It may be `method`, with a choice of methods as domain.
 
     Args:
         name: The parameter of the method.
         domain: Its values.
-        models: Labels of the models that have values of their own; by default one value serves all.
-        groups: Names of groups -> globs over tensor names with values of their own.
+        models: Labels of the models with their own values; by default all share one value.
+        groups: Names of groups -> globs over tensor names, each with its own value.
         points: The number of control points over depth.
 
     Example:
@@ -127,14 +128,14 @@ class SearchParameter:
         if self.points > 1 and (isinstance(self.domain, Choices) or self.domain.integer):
             raise InputError(f"{self.name}: only real numbers can be interpolated over depth")
         if len(set(self.groups.values())) < len(self.groups):
-            raise InputError(f"{self.name}: two groups have the same glob, and a tensor has one value")
+            raise InputError(f"{self.name}: two groups have the same glob, but a tensor has only one value")
         if self.name == "method" and (self.models or self.groups or isinstance(self.domain, Range)):
-            raise InputError("method: one choice for the whole merge; per-tensor methods belong into overrides")
+            raise InputError("method: is one choice for the whole merge; per-tensor methods belong in overrides")
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One coordinate of a genome: which part of which parameter it sets."""
+    """One coordinate of a genome: the part of a parameter that it sets."""
 
     parameter: SearchParameter
     model: str | None = None
@@ -156,12 +157,12 @@ class Constraint:
     bound: float
 
     def least(self, variables: Mapping[str, Range | Choices]) -> float:
-        """The smallest Σ coefficient · variable over the box of the ranges."""
+        """Return the smallest Σ coefficient · variable over the box of the ranges."""
         ranges = [(c, domain) for name, c in self.coefficients.items() if isinstance(domain := variables[name], Range)]
         return math.fsum(min(c * domain.low, c * domain.high) for c, domain in ranges)
 
     def violation(self, values: Values) -> float:
-        """Above 0 by as much as the constraint is broken."""
+        """Return by how much the constraint is violated; at most 0 if it holds."""
         return math.fsum(c * float(values[name]) for name, c in self.coefficients.items()) - self.bound
 
 
@@ -205,11 +206,11 @@ class Space:
         return tuple(parse_constraint(text, known) for text in self.constraints)
 
     def decode(self, genome: Array) -> dict[str, Value]:
-        """The values a genome stands for, by name of variable."""
+        """Return the values of a genome, by name of variable."""
         return {v.name: v.parameter.domain.decode(float(u)) for v, u in zip(self.variables, genome, strict=True)}
 
     def encode(self, values: Values) -> Array:
-        """A genome that stands for `values`."""
+        """Return a genome with these values."""
         for name in values:
             if name not in {v.name for v in self.variables}:
                 raise InputError(f"no variable {name!r}{did_you_mean(name, (v.name for v in self.variables))}")
@@ -221,10 +222,10 @@ class Space:
         return np.array([inequality.violation(values) for inequality in self.inequalities], dtype=np.float64)
 
     def recipe(self, template: Mapping[str, Any], labels: Sequence[str], values: Values) -> dict[str, Any]:
-        """`template` (a native recipe as a mapping, models as mappings in the order of `labels`) with the values set.
+        """Return `template` (a native recipe, with models in the order of `labels`) with the values set.
 
-        Values over depth become gradient lists, values per group a choice by glob, the template's value for the rest.
-        When the method is searched, parameters that the chosen one does not know are left out.
+        Values over depth become gradient lists, values per group a choice by glob with the template's value for other
+        tensors. If the method is searched, parameters that the chosen one lacks are left out.
         """
         document: dict[str, Any] = {**template, "models": [dict(model) for model in template["models"]]}
         document["parameters"] = dict(template.get("parameters") or {})
@@ -258,7 +259,7 @@ class Space:
 
 
 def key(values: Values) -> str:
-    """Equal for equal values: what results are cached by."""
+    """Return a cache key that is equal for equal values."""
     return json.dumps(dict(values), sort_keys=True, separators=(",", ":"))
 
 
@@ -266,7 +267,7 @@ _TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?:\*\s*
 
 
 def parse_constraint(text: str, variables: Mapping[str, Range | Choices]) -> Constraint:
-    """A linear inequality over variables: terms like `2 * weight.math`, and numbers, on both sides of <= or >=."""
+    """Parse a linear inequality: terms like `2 * weight.math`, and numbers, on both sides of <= or >=."""
     sides = re.split(r"<=|>=", text)
     if len(sides) != 2 or "=" in text.replace("<=", "").replace(">=", "") or "<" in sides[0] or ">" in sides[1]:
         raise InputError(f"constraint {text!r}: expected one <= or >= between linear terms, as in 'a + 2 * b <= 1'")
@@ -287,7 +288,7 @@ def parse_constraint(text: str, variables: Mapping[str, Range | Choices]) -> Con
         raise InputError(f"constraint {text!r} does not depend on any variable")
     constraint = Constraint(text, coefficients, bound)
     if constraint.least(variables) > bound:
-        raise InputError(f"constraint {text!r}: no values of the space meet it")
+        raise InputError(f"constraint {text!r}: no values of the space satisfy it")
     return constraint
 
 
@@ -302,5 +303,5 @@ def _terms(side: str, text: str) -> list[tuple[str | None, float]]:
         found.append((match[3], amount))
         position = match.end()
     if not found:
-        raise InputError(f"constraint {text!r}: nothing on one side")
+        raise InputError(f"constraint {text!r}: one side is empty")
     return found

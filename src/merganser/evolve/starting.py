@@ -1,4 +1,4 @@
-"""From a run file to a running study, and from a finished one to the winner's recipe."""
+"""Start a study from a run file, and get the winner's recipe from a finished one."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def start(
     Args:
         run: The run file.
         study: The file of the study.
-        resume: Continue the study that is there. The run file, the weights and the data must be the same.
-        workers: Processes.
+        resume: Continue an existing study. The run file, the weights and the data must be the same.
+        workers: The number of processes.
         ray: The address of a Ray cluster.
         on_event: Called with the progress.
 
@@ -48,14 +48,14 @@ def start(
         The finished study.
 
     Raises:
-        InputError: If something is wrong with the run file, or a resumed study was started with another one.
+        InputError: If the run file is invalid, or a resumed study was started with another one.
 
     Example:
         >>> study = mg.evolve.start("run.yml", "study.sqlite")  # doctest: +SKIP
     """
     loaded = run if isinstance(run, LoadedRun) else runfile.load(run)
     if resume and not Path(study).is_file():
-        raise InputError(f"{study}: no such study to go on with; to start it, leave out resume=True")
+        raise InputError(f"{study}: no such study to resume; to start it, leave out resume=True")
     opened = Study.open(study)
     try:
         known = opened.store.get("design") is not None
@@ -101,13 +101,13 @@ def recipe(study: Study, trial: Trial) -> dict[str, Any]:
 
 
 def _check_the_same(loaded: LoadedRun, study: Study, resume: bool) -> None:
-    """A file that holds a study is gone on with on demand only, and only as the study it is."""
+    """Refuse to continue an existing study unless asked to, and only with the same run file."""
     place = study.store.path
     stored = study.store.get("run")
     if stored is None:
-        raise InputError(f"{place}: holds a study that was started from Python; choose another file")
+        raise InputError(f"{place}: contains a study that was started from Python; choose another file")
     if not resume:
-        raise InputError(f"{place}: holds a study already; go on with it (resume=True), or choose another")
+        raise InputError(f"{place}: already contains a study; continue it (resume=True), or choose another file")
     if runfile.read(stored["text"], stored["root"]).decisive() != loaded.file.decisive():
         raise InputError(
             f"{loaded.source}: differs from the run file that {place} was started with; start another study"
@@ -124,12 +124,12 @@ def _check_the_same(loaded: LoadedRun, study: Study, resume: bool) -> None:
 
 
 def _origin(run: LoadedRun) -> dict[str, Any]:
-    """What a study is known by when it is resumed, and what its recipes are made from."""
+    """Return the identity of a study for resuming, and the data for its recipes."""
     return {"text": run.text, "root": str(Path(run.root).resolve()), "files": _fingerprints(run.file)}
 
 
 def _fingerprints(run: RunFile) -> dict[str, str]:
-    """Of the weights and data a run file names, by path."""
+    """Return fingerprints of the weights and data that a run file names, by path."""
     models = dict.fromkeys([*([run.base] if run.base else []), *run.models.values()])
     found = {path: content_hash(open_checkpoint(path)) for path in models}
     for entry in run.tasks.values():
@@ -142,7 +142,7 @@ def _fingerprints(run: RunFile) -> dict[str, str]:
 
 
 def _with_embeddings(run: LoadedRun, study: Study) -> Mapping[str, Calibration]:
-    """Calibrations with the endpoints' embeddings for the tasks that cluster by them and are not prepared yet."""
+    """Return calibrations with the endpoints' embeddings, for unprepared tasks that cluster by them."""
     known = dict(run.calibration)
     for task in run.design.tasks:
         if task.extractor != "representation" or study.store.artifact(f"prepared/{task.name}"):

@@ -1,4 +1,4 @@
-"""Merges that everyone would try first: they belong into the first population, so that no search ends below them."""
+"""Obvious first merges, which belong in the first population so that no search ends below them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from merganser.evolve.space import Choices, SearchParameter, Space, Value, key
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as declared
 
-#: What a parameter is set to where it should change nothing.
+#: Neutral values of parameters.
 NEUTRAL = {"density": 1.0, "scale": 1.0, "lambda": 1.0, "epsilon": 0.0}
 
 
 def starting_values(
     space: Space, method: str, labels: Sequence[str], parameters: Mapping[str, Any], most: int
 ) -> tuple[dict[str, Value], ...]:
-    """Return the endpoints, the base, the uniform merge and plain task arithmetic, as far as the space holds them.
+    """Return the endpoints, the base, the uniform merge and plain task arithmetic, as far as the space contains them.
 
     Args:
-        space: The search space; it holds them if it searches `weight`.
+        space: The search space; it contains them if it searches `weight`.
         method: The merging method, unless the space searches it.
         labels: The endpoints.
         parameters: Parameters of the merge that are fixed.
-        most: How many to return at most.
+        most: The maximum number to return.
 
     Returns:
-        Values of all variables, one mapping a merge, inside the constraints.
+        Values of all variables, one mapping per merge, inside the constraints.
 
     Example:
         >>> starting_values(Space((Parameter("weight", Range(0, 1)),)), "linear", ["a", "b"], {}, 4)  # doctest: +SKIP
@@ -60,7 +60,7 @@ def _value(
     method: str,
     fixed: Mapping[str, Any],
 ) -> Value:
-    """The weight of a model; of other parameters what changes nothing, what is fixed, the default, or the middle."""
+    """Return the weight of a model; for other parameters the neutral, fixed or default value, or the middle."""
     if parameter.name == "weight":
         return weights[model]
     known = declared(lookup(method))

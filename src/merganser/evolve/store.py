@@ -1,7 +1,7 @@
-"""The study's one SQLite file: design, artifacts, every trial with its genome, answers, estimates and timings.
+"""The SQLite file of a study: design, artifacts, and every trial with genome, answers, estimates and timings.
 
-One process writes, any number read meanwhile (write-ahead log). A trial is committed, and synced, when it ends; a
-process that dies loses at most the evaluations it was in.
+One process writes while any number read (write-ahead log). A trial is committed and synced when it ends; a process that
+dies loses only its current evaluations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from merganser.evolve.space import Values
 from merganser.strict_json import parse_json
 
 VERSION = 2
-#: Versions that are read: the first had no column `stopped`.
+#: Versions that can be read; the first had no column `stopped`.
 READ = (1, VERSION)
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -68,7 +68,7 @@ _RESTORE = "restore it from a copy, or start a new study"
 
 @dataclass(frozen=True)
 class Answers:
-    """Per-item values of one measure: `items` index the task's items."""
+    """Per-item values of one measure; `items` are indices of the task's items."""
 
     items: np.ndarray[Any, np.dtype[np.int64]]
     values: Array
@@ -99,17 +99,19 @@ class Trial:
 
     @property
     def valid(self) -> bool:
-        """Evaluated, and inside the constraints."""
+        """Return whether it was evaluated and is inside the constraints."""
         return self.state == "done" and all(v <= 0 for v in self.violations)
 
     @property
     def may_win(self) -> bool:
-        """Valid, and asked everything: the estimate of a trial that a race stopped is of few items."""
+        """Return whether it is valid and was asked everything: a trial stopped by a race has an estimate from few
+        items.
+        """
         return self.valid and self.stopped is None
 
     @property
     def reason(self) -> str:
-        """The first line of its error; the rest says where in the program it arose."""
+        """Return the first line of its error, without the traceback."""
         return next(iter((self.error or "").splitlines()), "")
 
 
@@ -117,7 +119,9 @@ _TRIAL = TypeAdapter(Trial)
 
 
 class Store:
-    """Open for writing (made when absent) or, with `readonly`, for looking on while another process writes."""
+    """A study file open for writing (created if absent) or, with `readonly`, for reading while another process
+    writes.
+    """
 
     def __init__(self, path: str | PathLike[str], *, readonly: bool = False) -> None:
         self.path = Path(path)
@@ -141,18 +145,18 @@ class Store:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
         if version not in READ:
             raise InputError(f"{self.path}: version {version} of the study format; this program reads {VERSION}")
-        if self._contents() != _TABLES:  # a view in the place of a table could compute for ever
+        if self._contents() != _TABLES:  # a view in place of a table could run forever
             raise InputError(f"{self.path}: its tables are not those of a study; use another file")
         if not readonly:
             self._connection.execute("PRAGMA synchronous=FULL")
 
     def _contents(self) -> set[tuple[str, str]]:
-        """Types and names of the tables and whatever else was created in the file."""
+        """Return types and names of the tables and everything else created in the file."""
         return set(self._connection.execute("SELECT type, name FROM sqlite_master WHERE sql IS NOT NULL"))
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Report what a damaged file leads to as damage to the file."""
+        """Report errors of a damaged file as damage to the file."""
         try:
             yield
         except ValidationError as error:
@@ -164,7 +168,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Run a transaction; what fails leaves the file as it was."""
+        """Run a transaction; a failure leaves the file unchanged."""
         try:
             with self._connection:
                 yield
@@ -172,7 +176,7 @@ class Store:
             raise MerganserError(f"{self.path}: another process is writing to this study") from error
         except sqlite3.Error as error:
             raise MerganserError(
-                f"{self.path}: could not be written: {error}; put it right and resume the study"
+                f"{self.path}: could not be written: {error}; fix this and resume the study"
             ) from error
 
     def close(self) -> None:
@@ -184,7 +188,7 @@ class Store:
             return None if row is None else parse_json(row[0])
 
     def set(self, **entries: Any) -> None:
-        """Keep values by their keys, all of them in one transaction."""
+        """Store values by key in one transaction."""
         rows = [(key, json.dumps(value)) for key, value in entries.items()]
         with self._writing():
             self._connection.executemany("REPLACE INTO meta VALUES (?, ?)", rows)
@@ -199,7 +203,7 @@ class Store:
             self._connection.execute("REPLACE INTO artifacts VALUES (?, ?)", (name, content))
 
     def add(self, trial: Trial, answers: Mapping[str, Answers]) -> Trial:
-        """Record a trial and its answers in one transaction; returns it with its id."""
+        """Record a trial and its answers in one transaction; return it with its id."""
         row = {
             "kind": trial.kind,
             "label": trial.label,
@@ -234,7 +238,7 @@ class Store:
         return Trial(**{**trial.__dict__, "id": number})
 
     def forget(self, kind: str, generation: int = 0) -> None:
-        """Trials of a kind from a generation on, and their answers."""
+        """Delete the trials of a kind from a generation on, and their answers."""
         which = "kind = ? AND coalesce(generation, 0) >= ?"
         with self._writing():
             self._connection.execute(
@@ -243,13 +247,14 @@ class Store:
             self._connection.execute(f"DELETE FROM trials WHERE {which}", (kind, generation))
 
     def trials(self, kind: str | None = None, label: str | None = None) -> list[Trial]:
-        """Trials in the order of the search (by generation and position), others in the order they ended."""
+        """Return trials in the order of the search (by generation and position), others in the order they ended."""
         with self._reading():
             return list(self._select(kind, label))
 
     def pace(self, kind: str) -> tuple[int, int, float]:
-        """Trials of a kind inside the constraints; how many of them were evaluated (not copied) with success, and the
-        seconds that took."""
+        """Return the number of trials of a kind inside the constraints, how many were evaluated successfully (not
+        copied), and the seconds that took.
+        """
         fresh = "CASE WHEN state = 'done' AND cached_from IS NULL THEN seconds END"
         with self._reading():
             row = self._connection.execute(
@@ -259,7 +264,7 @@ class Store:
         return int(row[0]), int(row[1]), float(row[2])
 
     def asked(self, kind: str) -> int:
-        """How many items the trials of a kind were asked, those of copies and of failed ones not counted."""
+        """Return how many items the trials of a kind were asked, without copies and failed trials."""
         query = "SELECT total(length(items) / 8) FROM answers JOIN trials ON trial = id WHERE kind = ? AND measure "
         with self._reading():
             row = self._connection.execute(query + "NOT LIKE '%.%'", (kind,)).fetchone()

@@ -2,7 +2,7 @@
 
 study = Study.open("study.sqlite")
 study.run(design, evaluate, workers=4)      # killed here …
-Study.open("study.sqlite").resume(evaluate) # … goes on here, with the trials an uninterrupted run would have had
+Study.open("study.sqlite").resume(evaluate) # … continues here, with the trials of an uninterrupted run
 study.best().values
 """
 
@@ -39,7 +39,7 @@ class Study(Shown):
 
     @classmethod
     def open(cls, path: str | PathLike[str], *, readonly: bool = False) -> Study:
-        """Open the study at `path`, or make an empty one; `readonly` to look on while it runs elsewhere."""
+        """Open the study at `path`, or create an empty one; `readonly` to watch it while it runs elsewhere."""
         return cls(Store(path, readonly=readonly))
 
     def close(self) -> None:
@@ -72,14 +72,14 @@ class Study(Shown):
         on_event: Listener | None = None,
         origin: Mapping[str, Any] | None = None,
     ) -> Trial | None:
-        """Run a new study to its end; returns the winner, or None when there are several objectives.
+        """Run a new study to its end; return the winner, or None if there are several objectives.
 
-        `origin` is kept with the design: of a study from a run file, what `merganser.evolve.starting` knows it by.
+        `origin` is stored with the design: the identity of a study from a run file (`merganser.evolve.starting`).
         """
         if self.store.get("design") is not None:
-            raise InputError(f"{self.store.path}: holds a study already; resume it, or choose another file")
+            raise InputError(f"{self.store.path}: already contains a study; resume it, or choose another file")
         run = _run(self.store, design, evaluate, calibration, workers, ray, on_event)
-        # Whatever cannot be run has been refused by now, and left the file as it was.
+        # Everything invalid has been refused by now, without changing the file.
         self.store.set(design=design.to_dict(), **({} if origin is None else {"run": dict(origin)}))
         return self._completed(run)
 
@@ -92,7 +92,7 @@ class Study(Shown):
         ray: str | None = None,
         on_event: Listener | None = None,
     ) -> Trial | None:
-        """Go on from what the file holds; finished trials are replayed, not evaluated."""
+        """Continue from the file; finished trials are replayed, not evaluated again."""
         return self._completed(_run(self.store, self.design, evaluate, calibration, workers, ray, on_event))
 
     def _completed(self, run: StudyRun) -> Trial | None:
@@ -111,23 +111,24 @@ class Study(Shown):
 
     @property
     def ended(self) -> bool:
-        """Whether the run has come to its end, final scores included."""
+        """Return whether the run has ended, including final scores."""
         return bool(self.store.get("ended"))
 
     @property
     def failure(self) -> str | None:
-        """Why a run that came to its end did not reach the study's; resuming it tries again."""
+        """Return why the run ended without finishing the study; resuming tries again."""
         reason: str | None = self.store.get("failure")
         return reason
 
     def trials(self) -> list[Trial]:
-        """Every candidate of the search, in its order."""
+        """Return every candidate of the search, in order."""
         return self.store.trials("candidate")
 
     def best(self, objective: str | None = None) -> Trial:
-        """The valid trial with the best value of the objective (the only one, if not named); the first of equals.
+        """Return the valid trial with the best value of the objective (the only one, if not named); the first of
+        equals.
 
-        Once the best candidates have been evaluated on the whole pool (`rerank`), the best of them there.
+        After the best candidates were evaluated on the whole pool (`rerank`), returns the best of them there.
         """
         design, trials = self.design, self.trials()
         chosen = ranking.choose_objective(design.objectives, objective)
@@ -135,29 +136,30 @@ class Study(Shown):
         return again or ranking.best(trials, design.objectives, objective)
 
     def pareto(self) -> list[Trial]:
-        """The valid trials that no other one dominates; once members of the front have been evaluated on the whole pool
-        (`rerank`), those of them that none dominates there."""
+        """Return the valid trials that no other one dominates; after members of the front were evaluated on the
+        whole pool (`rerank`), those that none dominates there.
+        """
         design, trials = self.design, self.trials()
         full = self.store.trials("full") if design.rerank and len(design.objectives) > 1 else []
         return ranking.reranked_front(trials, full, design.objectives) or ranking.pareto(trials, design.objectives)
 
     def prepared(self) -> dict[str, Prepared]:
-        """The tasks as they were prepared: splits, subsets, estimators."""
+        """Return the prepared tasks: splits, subsets, estimators."""
         return read_prepared(self.store, self.design.tasks)
 
     def test_scores(self, trial: Trial | str) -> dict[str, float] | None:
-        """Mean answers of a trial, or of an endpoint by its label, to the test items, if it was tested."""
+        """Return mean answers of a trial, or of an endpoint by label, to the test items, if it was tested."""
         label = trial if isinstance(trial, str) else trial.label
         tested = [t for t in self.store.trials("test", label) if t.state == "done"]
         return dict(tested[-1].objectives) if tested else None
 
     def test_error(self, trial: Trial | str) -> str | None:
-        """Why a trial, or an endpoint, has no score on the test items; None if it has, or was not asked them yet."""
+        """Return why a trial or an endpoint has no test score; None if it has one, or was not tested yet."""
         tested = self.store.trials("test", trial if isinstance(trial, str) else trial.label)
         return None if not tested or any(t.state == "done" for t in tested) else tested[-1].reason
 
     def forecast(self) -> Forecast:
-        """What is left of the search, by what evaluations took so far."""
+        """Return a forecast of the rest of the search, from the times so far."""
         return forecast(self.store, self.design)
 
 

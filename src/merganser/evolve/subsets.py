@@ -1,4 +1,4 @@
-"""Extract: which few items stand for all of them, and with what weight."""
+"""Choose few items that represent all, with weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from merganser.evolve.irt.model import Items
 
 @dataclass(frozen=True)
 class Subset:
-    """Items (distinct) and their weights (Σ = 1): Σ w y over them estimates the mean of y over all items."""
+    """Distinct items and their weights (Σ = 1): Σ w y over them estimates the mean of y over all items."""
 
     items: Indices
     weights: Array
@@ -31,16 +31,16 @@ class Subset:
 
 
 def random(count: int, size: int, *, seed: int = 0) -> Subset:
-    """`size` of `count` items uniformly, weight 1/size each: the thesis' choice."""
+    """Draw `size` of `count` items uniformly, with weight 1/size each, as in the thesis."""
     _check(count, size)
     chosen = np.random.default_rng(seed).choice(count, size, replace=False)
     return Subset(np.sort(chosen).astype(np.intp), np.full(size, 1 / size))
 
 
 def stratified(labels: Sequence[Hashable], size: int, *, seed: int = 0) -> Subset:
-    """Items of each label in proportion to its share (largest remainders), weighted so that shares are exact.
+    """Draw items of each label in proportion to its share (largest remainders), weighted so that shares are exact.
 
-    A label too rare to get an item is left out, its weight shared by the others.
+    A label too rare to get an item is left out, and the others share its weight.
     """
     _check(len(labels), size)
     strata: dict[Hashable, list[int]] = {}
@@ -61,14 +61,14 @@ def stratified(labels: Sequence[Hashable], size: int, *, seed: int = 0) -> Subse
 
 
 def irt_clustering(items: Items, size: int, *, seed: int = 0) -> Subset:
-    """The items nearest to the centroids of k-means on [a ‖ β], weighted by the share of their cluster."""
+    """Return the items nearest to the centroids of k-means on [a ‖ β], weighted by the share of their cluster."""
     return clustering(items.embedding, size, seed=seed)
 
 
 def representation_clustering(
     embeddings: Sequence[ArrayLike], size: int, *, components: int = 32, seed: int = 0
 ) -> Subset:
-    """Clustering of the principal components of the endpoints' concatenated embeddings (items × width, one a model)."""
+    """Cluster the principal components of the endpoints' concatenated embeddings (items × width, one per model)."""
     joined = np.concatenate([np.asarray(e, dtype=np.float64) for e in embeddings], axis=1)
     centred = joined - joined.mean(0)
     left, sigma, _ = np.linalg.svd(centred, full_matrices=False)
@@ -76,11 +76,11 @@ def representation_clustering(
 
 
 def clustering(points: Array, size: int, *, seed: int = 0) -> Subset:
-    """The point nearest to the centroid of each cluster, weighted by the cluster's share of all points.
+    """Return the point nearest to the centroid of each cluster, weighted by the cluster's share of all points.
 
-    Points that coincide are one cluster, which k-means could not cut any further: one with a share of 2/size or more
-    gives as many of its points as its share is worth, drawn at random, and they share its weight. Whatever is left of
-    `size` when every distinct point is a cluster goes to the clusters whose points stand for most.
+    Equal points are one cluster, which k-means cannot split. If its share is 2/size or more, it contributes a
+    proportional number of its points, drawn at random, which share its weight. Items left when every distinct point is
+    a cluster go to the clusters whose points represent most.
     """
     _check(len(points), size)
     pattern, counts = _distinct(points)
@@ -104,14 +104,14 @@ def clustering(points: Array, size: int, *, seed: int = 0) -> Subset:
 
 
 def _distinct(points: Array) -> tuple[Indices, Indices]:
-    """Which of the distinct points each point is, up to rounding, and how many points are that one."""
+    """Return which distinct point each point is, up to rounding, and how many points are equal to it."""
     scale = np.maximum(points.std(0), 1e-300)
     _, pattern, counts = np.unique(np.round(points / scale, 6), axis=0, return_inverse=True, return_counts=True)
     return pattern.reshape(-1).astype(np.intp), counts.astype(np.intp)
 
 
 def _allot(allotted: Indices, counts: Indices, size: int) -> None:
-    """Give every distinct point its first item, and the others one by one to where an item stands for most."""
+    """Give every distinct point its first item, and the others one by one to where an item represents most."""
     np.maximum(allotted, 1, out=allotted)
     while allotted.sum() < size:
         allotted[np.where(allotted < counts, counts / allotted, -1.0).argmax()] += 1
@@ -120,7 +120,7 @@ def _allot(allotted: Indices, counts: Indices, size: int) -> None:
 
 
 def _representatives(points: Array, size: int, seed: int) -> tuple[Indices, Array]:
-    """The point nearest to each centroid of `size` clusters, and the cluster's share of the points."""
+    """Return the point nearest to each centroid of `size` clusters, and the cluster's share of the points."""
     labels, centroids = kmeans(points, size, seed=seed)
     distance = ((points - centroids[labels]) ** 2).sum(1)
     order = np.lexsort((np.arange(len(points)), distance))
@@ -129,7 +129,9 @@ def _representatives(points: Array, size: int, seed: int) -> tuple[Indices, Arra
 
 
 def kmeans(points: Array, clusters: int, *, seed: int = 0, starts: int = 4, sweeps: int = 100) -> tuple[Indices, Array]:
-    """Lloyd's algorithm from k-means++ starts, the best of `starts`: labels and centroids, no cluster empty."""
+    """Run Lloyd's algorithm from k-means++ starts, the best of `starts`; return labels and centroids, no cluster
+    empty.
+    """
     generator = np.random.default_rng(seed)
     runs = [_lloyd(points, _spread(points, clusters, generator), sweeps) for _ in range(starts)]
     labels, centroids, _ = min(runs, key=lambda run: run[2])
@@ -148,7 +150,9 @@ def _distances(points: Array, centroids: Array) -> Array:
 
 
 def _spread(points: Array, clusters: int, generator: np.random.Generator) -> Array:
-    """k-means++: each further centre drawn with probability proportional to its squared distance from the nearest."""
+    """Return k-means++ centres: each is drawn with probability proportional to its squared distance from the
+    nearest.
+    """
     chosen = [int(generator.integers(len(points)))]
     nearest = _distances(points, points[chosen])[:, 0]
     while len(chosen) < clusters:

@@ -1,4 +1,4 @@
-"""What a study found, as data: winners with honest scores, convergence, estimator error, transfer, what was saved."""
+"""The results of a study as data: winners with unbiased scores, convergence, estimator error, transfer, cost."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ STABILITY_SUBSETS = 20
 
 @dataclass(frozen=True)
 class Tested:
-    """Scores of a model on unseen items, by measure and by objective, each with its standard error, and how many items
-    of each measure they are means of; 95 % intervals of the scores. Empty for a model that was not tested."""
+    """Scores of a model on unseen items, by measure and by objective, with standard errors, numbers of items and 95
+    % intervals. Empty for a model that was not tested.
+    """
 
     test: Mapping[str, float]
     errors: Mapping[str, float]
@@ -63,9 +64,10 @@ class Winner(Tested):
 
 @dataclass(frozen=True)
 class Agreement:
-    """Estimates against full evaluations of the same merges: mean absolute error and rank correlation; and ε over
-    many subsets of the same size, chosen as the study chose its own, for every estimator the task's IRT allows. `used`
-    is the study's own estimator."""
+    """Estimates compared with full evaluations of the same merges: mean absolute error and rank correlation, and ε
+    over many subsets of the same size, chosen as in the study, for every estimator that the task's IRT allows.
+    `used` is the study's.
+    """
 
     task: str
     merges: int
@@ -77,9 +79,10 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Cost:
-    """Questions asked of candidates, and how many a full evaluation of each would have been; those asked of endpoints
-    for calibration, and again of candidates at the end (re-ranking, stability). Seconds of one worker, merging
-    included: of the `models` candidates, and of everything."""
+    """Questions asked of candidates, and the number for full evaluations; questions asked of endpoints for
+    calibration, and of candidates at the end (re-ranking, stability). Seconds of one worker, including merging: of
+    `models` candidates, and all.
+    """
 
     asked: int
     full: int
@@ -91,12 +94,12 @@ class Cost:
 
     @property
     def models_per_hour(self) -> float:
-        """Candidates that one worker merges and asks in an hour."""
+        """Return the number of candidates that one worker evaluates in an hour."""
         return 3600 * self.models / self.search_seconds if self.search_seconds > 0 else float("nan")
 
     @property
     def saved(self) -> float:
-        """How many times fewer, the questions for calibration and re-ranking counted."""
+        """Return the factor of saved questions, including those for calibration and re-ranking."""
         return self.full / max(1, self.asked + self.calibration + self.again)
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,12 +115,12 @@ class Summary:
     cost: Cost
     states: Mapping[str, int]
     untested: Mapping[str, str]
-    """Endpoints whose test failed, and why."""
+    """Endpoints whose test failed, with the reasons."""
     verdicts: Mapping[str, str]
-    """By objective: whether its winner is better than the best endpoint, as far as one can tell."""
+    """By objective: whether its winner is better than the best endpoint, if that can be told."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the summary as JSON-serialisable values."""
         return {
             "winners": [winner.to_dict() for winner in self.winners],
             "endpoints": {label: tested.to_dict() for label, tested in self.endpoints.items()},
@@ -131,7 +134,7 @@ class Summary:
 
 
 def summarize(study: Study) -> Summary:
-    """Return everything that a report shows of a study whose search has ended.
+    """Return everything that a report shows about a study whose search has ended.
 
     Args:
         study: The study.
@@ -160,13 +163,15 @@ def summarize(study: Study) -> Summary:
 
 
 def negative_transfer(merged: Array, endpoints: Array) -> float:
-    """Share of the items some endpoint (row) answers rightly that the merge does not; NaN if none answers any."""
+    """Return the share of items that some endpoint (row) answers correctly and the merge does not; NaN if there are
+    none.
+    """
     known = (endpoints == 1).any(0)
     return float((merged[known] != 1).mean()) if known.any() else float("nan")
 
 
 def convergence(study: Study) -> dict[str, tuple[float, ...]]:
-    """Best value so far of every objective after each generation."""
+    """Return the best value so far of every objective after each generation."""
     found = {}
     for objective in study.design.objectives:
         better = max if objective.maximize else min
@@ -185,7 +190,7 @@ def convergence(study: Study) -> dict[str, tuple[float, ...]]:
 
 
 def agreement(study: Study, task: str, prepared: Prepared) -> Agreement | None:
-    """How far estimates are from full evaluations on merges; None without full evaluations of at least two."""
+    """Return the error of estimates on merges; None without at least two full evaluations."""
     full = {t.label: study.store.answers(t)[task].values for t in study.store.trials("full") if t.state == "done"}
     estimated = {t.label: t.estimates[task]["value"] for t in study.trials() if t.valid and task in t.estimates}
     labels = [label for label in full if label in estimated]
@@ -205,7 +210,7 @@ def agreement(study: Study, task: str, prepared: Prepared) -> Agreement | None:
 
 
 def _drawn(study: Study, name: str, prepared: Prepared) -> list[subsets.Subset]:
-    """Subsets as the study's extractor would have chosen them with other seeds; its own where that is not known."""
+    """Return subsets that the study's extractor would have chosen with other seeds; its own if that is unknown."""
     task = next(t for t in study.design.tasks if t.name == name)
     pool, size, irt = prepared.split.pool, len(prepared.subset), prepared.estimator.irt
     seeds = range(STABILITY_SUBSETS)
@@ -268,7 +273,7 @@ def _cost(study: Study) -> Cost:
 
 
 def tested_endpoints(summary: Summary) -> list[tuple[str, Tested]]:
-    """Those that were tested."""
+    """Return the endpoints that were tested."""
     return [(label, tested) for label, tested in summary.endpoints.items() if tested.test]
 
 
@@ -279,7 +284,8 @@ def unseen_intervals(study: Study, label: str) -> dict[str, Interval]:
 
 def compare_winner(study: Study, objective: Objective, winner: Trial) -> tuple[str, Interval] | None:
     """Return the best of endpoints and references at an objective on the test items, and by how much the winner is
-    better, item by item; None where either was not tested."""
+    better, item by item; None if either was not tested.
+    """
     own = _test_answers(study, winner.label)
     others = {label: _test_answers(study, label) for label in (*study.design.endpoints, *study.design.references)}
     known = {label: found for label, found in others.items() if all(m in found for m in objective.weights)}
@@ -295,7 +301,7 @@ def compare_winner(study: Study, objective: Objective, winner: Trial) -> tuple[s
 
 
 def compared(study: Study, objective: Objective, winner: Trial) -> str:
-    """Say whether a winner is better than the best endpoint on unseen items, or that one cannot tell."""
+    """Return a sentence on whether a winner is better than the best endpoint on unseen items."""
     found = compare_winner(study, objective, winner)
     if found is None:
         return ""
@@ -303,7 +309,7 @@ def compared(study: Study, objective: Objective, winner: Trial) -> str:
     said = {
         "better": f"the winner is better than the best endpoint, {label}",
         "worse": f"the winner is worse than the best endpoint, {label}",
-        "cannot tell": f"one cannot tell whether the winner is better than the best endpoint, {label}",
+        "cannot tell": f"the items cannot tell whether the winner is better than the best endpoint, {label}",
     }[gain.verdict]
     return (
         f"By {objective.name} on unseen items {said}: item by item the gain is {gain.value:+.3f}, 95 % interval "

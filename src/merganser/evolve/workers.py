@@ -1,6 +1,6 @@
-"""Where evaluations happen: in this process, in processes of this machine, or on a Ray cluster.
+"""Run evaluations in this process, in processes of this machine, or on a Ray cluster.
 
-An evaluator that raises fails its job. A worker that dies has its job done again by another, `ATTEMPTS` times at most.
+An evaluator that raises fails its job. If a worker dies, another repeats its job, at most `ATTEMPTS` times.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ Candidate: TypeAlias = "Values | str"
 
 
 class Evaluate(Protocol):
-    """Answers, by measure, of a candidate (its values by variable, or an endpoint's label) to items of each task."""
+    """Returns answers, by measure, of a candidate (its values by variable, or an endpoint's label) to items of each
+    task.
+    """
 
     def __call__(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[float]]: ...
 
 
 @dataclass(frozen=True)
 class Job:
-    """A candidate and the items of each task to ask it, in their order; in a race, not all if it loses."""
+    """A candidate and the items of each task to ask, in order; in a race, not all if it loses."""
 
     number: int
     candidate: Candidate
@@ -45,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: answers to `items`, or the error's text; in a race, which incumbent it lost to."""
+    """The result of a job: answers to `items`, or the error's text; in a race, the incumbent it lost to."""
 
     job: Job
     answers: Mapping[str, Sequence[float]] | None
@@ -58,14 +60,14 @@ class Outcome:
 
 class Workers(Protocol):
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        """Outcomes as they come, one a job."""
+        """Yield outcomes as they arrive, one per job."""
         ...
 
     def close(self) -> None: ...
 
 
 def workers(evaluate: Evaluate, count: int = 1, *, ray: str | None = None) -> Workers:
-    """`count` workers here, or on the Ray cluster at `ray` ("auto" for the one this machine belongs to)."""
+    """Return `count` workers on this machine, or on the Ray cluster at `ray` ("auto" for this machine's cluster)."""
     if count < 1:
         raise InputError(f"{count} workers; at least 1")
     if ray is not None:
@@ -74,7 +76,7 @@ def workers(evaluate: Evaluate, count: int = 1, *, ray: str | None = None) -> Wo
 
 
 def perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
-    """Do a job; whatever the evaluator raises becomes the outcome's error."""
+    """Run a job; an exception of the evaluator becomes the outcome's error."""
     began = time.perf_counter()
     answers: dict[str, list[float]] = {}
     asked: dict[str, list[int]] = {task: [] for task in job.items}
@@ -96,7 +98,7 @@ def perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
 
 
 def _plain(answers: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Numbers in the order of the items. What has another order, or letters, would be read as something it is not."""
+    """Return numbers in the order of the items; refuse unordered collections and text, which would be misread."""
     if not isinstance(answers, Mapping):
         raise InputError(f"an evaluator returns answers by task, not a {type(answers).__name__}")
     for measure, values in answers.items():
@@ -108,7 +110,7 @@ def _plain(answers: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 
 
 class Inline:
-    """This process, one job after the other."""
+    """Runs jobs one after the other in this process."""
 
     def __init__(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate
@@ -135,12 +137,14 @@ class _Process:
 
 
 class Processes:
-    """Processes of this machine, each with its own copy of the evaluator (which must pickle) and its own models."""
+    """Processes of this machine, each with its own copy of the evaluator (which must be picklable) and its own
+    models.
+    """
 
     def __init__(self, evaluate: Evaluate, count: int) -> None:
         try:
             pickle.dumps(evaluate)
-        except Exception as error:  # whatever an object's own pickling raises
+        except Exception as error:  # pickling an object can raise anything
             raise InputError(
                 f"the evaluator cannot be sent to other processes ({error}); use one worker, or make it a function or "
                 "an object of a module"
@@ -174,7 +178,7 @@ class Processes:
         worker = self._idle.pop() if self._idle else self._start()
         worker.job = job
         self._busy.append(worker)
-        # Should it have died while idle, its sentinel tells, and the job is given to another.
+        # If it died while idle, its sentinel reports that, and the job goes to another.
         with contextlib.suppress(OSError):
             worker.connection.send(job)
 
@@ -206,7 +210,7 @@ class Processes:
 
 
 class RayWorkers:
-    """Actors of a Ray cluster, each with its own models; checkpoints must be on a path that every node sees."""
+    """Actors of a Ray cluster, each with its own models; checkpoints must be on a path visible to every node."""
 
     def __init__(self, evaluate: Evaluate, count: int, address: str) -> None:
         self._ray: Any = require("ray", "ray")

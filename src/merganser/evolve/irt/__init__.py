@@ -1,4 +1,4 @@
-"""Item response theory: abilities of models and demands of questions from who answered what. Only `fit` needs torch."""
+"""Item response theory: abilities of models and parameters of questions from answers. Only `fit` needs torch."""
 
 from __future__ import annotations
 

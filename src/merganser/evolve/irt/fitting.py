@@ -1,4 +1,4 @@
-"""Fitting abilities and items to a matrix of answers, in seconds.
+"""Fit abilities and items to a matrix of answers, in seconds.
 
 The priors are the thesis': γ_md ~ N(μγ_d, 1/uγ_d), a_id ~ N(μa_d, 1/ua_d), β_i ~ N(μβ, 1/uβ), every μ ~ N(0, 10), every
 u ~ Γ(1, 1), with point estimates the means of a variational posterior. Its factors q(γ_m) and q(a_i, β_i) are normal,
@@ -8,9 +8,9 @@ the μ and u are set to their modes, and the logistic likelihood is bounded by J
 
 which makes every update a batch of small linear solves that can only raise the bound: no step size, no sampling.
 
-The joint mode over everything is no substitute: the scales of γ and a are exchangeable, so with more items than
-models it runs to a → μa, γ → ∞, and ua and uβ collapse to their largest values. Averaging over q keeps both in
-place, and a precision of its own per dimension switches off the dimensions that the answers do not support.
+The joint mode over all parameters is not a substitute: the scales of γ and a are exchangeable, so with more items than
+models it diverges to a → μa, γ → ∞, and ua and uβ collapse to their largest values. Averaging over q prevents both, and
+a separate precision per dimension switches off dimensions that the answers do not support.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Prior:
 
 @dataclass(frozen=True)
 class _Factor:
-    """Independent normals, one a row, with the bound's second moments E[xxᵀ] flattened beside them."""
+    """Independent normals, one per row, with the bound's second moments E[xxᵀ] flattened."""
 
     mean: Tensor
     covariance: Tensor
@@ -50,7 +50,7 @@ class _Factor:
         return (outer + self.covariance).flatten(1)
 
     def divergence(self, prior: _Prior) -> float:
-        """KL(q ‖ prior), summed over rows."""
+        """Return KL(q ‖ prior), summed over rows."""
         count = self.mean.shape[1]
         spread = self.covariance.diagonal(dim1=1, dim2=2) + (self.mean - prior.mean) ** 2
         volume = torch.linalg.slogdet(self.covariance)[1] + prior.precision.log().sum()
@@ -85,16 +85,16 @@ def fit(
         mask: 0 where an answer is missing.
         dimensions: At most 15. By default the fewest whose log-loss on a held-out tenth of the answers comes within one
             standard error of the best.
-        seed: Picks that tenth and nothing else.
-        sweeps: The most iterations.
+        seed: The seed of the held-out tenth; nothing else is random.
+        sweeps: The maximum number of iterations.
         tolerance: Stop when parameters move less than this.
-        device: Where to compute.
+        device: The torch device.
 
     Returns:
         The fitted model.
 
     Raises:
-        InputError: If the answers have another shape or range.
+        InputError: If the answers have an invalid shape or range.
 
     Example:
         >>> import numpy as np
@@ -108,7 +108,7 @@ def fit(
 
 
 def log_loss(irt: IRT, answers: ArrayLike, mask: ArrayLike | None = None) -> float:
-    """Mean of −log p(answer) over the entries that are neither NaN nor 0 in `mask`."""
+    """Return the mean of −log p(answer) over the entries that are neither NaN nor 0 in `mask`."""
     targets, known = checked(answers, mask, None, "cpu")
     logits = torch.from_numpy(irt.abilities @ irt.items.discrimination.T - irt.items.difficulty)
     return float((known * (softplus(logits) - targets * logits)).sum() / known.sum())
@@ -163,12 +163,12 @@ def _choose(answers: Tensor, known: Tensor, seed: int, sweeps: int, tolerance: f
 
 
 def _extended(abilities: Tensor) -> Tensor:
-    """[γ ‖ −1], so that z = [γ ‖ −1] · [a ‖ β]."""
+    """Return [γ ‖ −1], so that z = [γ ‖ −1] · [a ‖ β]."""
     return torch.cat([abilities, -torch.ones_like(abilities[:, :1])], 1)
 
 
 def sweep(answers: Tensor, known: Tensor, dimensions: int, sweeps: int, tolerance: float) -> _Solution:
-    """Coordinate ascent on the bound until a sweep gains less than `tolerance` per answer."""
+    """Run coordinate ascent on the bound until a sweep gains less than `tolerance` per answer."""
     signs = (answers - 0.5) * known
     abilities, items = _start(answers, known, dimensions)
     zeros = torch.zeros(dimensions + 1, dtype=answers.dtype, device=answers.device)
@@ -193,7 +193,7 @@ def sweep(answers: Tensor, known: Tensor, dimensions: int, sweeps: int, toleranc
 
 
 def _start(answers: Tensor, known: Tensor, dimensions: int) -> tuple[_Factor, _Factor]:
-    """Principal components of the residuals after item means: deterministic, and near the answer already."""
+    """Return principal components of the residuals after item means: deterministic, and close to the solution."""
     easiness = ((answers * known).sum(0) + 0.5) / (known.sum(0) + 1)
     residual = (answers - easiness) * known
     left = torch.linalg.svd(residual, full_matrices=False)[0]
@@ -211,7 +211,7 @@ def _padded(covariance: Tensor) -> Tensor:
 
 
 def _slopes(left: Tensor, right: Tensor, known: Tensor) -> Tensor:
-    """λ(ξ) at ξ² = E[z²] = ⟨E[xxᵀ], E[yyᵀ]⟩, 0 where the answer is missing."""
+    """Return λ(ξ) at ξ² = E[z²] = ⟨E[xxᵀ], E[yyᵀ]⟩, 0 where the answer is missing."""
     xi = (left @ right.T).clamp_min(1e-12).sqrt()
     return known * torch.tanh(xi / 2) / (4 * xi)
 
@@ -224,7 +224,7 @@ def _solve(curvature: Tensor, pull: Tensor, prior: _Prior) -> _Factor:
 
 
 def _updated(factor: _Factor, prior: _Prior) -> _Prior:
-    """Modes of μ given u and then of u given μ, per column."""
+    """Return the modes of μ given u and then of u given μ, per column."""
     rows = len(factor.mean)
     mean = prior.precision * factor.mean.sum(0) / (rows * prior.precision + 1 / MEAN_VARIANCE)
     spread = (factor.covariance.diagonal(dim1=1, dim2=2) + (factor.mean - mean) ** 2).sum(0)
@@ -244,7 +244,9 @@ def _bound(
 
 
 def _oriented(solution: _Solution, known: Tensor, losses: dict[int, float]) -> IRT:
-    """Fix the signs (able models answer better: Σ a ≥ 0) and the order (most variance first), add Laplace errors."""
+    """Fix the signs (able models answer better: Σ a ≥ 0) and the order (most variance first), and add Laplace
+    errors.
+    """
     gamma, a, beta = solution.abilities.mean, solution.items.mean[:, :-1], solution.items.mean[:, -1]
     order = ((a**2).sum(0) * gamma.var(0, correction=0)).argsort(descending=True, stable=True)
     sign = torch.where(a.sum(0) < 0, -1.0, 1.0)[order].to(a)
@@ -270,7 +272,7 @@ def _numpy(tensor: Tensor) -> Array:
 
 
 def _inverse_curvature(weight: Tensor, design: Tensor, precision: Tensor) -> Tensor:
-    """(Σ_i w_mi x_i x_iᵀ + diag(u))⁻¹ for every row m of `weight`."""
+    """Return (Σ_i w_mi x_i x_iᵀ + diag(u))⁻¹ for every row m of `weight`."""
     count = design.shape[1]
     outer = (design[:, :, None] * design[:, None, :]).flatten(1)
     inverse: Tensor = torch.linalg.inv((weight @ outer).reshape(-1, count, count) + torch.diag(precision))

@@ -1,4 +1,4 @@
-"""Logistic regression with a normal prior by Newton's method: the one solver behind abilities and mixtures."""
+"""Logistic regression with a normal prior by Newton's method, the solver for abilities and mixtures."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scipy.stats import norm
 
 from merganser.evolve.arrays import Array
 
-# The likelihood alone has no maximum when one hyperplane separates right from wrong answers, which is common for
-# small subsets. This much ridge makes the maximum exist without moving one that exists already.
+# The likelihood alone has no maximum if a hyperplane separates right from wrong answers, which is common for small
+# subsets. This small ridge makes the maximum exist without moving an existing one.
 RIDGE = 1e-6
 
 
@@ -24,7 +24,7 @@ class Posterior:
     covariance: Array
 
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
-        """Lower and upper ends of the interval of each coordinate that holds it with probability `level`."""
+        """Return the ends of the interval of each coordinate at the confidence `level`."""
         reach = norm.ppf(0.5 + level / 2) * np.sqrt(np.diag(self.covariance))
         return self.mean - reach, self.mean + reach
 
@@ -38,7 +38,7 @@ def regress(
     *,
     steps: int = 100,
 ) -> Posterior:
-    """The x that maximises Σ_i log p(y_i | σ(design_i · x + offset_i)) − ½ Σ_k precision_k (x_k − mean_k)².
+    """Return the x that maximises Σ_i log p(y_i | σ(design_i · x + offset_i)) − ½ Σ_k precision_k (x_k − mean_k)².
 
     Concave in x. Newton's method with step halving: gradient Xᵀ(y − p) − Λ(x − μ), curvature Xᵀ diag(p(1 − p)) X + Λ.
     Answers may be fractions in [0, 1].

@@ -1,4 +1,4 @@
-"""A fitted item response model: who can do what, which question asks for what."""
+"""A fitted item response model: abilities of models and parameters of questions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Items:
     Attributes:
         discrimination: a, shape (items, dimensions).
         difficulty: β, shape (items,).
-        errors: Standard errors of each a and, in the last column, of β, when they are known.
+        errors: Standard errors of each a and, in the last column, of β, if known.
 
     Example:
         >>> import numpy as np
@@ -49,13 +49,13 @@ class Items:
 
     @property
     def embedding(self) -> Array:
-        """[a ‖ β], the coordinates that IRT clustering works in."""
+        """Return [a ‖ β], the coordinates of IRT clustering."""
         return np.column_stack([self.discrimination, self.difficulty])
 
 
-#: Information along a direction, in units of the prior's, below which a likelihood has no say on it.
+#: Information along a direction, relative to the prior's, below which the likelihood does not determine it.
 INFORMED = 0.1
-#: Dimensions of ability at most.
+#: Maximum number of dimensions of ability.
 MAX_DIMENSIONS = 15
 
 
@@ -105,16 +105,16 @@ class IRT:
         return int(self.items.discrimination.shape[1])
 
     def probabilities(self, abilities: ArrayLike | None = None) -> Array:
-        """p of every ability (rows; the fitted models by default) on every item (columns)."""
+        """Return p of every ability (rows; by default the fitted models) on every item (columns)."""
         gamma = self.abilities if abilities is None else np.asarray(abilities, dtype=np.float64)
         p: Array = expit(gamma @ self.items.discrimination.T - self.items.difficulty)
         return p
 
     def ability(self, answers: ArrayLike, items: ArrayLike | None = None, *, prior: bool = True) -> Posterior:
-        """Ability of a model from its answers to some items (all by default), item parameters held fixed.
+        """Estimate the ability of a model from its answers to some items (by default all), with fixed item parameters.
 
-        With `prior` the mode of the posterior, without it the maximum of the likelihood, as in tinyBenchmarks, over the
-        directions that these items tell apart; in the others, where it could lie anywhere, it is the prior's mean.
+        With `prior` this is the mode of the posterior. Without it, it is the maximum of the likelihood, as in
+        tinyBenchmarks, in the directions that these items determine, and the prior's mean in the others.
         """
         seen = self.items if items is None else self.items[items]
         targets = np.asarray(answers, dtype=np.float64)
@@ -125,8 +125,12 @@ class IRT:
         return self._most_likely(seen, targets)
 
     def _most_likely(self, seen: Items, targets: Array) -> Posterior:
-        """γ = μ + Λ^(-½) V z, V the right singular vectors of a Λ^(-½) along which the items inform: σ²/4 ≥ `INFORMED`
-        (an item informs by at most a²/4, in units of the prior's), and the first in any case."""
+        """Return γ = μ + Λ^(-½) V z, with V the right singular vectors of a Λ^(-½) along which the items are
+        informative.
+
+        A direction counts if σ²/4 ≥ `INFORMED` (an item's information is at most a²/4, relative to the prior's); the
+        first always counts.
+        """
         whitened = seen.discrimination / np.sqrt(self.prior.precision)
         _, sigma, directions = np.linalg.svd(whitened, full_matrices=True)
         strength = np.zeros(self.dimensions)
@@ -141,15 +145,15 @@ class IRT:
         return Posterior(self.prior.mean + basis @ found.mean, basis @ found.covariance @ basis.T + silent @ silent.T)
 
     def intervals(self, level: float = 0.95) -> tuple[Array, Array]:
-        """Laplace intervals of the fitted abilities, item parameters held fixed."""
+        """Return Laplace intervals of the fitted abilities, with fixed item parameters."""
         if self.covariances is None:
-            raise InputError("these abilities came without uncertainty; fit them from answers to get intervals")
+            raise InputError("these abilities have no uncertainty; fit them to answers to get intervals")
         errors = np.sqrt(np.diagonal(self.covariances, axis1=1, axis2=2))
         reach = norm.ppf(0.5 + level / 2) * errors
         return self.abilities - reach, self.abilities + reach
 
     def select(self, items: Sequence[int] | ArrayLike) -> IRT:
-        """The same models on some of the items."""
+        """Return the same models on some of the items."""
         return IRT(self.abilities, self.items[items], self.prior, self.covariances, self.validation)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -161,16 +165,16 @@ class IRT:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> IRT:
-        """Read what `save` wrote."""
+        """Read a file that `save` wrote."""
         from safetensors import SafetensorError, safe_open
 
         if not Path(path).is_file():
-            raise CheckpointError(f"{path} is not a file; an IRT file is what IRT.save wrote")
+            raise CheckpointError(f"{path} is not a file; expected a file written by IRT.save")
         try:
             with safe_open(Path(path), "numpy") as file:
                 metadata = file.metadata() or {}
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, TypeError, ValueError) as error:  # numpy has not every dtype that the format has
+        except (SafetensorError, TypeError, ValueError) as error:  # numpy lacks some dtypes of the format
             raise CheckpointError(f"{path} is not an IRT file: {error}") from error
         if metadata.get("format") != FORMAT:
             raise CheckpointError(
@@ -184,7 +188,7 @@ class IRT:
             raise CheckpointError(f"{path}: a damaged IRT file: {error}") from error
 
     def to_arrays(self) -> dict[str, Array]:
-        """Return the arrays of the model by name, those it has; `from_arrays` is the way back."""
+        """Return the arrays of the model by name, for `from_arrays`."""
         arrays = {
             "abilities": self.abilities,
             "discrimination": self.items.discrimination,
@@ -198,10 +202,10 @@ class IRT:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> IRT:
-        """Return the model that `to_arrays` gave the arrays of; others among them are not looked at.
+        """Return the model from the arrays of `to_arrays`; other arrays are ignored.
 
         Raises:
-            ValueError: An array is missing, of another shape than the rest ask for, or not of finite numbers.
+            ValueError: If an array is missing, does not fit the others, or is not finite.
         """
         for name in ("abilities", "discrimination", "difficulty", "prior.mean", "prior.precision"):
             if name not in arrays:
@@ -222,7 +226,7 @@ class IRT:
                 continue
             array = arrays[name]
             if array.shape != shape:
-                raise ValueError(f"{name!r} has the shape {array.shape}, not {shape} as the other arrays ask for")
+                raise ValueError(f"{name!r} has the shape {array.shape}, not {shape} to match the other arrays")
             if array.dtype != np.float64 or not np.isfinite(array).all():
                 raise ValueError(f"{name!r} is not made of finite numbers in float64")
         if (arrays["prior.precision"] <= 0).any():

@@ -1,7 +1,7 @@
 """Item parameters and abilities as tinyBenchmarks publishes them, from a converted file.
 
-The published file is a pickle, and a pickle is a program, so it is not read here: the script
-`examples/convert_tinybenchmarks.py` turns it into plain arrays, once and apart.
+The published file is a pickle, which can run code, so it is not read here: the script
+`examples/convert_tinybenchmarks.py` converts it into plain arrays once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from merganser.evolve.irt.model import IRT, Items, Normal
 from merganser.evolve.subsets import Subset
 
 CONVERT = (
-    "tinyBenchmarks' file is a pickle, which is a program and is not read; convert it once, apart, with "
-    "examples/convert_tinybenchmarks.py and name the .npz file"
+    "tinyBenchmarks' file is a pickle, which can run code and is not read; convert it once with "
+    "examples/convert_tinybenchmarks.py and use the .npz file"
 )
 
 
 @dataclass(frozen=True)
 class TinyBenchmark:
-    """One benchmark of the file: its IRT, and per scenario the items it covers and the published anchor subset."""
+    """One benchmark of the file: its IRT, and for each scenario its items and the published anchor subset."""
 
     irt: IRT
     scenarios: Mapping[str, Indices]
@@ -47,7 +47,7 @@ def load(path: str | PathLike[str], benchmark: str = "lb") -> TinyBenchmark:
         Its IRT, scenarios and anchors.
 
     Raises:
-        InputError: The file is no such file, or lacks the benchmark or parts of it.
+        InputError: If the file is not a converted file, or lacks the benchmark or parts of it.
 
     Example:
         >>> load("tinyBenchmarks.npz", "mmlu").irt.dimensions  # doctest: +SKIP
@@ -57,7 +57,7 @@ def load(path: str | PathLike[str], benchmark: str = "lb") -> TinyBenchmark:
     arrays = read_arrays(path)
     benchmarks = {name.partition("/")[0] for name in arrays if "/" in name}
     if not benchmarks:
-        raise InputError(f"{path}: no benchmarks in it; {CONVERT}")
+        raise InputError(f"{path}: contains no benchmarks; {CONVERT}")
     if benchmark not in benchmarks:
         raise InputError(f"{path} has no benchmark {benchmark!r}{did_you_mean(benchmark, benchmarks)}")
     parts = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{benchmark}/")}
@@ -71,15 +71,16 @@ def load(path: str | PathLike[str], benchmark: str = "lb") -> TinyBenchmark:
 
 
 def _indices(array: NDArray[Any], count: int, where: str) -> Indices:
-    """Numbers of items."""
+    """Return checked item numbers."""
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < count):
         raise InputError(f"{where}: expected numbers of items from 0 below {count}")
     return array.astype(np.intp)
 
 
 def _items(parameters: Mapping[str, Any], where: str) -> Items:
-    """A is 1 × D × N and B is 1 × 1 × N in the file, with z = Σ_d (A_d θ_d − B) = A·θ − D B: the published models were
-    fitted and are read with the difficulty inside the sum over dimensions."""
+    """Read A (1 × D × N) and B (1 × 1 × N), with z = Σ_d (A_d θ_d − B) = A·θ − D B: the published models were fitted
+    with the difficulty inside the sum over dimensions.
+    """
     if missing := {"A", "B"} - set(parameters):
         raise InputError(f"{where} lacks {', '.join(sorted(missing))}")
     a, b = (np.asarray(parameters[key], dtype=np.float64) for key in ("A", "B"))
@@ -106,9 +107,9 @@ def _irt(items: Items, parameters: Mapping[str, Any]) -> IRT:
 def _anchors(
     parts: Mapping[str, NDArray[Any]], scenarios: Mapping[str, Indices], count: int, path: str
 ) -> dict[str, Subset]:
-    """`anchors` lists the anchors of all scenarios; a scenario's are the ones in its range.
+    """Return the anchors of each scenario: those of `anchors` in its range of items.
 
-    An item that stands for two clusters is listed twice (once in helm_lite as published): here once, with both weights.
+    An item that represents two clusters is listed twice (once in published helm_lite); here once, with both weights.
     """
     if "anchors" not in parts:
         return {}
