@@ -75,7 +75,7 @@ BAD = [
     ),
     (("estimator: gmp-irt", "estimator: gmpirt"), "unknown estimator 'gmpirt'; did you mean 'gmp-irt'?"),
     (("c: adaptive", "extractor: randm"), "unknown extractor 'randm'; did you mean 'random'?"),
-    (("subset: 8", "subset: 80"), "a subset of 80 out of the 48 items left after 12"),
+    (("subset: 8", "subset: 80"), "a subset of 80 is more than the 48 items left after 12"),
     (("c: adaptive", "test: 1.5"), "test is the share of items held out"),
     (("c: adaptive", "c: 2.0"), "c lies in [0, 1]"),
     (("c: adaptive", "c: best"), "c is a number in [0, 1], 'adaptive' or 'bias-variance'"),

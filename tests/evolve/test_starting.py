@@ -145,7 +145,7 @@ def test_failures_are_shown_by_every_command(toy, tmp_path):
     assert "the questions are gone" in watched.stdout
     page, [found] = report(file)
     assert not found["ended"]
-    assert "failed alike: RuntimeError: the questions are gone" in page.render()
+    assert "failed for the same reason: RuntimeError: the questions are gone" in page.render()
 
 
 def test_a_function_that_answers_by_item_is_told_what_is_expected(toy, tmp_path):

@@ -432,7 +432,7 @@ def test_a_generation_that_fails_alike_stops_the_study_and_is_tried_again(tmp_pa
     monkeypatch.setattr(FailsFrom, "healthy", healthy)
     study = Study.open(tmp_path / "s.sqlite")
     with pytest.raises(
-        MerganserError, match=r"every candidate of generation \d failed alike: OSError: the disk is full"
+        MerganserError, match=r"every candidate of generation \d failed for the same reason: OSError: the disk is full"
     ):
         study.run(design(), FailsFrom())
     assert len(study.trials()) == healthy + 8, "no generation after it is tried"
