@@ -1,4 +1,4 @@
-"""Rewrites the generated parts of README.md and docs/parity.md from stored results.
+"""Rewrites the generated parts of README.md, docs/parity.md and docs/choosing.md from stored results.
 
     python -m benchmarks.readme [--check]
 
@@ -14,8 +14,9 @@ from pathlib import Path
 
 from benchmarks.records import stored
 from benchmarks.reporting import markdown
-from benchmarks.reporting.formats import mebibytes
+from benchmarks.reporting.formats import mebibytes, percent
 from benchmarks.reporting.parts import Table
+from benchmarks.reporting.sections import multi_task
 from benchmarks.reporting.sections import speed as merging
 
 ROOT = Path(__file__).parents[1]
@@ -56,9 +57,34 @@ def dialect() -> str:
     return markdown.table(merging.dialect_table(stored("parity_dialect")["results"]))
 
 
+#: The methods of the table that helps to choose one, as recipes call them.
+COMPARED = {
+    "task arithmetic": "task_arithmetic",
+    "TIES": "ties",
+    "WUDI": "wudi",
+    "TSV-M": "tsv",
+    "Iso-C": "iso_c",
+    "Iso-CTS": "iso_cts",
+}
+
+
+def evidence() -> str:
+    columns = {
+        f"{count} {kind} experts": sheet
+        for kind, name in (("text", "multi_task"), ("image", "multi_task_images"))
+        for count, sheet in multi_task.sheets(stored(name)["results"]).items()
+    }
+    rows = [
+        [f"`{name}`", *(percent(sheet.score(row).mean) if row in sheet.merges else "–" for sheet in columns.values())]
+        for row, name in COMPARED.items()
+    ]
+    return markdown.table(Table(["method", *columns], rows))
+
+
 PARTS = {
     "README.md": {"speed": speed},
     "docs/parity.md": {"parity": parity, "dialect": dialect},
+    "docs/choosing.md": {"evidence": evidence},
 }
 
 

@@ -25,21 +25,21 @@ from benchmarks.reporting.sections import PAGES, Page, others
 
 DOCS = Path(__file__).parents[1] / "docs"
 INTRO = """
-Ten questions, each with one sentence, one figure and one command; the tables behind them are on the pages listed at the
-end. Everything is measured on the machine named under each section, good or bad, with the command to measure it again.
-Models are small enough to be trained on two cores (`benchmarks/zoo/`), so accuracies are those of this scale.
+Ten questions, each answered with one sentence, one figure and one command. The pages listed at the end have the full
+tables. Every section names the command and the machine that produced its numbers. The models are small enough to train
+on two cores (`benchmarks/zoo/`), so expect other accuracies for larger models.
 """
 READING = """
-`make results` makes these pages from the files in [benchmarks/results]({results}); a test fails when they disagree.
-*Normalised* accuracy is a merge's accuracy over that of the expert of the task, mean over tasks; *one standard error*
-is that of an accuracy over the test set, √(a(1 − a)/n). Goals are marked *met* or *not met* where they are measured. A
-guard stands beside networks trained apart: training has moved their weights, so that the median cosine with the
-initial ones is at most 0.6. `make zoo` trains all networks, and the plan in `benchmarks/zoo/plan.py` says how long it
-takes; what has not been trained has no section.
+`make results` builds these pages from the files in [benchmarks/results]({results}), and a test fails when they
+disagree. *Normalised* accuracy is the accuracy of a merge divided by that of the expert of the task, averaged over
+tasks. *One standard error* is that of an accuracy over the test set, √(a(1 − a)/n). Goals are marked *met* or *not
+met*. For networks trained apart, a *guard* checks that training has moved their weights: the median cosine with the
+initial weights must be at most 0.6. `make zoo` trains all networks; the plan in `benchmarks/zoo/plan.py` shows how long
+it takes. Networks that have not been trained have no section.
 
-C²M³, MergeMany and REPAIR are explained on the page on [alignment](alignment.md), TSV-M, TSV-C and interference (STI)
-on [experts](experts.md), MASS and what it is compared with on [adaptive models](adaptive.md), estimators of a merge's
-quality (p-, gp-, mp- and gmp-IRT) on [evolution](evolution.md); `merganser methods` lists the others.
+[Alignment](alignment.md) explains C²M³, MergeMany and REPAIR. [Expert libraries](experts.md) explains TSV-M, TSV-C and
+interference (STI). [Adaptive models](adaptive.md) explains MASS and its competitors. [Evolution](evolution.md) explains
+the estimators (p-, gp-, mp- and gmp-IRT). `merganser methods` lists the other methods.
 """
 Records = Mapping[str, Mapping[str, Any]]
 

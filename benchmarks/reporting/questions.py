@@ -35,7 +35,7 @@ def keeps_most(results: Mapping[str, Any]) -> Answer:
     best = sheet.best()
     gain = answers.difference(sheet.merges[best], sheet.merges[multi_task.SUM], sheet.experts)
     sentence = (
-        f"{best}: with {sheet.count} text experts it keeps {percent(sheet.score(best).mean)} % of their accuracy, "
+        f"{best}. A merge of {sheet.count} text experts keeps {percent(sheet.score(best).mean)} % of their accuracy, "
         f"{percent(gain.mean)} ± {percent(gain.error)} points more than task arithmetic."
     )
     return sentence, "multi_task"
@@ -55,7 +55,7 @@ def experts_that_fit(results: Mapping[str, Any]) -> Answer:
         Axis("accuracy kept", percent=True),
     )
     figure = Figure("question_experts", "Accuracy kept by the number of experts merged", [panel])
-    return f"Every further expert costs accuracy: the best merge keeps {said} experts of one encoder.", figure
+    return f"Every additional expert costs accuracy. The best merge keeps {said} experts of one encoder.", figure
 
 
 def bytes_needed(results: Mapping[str, Any]) -> Answer:
@@ -64,9 +64,9 @@ def bytes_needed(results: Mapping[str, Any]) -> Answer:
     small = min((row for row in rows if row["normalised"] >= 1 - around), key=lambda row: row["ratio"])
     count = len(results["experts"])
     sentence = (
-        f"Few: {count} experts and their base take {small['ratio']:.2f} times the base alone, and the experts keep "
-        f"{percent(small['normalised'])} % of their accuracy ({small['method']} {small['setting']}, {small['dtype']}); "
-        f"stored whole they take {count + 1} times."
+        f"Few. {count} experts and their base take {small['ratio']:.2f} times the space of the base alone, and the "
+        f"experts keep {percent(small['normalised'])} % of their accuracy ({small['method']} {small['setting']}, "
+        f"{small['dtype']}). Stored whole, they would take {count + 1} times."
     )
     return sentence, "compression"
 
@@ -81,9 +81,9 @@ def task_unknown(results: Mapping[str, Any]) -> Answer:
     }
     best = max(scores, key=lambda row: scores[row].mean)
     sentence = (
-        f"An adaptive model finds out: the best ({best}) keeps {percent(scores[best].mean)} ± "
-        f"{percent(scores[best].error)} % of the experts' accuracy on sentences of {len(found['tasks'])} tasks that it "
-        f"is not told; the merge with all heads keeps {percent(scores['TSV-M'].mean)} %."
+        f"An adaptive model finds out. On sentences of {len(found['tasks'])} tasks, without being told the task, the "
+        f"best ({best}) keeps {percent(scores[best].mean)} ± {percent(scores[best].error)} % of the experts' accuracy. "
+        f"A single merge with all heads keeps {percent(scores['TSV-M'].mean)} %."
     )
     return sentence, f"adaptive_{name}"
 
@@ -93,9 +93,9 @@ def alignment_works(results: Mapping[str, Any]) -> Answer:
     most = max(tables)
     table = tables[most]
     sentence = (
-        f"Yes, on networks that match well: the plain mean of {most} MLPs trained from different seeds answers "
-        f"{percent(table['plain mean']['accuracy'])} % of the digits, their mean in a universe "
-        f"{percent(table['C²M³']['accuracy'])} %; one of them answers {percent(mean(results['single']))} %."
+        f"Yes, for networks that match well. The plain mean of {most} MLPs trained from different seeds classifies "
+        f"{percent(table['plain mean']['accuracy'])} % of the digits correctly, their mean after alignment "
+        f"{percent(table['C²M³']['accuracy'])} %, and a single network {percent(mean(results['single']))} %."
     )
     return sentence, "single_task_mlp"
 
@@ -112,7 +112,9 @@ def how_fast(results: Mapping[str, Any]) -> Answer | None:
         "faster than mergekit."
     )
     if ratios := [row["cpu_ratio_to_limit"] for row in results["methods"].values() if "cpu_ratio_to_limit" in row]:
-        sentence += f" Start-up aside, the median method takes {median(ratios):.1f} times the processor of {LIMIT}."
+        sentence += (
+            f" Without start-up, the median method takes {median(ratios):.1f} times the processor time of {LIMIT}."
+        )
     return sentence, "merge_speed"
 
 
@@ -127,8 +129,8 @@ def memory_needed(results: Mapping[str, Any]) -> Answer | None:
     bars = Bars(list(rows), series, Axis(f"peak memory, MiB, models of {results['params']} parameters"))
     figure = Figure("question_memory", "Peak memory of merges by method, Merganser and mergekit", [bars])
     sentence = (
-        f"At most {mebibytes(ours)} for {results['params']} parameters, where mergekit takes {mebibytes(peer)}: "
-        "tensors are read, merged and written in blocks, so that memory does not grow with the model."
+        f"At most {mebibytes(ours)} for {results['params']} parameters; mergekit takes up to {mebibytes(peer)}. "
+        "Tensors are read, merged and written in blocks, so memory does not grow with the model."
     )
     return sentence, figure
 
@@ -143,8 +145,8 @@ def same_as_mergekit(results: Mapping[str, Any]) -> Answer:
     )
     figure = Figure("question_parity", "Recipes that mean the same in mergekit and Merganser, by method", [panel])
     sentence = (
-        f"Yes: of {sum(total.values())} recipes in its dialect {total['same']} mean the same, {total['noted']} "
-        f"something else with a note in the plan, {total['silent']} something else without one."
+        f"Yes. Of {sum(total.values())} recipes, {total['same']} mean the same in both programs, {total['noted']} "
+        f"differ with a note in the plan, and {total['silent']} differ without one."
     )
     return sentence, figure
 
@@ -153,9 +155,9 @@ def evaluations_needed(results: Mapping[str, Any]) -> Answer:
     best = evolution_racing.cheapest(results)
     rows = results["fitness"]
     sentence = (
-        f"A race with {rows[best]['questions']:.0f} questions finds a winner as good as full evaluation's with "
-        f"{rows['full']['questions']:.0f}, for {rows['full']['seconds'] / rows[best]['seconds']:.0f} times fewer "
-        "processor seconds (simulated answers, so that the true scores are known)."
+        f"A race with {rows[best]['questions']:.0f} questions finds a winner as good as full evaluation with "
+        f"{rows['full']['questions']:.0f} questions, in {rows['full']['seconds'] / rows[best]['seconds']:.0f} times "
+        "less processor time (with simulated answers, so that the true scores are known)."
     )
     return sentence, evolution_racing.NAME
 
@@ -165,8 +167,8 @@ def cost_predicted(results: Mapping[str, Any]) -> Answer:
     best = max(rows, key=lambda row: abs(row["rho"]))
     sure = abs(best["rho"]) >= 0.6
     sentence = (
-        f"{'To a degree' if sure else 'Not from weights alone'}: the best of {len(rows)} signals, "
-        f"{best['signal'].replace('_', ' ')}, has a rank correlation of {best['rho']:.2f} with what "
+        f"{'To a degree' if sure else 'Not from weights alone'}. The best of {len(rows)} signals, "
+        f"{best['signal'].replace('_', ' ')}, has a rank correlation of {best['rho']:.2f} with the accuracy that "
         f"{len(results['pairs'])} pairs of experts lose. Measure a merge before you trust it."
     )
     return sentence, "mergeability"
@@ -181,8 +183,18 @@ QUESTIONS = (
         bytes_needed,
         "merganser library build LIBRARY math=./math code=./code --base ./base --budget 200MB",
     ),
-    Question("What if the task is not known?", "adaptive", task_unknown, "merganser serve LIBRARY"),
-    Question("Does alignment work?", "single_task_mlp", alignment_works, "merganser align A B OUT"),
+    Question(
+        "What if the task is not known?",
+        "adaptive",
+        task_unknown,
+        "merganser serve LIBRARY --model net:build --heads HEADS",
+    ),
+    Question(
+        "Does alignment work?",
+        "single_task_mlp",
+        alignment_works,
+        "merganser align A.safetensors B.safetensors OUT --model net:build --shape 1x784",
+    ),
     Question("How fast is it?", "merge_speed", how_fast, "merganser merge recipe.yml OUT"),
     Question("How much memory does it take?", "merge_speed", memory_needed, "merganser plan recipe.yml"),
     Question(
@@ -195,7 +207,7 @@ QUESTIONS = (
         "How many evaluations does a search need?",
         "evolve_racing",
         evaluations_needed,
-        "merganser evolve run study.yml",
+        "merganser evolve run run.yml",
     ),
     Question(
         "Can I tell beforehand whether models merge well?",

@@ -11,25 +11,22 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from merganser.cli import build
 
 ROOT = Path(__file__).parents[2]
+WRITTEN = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+]
 GUIDES = {
-    page.stem: page.read_text(encoding="utf-8")
-    for name in (
-        "merging",
-        "task_vectors",
-        "alignment",
-        "experts",
-        "adaptive",
-        "evolution",
-        "reports",
-        "howto",
-        "surgery",
-        "auto",
-        "origin",
-    )
-    for page in [ROOT / "docs" / f"{name}.md"]
+    (f"{page.parent.name}/" if page.stem == "README" else "") + page.stem: page.read_text("utf-8") for page in WRITTEN
 }
+GUIDES["README"] = GUIDES.pop(f"{ROOT.name}/README")
 #: What a page needs beyond the core.
 NEEDS = {"adaptive": "fastapi", "evolution": "pymoo"}
 
@@ -46,7 +43,11 @@ def fenced(text: str, language: str) -> list[tuple[int, str]]:
 
 def commands(guide: str) -> list[list[str]]:
     """The command lines of a guide's shell blocks, without the program's name."""
-    lines = "".join(block for _, block in blocks(guide, "sh")).replace("\\\n", " ").splitlines()
+    return command_lines("".join(block for _, block in blocks(guide, "sh")))
+
+
+def command_lines(block: str) -> list[list[str]]:
+    lines = block.replace("\\\n", " ").splitlines()
     split = [shlex.split(line, comments=True) for line in lines]
     return [words[1:] for words in split if words and words[0] == "merganser"]
 
@@ -59,10 +60,6 @@ def mentioned(guide: str) -> list[list[str]]:
 
 def resolve(words: list[str]) -> tuple[Any, list[str]]:
     """The command that words name, and the words after it."""
-    from typer.main import get_command
-
-    from merganser.cli import build
-
     command: Any = get_command(build())
     while hasattr(command, "commands") and words[:1] != ["--install-completion"]:
         assert words, f"{command.name}: a group of commands, none named"
@@ -71,11 +68,12 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
     return command, words
 
 
-#: Pages whose Python needs models that a test does not have.
-LARGE = {"surgery"}
+#: Pages whose Python needs models that a test does not have, or that have a test of their own.
+APART = {"surgery", "README", "CONTRIBUTING", "index"}
+RUNNING = [guide for guide, text in GUIDES.items() if fenced(text, "python") and guide not in APART]
 
 
-@pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide not in LARGE])
+@pytest.mark.parametrize("guide", RUNNING)
 def test_python_runs(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if guide in NEEDS:
         pytest.importorskip(NEEDS[guide])
@@ -102,11 +100,28 @@ def test_a_method_in_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert mg.merge(models, "median", shrink=1.0)["a"].tolist() == [0.0, 4.0]
 
 
+def test_the_start_page_leads_to_a_merge_that_transformers_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yml").write_text(blocks("index", "yaml")[0][1], encoding="utf-8")
+    namespace: dict[str, Any] = {"__name__": "guide"}
+    found = [(line, kind, block) for kind in ("python", "sh") for line, block in blocks("index", kind)]
+    for _, language, block in sorted(found):
+        if language == "python":
+            exec(compile(block, "docs/index.md", "exec"), namespace)
+            continue
+        for words in command_lines(block):
+            done = CliRunner().invoke(build(), words)
+            assert done.exit_code == 0, done.output
+    assert namespace["model"].dtype == torch.bfloat16
+    assert namespace["merged"].keys() == namespace["model"].state_dict().keys()
+
+
 @pytest.mark.parametrize("guide", GUIDES)
 def test_commands_parse(guide: str) -> None:
-    shown = commands(guide)
-    assert shown
-    for words in shown:
+    for words in commands(guide):
         command, rest = resolve(words)
         command.make_context(" ".join(words), rest)  # raises on unknown options and missing arguments; runs nothing
 

@@ -18,7 +18,7 @@ def test_results_and_figures_say_what_was_stored() -> None:
     assert stale(build()) == [], "run make results"
 
 
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 

@@ -11,14 +11,14 @@ from benchmarks.reporting.formats import percent
 from benchmarks.reporting.parts import Axis, Bars, Figure, Part, Table, Text
 
 NAMES = """
-**MASS** routes every sentence by how well its hidden states lie in the span of each expert's singular vectors, read
-from the fixed merge or from the base, and runs the experts it chose. **SMILE** mixes experts for every token and layer
-by their singular vectors. **Twin-Merging** adds low-rank residuals to a shared merge, by a router trained on
-validation sentences. **WeMoE** mixes task vectors by gates in the MLP blocks, adapted to unlabelled validation
-sentences in few steps; its gates vote for a task, as SMILE's layers do. TSV-M and task arithmetic are one merge for
-all inputs. Every contender has three settings and the same ways to compare heads: the head of the
-task with the largest weight (*vote*), or the best of all heads by logit, by probability, or by probability and weight
-(*posterior*); setting and way are chosen on the same validation sentences.
+**MASS** routes every sentence by how well its hidden states fit the span of each expert's singular vectors, read from
+the fixed merge or from the base, and runs the experts it chose. **SMILE** mixes experts for every token and layer by
+their singular vectors. **Twin-Merging** adds low-rank residuals to a shared merge, with a router trained on validation
+sentences. **WeMoE** mixes task vectors with gates in the MLP blocks, adapted to unlabelled validation sentences in a
+few steps; its gates vote for a task, as SMILE's layers do. TSV-M and task arithmetic are one merge for all inputs.
+Every contender has three settings and the same ways to choose a head: the head of the task with the largest weight
+(*vote*), or the best of all heads by logit, by probability, or by probability and weight (*posterior*). Setting and
+way are chosen on the same validation sentences.
 """
 #: The set, its goal for the best adaptive model, and what it is called.
 GOALS = {"8": 0.92, "distinct": 0.97}
@@ -49,8 +49,8 @@ def _set(name: str, found: Mapping[str, Any]) -> Iterator[Part]:
     own = sum(answers.accuracies(experts, "0").values()) / len(counts)
     tuning = found.get("sizes", {}).get("tuning")
     yield Text(
-        f"{title[0].upper()}{title[1:]} ({', '.join(found['tasks'])}): {sum(counts.values())} test sentences given "
-        f"without their task; the experts themselves reach {percent(own)} % on average"
+        f"{title[0].upper()}{title[1:]} ({', '.join(found['tasks'])}): {sum(counts.values())} test sentences without "
+        f"their task. The experts themselves reach {percent(own)} % on average"
         + (f"; settings are chosen on {tuning} validation sentences of each task" if tuning else "")
         + f". {_goal(name, best, scores['label'][best].mean)} {_losses(read['label'][best], experts)}"
     )
@@ -72,10 +72,11 @@ def _set(name: str, found: Mapping[str, Any]) -> Iterator[Part]:
     columns = ["", "setting, heads", "true head", "label right", "task and label right", "task found"]
     columns += ["forwards", "stored"]
     caption = (
-        f"{title[0].upper()}{title[1:]}. Normalised accuracy, %, ± one standard error: with the true task's head; "
-        "label right (polarity tasks share theirs); task and label right. Bold as for static merges. Forwards: "
-        "multiply-adds of single sentences over a forward pass of the encoder, merging included; the frozen half, "
-        "which is the same for all tasks, runs once. Stored: numbers beside the base, over the trained tensors"
+        f"{title[0].upper()}{title[1:]}. Normalised accuracy, %, ± one standard error: with the head of the true task; "
+        "label right (polarity tasks share their labels); task and label right. Bold as for static merges. Forwards: "
+        "multiply-adds for single sentences relative to a forward pass of the encoder, merging included; the frozen "
+        "half, which is the same for all tasks, runs once. Stored: numbers in addition to the base, relative to the "
+        "trained tensors"
     )
     yield Table(columns, cells, caption)
     names = sorted(rows, key=lambda row: scores["label"][row].mean)
@@ -97,7 +98,7 @@ def _set(name: str, found: Mapping[str, Any]) -> Iterator[Part]:
 
 def _goal(name: str, best: str, reached: float) -> str:
     goal = GOALS.get(name)
-    text = f"The best is {best} with {percent(reached)} % of the labels."
+    text = f"The best, {best}, keeps {percent(reached)} % of the labels."
     if goal is None:
         return text
     return f"{text} Goal of {percent(goal, 0)} %: {'met' if reached >= goal else 'not met'}."

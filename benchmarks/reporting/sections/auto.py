@@ -53,22 +53,22 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         "behind the grid's, points",
         "verdict",
     ]
-    yield Table(columns, cells, "The autopilot with other orders of the questions; ± is one standard error, paired")
+    yield Table(columns, cells, "The autopilot with different orders of the questions; ± is one standard error, paired")
     lines = {name: [(row["scale"], row["accuracy"]) for row in grid if row["method"] == name] for name in methods}
     panel = Lines(lines, Axis("scale"), Axis("validation accuracy", percent=True))
     yield Figure("auto", "Validation accuracy of every method over its scale", [panel])
     if results["spoilt"]:
         yield Text(
-            "Then the last expert is spoilt: its values are shuffled (an expert of another base), it comes twice, or "
-            "its task vector is 20 times as long."
+            "Then the last expert is spoilt: its values are shuffled (as if it had another base), it is given twice, "
+            "or its task vector is made 20 times as long."
         )
         cells = [
             [row["set"], row["culprit"], _named(row), f"{row['verdict']} ({row['kept']})"] for row in results["spoilt"]
         ]
-        yield Table(["set", "culprit", "what the autopilot says of it", "verdict"], cells)
+        yield Table(["set", "culprit", "what the autopilot says about it", "verdict"], cells)
 
 
 def _named(row: Mapping[str, Any]) -> str:
-    """Return what is said of the culprit; that it is not named where nothing is."""
+    """Return the remarks on the culprit, or that it is not named."""
     own = [remark["text"] for remark in row["remarks"] if row["culprit"] in remark["experts"][:1]]
     return "; ".join(own) or "not named"

@@ -12,14 +12,14 @@ from benchmarks.reporting.formats import percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 
 NAMES = """
-**Codes** are those of `library build --budget`: for every tensor the one of signs, levels, mixed-bit factors and a part
-that experts share that lowers the error of the weights most per byte. Signs, levels and mixed factors alone store every
-matrix in the same code and vectors in eight bits. **TSV-C** keeps the largest singular components of every task
-vector's matrices (expert minus base), a share of them (`rank`) or as many as a budget of bytes allows. **TALL masks**
-and **EMR** keep one vector that all experts share and a bit for each weight of each expert: TALL switches on the
-weights where the expert's change is more than κ times as large as what the others add to the shared sum, so that a
-larger κ gives sparser masks; EMR those where its change has the sign of the shared vector, which it then rescales.
-Rounded task vectors are what low precision alone gives.
+**Codes** are those of `library build --budget`: for every tensor the code (signs, levels, mixed-bit factors, a shared
+part) that lowers the error of the weights most per byte. *Signs*, *levels* and *mixed factors* alone store every
+matrix in the same code and vectors in eight bits. **TSV-C** keeps the largest singular components of every task matrix
+(expert minus base): a share of them (`rank`), or as many as a byte budget allows. **TALL masks** and **EMR** keep one
+vector that all experts share and one bit for each weight of each expert. TALL switches on the weights where the
+expert's change is more than κ times as large as what the others add to the shared sum, so a larger κ gives sparser
+masks. EMR switches on those where the change has the sign of the shared vector, and then rescales. Rounded task
+vectors show the effect of low precision alone.
 """
 
 
@@ -30,12 +30,11 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     stored = [row for row in rows if row["method"] != "experts as trained"]
     away = [row for row in stored if abs(row["normalised"] - 1) > around]
     yield Text(
-        f"{len(experts)} MiniLM experts stored several ways, rebuilt, and scored on test sentences of their own tasks "
-        f"(as trained: {percent(own)} % on average). Bytes are of the tensors that training changed, "
-        f"{results['trained_bytes'] / 2**20:.0f} MiB of them in float32, unless a column says otherwise; with the "
-        f"frozen ones a checkpoint has {results['base_bytes'] / 2**20:.0f} MiB. One standard error of a normalised "
-        f"accuracy over {sum(results['sentences'].values())} sentences is {percent(around)} points: "
-        f"{_outside(away, len(stored))}"
+        f"{len(experts)} MiniLM experts are stored in several ways, rebuilt, and scored on test sentences of their own "
+        f"tasks (as trained: {percent(own)} % on average). Unless a column says otherwise, bytes count the tensors "
+        f"that training changed, {results['trained_bytes'] / 2**20:.0f} MiB in float32; with the frozen ones, a "
+        f"checkpoint has {results['base_bytes'] / 2**20:.0f} MiB. One standard error of a normalised accuracy over "
+        f"{sum(results['sentences'].values())} sentences is {percent(around)} points. {_outside(away, len(stored))}"
     )
     if len(experts) < 20:  # the section of twenty follows that of eight
         yield Text(NAMES)
@@ -56,7 +55,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     columns = ["", "setting", "stored as", "all, of the trained", "each, of the trained", "each, of a checkpoint"]
     columns += ["accuracy, %", "normalised, %"]
     yield Table(
-        columns, cells, "Bytes and accuracy; normalised: in percent of the experts' own accuracy, mean of tasks"
+        columns, cells, "Bytes and accuracy; normalised: in percent of the experts' own accuracy, averaged over tasks"
     )
     families: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -94,11 +93,11 @@ def _verdict(goal: Goal, stored: Sequence[Mapping[str, Any]]) -> str:
     told = f"Goal: {percent(goal.share)} % of the experts' accuracy in at most {goal.bytes}."
     small = [row for row in stored if goal.small(row)]
     if not small:
-        return f"{told} Nothing here is that small: not met."
+        return f"{told} Not met: nothing here is that small."
     good = [row for row in small if row["normalised"] >= goal.share]
     row = min(good, key=lambda row: row["bytes"]) if good else max(small, key=lambda row: row["normalised"])
     name = " ".join(filter(None, (row["method"], row["setting"], row["dtype"])))
-    which = "smallest that reaches it" if good else "best that small"
+    which = "smallest that reaches it" if good else "best of this size"
     return (
         f"{told} The {which} is {name} with {percent(row['normalised'])} % in {row['ratio']:.2f}× the trained tensors, "
         f"{row['ratio_to_base']:.2f}× the checkpoint: {'met' if good else 'not met'}."
@@ -113,12 +112,10 @@ def error(experts: Mapping[str, float], sentences: Mapping[str, int]) -> float:
 
 def _outside(away: list[Mapping[str, Any]], count: int) -> str:
     if not away:
-        return f"all {count} ways to store them stay within it of the experts."
+        ways = f"All {count} ways stay" if count > 1 else "It stays"
+        return f"{ways} within one standard error of the experts."
     names = ", ".join(
         f"{' '.join(filter(None, (row['method'], row['setting'], row['dtype'])))} ({percent(row['normalised'])} %)"
         for row in away
     )
-    return (
-        f"of {count} ways to store them {count - len(away)} stay within it of the experts; "
-        f"farther off {'is' if len(away) == 1 else 'are'} {names}."
-    )
+    return f"Of {count} ways, {count - len(away)} stay within one standard error of the experts. These do not: {names}."

@@ -31,9 +31,9 @@ def parts(record: str, results: Mapping[str, Any]) -> Iterator[Part]:
     tuned = results.get("fine_tuning")
     models = f"LoRA fine-tunes of {_plain(tuned['base'])}" if tuned else "MiniLM text experts"
     yield Text(
-        f"Weights of a merge of {', '.join(results['experts'])} ({models}), searched on a grid of "
-        f"{results['winners']['grid']['size']} merges. Every merge has answered all {results['items']} items, so that "
-        "each estimate and each winner can be held against the truth."
+        f"We search the weights of a merge of {', '.join(results['experts'])} ({models}) on a grid of "
+        f"{results['winners']['grid']['size']} merges. Every merge has answered all {results['items']} items, so each "
+        "estimate and each winner can be compared with the truth."
     )
     if tuned:
         yield from _fine_tuning(tuned)
@@ -59,7 +59,7 @@ def _fine_tuning(tuned: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
         f"The base is {_plain(tuned['base'])}{', from a 4-bit file' if 'Q4' in tuned['base'] else ''}. The "
         f"fine-tunes are short: {example['steps']} steps of {example['batch']} examples, rank {example['rank']}. "
-        f"They were scored on {scored} examples of each skill, where one right answer more is "
+        f"They were scored on {scored} examples of each skill, so one more right answer is worth "
         f"{100 / scored:.1f} points. {found}"
     )
     rows = [[name, *(_score(each, own[each]) for each in before)] for name, own in scores.items()]
@@ -93,27 +93,25 @@ def _single(results: Mapping[str, Any]) -> Iterator[Part]:
         if single[name][name] <= single["base"][name]
     ]
     if worse:
-        yield Text(
-            f"On the items of this study an expert is no better than the base at its own task: {'; '.join(worse)}."
-        )
+        yield Text(f"On these items, some experts are no better than the base at their own task: {'; '.join(worse)}.")
     each = results["items"] // len(experts)
     rows = [
         [name, *(percent(row[task]) for task in experts), percent(sum(row.values()) / len(row))]
         for name, row in single.items()
     ]
-    yield Table(["model", *experts, "all"], rows, f"Items answered rightly before merging, %, {each} of each task")
+    yield Table(["model", *experts, "all"], rows, f"Items answered correctly before merging, %, {each} of each task")
 
 
 def _overhead(overhead: Mapping[str, Any]) -> Text:
     few, full = overhead["machinery_and_merging_over_asking"], overhead["machinery_and_merging_over_asking_full"]
     met = [name for name, share in ((f"{overhead['n']} questions", few), ("a full evaluation", full)) if share <= GOAL]
     return Text(
-        f"Overhead of the machinery: {1000 * overhead['machinery']:.1f} ms of processor a trial, "
-        f"{_share(overhead['machinery_over_asking'])} % of asking {overhead['n']} questions and "
-        f"{_share(overhead['machinery_over_asking_full'])} % of a full evaluation. Merging takes "
-        f"{1000 * overhead['merging']:.0f} ms more; with it the overhead is {_share(few)} % of {overhead['n']} "
-        f"questions and {_share(full)} % of a full evaluation. The goal of {100 * GOAL:.0f} %, merging included, is "
-        f"met {'over ' + ' and over '.join(met) if met else 'by neither'}."
+        f"The overhead of a study is {1000 * overhead['machinery']:.1f} ms of processor time per trial: "
+        f"{_share(overhead['machinery_over_asking'])} % of asking {overhead['n']} questions, and "
+        f"{_share(overhead['machinery_over_asking_full'])} % of a full evaluation. Merging takes another "
+        f"{1000 * overhead['merging']:.0f} ms; with it, the overhead is {_share(few)} % of {overhead['n']} questions "
+        f"and {_share(full)} % of a full evaluation. The goal of {100 * GOAL:.0f} %, merging included, is met "
+        f"{'for ' + ' and for '.join(met) if met else 'by neither'}."
     )
 
 

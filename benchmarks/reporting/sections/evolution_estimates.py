@@ -19,10 +19,10 @@ def estimates(record: str, found: Mapping[str, Any]) -> Iterator[Part]:
     cells = [value for rows in found["mae"].values() for row in rows.values() for value in row.values()]
     beaten = sum(value < guess for value in cells)
     yield Text(
-        f"Estimated scores of {found['merges']} merges from few items, {found['draws']} subsets of each size; "
-        f"their true scores have a standard deviation of {percent(found['score']['spread'])} points. The mean of the "
-        f"endpoints' scores, a guess which asks nothing, is off by {percent(guess, 2)} points; {beaten} of the "
-        f"{len(cells)} estimates below are nearer. The rank correlation says whether an estimate can tell merges apart."
+        f"The scores of {found['merges']} merges are estimated from few items, with {found['draws']} subsets of each "
+        f"size. Their true scores have a standard deviation of {percent(found['score']['spread'])} points. Guessing "
+        f"the mean score of the endpoints, without asking anything, is off by {percent(guess, 2)} points; {beaten} of "
+        f"the {len(cells)} estimates below are closer. The rank correlation shows whether an estimate can order merges."
     )
     rows = []
     for size in sizes:
@@ -58,9 +58,9 @@ def _choosing_and_weighing(found: Mapping[str, Any], size: str) -> Text:
         return f"{percent(error, 2)} points (rank correlation {rank:.2f})"
 
     return Text(
-        f"At {size} items, the mean over random ones is off by {at('random', 'naive')}; over items chosen by IRT "
-        f"clustering by {at('irt', 'naive')}; with the answers to the random ones weighed by mp-irt instead, by "
-        f"{at('random', 'mp-irt')}; with both by {at('irt', 'mp-irt')}."
+        f"With {size} items, the mean over random items is off by {at('random', 'naive')}. Over items chosen by IRT "
+        f"clustering it is off by {at('irt', 'naive')}. If answers to random items are weighted by mp-irt, the "
+        f"estimate is off by {at('random', 'mp-irt')}; with both, by {at('irt', 'mp-irt')}."
     )
 
 
@@ -71,35 +71,35 @@ def _abilities(found: Mapping[str, Any]) -> Iterator[Part]:
     free = [row["estimators"]["p-irt"]["euclidean"] for row in ability.values()]
     prior = [row["estimators"]["p-irt (map)"]["euclidean"] for row in ability.values()]
     text = (
-        f"Abilities: the IRT was fitted to {irt['models']} models that are no merges and has {irt['dimensions']} "
-        f"dimensions (by cross-validation), of which the items tell {told} apart (singular values of their "
+        f"Abilities: the IRT was fitted to {irt['models']} models that are not merges. It has {irt['dimensions']} "
+        f"dimensions (by cross-validation), of which the items distinguish {told} (singular values of their "
         f"discriminations of at least {100 * TOLD:.0f} % of the largest). "
     )
     if told < irt["dimensions"]:
         text += (
-            f"Along the other {irt['dimensions'] - told} answers hardly depend on ability, and a maximum of the "
-            "likelihood, which p-irt takes as published, can lie anywhere there. "
+            f"Along the other {irt['dimensions'] - told}, answers hardly depend on ability, so the maximum of the "
+            "likelihood, which p-irt uses as published, can be anywhere. "
         )
     if any(row["separated"] for row in ability.values()):
         shares = ", ".join(f"{percent(row['separated'], 0)} % of the fits at {size}" for size, row in ability.items())
         text += (
-            f"Where some ability separates right from wrong answers ({shares} items) the likelihood has no maximum, "
-            "and only a ridge of 10⁻⁶ ends the climb. "
+            f"If some ability separates right from wrong answers ({shares} items), the likelihood has no maximum, and "
+            "only a ridge of 10⁻⁶ bounds the fit. "
         )
     if min(free) > 10 * max(prior):
         off = [
             [row["estimators"][name]["probability"] for row in ability.values()] for name in ("p-irt", "p-irt (map)")
         ]
         text += (
-            f"So p-irt's distances of {min(free):.0f} to {max(free):.0f} are those of an unregularised fit, whose "
-            f"scale means nothing; with the fitted prior (map) they are {min(prior):.2f} to {max(prior):.2f}. "
+            f"The distances of p-irt, {min(free):.0f} to {max(free):.0f}, are therefore those of an unregularised fit "
+            f"and have no meaningful scale; with the fitted prior (map) they are {min(prior):.2f} to {max(prior):.2f}. "
             f"Probabilities are off by up to {percent(max(off[0]))} points without the prior and "
             f"{percent(max(off[1]))} with it. "
         )
     text += (
-        f"More items bring p-irt {'nearer' if free[-1] < free[0] else 'no nearer'}. Comparable is the last number of "
-        "each cell, how far the probabilities of right answers are off. The reference, the posterior mode on all "
-        "items, has the same prior as the fits with one, which favours them."
+        f"With more items, p-irt comes {'closer' if free[-1] < free[0] else 'no closer'}. To compare methods, use the "
+        "last number of each cell: the error of the probabilities of right answers. The reference, the posterior mode "
+        "on all items, uses the same prior as the fits with a prior, which favours them."
     )
     yield Text(text)
     methods = list(next(iter(ability.values()))["estimators"])

@@ -24,17 +24,17 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     rows, best = results["fitness"], cheapest(results)
     row = rows[best]
     yield Text(
-        "Three simulated experts whose merges mix abilities and interfere; an item is answered rightly when ability "
-        "and luck, the same for all candidates, exceed its difficulty, so that the true score of a winner is known. "
-        "Costs are questions and merges counted by the study, times what one question and one merge take of a language "
-        "model of 135M parameters; *before* means before prompts were shared. A *race* asks candidates in rungs and "
-        "stops those that fall behind, *soft* scores by the probability of the right option."
+        "Three experts are simulated; their merges mix abilities and interfere. An item is answered correctly when "
+        "ability plus luck, the same for all candidates, exceeds its difficulty, so the true score of a winner is "
+        "known. Costs are the questions and merges that the study counts, times the cost of one question and one merge "
+        "of a language model of 135M parameters. *Before* means without shared prompts. A *race* asks candidates in "
+        "rungs and stops those that fall behind; *soft* scores by the probability of the right option."
     )
     yield Text(
-        f"Goal: the winner of full evaluation within one standard error ({percent(results['standard_error'])} points) "
-        f"at a fifth of its seconds and a third of those of gmp-IRT, both as before. {best.capitalize()} loses "
-        f"{percent(row['loss'])} ± {percent(row['loss_error'])} points at {row['fewer_than_full']:.1f} and "
-        f"{row['fewer_than_gmp_irt']:.1f} times fewer seconds: "
+        "Goal: a winner within one standard error of that of full evaluation "
+        f"({percent(results['standard_error'])} points), in a fifth of its seconds and a third of those of gmp-IRT, "
+        f"both without shared prompts. {best.capitalize()} loses {percent(row['loss'])} ± {percent(row['loss_error'])} "
+        f"points with {row['fewer_than_full']:.1f} and {row['fewer_than_gmp_irt']:.1f} times fewer seconds: "
         f"{'met' if row['fewer_than_full'] >= 5 and row['fewer_than_gmp_irt'] >= 3 else 'not met'} in simulation."
     )
     cells = [

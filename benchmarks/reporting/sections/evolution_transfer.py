@@ -21,12 +21,13 @@ def transfer(results: Mapping[str, Any]) -> Iterator[Part]:
     shown = ["full", *(f"{name} {sizes[len(sizes) // 2]}" for name in SHOWN)]
     search = results[kind]
     yield Text(
-        "Negative transfer, as the thesis defines it: of the items that at least one endpoint answers rightly, the "
-        f"share that the merge does not; {found['known']} of {found['items']} items are such. Winners are those of "
+        "Negative transfer, as the thesis defines it, is the share of items that the merge gets wrong among those that "
+        f"at least one endpoint gets right ({found['known']} of {found['items']} items). Winners are those of "
         f"{search['generations']} generations of {search['population']}, on their unseen items, all seeds together; "
-        f"the others are on all items. Beside it the same of what the best endpoint, {best}, alone answers, and the "
-        "gain: of the items that no endpoint answers, the share that the merge does. An endpoint lacks what only "
-        "others know, so it has a rate too: what doing nothing loses. Standard errors treat items as drawn at random."
+        "the others are on all items. The table also shows the same share for the items that the best endpoint, "
+        f"{best}, gets right, and the gain: the share of items that the merge gets right among those that no endpoint "
+        "does. An endpoint has a rate too, because it lacks what only others know: this is the cost of not merging. "
+        "Standard errors treat items as drawn at random."
     )
     rows = {f"winner, {name}": winners[name] for name in shown}
     rows |= {f"all weights {weight}": row for weight, row in found["equal_weights"].items()}

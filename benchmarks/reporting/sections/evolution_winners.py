@@ -20,25 +20,25 @@ def winners(record: str, results: Mapping[str, Any]) -> Iterator[Part]:
     unseen, grid, best = first["unseen"], first["grid"], _best(first)
     full = [search["fitness"]["full"] for search in searches]
     error, alone = (max(row[name] for row in full) for name in ("bootstrap_error", "unseen_error"))
-    coarse = " So coarse an error excuses much: to be within it says little." if error > COARSE else ""
+    coarse = " This error is so large that being within it says little." if error > COARSE else ""
     yield Text(
-        f"Winners of searches, scored on the {unseen['items']} of {results['items']} items that their search never "
-        f"saw: another draw for each of {len(first['seeds'])} seeds, {unseen['covered']} items in all; mean ± standard "
-        "deviation over seeds. Lost is the difference to full evaluation's winner on the same unseen items, ± the "
-        "standard error of its mean over seeds. One error is the bootstrap standard error of the full winner's "
-        f"score over all {results['items']} items, up to {percent(error)} points; over the unseen items alone it would "
-        f"be {percent(alone)}.{coarse} For orientation, on all items: the best of {grid['size']} merges has "
-        f"{percent(grid['best'])} %, their mean {percent(grid['mean'])} %, the best endpoint, {best}, "
-        f"{percent(first['endpoints'][best])} %, the base {percent(first['base'])} %."
+        f"The winners of searches are scored on the {unseen['items']} of {results['items']} items that their search "
+        f"never saw, with a different draw for each of {len(first['seeds'])} seeds ({unseen['covered']} items in all). "
+        "Scores are mean ± standard deviation over seeds. *Lost* is the difference to the winner of full evaluation on "
+        "the same unseen items, ± the standard error of its mean over seeds. *One error* is the bootstrap standard "
+        f"error of the full winner's score over all {results['items']} items, up to {percent(error)} points; over the "
+        f"unseen items alone it would be {percent(alone)}.{coarse} For orientation, on all items the best of "
+        f"{grid['size']} merges has {percent(grid['best'])} %, their mean {percent(grid['mean'])} %, the best "
+        f"endpoint, {best}, {percent(first['endpoints'][best])} %, and the base {percent(first['base'])} %."
     )
     for search in searches:
         yield _fitness(search)
     yield Text(" ".join(_against_endpoint(search) for search in searches))
     yield Figure(f"{record}_winners", "Score of the winner against questions asked", [_reached(s) for s in searches])
     yield Text(
-        "Scores on unseen items against full evaluation's winner on the same items; questions count calibration; bars "
-        "are standard errors over seeds; points of different fitness are set apart sideways by "
-        f"{100 * (APART - 1):.0f} % each."
+        "The figure shows scores on unseen items relative to the winner of full evaluation on the same items. "
+        "Questions include calibration, bars are standard errors over seeds, and points of different fitness are "
+        f"shifted sideways by {100 * (APART - 1):.0f} % each."
     )
 
 
@@ -75,7 +75,7 @@ def _fitness(search: Mapping[str, Any]) -> Table:
         "lost",
         "within one error",
         "questions",
-        "fewer a candidate",
+        "fewer per candidate",
         "fewer in all",
     ]
     caption = (
@@ -91,9 +91,9 @@ def _against_endpoint(search: Mapping[str, Any]) -> str:
     few = {name: row for name, row in search["fitness"].items() if name != "full"}
     better = sum(row["loss"] < alone["loss"] for row in few.values())
     return (
-        f"With {_size(search)}, full evaluation's winner is {percent(alone['loss'])} ± {percent(alone['loss_error'])} "
-        f"points better than the best endpoint on unseen items; of {len(few)} searches with few questions {better} "
-        "are better than it on average."
+        f"With {_size(search)}, the winner of full evaluation is {percent(alone['loss'])} ± "
+        f"{percent(alone['loss_error'])} points better than the best endpoint on unseen items. Of {len(few)} searches "
+        f"with few questions, {better} beat the best endpoint on average."
     )
 
 

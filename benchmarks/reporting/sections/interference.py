@@ -12,10 +12,10 @@ from benchmarks.reporting.parts import Part, Table, Text
 def totals(rows: list[Mapping[str, Any]], scores: Mapping[int, Mapping[str, float]]) -> Iterator[Part]:
     """Interference of each number of tasks in both definitions, beside normalised accuracies by method."""
     yield Text(
-        "Singular task interference, STI = ‖(UᵀU − I) Σ (VᵀV − I)‖₁, entrywise, of the experts' singular vectors side "
-        "by side, summed over matrices: 0 where no two experts share a direction. *Truncated* STI takes the first n/T "
-        "components of each expert, which is what TSV-M orthogonalises; *full* STI takes all of them, as the thesis' "
-        "definition for whole task matrices. The two are different numbers."
+        "Singular task interference is STI = ‖(UᵀU − I) Σ (VᵀV − I)‖₁, entrywise, of the experts' singular vectors "
+        "side by side, summed over matrices. It is 0 if no two experts share a direction. *Truncated* STI uses the "
+        "first n/T components of each expert, which TSV-M orthogonalises; *full* STI uses all of them, as the thesis "
+        "defines it for whole task matrices. The two are not comparable."
     )
     cells = []
     for row in sorted(rows, key=lambda row: int(row["tasks"])):
@@ -26,7 +26,7 @@ def totals(rows: list[Mapping[str, Any]], scores: Mapping[int, Mapping[str, floa
         )
     columns = ["tasks", "full STI", "truncated STI", "truncated STI after TSV-M"]
     columns += ["task arithmetic, %", "low rank alone, %", "TSV-M, %"]
-    yield Table(columns, cells, "Singular task interference beside normalised accuracy")
+    yield Table(columns, cells, "Singular task interference and normalised accuracy")
 
 
 def layers(matrices: list[Mapping[str, Any]], tasks: int) -> Iterator[Part]:
@@ -39,8 +39,8 @@ def layers(matrices: list[Mapping[str, Any]], tasks: int) -> Iterator[Part]:
     whole = [row for row in rows if row["procrustes_full"] is not None]
     less = all(max(row["procrustes_left"], row["procrustes_right"]) <= row["procrustes_full"] for row in whole)
     yield Text(
-        f"Interference of the truncated singular vectors of {tasks} experts, mean over the matrices of each block; "
-        f"TSV-M leaves an STI of at most {after:.1e} in a matrix. Procrustes errors ‖U − U⊥‖ say how far the vectors "
+        f"Interference of the truncated singular vectors of {tasks} experts, averaged over the matrices of each block. "
+        f"TSV-M leaves an STI of at most {after:.1e} in a matrix. Procrustes errors ‖U − U⊥‖ show how far the vectors "
         f"move to become orthogonal{': less if truncated first, as the thesis proves' if whole and less else ''}."
     )
     cells = [

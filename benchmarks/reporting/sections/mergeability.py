@@ -15,10 +15,10 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     score = found.get("difficulty", correlations[0])
     losses = sorted(pair["loss"] for pair in pairs)
     yield Text(
-        f"Every two of {len(results['experts'])} text experts were averaged: the pairs lose between "
-        f"{percent(losses[0])} and {percent(losses[-1])} % of their accuracy. The difficulty guessed from weights "
-        f"alone has a rank correlation of {score['rho']:.2f} with the loss (p = {score['p']:.2g}; pairs share experts, "
-        f"so that p is optimistic){': here it predicts nothing' if score['rho'] <= 0 or score['p'] > 0.05 else ''}. "
+        f"We averaged all pairs of {len(results['experts'])} text experts. They lose between {percent(losses[0])} and "
+        f"{percent(losses[-1])} % of their accuracy. The difficulty guessed from the weights has a rank correlation of "
+        f"{score['rho']:.2f} with the loss (p = {score['p']:.2g}, which is optimistic because pairs share experts)"
+        f"{', so it predicts nothing here' if score['rho'] <= 0 or score['p'] > 0.05 else ''}. "
         f"Goal of 0.6 on held-out pairs: {'met' if score['rho'] >= 0.6 else 'not met'} (nothing was fitted to these "
         "pairs)."
     )

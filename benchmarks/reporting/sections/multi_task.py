@@ -17,18 +17,18 @@ REFERENCES = (BASE, EXPERTS)
 ABLATION = "TSV-M without"
 #: What the others are compared with in pairs.
 RIVALS = ("TSV-M", "Iso-C")
-RULE = "bold: the best, and what is less than two standard errors of the paired difference below it"
+RULE = "bold: the best, and all within two standard errors of the paired difference"
 
 
 #: Why a method can be ahead of the sum of the task vectors.
 REASONS = {
     "Iso-C": (
-        "Its spectrum is flat: directions that only one task moved count as much as those that several tasks share, "
-        "which dominate a sum; tasks with many classes live in such directions."
+        "Iso-C and Iso-CTS flatten the spectrum: directions that only one task changed count as much as directions "
+        "that several tasks share, which dominate a sum. Tasks with many classes depend on such directions."
     ),
     "TSV-M": (
-        "It keeps the leading directions of every task and makes them orthogonal, so that no task's directions are "
-        "covered by another's."
+        "TSV-M keeps the leading directions of every task and makes them orthogonal, so that no task covers the "
+        "directions of another."
     ),
 }
 REASONS["Iso-CTS"] = REASONS["Iso-C"]
@@ -87,18 +87,19 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     each = ", ".join(f"{sheet.setting['validation']} for {count}" for count, sheet in found.items())
     seeds = ", ".join(f"{sheet.seeds} for {count} tasks" for count, sheet in found.items())
     yield Text(
-        f"MiniLM experts of {_list(found)} tasks merged into one encoder. Each was fine-tuned from the same base with "
-        "a head of its own that started from random, upper half of the encoder and head together; embeddings and "
-        f"lower half are frozen. Every task is answered through its own head, on {tested[0]} to {tested[-1]} test "
-        f"sentences. Fine-tuning seeds: {seeds}. α of each method is chosen on labelled validation sentences of the "
-        f"first seed, the same for all methods ({each} tasks, of each task), and kept for the other seeds."
+        f"MiniLM experts of {_list(found)} tasks are merged into one encoder. Each was fine-tuned from the same base: "
+        "the upper half of the encoder together with a randomly initialised head, while the embeddings and the lower "
+        f"half were frozen. Every task uses its own head and has {tested[0]} to {tested[-1]} test sentences. "
+        f"Fine-tuning seeds: {seeds}. The scale α of each method is chosen on labelled validation sentences of the "
+        f"first seed, the same for all methods (of each task: {each} tasks), and kept for the other seeds."
     )
     yield Text(_verdict(found))
     yield quality(results)
     if set(RIVALS) <= set(first.merges):
         yield paired(first)
     yield Text(_goals(found))
-    yield Text(" ".join(_why(sheet) for sheet in found.values()))
+    reasons = dict.fromkeys(REASONS[sheet.best()] for sheet in found.values() if sheet.best() in REASONS)
+    yield Text(" ".join([*map(_why, found.values()), *reasons]))
     if {"TSV-M", "TSV-M without orthogonalisation", "TSV-M without low rank", SUM} <= set(first.merges):
         yield ablation(results)
     yield _picture(found)
@@ -117,13 +118,13 @@ def image_parts(results: Mapping[str, Any]) -> Iterator[Part]:
     found = sheets(results)
     sheet = next(iter(found.values()))
     yield Text(
-        f"EfficientNet-Lite0 experts of {sheet.count} image tasks merged into one backbone: whole label sets, parts "
-        "and coarse classes of MNIST, Fashion-MNIST and CIFAR-10, inverted colours, and which way is up. Backbone and "
-        "head are trained together for two epochs of 6,000 images; running statistics stay the base's. Every task "
-        f"is answered through its own head, on {max(sheet.setting['sentences'].values())} test images; "
-        "rules for matrices treat kernels as matrices (`convolutions: true`), which they average by default; "
-        f"α is chosen as for text, on {sheet.setting['validation']} validation images of each task. Fine-tuning seeds: "
-        f"{sheet.seeds}."
+        f"EfficientNet-Lite0 experts of {sheet.count} image tasks are merged into one backbone. The tasks are all "
+        "classes, some classes and coarse classes of MNIST, Fashion-MNIST and CIFAR-10, inverted colours, and which "
+        "way is up. Backbone and head were trained together for two epochs of 6,000 images, with the running "
+        "statistics of the base. Every task uses its own head and has "
+        f"{max(sheet.setting['sentences'].values())} test images. Methods for matrices treat convolution kernels as "
+        "matrices (`convolutions: true`), which they average by default. α is chosen as for text, on "
+        f"{sheet.setting['validation']} validation images of each task. Fine-tuning seeds: {sheet.seeds}."
     )
     yield Text(_verdict(found))
     yield quality(results)
@@ -137,13 +138,12 @@ def image_parts(results: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _why(sheet: Sheet) -> str:
-    """Where the best merge gains over the sum, and what it does otherwise."""
+    """Return the tasks on which the best merge gains most over the sum."""
     best = sheet.best()
     gains = {task: by_task(sheet, best)[task] - by_task(sheet, SUM)[task] for task in sheet.setting["tasks"]}
     most = sorted(gains, key=lambda task: gains[task], reverse=True)[:3]
     named = ", ".join(f"{task} ({100 * gains[task]:+.0f} points)" for task in most)
-    reason = f" {REASONS[best]}" if best in REASONS else ""
-    return f"With {sheet.count} tasks {best} gains most over {SUM} on {named}.{reason}"
+    return f"With {sheet.count} tasks, {best} gains most over {SUM} on {named}."
 
 
 def by_task(sheet: Sheet, method: str) -> dict[str, float]:
@@ -164,11 +164,11 @@ def _verdict(found: Mapping[int, Sheet]) -> str:
         near = [name for name in sheet.below if name != best and sheet.leads(name)]
         gain = answers.difference(sheet.merges[best], sheet.merges[SUM], sheet.experts)
         said.append(
-            f"{count} tasks: the base under the experts' heads keeps {percent(sheet.score(BASE).mean)} % of their "
-            f"accuracy, {SUM} {percent(sheet.score(SUM).mean)} %, the best merge, {best}, "
-            f"{percent(sheet.score(best).mean)} %: {percent(gain.mean)} ± {percent(gain.error)} points more than "
-            f"{SUM}, {gain.mean / gain.error:.1f} standard errors"
-            + (f"; {', '.join(near)} {'is' if len(near) == 1 else 'are'} not clearly below it." if near else ".")
+            f"**{count} tasks.** The base with the experts' heads keeps {percent(sheet.score(BASE).mean)} % of their "
+            f"accuracy, {SUM} {percent(sheet.score(SUM).mean)} %, and the best merge, {best}, "
+            f"{percent(sheet.score(best).mean)} %. This is {percent(gain.mean)} ± {percent(gain.error)} points more "
+            f"than {SUM} ({gain.mean / gain.error:.1f} standard errors)."
+            + (f" {', '.join(near)} {'is' if len(near) == 1 else 'are'} not clearly worse." if near else "")
         )
     return " ".join(said)
 
@@ -186,8 +186,8 @@ def _goals(found: Mapping[int, Sheet], room: float = 0.85) -> str:
             f"{'met' if gain.mean >= 3 * gain.error else 'not met'} ({gain.mean / gain.error:.1f})."
         )
     return (
-        "Standard errors: the variance of the paired differences over test sentences, averaged over seeds, plus that "
-        "of the means over seeds. Goals. " + " ".join(lines)
+        "Standard errors add the variance of the paired differences over test items, averaged over seeds, and the "
+        "variance of the means over seeds. Goals: " + " ".join(lines)
     )
 
 
@@ -204,7 +204,7 @@ def paired(sheet: Sheet) -> Table:
     for name in sorted(sheet.listed, key=lambda name: sheet.score(name).mean, reverse=True):
         differences = [answers.difference(sheet.merges[name], sheet.merges[rival], sheet.experts) for rival in RIVALS]
         cells.append([name, *("–" if name == r else _points(d) for r, d in zip(RIVALS, differences, strict=True))])
-    columns = [f"{sheet.count} tasks", *(f"less {rival}" for rival in RIVALS)]
+    columns = [f"{sheet.count} tasks", *(f"minus {rival}" for rival in RIVALS)]
     caption = "Paired differences of normalised accuracy, points; bold: more than two standard errors from zero"
     return Table(columns, cells, caption)
 

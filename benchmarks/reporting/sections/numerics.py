@@ -12,10 +12,10 @@ from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 def lowrank(results: Mapping[str, Any]) -> Iterator[Part]:
     merges = results["merging"]
     yield Text(
-        f"Structured merges of the matrices of a transformer block, threads: {results['threads']}, against the "
-        "published algorithms (full SVDs in float32 of the task matrices, their sum or the concatenations) written "
-        "plainly in the benchmark, in turns in one run. The matrices have power-law spectra over a floor of noise, as "
-        "trained differences have. Memory is what a merge needs beyond its inputs, in float32 copies of the matrix."
+        f"Merges of the matrices of a transformer block (threads: {results['threads']}) are compared with a plain "
+        "implementation of the published algorithms (full SVDs in float32 of the task matrices, their sum or the "
+        "concatenations), alternating in one run. The matrices have power-law spectra over a noise floor, as trained "
+        "differences have. Memory is what a merge needs beyond its inputs, in float32 copies of the matrix."
     )
     columns = ["method", "block", "tasks", "seconds", "published, seconds", "times faster", "less processor time"]
     yield Table(
@@ -23,12 +23,12 @@ def lowrank(results: Mapping[str, Any]) -> Iterator[Part]:
     )
     if any(merge["extrapolated"] for merge in merges):
         yield Text(
-            "\\* One SVD of a task matrix and those of the concatenated factors were timed, and the first was taken "
-            "once for every task."
+            "\\* Extrapolated: one SVD of a task matrix and those of the concatenated factors were timed, and the "
+            "first was counted once for every task."
         )
     errors = [row["ours_error"] for merge in merges for row in merge["matrices"] if "ours_error" in row]
     if far := [error for error in errors if error > 1e-4]:
-        yield Text(f"{len(far)} of {len(errors)} matrices lie further than 1e-4 from the published algorithm.")
+        yield Text(f"{len(far)} of {len(errors)} matrices differ by more than 1e-4 from the published algorithm.")
     memory, library, rebuilding = results["memory"], results["library"], results["rebuilding"]
     kept = "; ".join(
         f"{dtype} {found['ratio']:.2f}× the base with {percent(found['energy'])} % of the energy"
@@ -37,9 +37,9 @@ def lowrank(results: Mapping[str, Any]) -> Iterator[Part]:
     )
     low, high = memory["layers"][0], memory["layers"][-1]
     yield Text(
-        f"Peak memory of a streamed merge with {high} layers is {memory['ratio']:.2f}× that with {low}. A library of "
-        f"{library['experts']} experts (random matrices, whose energy is spread over more directions than that of "
-        f"trained ones): {kept}. Rebuilding one expert takes {rebuilding['rebuild_over_copy']:.1f}× the "
+        f"The peak memory of a streamed merge with {high} layers is {memory['ratio']:.2f}× that with {low}. A library "
+        f"of {library['experts']} experts (random matrices, whose energy is spread over more directions than that of "
+        f"trained ones) takes: {kept}. Rebuilding one expert takes {rebuilding['rebuild_over_copy']:.1f}× the "
         "time of copying the base."
     )
 
@@ -62,10 +62,10 @@ def _merge_row(merge: Mapping[str, Any]) -> list[str]:
 
 def alignment(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
-        "Frank-Wolfe over all models at once against a plain version of the published algorithm: processor seconds, "
-        "and the objective reached (larger is better), on untrained networks of different seeds, one run each. Three "
-        "iterations of the published one are timed; how many it needs is found with a faster evaluation of the same "
-        "numbers."
+        "Frank-Wolfe over all models at once is compared with a plain version of the published algorithm: processor "
+        "seconds, and the objective reached (larger is better), on untrained networks of different seeds, one run "
+        "each. Three iterations of the published algorithm are timed; the number of iterations it needs is found with "
+        "a faster evaluation of the same numbers."
     )
     rows = [
         [
@@ -82,7 +82,7 @@ def alignment(results: Mapping[str, Any]) -> Iterator[Part]:
     ]
     columns = ["network", "models", "seconds", "published, seconds", "times faster", "an iteration, times faster"]
     if rows:
-        yield Table([*columns, "objective, ours / theirs", "iterations, ours / theirs"], rows)
+        yield Table([*columns, "objective, Merganser / published", "iterations, Merganser / published"], rows)
     if scale := results.get("scale"):
         line = [(int(count), value) for count, value in scale["seconds"].items()]
         axes = Axis("models", log=True), Axis("processor seconds", log=True)
@@ -90,14 +90,14 @@ def alignment(results: Mapping[str, Any]) -> Iterator[Part]:
         yield Figure("alignment_scale", "Time of a Frank-Wolfe iteration", [Lines({"one iteration": line}, *axes)])
     if memory := results.get("memory"):
         yield Text(
-            f"Three ResNet20 of width {memory['width']}× are matched in {memory['peak_gigabytes']:.1f} GB at most."
+            f"Matching three ResNet20 of width {memory['width']}× takes at most {memory['peak_gigabytes']:.1f} GB."
         )
 
 
 def irt(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
-        "Fits of item response theory to simulated answers: processor seconds, and the log-loss of held-out answers. "
-        f"The true probabilities have {results['entropy']:.4f}."
+        "Item response theory is fitted to simulated answers. The table shows processor seconds and the log-loss of "
+        f"held-out answers. The true probabilities have a log-loss of {results['entropy']:.4f}."
     )
     rows = [
         [

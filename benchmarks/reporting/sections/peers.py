@@ -13,10 +13,10 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     rows, programs = results["rows"], results["programs"]
     versions = ", ".join(f"{name} {program['version']}" for name, program in programs.items())
     yield Text(
-        f"The same MiniLM experts merged by {versions} with the same hyper-parameters. Time and memory are of a whole "
-        "process from its start to a synced output; loading the program alone is in the second table. Where "
-        "definitions differ (scope and count of TIES, draws of DARE, shared directions of TSV-M) the benchmark's "
-        "description says how."
+        f"The same MiniLM experts are merged by {versions} with the same hyper-parameters. Time and memory are those "
+        "of a whole process, from its start to a synced output; the second table shows loading the program alone. Some "
+        "definitions differ (scope and count of TIES, draws of DARE, shared directions of TSV-M); the docstring of "
+        "`benchmarks/peers.py` says how."
     )
     cells = [
         [
@@ -30,7 +30,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         for row in rows
     ]
     columns = ["method", "program", "difference", "seconds", "processor seconds"]
-    yield Table([*columns, "peak memory"], cells, "Difference: of the task vector, relative to ours")
+    yield Table([*columns, "peak memory"], cells, "Difference: of the task vector, relative to Merganser's")
     cells = [
         [name, program["version"], f"{program['seconds']:.1f}", mebibytes(program["peak_anonymous"])]
         for name, program in programs.items()

@@ -32,9 +32,9 @@ def parts(network: str, results: Mapping[str, Any]) -> Iterator[Part]:
         [percent(last[way][key]) for key in ("accuracy", "repaired_accuracy")] for way in (plain, ours)
     )
     yield Text(
-        f"{len(single)} networks trained from different seeds{_training(results)} reach {percent(mean)} % of "
-        f"{images:,} test images each. The plain mean of {counts[-1]} of them reaches {plainly[0]} %, {plainly[1]} % "
-        f"after REPAIR; in the universe of C²M³ the mean reaches {universe[0]} % and {universe[1]} %."
+        f"{len(single)} networks trained from different seeds{_training(results)} each classify {percent(mean)} % of "
+        f"{images:,} test images correctly on average. The plain mean of {counts[-1]} of them reaches {plainly[0]} %, "
+        f"and {plainly[1]} % after REPAIR. With C²M³, the mean reaches {universe[0]} % and {universe[1]} %."
         + _leads(last, ours, images)
         + _conditions(tables, results["settings"])
     )
@@ -51,13 +51,13 @@ def _guards(results: Mapping[str, Any]) -> str:
     """Whether the networks left their initialisation, and what matching finds in networks that never did."""
     known = results.get("guards")
     if not known:
-        return "Guards: not recorded for these networks, which an earlier schedule trained; they await `make zoo`."
+        return "Guards: not recorded for these networks; `make zoo` trains them again and records them."
     cosine = max(known["median_cosine"])
     pairs = {kind: f"{known[kind]['before']:.3f} to {known[kind]['after']:.3f}" for kind in ("trained", "untrained")}
     return (
         f"Guards: the median cosine of initial and trained weights is at most {cosine:.2f} "
-        f"({'within' if cosine <= LIMIT else 'above'} the limit of {LIMIT}); matching raises the cosine of two trained "
-        f"networks from {pairs['trained']}, of the same two before training from {pairs['untrained']}."
+        f"({'within' if cosine <= LIMIT else 'above'} the limit of {LIMIT}). Matching raises the cosine of two trained "
+        f"networks from {pairs['trained']}, and of the same two before training from {pairs['untrained']}."
     )
 
 
@@ -88,7 +88,7 @@ def _conditions(tables: Mapping[int, Any], settings: Mapping[str, Any]) -> str:
         f" ± is the standard deviation over {' or '.join(map(str, runs))} random orders of MergeMany." if runs else ""
     )
     repair = settings.get("repair")
-    return (f" REPAIR goes {repair.replace('one', 'over all layers in one')}." if repair else "") + drawn
+    return (f" REPAIR works {repair.replace('one', 'on all layers in one')}." if repair else "") + drawn
 
 
 def _curves(network: str, tables: Mapping[int, Any], mean: float) -> Figure:

@@ -11,7 +11,7 @@ from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 
 
 def parts(results: Mapping[str, Any]) -> Iterator[Part]:
-    yield Text("MLPs on MNIST (five unless a caption says otherwise); each question has one small table.")
+    yield Text("One small table for each question, with MLPs on MNIST (five, unless a caption says otherwise).")
     for name, make in QUESTIONS.items():
         if name in results:
             yield from make(results[name])
@@ -24,7 +24,7 @@ def barriers(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Part]:
         for way, curve in curves.items()
     ]
     columns = ["network", "second network", "loss barrier", "accuracy halfway, %", "lowest accuracy, %"]
-    yield Table(columns, rows, "Barriers on the straight way between two networks")
+    yield Table(columns, rows, "Barriers on the straight line between two networks")
     panels = [
         Lines(
             {way: list(zip(curve["positions"], curve["losses"], strict=True)) for way, curve in curves.items()},
@@ -50,9 +50,11 @@ def seeds(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
     ]
     ranked = sorted(found, key=lambda name: found[name]["accuracy"], reverse=True)
     if ranked[0] != max(found, key=lambda name: found[name]["objective"]):
-        yield Text(f"A higher objective is no higher accuracy here: {ranked[0]} is ahead of {ranked[1]} halfway.")
+        yield Text(
+            f"Here a higher objective does not mean a higher accuracy: {ranked[0]} is ahead of {ranked[1]} halfway."
+        )
     columns = ["", "runs", "objective", "accuracy halfway, %", "lowest – highest, %"]
-    yield Table(columns, rows, "Spread of the same match over seeds; C²M³ has none to draw")
+    yield Table(columns, rows, "Spread of the same match over seeds; C²M³ draws nothing at random")
 
 
 def cycles(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
@@ -60,7 +62,7 @@ def cycles(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
         [name, number(row["distance"]), number(row["largest_distance"]), percent(row["units_back"])]
         for name, row in found.items()
     ]
-    columns = ["maps", "distance from home", "largest", "units back at their place, %"]
+    columns = ["maps", "distance from the start", "largest", "units back in place, %"]
     yield Table(
         columns,
         rows,
@@ -74,7 +76,7 @@ def similarity(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
     yield Table(
         ["", *(key.replace("output", "third layer").replace("_", ", ") for key in keys)],
         rows,
-        "How alike the networks are, mean over pairs",
+        "How similar the networks are, averaged over pairs",
     )
 
 
@@ -100,7 +102,7 @@ def subsets(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
         "alone, lowest",
         "objective, jointly / alone",
     ]
-    yield Table(columns, rows, "Means of subsets, matched with all models or by themselves")
+    yield Table(columns, rows, "Means of subsets, matched jointly with all models or alone")
 
 
 def ensembles(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
@@ -117,7 +119,7 @@ def federated(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
     yield Table(
         columns,
         rows,
-        "Ten clients with initialisations and digits of their own (scikit-learn's): accuracy by round, %",
+        "Ten clients, each with its own initialisation and digits (of scikit-learn): accuracy by round, %",
     )
 
 

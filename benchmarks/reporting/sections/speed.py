@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.reporting.formats import mebibytes, seconds
 from benchmarks.reporting.parts import Axis, Bars, Figure, Part, Table, Text
 
-LIMIT = "a compiled program that does the same reading, arithmetic and writing and nothing else"
+LIMIT = "a compiled program that does only the same reading, arithmetic and writing"
 
 
 def table(measured: Mapping[str, Any]) -> Table:
@@ -46,11 +46,11 @@ def figure(measured: Mapping[str, Any]) -> Figure:
 def conditions(measured: Mapping[str, Any]) -> str:
     """What was merged and what the columns compare with."""
     return (
-        f"A base and three models of {measured['params']} parameters in bfloat16 (`linear` takes the three models, "
-        "`nuslerp` the base and two, `slerp` and `arcee_fusion` the base and one), warm cache, everything synced. The "
-        f"limit is {LIMIT}, with two threads; the ratios to it leave out the {measured['start_up']:.1f} s in which "
-        "Python and torch start. It is not tight where a ratio is below one. Ours and the limit are medians of the "
-        "runs that the command says, mergekit ran once."
+        f"A base and three models of {measured['params']} parameters in bfloat16 (`linear` merges the three models, "
+        "`nuslerp` the base and two, `slerp` and `arcee_fusion` the base and one), with a warm cache and synced "
+        f"output. The limit is {LIMIT}, with two threads. The ratios to it exclude the {measured['start_up']:.1f} s in "
+        "which Python and torch start. A ratio below one means that the limit is not tight. Merganser and the limit "
+        "are medians over the repetitions in the command; mergekit ran once."
     )
 
 
@@ -61,15 +61,15 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     if small := results.get("small_tensors"):
         yield Text(
             f"Ten thousand small tensors take {small['seconds']:.1f} s in {mebibytes(small['peak_anonymous'])}; "
-            f"`merganser --help` takes {results['help_cpu_seconds']:.2f} s of processor."
+            f"`merganser --help` takes {results['help_cpu_seconds']:.2f} s of processor time."
         )
 
 
 def task_vectors(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
-        f"Expressions over task vectors of {results['params']}-parameter checkpoints: as a recipe, in Python, and the "
-        "geometry (norms and cosines), which only reads. Limits are a plain copy and a plain read; the ratios leave "
-        f"out the {results['start_up']:.1f} s in which Python and torch start."
+        f"Expressions over task vectors of {results['params']}-parameter checkpoints, as a recipe and in Python, and "
+        "geometry (norms and cosines), which only reads. The limits are a plain copy and a plain read. The ratios "
+        f"exclude the {results['start_up']:.1f} s in which Python and torch start."
     )
     rows = [
         [
@@ -87,8 +87,8 @@ def task_vectors(results: Mapping[str, Any]) -> Iterator[Part]:
 def parity(results: Mapping[str, Any]) -> Iterator[Part]:
     equal = sum(gap["of_weight"] <= 1e-5 for gap in results.values())
     yield Text(
-        f"The same recipes run by mergekit and by merganser: {equal} of {len(results)} give the same weights up to "
-        "rounding. Where they differ, [the page on parity](../parity.md) says why."
+        f"We ran the same recipes with mergekit and Merganser: {equal} of {len(results)} give the same weights up to "
+        "rounding. [Coming from mergekit](../parity.md) explains the differences."
     )
     yield parity_table(results)
 
@@ -110,9 +110,9 @@ def dialect(results: Mapping[str, Any]) -> Iterator[Part]:
     cases = [case for found in results.values() for case in found.values()]
     counts = {verdict: sum(case["verdict"] == verdict for case in cases) for verdict in ("same", "noted", "silent")}
     yield Text(
-        "Every method of mergekit with every parameter, and what recipes may leave out or spell otherwise: of "
-        f"{len(cases)} recipes in its dialect, {counts['same']} mean the same in both programs (equal weights, or "
-        f"refused by both), {counts['noted']} something else with a note in the plan, {counts['silent']} without one."
+        "We ran every method of mergekit with every parameter, and recipes that omit something or spell it "
+        f"differently. Of {len(cases)} recipes, {counts['same']} mean the same in both programs (equal weights, or an "
+        f"error in both), {counts['noted']} differ with a note in the plan, and {counts['silent']} differ without one."
     )
     yield dialect_table(results)
 
@@ -124,4 +124,4 @@ def dialect_table(results: Mapping[str, Any]) -> Table:
         others = [name for name, case in cases.items() if case["verdict"] != "same"]
         counted = [str(verdicts.count(verdict)) for verdict in ("same", "noted", "silent")]
         rows.append([f"`{method}`", *counted, ", ".join(others)])
-    return Table(["method", "same", "noted", "silent", "not the same"], rows)
+    return Table(["method", "same", "noted", "silent", "cases that differ"], rows)

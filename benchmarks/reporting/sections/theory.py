@@ -16,10 +16,10 @@ WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     worst = max(row["relative"] for row in results["one_epoch"])
     yield Text(
-        "A small tanh network on handwritten digits in float64, full-batch gradient descent: after one epoch, task "
-        f"arithmetic and one joint step are the same weights up to {worst:.0e} of the distance travelled. After more "
-        "epochs they should part by −αη²C + O(η³) ([theory](../theory.md)): the gap has slope 2 in η on log-log axes, "
-        "and what is left once the term is taken off has slope 3. Measured: "
+        "We train a small tanh network on handwritten digits in float64 by full-batch gradient descent. After one "
+        f"epoch, task arithmetic and one joint step give the same weights up to {worst:.0e} of the distance travelled. "
+        "After more epochs they should differ by −αη²C + O(η³) ([theory](../theory.md)): on log-log axes, the gap has "
+        "slope 2 in η, and the remainder after subtracting the term has slope 3. We measured "
         f"{_range(results['orders'], 'gap_slope')} and {_range(results['orders'], 'corrected_slope')}."
     )
     orders = results["orders"]
@@ -27,7 +27,11 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         [f"{row['alpha']:.2f}", str(row["epochs"]), *(f"{row[f'{name}_slope']:.3f}" for name in ("gap", "corrected"))]
         for row in orders
     ]
-    yield Table(["α", "epochs", "slope of the gap (2)", "slope of the rest (3)"], cells, "Observed orders in η")
+    yield Table(
+        ["α", "epochs", "slope of the gap (expected 2)", "slope of the remainder (expected 3)"],
+        cells,
+        "Observed orders in η",
+    )
     last = orders[-1]
     lines = {
         "‖gap‖": [(gap["eta"], gap["gap"]) for gap in last["gaps"]],
@@ -68,9 +72,9 @@ def _small(small: Mapping[str, Any]) -> Iterator[Part]:
     fails = [row["network"] for row in rows if row["corrected_c"] < row["c"]]
     over = [row["corrected_c"] / row["c"] for row in rows]
     yield Text(
-        f"The bound on ‖C‖ on {len(rows)} such networks without biases: as printed it lies below the measured norm on "
-        f"{len(below)}, as corrected on {len(fails)}, and the corrected one exceeds the norm by factors of "
-        f"{min(over):.0f} to {max(over):.0f}."
+        f"We compare the bounds on ‖C‖ with the measured norm on {len(rows)} such networks without biases. The printed "
+        f"bound is below the norm on {len(below)}, the corrected bound on {len(fails)}. The corrected bound exceeds "
+        f"the norm by factors of {min(over):.0f} to {max(over):.0f}."
     )
     keys = [f"{way}{key}" for key in ("c", "hessian", "gradient") for way in ("", "printed_", "corrected_")]
     cells = [[row["network"], f"{row['alpha']:.2f}", *(_short(row[key]) for key in keys)] for row in rows]
@@ -99,11 +103,11 @@ def _merging(results: Mapping[str, Any]) -> Iterator[Part]:
     around = error(early, late, sentences)
     order = "ahead of" if gap > 0 else "behind"
     yield Text(
-        f"Text experts were trained for {count} epochs. Merged by task arithmetic as "
-        f"they were after one epoch they reach {percent(early['normalised'])} % of the accuracy the experts have after "
-        f"{count}, {100 * abs(gap):.1f} points {order} the merge of those ({percent(late['normalised'])} %). One "
-        f"standard error of that difference, the two taken as independent on {each} test sentences of each task, is "
-        f"{percent(around)} points: the difference is {against(gap, around)}. The early experts themselves are at "
+        f"Text experts were trained for {count} epochs. If they are merged by task arithmetic after one epoch, they "
+        f"reach {percent(early['normalised'])} % of the accuracy that the experts have after {count}. This is "
+        f"{100 * abs(gap):.1f} points {order} the merge of the final experts ({percent(late['normalised'])} %). One "
+        f"standard error of the difference, with both taken as independent on {each} test sentences of each task, is "
+        f"{percent(around)} points: the difference is {against(gap, around)}. The early experts themselves reach "
         f"{percent(early['own_normalised'])} %."
     )
     names = {"first epoch": "after one epoch", "last epoch": f"after {count}"}
@@ -129,7 +133,7 @@ def _merging(results: Mapping[str, Any]) -> Iterator[Part]:
         f"share of the first of {count} epochs in the path, %",
         "straightness",
     ]
-    yield Table(columns, cells, f"How far the first epoch points to where {count} epochs end")
+    yield Table(columns, cells, f"How well the first epoch predicts the direction of all {count}")
 
 
 def error(early: Mapping[str, Any], late: Mapping[str, Any], sentences: Mapping[str, int]) -> float:
