@@ -31,7 +31,7 @@ PACKAGES = (
     "surgery",
     "tuning",
 )
-COPIES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+COPIES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security_policy.md"}
 
 
 def write(path: str, text: str) -> None:

@@ -13,6 +13,8 @@ _LINKS = {
     "../benchmarks/results/": "results/",
     "../benchmarks/results)": "results.md)",
     "../CONTRIBUTING.md": "contributing.md",
+    "../SECURITY.md": "security_policy.md",
+    "docs/security.md": "security.md",
 }
 _FENCED = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 _FORMULA = re.compile(r"\$\$(?P<block>.+?)\$\$|(?<![\\$\w])\$(?P<inline>[^$\n]+?)\$(?![\w$])", re.DOTALL)
