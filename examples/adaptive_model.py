@@ -1,7 +1,7 @@
-"""One model that merges itself anew for every input: MASS over an expert library, the task of an input unknown.
+"""Build one model that merges the right experts for every input (MASS over an expert library).
 
-Digits of four kinds arrive mixed; a first pass finds the experts whose subspaces fit an input, a second one runs
-through their merge. Needs scikit-learn for its digits.
+Digits of four kinds arrive mixed, without their task. A first pass finds the experts whose subspaces fit an input, and
+a second pass runs through their merge. Needs scikit-learn for its digits.
 
     python examples/adaptive_model.py digit-experts
 """
@@ -25,7 +25,7 @@ def main() -> None:
     experts = {task: digits.fine_tune(base, task) for task in digits.tasks}
     library = mg.library.Library.build(base, experts, out)
     merged = digits.from_state(library.merge().state_dict())
-    # The last layer is left out: its inputs say which digit it is, not which kind.
+    # Leave out the last layer: its inputs tell the digits apart, not the kinds.
     adaptive = mg.routing.AdaptiveModel(copy.deepcopy(base), library, layer=["1", "3"], top=1)
 
     print(f"{'task':<10} expert  merged  adaptive  experts chosen")

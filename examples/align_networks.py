@@ -1,6 +1,6 @@
-"""Average networks that were trained apart: derive their symmetries, align them in one universe, repair the average.
+"""Average networks that were trained from different seeds: derive their symmetry, align them, repair the average.
 
-No permutation table is written by hand; the symmetry comes from the module itself. Needs scikit-learn for its digits.
+The symmetry is derived from the module; no permutation table is needed. Needs scikit-learn for its digits.
 
     python examples/align_networks.py
 """

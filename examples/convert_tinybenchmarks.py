@@ -1,10 +1,9 @@
-"""Turn tinyBenchmarks' published pickle into an .npz file that a run file's `calibration` can name.
+"""Convert tinyBenchmarks' published pickle to an .npz file for the `calibration` of a run file.
 
     python examples/convert_tinybenchmarks.py tinyBenchmarks.pkl tinyBenchmarks.npz
 
-A pickle is a program: reading it runs whatever it says. That is why Merganser itself never reads one, and why this is a
-script of its own. Run it on a file you trust, or where it can do no harm (a container without a network will do); it
-needs numpy alone. The result holds plain arrays:
+Reading a pickle can run any code, so Merganser itself never reads one. Run this script only on a file you trust, or
+in a container without a network. It needs only numpy. The result contains plain arrays:
 
     BENCHMARK/A, BENCHMARK/B, BENCHMARK/Theta     parameters of the items (1×D×N, 1×1×N), abilities (models × D)
     BENCHMARK/scenarios/NAME                      numbers of the items of a scenario

@@ -1,9 +1,9 @@
-"""Search for the weights of a merge with few evaluations, and score the winner on images nothing has seen.
+"""Search for the weights of a merge with few evaluations, and score the winner on unseen images.
 
-Three experts read digits upright, flipped and inverted, and each has forgotten a part of what the others read: a
-case for a merge. Every candidate answers a few questions (images of the three tasks), corrected by an IRT that was
-fitted to the answers of the experts and their base. At the end it says whether the winner is better than all of these.
-The study is a file: kill the program, run it again, and it goes on. Needs the `evolve` extra and scikit-learn.
+Three experts read upright, flipped and inverted digits, and each has forgotten some of what the others can read. Every
+candidate answers a few questions (images of the three tasks), corrected by an IRT that was fitted to the answers of the
+experts and their base. At the end, the script says whether the winner is better than all of them. The study is a file:
+kill the script and run it again, and it continues. Needs the `evolve` extra and scikit-learn.
 
     python examples/evolve_merge.py --study digits.sqlite
 """

@@ -1,8 +1,8 @@
-"""Keep many experts in the space of two models: build a library, look at it, rebuild its experts, merge them.
+"""Store many experts in the space of two models: build a library, inspect it, rebuild its experts, merge them.
 
-Four experts for four kinds of digits (upright, flipped, turned, inverted), with their base five models. The files of
-all experts together may take as much as one model, or another share of it (--budget): what is lost by that is shown
-beside what is saved. Needs scikit-learn for its digits.
+Four experts read four kinds of digits (upright, flipped, turned, inverted). The files of all experts together may
+take as much space as one model, or another share of it (--budget). The script shows what this costs in accuracy.
+Needs scikit-learn for its digits.
 
     python examples/expert_library.py digit-experts
     python examples/expert_library.py digit-experts-small --budget 0.05

@@ -1,8 +1,9 @@
-"""Ten clients that bring networks of their own: federated averaging, plain and with the clients aligned first.
+"""Compare federated averaging of ten clients, plain and with the clients aligned first.
 
-Each client trained a network from its own initialisation on its own digits, some of which it hardly has. They send
-these in the first round, and train on from the global model in later ones. With Flower installed (`federated` extra)
-the rounds run in its simulation, else in a plain loop with the same aggregation. Needs scikit-learn for its digits.
+Each client has trained a network from its own initialisation on its own digits, with few examples of some. Clients
+send these networks in the first round, and continue from the global model in later rounds. With Flower installed
+(`federated` extra), the rounds run in its simulation, otherwise in a plain loop with the same aggregation. Needs
+scikit-learn for its digits.
 
     python examples/federated_digits.py --rounds 3
 """

@@ -1,7 +1,7 @@
-"""Merge language models by recipe: five recipes, five checkpoints that load in transformers and generate.
+"""Merge language models with five recipes, load each result in transformers and generate with it.
 
-The models are tiny Llamas with random weights, made on the spot; put the paths of real ones into the recipes and
-nothing else changes. Needs the `hf` extra.
+The models are tiny Llamas with random weights. To merge real models, change only the paths in the recipes. Needs the
+`hf` extra.
 
     python examples/merge_llm.py merged-llms
 """

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import mkdocs_gen_files
+import yaml
 from typer.main import get_command
 
 from merganser.cli import build
+from merganser.evolve.runschema import RunFile
 from merganser.methods.catalogue import MethodRow, catalogue
+from merganser.recipes.json_schema import recipe_schema
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
@@ -31,6 +34,7 @@ PACKAGES = (
     "surgery",
     "tuning",
 )
+WHEN = yaml.safe_load((ROOT / "docs/tools/when_to_use.yml").read_text(encoding="utf-8"))
 COPIES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security_policy.md"}
 
 
@@ -40,17 +44,22 @@ def write(path: str, text: str) -> None:
 
 
 def methods() -> str:
-    """One section a method: its formula, what it needs, its parameters."""
+    """Return one section per method: when to use it, its formula, what it needs, its parameters."""
     rows = catalogue()
     index = [f"| [`{row.name}`](#{row.name}) | {row.summary} |" for row in rows]
-    parts = ["# Methods", f"{len(rows)} merging methods.", "| method | |\n|---|---|\n" + "\n".join(index)]
+    intro = (
+        f"{len(rows)} merging methods, each with its formula, paper, parameters and when to use it. "
+        "[Which method?](../choosing.md) helps you choose."
+    )
+    parts = ["# Methods", intro, "| method | |\n|---|---|\n" + "\n".join(index)]
     return "\n\n".join([*parts, *map(method, rows)]) + "\n"
 
 
 def method(row: MethodRow) -> str:
     also = f" Also called {', '.join(f'`{name}`' for name in row.also)}." if row.also else ""
-    facts = f"Models: {row.models}. Base: {row.base}. Reach: {row.reach}.{also}"
-    parts = [f"## {row.name}", row.description, facts]
+    needs = f" Statistics: {', '.join(f'`{name}`' for name in row.statistics)}." if row.statistics else ""
+    facts = f"Models: {row.models}. Base: {row.base}.{needs} Reach: {row.reach}.{also}"
+    parts = [f"## {row.name}", f"**When to use it.** {WHEN[row.name]}", row.description, facts]
     if row.parameters:
         table = ["| parameter | default | values | meaning |", "|---|---|---|---|"]
         for p in row.parameters:
@@ -74,6 +83,52 @@ def commands() -> str:
         if rows:
             parts.append("\n".join(["| | |", "|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
+
+
+def files() -> str:
+    """Return the keys of recipes and run files as tables."""
+    recipe, run = recipe_schema(), RunFile.model_json_schema()
+    shared = set(recipe["$defs"]["parameters"]["properties"])
+    parts = ["# Recipes and run files", "Every key of the two files that you write. [Recipes](../recipes.md) and"]
+    parts[-1] += " [Evolution](../evolution.md) explain them; `merganser schema` prints the JSON Schemas."
+    tables = [("Recipe", recipe)]
+    tables += [(f"Recipe: {name}", recipe["$defs"][name]) for name in ("entry", "override", "output", "conventions")]
+    tables += [("Run file", run)]
+    tables += [(f"Run file: {name.removesuffix('Entry').lower()}", each) for name, each in run["$defs"].items()]
+    for title, schema in tables:
+        rows = ["| key | values | default |", "|---|---|---|"]
+        required = schema.get("required", ())
+        for key, value in schema["properties"].items():
+            if title in ("Recipe: entry", "Recipe: override") and key in shared:
+                continue
+            default = "required" if key in required else str(value.get("default", "")).lower().replace("none", "")
+            rows.append(f"| `{key}` | {values(value)} | {default} |")
+        parts += [f"## {title}", "\n".join(rows)]
+        if title in ("Recipe: entry", "Recipe: override"):
+            parts.append("Also the parameters of the [method](methods.md).")
+    return "\n\n".join(parts) + "\n"
+
+
+def values(schema: dict[str, Any]) -> str:
+    """Return the values that a schema allows, in words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        known = {"reference": "a model", "recipe": "a recipe", "parameters": "[parameters](methods.md) of the method"}
+        return known.get(name, f"{name.removesuffix('Entry').lower()}, see below")
+    if "enum" in schema:
+        return "a method" if len(schema["enum"]) > 20 else ", ".join(f"`{value}`" for value in schema["enum"])
+    if "anyOf" in schema:
+        found = [values(each) for each in schema["anyOf"] if each.get("type") != "null"]
+        return " or ".join(dict.fromkeys(found))
+    if isinstance(schema.get("type"), list):
+        return " or ".join(values({**schema, "type": kind}) for kind in schema["type"] if kind != "null")
+    if schema.get("type") == "array":
+        return f"a list of: {values(schema.get('items', {}))}"
+    inner = schema.get("additionalProperties")
+    if schema.get("type") == "object":
+        return f"names to: {values(inner)}" if isinstance(inner, dict) and inner else "a mapping"
+    words = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false"}
+    return words.get(schema.get("type", ""), "any value")
 
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -106,6 +161,7 @@ def reference(package: str) -> str:
 
 write("reference/methods.md", methods())
 write("reference/commands.md", commands())
+write("reference/files.md", files())
 for package in PACKAGES:
     write(f"reference/{package}.md", reference(package))
 for source, page in COPIES.items():
