@@ -20,8 +20,8 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     questions = results.get("questions", "sentences")
     kind = "image" if questions == "images" else "text"
     yield Text(
-        f"{len(results['tasks'])} {kind} experts were merged by {len(methods)} methods at {len(grid) // len(methods)} "
-        f"scales each, and every merge was asked all {sum(results['validation'].values())} validation {questions}: "
+        f"We merged {len(results['tasks'])} {kind} experts with {len(methods)} methods at {len(grid) // len(methods)} "
+        f"scales each and tested every merge on all {sum(results['validation'].values())} validation {questions}: "
         f"{results['full']:,} questions. `mg.tuning.auto` had the same experts and {questions}. Both winners are "
         f"compared on {sum(results['test'].values()):,} test {questions}."
     )

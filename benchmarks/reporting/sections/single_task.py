@@ -115,7 +115,9 @@ def _cycles(tables: Mapping[int, Any], ways: list[str]) -> Table:
         [way, *(number(table[way]["cycle_error"]) if way in table else "–" for table in tables.values())]
         for way in ways
     ]
-    return Table(["cycle error", *(f"n = {n}" for n in tables)], rows, "How far permutations are from composing")
+    return Table(
+        ["cycle error", *(f"n = {n}" for n in tables)], rows, "How far the permutations are from cycle consistency"
+    )
 
 
 def _accuracies(tables: Mapping[int, Any], ways: list[str], key: str, caption: str, images: int) -> Table:

@@ -18,7 +18,7 @@ _OTHER_TOOLS = {
         "use merganser moe",
     ),
     "genome": ("a search configuration (mergekit-evolve)", "use merganser evolve run"),
-    "donor": ("a tokenizer transplant (mergekit-tokensurgeon)", "output.tokenizer unites vocabularies within a merge"),
+    "donor": ("a tokenizer transplant (mergekit-tokensurgeon)", "use merganser transplant-tokenizer"),
     "layer_slices": ("a bakllama configuration", "write it as slices: [{sources: [{model: …, layer_range: [a, b]}]}]"),
 }
 
