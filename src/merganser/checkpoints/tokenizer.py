@@ -22,7 +22,7 @@ _FILES = (
     "special_tokens_map.json",
     "tokenizer_config.json",
 )
-#: Ids up to this factor times the vocabulary size count as gaps, not as errors.
+#: Ids up to this far beyond twice the vocabulary size count as gaps, not as errors.
 _SPARE_IDS = 1 << 16
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from merganser.checkpoints import Checkpoint
 
 MATCHINGS = ("weights", "frank_wolfe", "none")
-#: Largest transformers network, in bytes, that is built to self-test its symmetry.
+#: Largest transformers network, in parameters, that is built to self-test its symmetry.
 TESTED = 50_000_000
 
 
