@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 import merganser as mg
 from merganser.report.directories import DIRECTORIES, FILES
 from merganser.studio.discovery import discover
-from merganser.studio.roots import Roots
+from merganser.studio.roots import Outside, Roots
 from studio.conftest import MIX, events
 
 
@@ -45,6 +47,37 @@ def test_single_files_half_written_and_hidden_ones(folder):
     assert found["loose/a.safetensors"].kind == "checkpoint"
     assert found["loose/broken.safetensors"].facts == {}
     assert not any("partial" in path or "hidden" in path for path in found)
+
+
+STRANGE = {
+    "a shape that is a text": ("model.safetensors", {"w": {"dtype": "F32", "shape": "abc"}}),
+    "a shape of texts": ("model.safetensors", {"w": {"dtype": "F32", "shape": ["x", None]}}),
+    "a shape that is a number": ("model.safetensors", {"w": {"dtype": "F32", "shape": 5}}),
+    "experts that are a number": ("library.json", {"experts": 5}),
+    "no experts": ("library.json", {"experts": None}),
+}
+
+
+@pytest.mark.parametrize("what", list(STRANGE))
+def test_a_damaged_file_does_not_hide_the_others(tmp_path, what):
+    name, content = STRANGE[what]
+    text = json.dumps(content).encode()
+    for folder in ("good", "strange"):
+        (tmp_path / folder).mkdir()
+    mg.save({"w": torch.ones(2)}, tmp_path / "good/model")
+    prefix = len(text).to_bytes(8, "little") if name.endswith(".safetensors") else b""
+    (tmp_path / "strange" / name).write_bytes(prefix + text)
+    assert {item.path for item in discover(Roots([tmp_path]))} == {"good/model", "strange"}
+
+
+def test_a_chat_template_from_elsewhere_is_refused(tmp_path):
+    mg.save({"w": torch.ones(2)}, tmp_path / "in/a")
+    (tmp_path / "own.jinja").write_text("secret")
+    document = {"method": "linear", "models": ["a"], "output": {"chat_template": str(tmp_path / "own.jinja")}}
+    with pytest.raises(Outside):
+        Roots([tmp_path / "in"]).load(document)
+    for known in ("chatml", "{{ messages }}"):
+        Roots([tmp_path / "in"]).load(document | {"output": {"chat_template": known}})
 
 
 def test_a_checkpoint_and_its_difference_from_another(client, folder):

@@ -105,7 +105,7 @@ def _yaml_kind(path: Path) -> str | None:
 
 
 def _item(roots: Roots, kind: str, path: Path, counted: list[Path], files: dict[str, Path]) -> Item:
-    stats = [file.stat() for file in counted]
+    stats = [file.stat() for file in counted if file.exists()]  # a job may be removing what it finds here
     facts = _facts(kind, counted, files)
     size, latest = sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0.0)
     return Item(kind, roots.show(path), size, latest, facts)
@@ -115,7 +115,8 @@ def _facts(kind: str, counted: list[Path], files: dict[str, Path]) -> dict[str, 
     if kind in ("checkpoint", "adapter"):
         return _weights(counted) | _config(files.get("config.json"))
     if kind == "library" and "library.json" in files:
-        return {"experts": list(_object(files["library.json"]).get("experts", {}))}
+        experts = _object(files["library.json"]).get("experts")
+        return {"experts": list(experts) if isinstance(experts, dict) else []}
     return {}
 
 
@@ -137,8 +138,9 @@ def _weights(files: list[Path]) -> dict[str, Any]:
         if path.suffix != ".safetensors":
             return {}
         for name, entry in _header(path).items():
-            if name != "__metadata__" and isinstance(entry, dict):
-                parameters += math.prod(entry.get("shape", [0]))
+            shape = entry.get("shape") if name != "__metadata__" and isinstance(entry, dict) else None
+            if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
+                parameters += math.prod(shape)
                 dtypes.add(str(entry.get("dtype")))
     return {"parameters": parameters, "dtypes": sorted(dtypes)} if dtypes else {}
 

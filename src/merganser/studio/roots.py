@@ -115,7 +115,11 @@ class Roots:
         return prepare(self.load(written, beside), self.open)
 
     def _check(self, recipe: Recipe) -> None:
-        """Refuse recipes inside a recipe that were read from elsewhere."""
+        """Refuse a chat template, and recipes inside a recipe, that are read from elsewhere."""
+        from merganser.recipes.references import locate
+
+        if (template := recipe.output.chat_template) is not None and "{" not in template:
+            self.find(locate(template, recipe.root))
         for entry in recipe.entries():
             if entry.recipe is not None:
                 if entry.recipe.root is not None:
