@@ -56,8 +56,8 @@ def command(
     resources = Resources(cores or machine.cores, disks, machines, cached)
     estimates = {name: predict(each, machine, resources) for name, each in work.items()}
     if as_json:
-        rows = [{"merge": name, "limit": e.limit, **asdict(e)} for name, e in estimates.items()]
-        emit({"machine": asdict(machine), "resources": asdict(resources), "predictions": rows})
+        predictions = [{"merge": name, "limit": e.limit, **asdict(e)} for name, e in estimates.items()]
+        emit({"machine": asdict(machine), "resources": asdict(resources), "predictions": predictions})
         return
     say(_constants(machine) + "\n")
     rows = [
