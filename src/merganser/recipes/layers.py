@@ -12,6 +12,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 _USUAL = ("layers", "layer", "h", "block", "blocks")
 _INPUT = re.compile(
