@@ -97,7 +97,7 @@ def _constants(machine: Machine) -> str:
         "cached": f"{machine.read_cached / 1e9:.2f} GB/s by one thread, {machine.read_cached_all / 1e9:.2f} by all",
         "elementwise": f"{machine.elementwise / 1e9:.2f} GB per processor second (linear)",
         "reduce_map": f"{machine.reduce_map / 1e9:.2f} GB per processor second (ties)",
-        "whole": f"{machine.whole / 1e9:.2f} billion d·n²·T per processor second (tsv)",
+        "whole": f"{machine.whole / 1e9:.2f} billion (d + 16n)·n²·T per processor second (tsv)",
     }
     return "\n".join(f"{name:<12} {value}" for name, value in values.items())
 

@@ -24,6 +24,9 @@ from merganser.errors import InputError
 if TYPE_CHECKING:
     from merganser.engine.merge import Merge
 
+#: Rows of a Gram matrix that cost as much as what is done with one of n columns, in units of n.
+EIGENVECTORS = 16
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -40,7 +43,7 @@ class Machine:
         latency: Seconds until a small read of a file that is not in memory.
         elementwise: Bytes read and written in a processor second by rules that see an entry at a time (linear).
         reduce_map: The same for rules that take a first pass over a tensor (ties).
-        whole: d·n²·T in a processor second by rules that decompose the T matrices, d × n with n ≤ d (tsv).
+        whole: `decomposition_cost` in a processor second by rules that decompose matrices (tsv).
     """
 
     cores: int
@@ -64,8 +67,8 @@ class Work:
         bytes_in: Bytes to read.
         bytes_out: Bytes to write.
         tensors: The number of outputs.
-        amounts: Bytes read and written by kind of rule; for `whole` the sum of d·n²·T.
-        largest: d·n²·T of the largest matrix, which one core computes alone.
+        amounts: Bytes read and written by kind of rule; for `whole` the sum of `decomposition_cost`.
+        largest: `decomposition_cost` of the largest matrix, which one core computes alone.
     """
 
     bytes_in: int
@@ -152,13 +155,34 @@ def merge_of(shapes: Mapping[str, tuple[int, ...]], models: int, kind: str, item
     return _add_up([(shapes[name], (models + 1) * size, size, models, kind) for name, size in sizes.items()])
 
 
+def decomposition_cost(shape: tuple[int, ...], models: int) -> float:
+    """Return what decomposing the matrices of some models costs: (d + 16n)·n²·T for d × n with n ≤ d.
+
+    d·n² is a Gram matrix; its eigenvectors and making those of all models orthogonal cost as much as 16n more rows
+    (17 in TSV-Merge of eight matrices, between 1024 × 1024 and 4096 × 1024).
+
+    Args:
+        shape: The shape of the matrices.
+        models: How many there are.
+
+    Returns:
+        The cost, in multiplications of a Gram matrix.
+
+    Example:
+        >>> decomposition_cost((30, 10), models=2)
+        38000.0
+    """
+    n = min(shape)
+    return float((max(shape) + EIGENVECTORS * n) * n**2 * models)
+
+
 def _add_up(tensors: list[tuple[tuple[int, ...], int, int, int, str]]) -> Work:
     """Sum over tensors given as shape, bytes read, bytes written, models, kind of rule."""
     amounts: dict[str, float] = {}
     largest = 0.0
     for shape, read, written, models, kind in tensors:
         if kind == "whole" and len(shape) == 2 and min(shape) > 1:
-            amount = float(math.prod(shape) * min(shape) * models)
+            amount = decomposition_cost(shape, models)
             largest = max(largest, amount)
         else:
             kind, amount = "elementwise" if kind == "whole" else kind, float(read + written)
