@@ -58,6 +58,8 @@ def test_trials_come_back_as_they_were(path):
         ("ALTER TABLE trials RENAME COLUMN state TO s", lambda s: s.trials()),
         ("ALTER TABLE trials RENAME COLUMN seconds TO s", lambda s: s.pace("candidate")),
         ("UPDATE meta SET value = '{'", lambda s: s.get("design")),
+        ("INSERT INTO meta VALUES ('costs', '[1]')", lambda s: s.costs()),
+        ('INSERT INTO meta VALUES (\'costs\', \'{"test": {"asking": "x"}}\')', lambda s: s.costs()),
         ("UPDATE meta SET value = x'00'", lambda s: s.get("design")),
         ("UPDATE artifacts SET content = 1000000000000", lambda s: s.artifact("prepared/quiz")),
         ("UPDATE answers SET items = x'00'", lambda s: s.answers(s.trials()[0])),

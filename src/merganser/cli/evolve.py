@@ -292,7 +292,7 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     if as_json:
         found = [_trial_json(trial) | {"test": study.test_scores(trial)} for trial in winners]
         facts = {"event": "best", "ended": study.ended, "winners": found, "endpoints": endpoints, "untested": untested}
-        emit(facts | {"verdicts": verdicts, "failed": dict(failed)})
+        emit(facts | {"verdicts": verdicts, "failed": dict(failed), "cost": study.cost().to_dict()})
         return
     if not study.ended:
         say(f"best so far, after {len(study.trials())} of {study.design.trials} trials; resume the run for the rest")
@@ -310,6 +310,7 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
         say(f"{label} alone, on unseen items: failed: {error}")
     for verdict in verdicts.values():
         say(verdict)
+    say(f"{study.cost().describe()}.")
     for reason, count in failed.most_common(3):
         say(f"{count} of {len(study.trials())} trials failed: {reason}")
 

@@ -23,6 +23,7 @@ from merganser.engine.live import LiveModule
 from merganser.errors import InputError
 from merganser.evaluate.questions import SCORE, Asked, Examiner
 from merganser.evolve.answercache import AnswerCache, answer_keys
+from merganser.evolve.metering import Meter
 from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
 
@@ -112,9 +113,14 @@ class MergedModels:
     examiners: Mapping[str, Examiner]
     answers: str | None = None
     _live: LiveMerge | None = field(default=None, init=False, repr=False, compare=False)
+    _meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None}
+        return {**self.__dict__, "_live": None, "_meter": Meter()}
+
+    def take_costs(self) -> dict[str, float]:
+        """Return what was spent on merging and asking since this was last called."""
+        return self._meter.take()
 
     @property
     def live(self) -> LiveMerge:
@@ -133,8 +139,9 @@ class MergedModels:
         """Ask a candidate; for an endpoint, ask only what `answers` does not have."""
 
         def examine(chosen: Sequence[int]) -> Mapping[str, Sequence[float]]:
-            model = self.live.load(candidate)
-            with torch.inference_mode():
+            with self._meter.timed("merging"):
+                model = self.live.load(candidate)
+            with self._meter.asking(), torch.inference_mode():
                 return examiner(model, chosen)
 
         if self.answers is None or not isinstance(candidate, str) or not isinstance(examiner, Asked):

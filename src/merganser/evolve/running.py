@@ -66,11 +66,14 @@ class StudyRun:
         self.store.set(workers=self.count)
         if not all(self.store.artifact(f"prepared/{task.name}") for task in design.tasks):
             endpoints = self._endpoint_answers()
+            began = time.perf_counter()
             for task in design.tasks:
                 known = self.calibration.get(task.name)
                 answers = endpoints.get(task.name)
                 prepared = prepare(task, design.seed, answers, known, split_seed=design.split_seed)
                 self.store.keep(f"prepared/{task.name}", to_bytes(prepared))
+            fitting = {"fitting": {"seconds": time.perf_counter() - began}}
+            self.store.set(costs={**self.store.costs(), **fitting})
         self.tasks = read_prepared(self.store, design.tasks)
         done = sum(trial.state != "infeasible" for trial in self.store.trials("candidate"))
         self.on_event(Event("search", done, design.trials, forecast=forecast(self.store, self.design)))
@@ -345,10 +348,10 @@ class StudyRun:
             finished=time.time(),
         )
         if outcome.answers is None:
-            return self.store.add(replace(ran, state="failed", error=outcome.error), {})
+            return self.store.add(replace(ran, state="failed", error=outcome.error), {}, outcome.costs)
         try:
             answers = check_answers(outcome, [task.name for task in self.design.tasks if task.needs_irt])
             objectives, estimates = score(answers)
         except InputError as error:
-            return self.store.add(replace(ran, state="failed", error=str(error)), {})
-        return self.store.add(replace(ran, objectives=objectives, estimates=estimates), answers)
+            return self.store.add(replace(ran, state="failed", error=str(error)), {}, outcome.costs)
+        return self.store.add(replace(ran, objectives=objectives, estimates=estimates), answers, outcome.costs)

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from merganser.errors import InputError, MerganserError
 from merganser.evolve.arrays import Array
+from merganser.evolve.costs import Costs, add_costs
 from merganser.evolve.space import Values
 from merganser.strict_json import parse_json
 
@@ -116,6 +117,7 @@ class Trial:
 
 
 _TRIAL = TypeAdapter(Trial)
+_COSTS = TypeAdapter(dict[str, dict[str, float]])
 
 
 class Store:
@@ -193,6 +195,12 @@ class Store:
         with self._writing():
             self._connection.executemany("REPLACE INTO meta VALUES (?, ?)", rows)
 
+    def costs(self) -> dict[str, dict[str, float]]:
+        """Return what the trials of each kind have cost so far, and the fitting of estimators."""
+        found = self.get("costs") or {}
+        with self._reading():
+            return _COSTS.validate_python(found)
+
     def artifact(self, name: str) -> bytes | None:
         with self._reading():
             row = self._connection.execute("SELECT content FROM artifacts WHERE name = ?", (name,)).fetchone()
@@ -235,6 +243,9 @@ class Store:
                     for measure, a in answers.items()
                 ],
             )
+            if costs:
+                total = {**before, trial.kind: add_costs(before.get(trial.kind, {}), costs)}
+                self._connection.execute("REPLACE INTO meta VALUES ('costs', ?)", (json.dumps(total),))
         return Trial(**{**trial.__dict__, "id": number})
 
     def forget(self, kind: str, generation: int = 0) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from merganser.errors import InputError, MerganserError
 from merganser.evolve import ranking
+from merganser.evolve.costs import StudyCost, measure_cost
 from merganser.evolve.design import Design
 from merganser.evolve.preparation import Calibration, Prepared, read_prepared
 from merganser.evolve.progress import Forecast, forecast
@@ -157,6 +158,10 @@ class Study(Shown):
         """Return why a trial or an endpoint has no test score; None if it has one, or was not tested yet."""
         tested = self.store.trials("test", trial if isinstance(trial, str) else trial.label)
         return None if not tested or any(t.state == "done" for t in tested) else tested[-1].reason
+
+    def cost(self) -> StudyCost:
+        """What the study has cost so far: questions, seconds, operations."""
+        return measure_cost(self.store, sum(task.pool for task in self.design.tasks))
 
     def forecast(self) -> Forecast:
         """Return a forecast of the rest of the search, from the times so far."""

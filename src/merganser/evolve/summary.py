@@ -11,6 +11,7 @@ from scipy.stats import spearmanr
 
 from merganser.evolve import subsets
 from merganser.evolve.arrays import Array
+from merganser.evolve.costs import StudyCost
 from merganser.evolve.design import Design, Objective
 from merganser.evolve.estimators import Estimator, compare
 from merganser.evolve.intervals import Interval, objective_error, paired_interval, score_interval, standard_error
@@ -112,7 +113,7 @@ class Summary:
     endpoints: Mapping[str, Tested]
     convergence: Mapping[str, tuple[float, ...]]
     agreement: tuple[Agreement, ...]
-    cost: Cost
+    cost: StudyCost
     states: Mapping[str, int]
     untested: Mapping[str, str]
     """Endpoints whose test failed, with the reasons."""
@@ -155,7 +156,7 @@ def summarize(study: Study) -> Summary:
         endpoints={label: Tested(**_tested(design, answers)) for label, answers in tested.items()},
         convergence=convergence(study),
         agreement=tuple(a for name, p in study.prepared().items() if (a := agreement(study, name, p))),
-        cost=_cost(study),
+        cost=study.cost(),
         verdicts={o.name: said for o in design.objectives if (said := compared(study, o, study.best(o.name)))},
         states={state: sum(t.state == state for t in trials) for state in ("done", "failed", "infeasible")},
         untested={label: error for label in tested if (error := study.test_error(label)) is not None},
@@ -256,20 +257,6 @@ def _tested(design: Design, answers: Mapping[str, Array]) -> dict[str, Any]:
 def _test_answers(study: Study, label: str) -> dict[str, Array]:
     tested = [t for t in study.store.trials("test", label) if t.state == "done"]
     return {m: a.values for m, a in study.store.answers(tested[-1]).items()} if tested else {}
-
-
-def _cost(study: Study) -> Cost:
-    evaluated = [t for t in study.trials() if t.state == "done" and t.cached_from is None]
-    pool = sum(task.pool for task in study.design.tasks)
-    return Cost(
-        asked=study.store.asked("candidate"),
-        full=pool * len(evaluated),
-        calibration=study.store.asked("endpoint"),
-        again=study.store.asked("full"),
-        models=len(evaluated),
-        search_seconds=sum(t.seconds for t in evaluated),
-        seconds=sum(t.seconds for t in study.store.trials()),
-    )
 
 
 def tested_endpoints(summary: Summary) -> list[tuple[str, Tested]]:

@@ -13,12 +13,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeAlias
 
 from merganser.engine.ray_cluster import start_ray
 from merganser.errors import InputError, require
+from merganser.evolve.costs import Costs
 from merganser.evolve.racing import Race
 from merganser.evolve.space import Values
 
@@ -56,6 +57,7 @@ class Outcome:
     worker: str
     items: Mapping[str, Sequence[int]]
     lost: int | None = None
+    costs: Costs = field(default_factory=dict)
 
 
 class Workers(Protocol):

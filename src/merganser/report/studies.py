@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from merganser.evolve.costs import StudyCost
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
 from merganser.evolve.summary import Summary, Tested, summarize, tested_endpoints
@@ -65,16 +66,28 @@ def show(page: Page, study: Study) -> None:
     page.table(["generation", *summary.convergence], rows, "Best estimate so far")
     _plot(page, study, summary)
     _agreement(page, summary)
-    cost = summary.cost
+    _cost(page, summary.cost)
+    _trials(page, study)
+
+
+def _cost(page: Page, cost: StudyCost) -> None:
     page.heading("Cost")
     page.text(
         f"{cost.asked} questions were asked of candidates, {cost.again} again of the best at the end, and "
         f"{cost.calibration} of endpoints for calibration, where "
-        f"full evaluation of every candidate would have asked {cost.full}: {cost.saved:.1f} times fewer. One worker "
-        f"merges and asks {cost.models_per_hour:.0f} candidates an hour; everything took {cost.seconds:.0f} s of one "
-        "worker, merging, calibration, re-ranking and tests included."
+        f"full evaluation of every candidate would have asked {cost.full}: {cost.saved:.1f} times fewer. "
+        f"{cost.describe()}. Everything took {cost.seconds + cost.fitting:.0f} s of one worker."
     )
-    _trials(page, study)
+    if not any(part.asking for part in cost.parts):  # an evaluator that does not tell
+        return
+    rows: list[list[object]] = [
+        [part.name, part.models, part.questions, part.merging, part.asking, part.flops / 1e12]
+        for part in cost.parts
+        if part.models
+    ]
+    columns = ["part", "models", "questions", "seconds of merging", "seconds of asking", "TFLOPs of asking"]
+    page.table(columns, rows, "What each part took of one worker; reading the models counts as merging")
+    page.text(f"Choosing the items and fitting the estimators took {cost.fitting:.1f} s.")
 
 
 def _winners(page: Page, study: Study, summary: Summary) -> None:

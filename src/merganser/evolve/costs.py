@@ -1,0 +1,109 @@
+"""What a study costs: seconds of merging, asking and fitting, and the floating-point operations of the questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from merganser.evolve.store import Store
+
+#: The parts of a study, by kind of trial.
+PARTS = {"candidate": "search", "endpoint": "calibration", "full": "full evaluation at the end", "test": "test"}
+#: Seconds of `merging` and `asking`, and `flops` of the questions.
+Costs: TypeAlias = Mapping[str, float]
+
+
+def add_costs(left: Costs, right: Costs) -> dict[str, float]:
+    """Return the sum, part by part."""
+    return {name: left.get(name, 0.0) + right.get(name, 0.0) for name in (*left, *(n for n in right if n not in left))}
+
+
+@dataclass(frozen=True)
+class PartCost:
+    """What a part of a study took, of one worker: seconds of merging and of asking, operations of its questions."""
+
+    name: str
+    models: int
+    questions: int
+    merging: float
+    asking: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class StudyCost:
+    """Questions asked of candidates, and how many a full evaluation of each would have been; those asked of endpoints
+    for calibration, and again of candidates at the end (re-ranking, stability). Seconds of one worker, merging
+    included: of the `models` candidates, and of everything; seconds of `fitting` estimators; and all `parts`."""
+
+    asked: int
+    full: int
+    calibration: int
+    again: int
+    models: int
+    search_seconds: float
+    seconds: float
+    fitting: float
+    parts: tuple[PartCost, ...]
+
+    @property
+    def models_per_hour(self) -> float:
+        """Candidates that one worker merges and asks in an hour."""
+        return 3600 * self.models / self.search_seconds if self.search_seconds > 0 else float("nan")
+
+    @property
+    def saved(self) -> float:
+        """How many times fewer, the questions for calibration and re-ranking counted."""
+        return self.full / max(1, self.asked + self.calibration + self.again)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "saved": self.saved, "models_per_hour": self.models_per_hour}
+
+    def describe(self) -> str:
+        """Say what the search took, in a line."""
+        merging, flops = sum(part.merging for part in self.parts), sum(part.flops for part in self.parts)
+        said = (
+            f"{self.models} models were merged and asked {self.asked / max(self.models, 1):.0f} questions each: "
+            f"{self.models_per_hour:,.0f} models an hour and worker"
+        )
+        if self.seconds > 0 and merging:
+            said += f"; merging took {merging / self.seconds:.0%} of the time"
+        return said + (f", the questions {show_flops(flops)}" if flops else "")
+
+
+def measure_cost(store: Store, pool: int) -> StudyCost:
+    """Return what a study has cost so far; `pool` are the items that a full evaluation asks."""
+    spent = store.costs()
+    done = [trial for trial in store.trials() if trial.state == "done" and trial.cached_from is None]
+    evaluated = [trial for trial in done if trial.kind == "candidate"]
+    parts = tuple(
+        PartCost(
+            name,
+            sum(trial.kind == kind for trial in done),
+            store.asked(kind),
+            *(spent.get(kind, {}).get(each, 0.0) for each in ("merging", "asking", "flops")),
+        )
+        for kind, name in PARTS.items()
+    )
+    asked, calibration, again, _ = (part.questions for part in parts)
+    return StudyCost(
+        asked=asked,
+        full=pool * len(evaluated),
+        calibration=calibration,
+        again=again,
+        models=len(evaluated),
+        search_seconds=sum(trial.seconds for trial in evaluated),
+        seconds=sum(trial.seconds for trial in store.trials()),
+        fitting=spent.get("fitting", {}).get("seconds", 0.0),
+        parts=parts,
+    )
+
+
+def show_flops(flops: float) -> str:
+    """Return operations in a readable unit, such as `3.2 TFLOPs`."""
+    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9)):
+        if flops >= size:
+            return f"{flops / size:.3g} {unit}FLOPs"
+    return f"{flops / 1e6:.3g} MFLOPs"
