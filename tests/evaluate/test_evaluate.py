@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from merganser.checkpoints.memory import StateDict
 from merganser.cli import build
+from merganser.engine.origin import LOCK_FILE
 from merganser.errors import InputError
 from merganser.evaluate import Task, evaluate, normalized_accuracy
 from merganser.evaluate.language import check_chat_template, check_perplexity
+from merganser.evaluate.models import Scores, beside_parents, recorded_parents
 from merganser.evaluate.weights import check_weights
 
 
@@ -47,13 +49,68 @@ def test_a_model_against_its_parents(llamas):
     found = evaluate(llamas / "base", [llamas / "math", llamas / "code"], [quiz, words], limit=12)
     assert statuses(found) == {
         "weights": "pass", "loads": "pass", "vocabulary": "pass", "outputs": "pass", "end token": "pass",
-        "perplexity": found.checks[-2].status, "chat template": "skip",
+        "perplexity": found.checks[-3].status, "chat template": "skip", "quiz": found.checks[-1].status,
     }  # fmt: skip
     assert len(found.parents) == 2
     best = max(scores.tasks["quiz"] for scores in found.parents.values())
     assert found.normalized == pytest.approx(found.scores.tasks["quiz"] / best)
     assert 0 < found.scores.tasks["words"] < 20
     assert json.loads(json.dumps(found.to_dict()))["scores"]["tasks"]["quiz"] == found.scores.tasks["quiz"]
+
+
+def test_a_merge_is_compared_with_what_its_lock_file_says_it_was_made_of(llamas, tmp_path):
+    import merganser as mg
+
+    models = [str(llamas / "math"), str(llamas / "code")]
+    out = mg.run({"method": "linear", "models": [{"path": path, "weight": 0.5} for path in models]}, tmp_path / "out")
+    assert recorded_parents(out) == models
+    assert list(evaluate(out).parents) == models
+    assert not evaluate(out, ()).parents, "none, if none are wanted"
+    gone = tmp_path / "gone"
+    shutil.copytree(out, gone)
+    (gone / LOCK_FILE).write_text((out / LOCK_FILE).read_text().replace(models[0], "/nowhere/math"))
+    assert recorded_parents(gone) == models[1:]
+    assert recorded_parents(llamas / "base") == []
+
+
+@pytest.mark.parametrize(
+    ("own", "parents", "status"),
+    [(0.7, (0.6, 0.8), "pass"), (0.55, (0.6, 0.8), "pass"), (0.3, (0.6, 0.8), "warn"), (0.9, (0.6, 0.8), "pass")],
+)
+def test_a_merge_that_lost_what_all_its_parents_can_is_doubtful(tmp_path, own, parents, status):
+    lines = [json.dumps({"text": "w1", "label": 0})] * 100
+    (tmp_path / "quiz.jsonl").write_text("\n".join(lines))
+    task = Task("quiz", "classification", str(tmp_path / "quiz.jsonl"))
+    others = {str(score): Scores(None, {"quiz": score}) for score in parents}
+    (check,) = beside_parents([task], Scores(None, {"quiz": own}), others, None)
+    assert (check.name, check.status) == ("quiz", status)
+    (few,) = beside_parents([task], Scores(None, {"quiz": own}), others, 4)
+    assert few.status == "pass", "four questions prove nothing"
+
+
+class StubHarness:
+    """Three questions of a task of the harness, the first of them always answered rightly."""
+
+    def __init__(self, task, tokenizer, shots=0):
+        assert task == "arc_easy"
+        self.directions = {"score": "lower" if shots else "higher"}
+
+    def __len__(self):
+        return 3
+
+    def __call__(self, model, items):
+        return {"score": [float(item == 0) for item in items]}
+
+
+def test_tasks_of_the_harness_are_asked_like_files(llamas, monkeypatch):
+    monkeypatch.setattr("merganser.evaluate.tasks.Harness", StubHarness)
+    task = Task.parse("lm-eval:arc_easy")
+    assert (task.name, task.higher_is_better) == ("arc_easy", True)
+    assert not Task("arc", "lm-eval", "arc_easy", {"shots": 5}).higher_is_better
+    found = evaluate(llamas / "base", [llamas / "math"], [task])
+    assert found.scores.tasks == {"arc_easy": pytest.approx(1 / 3)}
+    result = CliRunner().invoke(build(), ["evaluate", str(llamas / "base"), "--task", "lm-eval:arc_easy", "--json"])
+    assert json.loads(result.stdout)["scores"]["tasks"] == {"arc_easy": pytest.approx(1 / 3)}
 
 
 def test_broken_weights_are_not_even_loaded(copy):

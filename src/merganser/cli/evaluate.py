@@ -36,7 +36,7 @@ def command(
 
     found = evaluate(
         checkpoint,
-        parents or (),
+        parents,
         [questions.Task.parse(text) for text in tasks or ()],
         limit=limit,
         device=device,

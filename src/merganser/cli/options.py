@@ -39,7 +39,7 @@ Task = Annotated[
         "--task",
         metavar="[NAME=]KIND:FILE",
         help="Questions to ask; may be repeated. Kinds: classification, multiple-choice, choice, generation, "
-        "exact-match, perplexity.",
+        "exact-match, perplexity; lm-eval:TASK is a task of the lm-evaluation-harness.",
     ),
 ]
 Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]

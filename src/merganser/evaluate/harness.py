@@ -22,6 +22,8 @@ from merganser.errors import InputError, MerganserError, did_you_mean, require
 from merganser.evaluate.questions import SCORE, Direction, Measures, tokenizer_at
 from merganser.evaluate.records import Records
 
+#: What a task of the harness has for its kind.
+HARNESS = "lm-eval"
 #: What the harness itself seeds its few-shot examples with.
 FEWSHOT_SEED = 1234
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dequantised import Dequantised
 from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.engine.origin import LOCK_FILE
 from merganser.errors import InputError, MerganserError, require
 from merganser.evaluate import language
 from merganser.evaluate.accuracy import normalized_accuracy
@@ -21,6 +24,7 @@ from merganser.evaluate.tasks import Task
 from merganser.evaluate.verdicts import Check, Verdict, verdict
 from merganser.evaluate.weights import check_weights
 from merganser.notebooks import Shown
+from merganser.origin.lock_file import read_lock
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Evaluation(Shown):
 
 def evaluate(
     checkpoint: str | os.PathLike[str],
-    parents: Sequence[str | os.PathLike[str]] = (),
+    parents: Sequence[str | os.PathLike[str]] | None = None,
     tasks: Sequence[Task] = (),
     *,
     limit: int | None = None,
@@ -74,7 +78,8 @@ def evaluate(
 
     Args:
         checkpoint: The model.
-        parents: Models to compare it with.
+        parents: Models to compare it with. By default those that its lock file says it was merged from, as far as
+            they lie in directories here.
         tasks: Questions to ask.
         limit: The most questions of each task, drawn in proportion to their labels.
         device: Where to run the models.
@@ -94,8 +99,12 @@ def evaluate(
     for task in tasks:
         task.check()
     if str(checkpoint).startswith(("http://", "https://")) and "#" in str(checkpoint):
-        return _served(str(checkpoint), parents, tasks, limit, on_step)
+        return _served(str(checkpoint), parents or (), tasks, limit, on_step)
     opened = open_checkpoint(checkpoint)
+    if parents is None:
+        parents = recorded_parents(opened.directory)
+        if parents:
+            on_step(f"parents by its lock file: {', '.join(map(str, parents))}")
     on_step(f"weights of {opened.label}")
     checks = [check_weights(opened)]
     # A view over a directory (an adapter, a file of it) is not what transformers would load from there.
@@ -120,9 +129,38 @@ def evaluate(
         except MerganserError as error:
             checks.append(Check("loads", "fail", str(error)))
         checks += _comparison(opened, own, others, [open_checkpoint(parent) for parent in parents])
+        checks += beside_parents(tasks, own, others, limit)
     return Evaluation(
         str(checkpoint), verdict(checks), tuple(checks), own, others, _normalized(tasks, own, list(others.values()))
     )
+
+
+def recorded_parents(directory: Path | None) -> list[str]:
+    """Return the models that a directory was merged from, by its lock file, as far as they lie in directories here."""
+    if directory is None or not (directory / LOCK_FILE).is_file():
+        return []
+    places = [each.label for each in read_lock(directory).models if each.kind in ("model", "merge")]
+    return [place for place in dict.fromkeys(places) if (Path(place).expanduser() / "config.json").is_file()]
+
+
+def beside_parents(
+    tasks: Sequence[Task], own: Scores, others: Mapping[str, Scores], limit: int | None
+) -> Iterator[Check]:
+    """Whether a task's score is within what its parents reach: below the worst of them by more than two standard errors
+    of the difference, with one right and one wrong answer added to each, a merge has lost what all of them can."""
+    for task in tasks if others and own.tasks else ():
+        scores = {label: found.tasks[task.name] for label, found in others.items()}
+        if not task.higher_is_better or not all(0 <= score <= 1 for score in (own.tasks[task.name], *scores.values())):
+            continue
+        mine, (label, worst) = own.tasks[task.name], min(scores.items(), key=lambda item: item[1])
+        count = min(limit or sys.maxsize, task.count(""))
+        shares = [(score * count + 1) / (count + 2) for score in (mine, worst)]
+        error = math.sqrt(math.fsum(share * (1 - share) for share in shares) / (count + 2))
+        if shares[0] < shares[1] - 2 * error:
+            said = f"{mine:.3f}, clearly below its worst parent, {label} ({worst:.3f}; {count} questions)"
+            yield Check(task.name, "warn", said)
+        else:
+            yield Check(task.name, "pass", f"{mine:.3f}; its parents have {worst:.3f} to {max(scores.values()):.3f}")
 
 
 def _is_directory(checkpoint: Checkpoint) -> bool:

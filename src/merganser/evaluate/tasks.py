@@ -13,6 +13,7 @@ from torch import nn
 from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.endpoints import Server
 from merganser.evaluate.examiners import KINDS
+from merganser.evaluate.harness import HARNESS, Harness
 from merganser.evaluate.prompts import Prompted
 from merganser.evaluate.questions import SCORE, Examiner
 from merganser.evaluate.sampling import sampled
@@ -20,12 +21,12 @@ from merganser.evaluate.sampling import sampled
 
 @dataclass(frozen=True)
 class Task:
-    """Questions in a .jsonl, .json or .tsv file, and how to ask them.
+    """Questions in a .jsonl, .json or .tsv file, and how to ask them; or a task of the lm-evaluation-harness.
 
     Args:
         name: What results call the task.
-        kind: The kind of questions, such as `"multiple-choice"` or `"generation"`.
-        path: The file.
+        kind: The kind of questions, such as `"multiple-choice"`, `"generation"` or `"lm-eval"`.
+        path: The file; for `"lm-eval"` the task's name in the harness.
         options: Options of the kind, such as `{"shots": 5}`.
 
     Example:
@@ -39,7 +40,7 @@ class Task:
 
     @classmethod
     def parse(cls, text: str) -> Task:
-        """`kind:file` or `name=kind:file`, as the command line has it."""
+        """Read `kind:file` or `name=kind:file`, as the command line has it; `lm-eval:task` names a task instead."""
         name, equals, rest = text.partition("=")
         kind, colon, path = (rest if equals else text).partition(":")
         if not colon or not path:
@@ -47,11 +48,13 @@ class Task:
         return cls(name if equals else Path(path).stem, kind, path)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(f"task {self.name!r}: unknown kind {self.kind!r}{did_you_mean(self.kind, KINDS)}")
+        if self.kind not in (kinds := (*KINDS, HARNESS)):
+            raise InputError(f"task {self.name!r}: unknown kind {self.kind!r}{did_you_mean(self.kind, kinds)}")
 
     @property
     def higher_is_better(self) -> bool:
+        if self.kind == HARNESS:
+            return Harness(self.path, "", **self.options).directions.get(SCORE) != "lower"
         return self.kind != "perplexity"
 
     def check(self) -> None:
@@ -63,7 +66,7 @@ class Task:
         len(self.examiner(""))
 
     def examiner(self, tokenizer: str) -> Examiner:
-        found: Any = KINDS[self.kind](self.path, tokenizer, **self.options)
+        found: Any = (Harness if self.kind == HARNESS else KINDS[self.kind])(self.path, tokenizer, **self.options)
         return cast(Examiner, found)
 
     def count(self, tokenizer: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.examiners import KINDS, Function
-from merganser.evaluate.harness import Harness
+from merganser.evaluate.harness import HARNESS, Harness
 from merganser.evaluate.questions import SCORE, Asked, Examiner
 from merganser.evaluate.references import imported
 from merganser.evolve.design import StudyTask
