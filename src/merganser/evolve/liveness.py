@@ -16,6 +16,7 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.plan import Output
 from merganser.errors import InputError
+from merganser.evolve.layering import LAYERS
 from merganser.evolve.space import Choices, Space, Values, Variable
 
 
@@ -40,7 +41,9 @@ def check(space: Space, template: Mapping[str, Any], labels: Sequence[str]) -> N
     for corner in (0.0, 1.0):
         recipes.load(space.recipe(template, labels, space.decode(np.full(len(space.variables), corner))))
     low = space.decode(np.zeros(len(space.variables)))
-    dead = list(space.variables)
+    dead = [
+        v for v in space.variables if not v.split and v.parameter.name != LAYERS
+    ]  # of which each decides by its kind
     for start in _methods(space, middle):
         planned = outputs(start)
         dead = [v for v in dead if v.parameter.name != "method" and outputs({**start, v.name: low[v.name]}) == planned]

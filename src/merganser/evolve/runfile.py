@@ -22,12 +22,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError, MerganserError, did_you_mean, reading
+from merganser.evaluate.harness import HARNESS
 from merganser.evaluate.loaders import LOADERS, Loader
 from merganser.evaluate.questions import Examiner
 from merganser.evaluate.references import imported
@@ -35,14 +38,16 @@ from merganser.evolve import calibrations, liveness
 from merganser.evolve.design import Design, Objective, StudyTask
 from merganser.evolve.directions import choose_direction
 from merganser.evolve.fitness import BASE, MergedModels
+from merganser.evolve.layering import LAYERS, layer_options
 from merganser.evolve.preparation import Calibration, cautions, check_items
 from merganser.evolve.runschema import ObjectiveEntry, RunFile, SpaceEntry, TaskEntry, problems
-from merganser.evolve.runtasks import HARNESS, build_examiner, build_task, choose_test_items, directions_of
+from merganser.evolve.runtasks import build_examiner, build_task, choose_test_items, directions_of
 from merganser.evolve.space import Choices, Range, SearchParameter, Space
 from merganser.evolve.starts import starting_values
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as declared
 from merganser.recipes import documents
+from merganser.recipes.layers import layout
 from merganser.recipes.references import locate
 
 T = TypeVar("T")
@@ -221,11 +226,30 @@ class _Resolver:
         parameters = []
         for name, entry in self.run.space.items():
             models = tuple(self.run.models) if entry.per == "model" else ()
-            parameter = self.attempt(f"space.{name}", _parameter, name, entry, models)
+            parameter = self.attempt(f"space.{name}", self.parameter, name, entry, models)
             parameters += [parameter] if parameter else []
         self.known_parameters()
         self.finish()
         return self.attempt("space", Space, tuple(parameters), tuple(self.run.constraints))
+
+    def parameter(self, name: str, entry: SpaceEntry, models: tuple[str, ...]) -> SearchParameter:
+        if name == LAYERS:
+            if entry.reach is None or entry.reach < 0 or entry != SpaceEntry(reach=entry.reach):
+                raise InputError("needs reach, how far off a layer may come from, and nothing else")
+            return SearchParameter(name, Choices(layer_options(list(self.run.models), entry.reach)), points=self.depth)
+        if entry.reach is not None:
+            raise InputError(f"reach: only for the parameter {LAYERS!r}")
+        points = self.depth if entry.points == "layers" else entry.points
+        return SearchParameter(name, _domain(entry), models, entry.groups, points, self.depth if entry.split else 0)
+
+    @cached_property
+    def depth(self) -> int:
+        """The number of layers of the base, or of the first model."""
+        path = self.run.base or next(iter(self.run.models.values()), None)
+        stack = layout(open_checkpoint(path).names()).main if path else None
+        if stack is None:
+            raise InputError(f"{path or 'no model'}: has no stack of layers")
+        return stack.layers
 
     def known_parameters(self) -> None:
         """Check that every parameter of the space belongs to a method, and is per model only if it is there."""
@@ -241,7 +265,9 @@ class _Resolver:
         if not known:
             return
         for name, entry in self.run.space.items():
-            if name == "method":
+            if name == LAYERS and methods != ["passthrough"]:
+                self.problems.append(f"space.{LAYERS}: takes every layer from one model; use method: passthrough")
+            if name in ("method", LAYERS):
                 continue
             if name not in known:
                 hint = did_you_mean(name, known)
@@ -268,10 +294,6 @@ class _Resolver:
             self.attempt("model.kind", imported, model.kind)
         self.finish()
         return Loader(model.kind, path, model.device, model.dtype)
-
-
-def _parameter(name: str, entry: SpaceEntry, models: tuple[str, ...]) -> SearchParameter:
-    return SearchParameter(name, _domain(entry), models, entry.groups, entry.points)
 
 
 def _domain(entry: SpaceEntry) -> Range | Choices:

@@ -21,7 +21,9 @@ class SpaceEntry(_Section):
     log: bool = False
     choices: list[bool | int | float | str] | None = None
     per: Literal["model", "merge"] = "merge"
-    points: int = 1
+    points: int | Literal["layers"] = 1
+    split: bool = False
+    reach: int | None = None
     groups: dict[str, str] = Field(default_factory=dict)
 
 

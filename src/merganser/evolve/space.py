@@ -8,6 +8,8 @@ interpolated):
     weight.math.attention       … for the tensors of the group attention
     weight.math.attention[2]    … at the third of its control points over depth
     density                     one value for all models
+    weight.split                the layer from which weight.math[1], … hold instead of weight.math[0], …
+    layers[5]                   what stands at the sixth place of the stack: code-1, the layer before of the model code
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 
 from merganser.errors import InputError, did_you_mean
 from merganser.evolve.arrays import Array
+from merganser.evolve.layering import LAYERS, stack_layers
 
 Value: TypeAlias = "float | int | str | bool"
 Values: TypeAlias = Mapping[str, Value]
@@ -111,6 +114,7 @@ class SearchParameter:
         models: Labels of the models with their own values; by default all share one value.
         groups: Names of groups -> globs over tensor names, each with its own value.
         points: The number of control points over depth.
+        split: The number of layers, to search two values and the layer at which the second begins; 0: one value.
 
     Example:
         >>> weight = mg.evolve.SearchParameter("weight", mg.evolve.Range(0, 1.5), models=("math", "code"))
@@ -121,11 +125,17 @@ class SearchParameter:
     models: tuple[str, ...] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
     points: int = 1
+    split: int = 0
 
     def __post_init__(self) -> None:
         if self.points < 1:
             raise InputError(f"{self.name}: {self.points} control points over depth; at least 1")
-        if self.points > 1 and (isinstance(self.domain, Choices) or self.domain.integer):
+        if self.name == LAYERS:
+            if self.models or self.groups or self.split or isinstance(self.domain, Range):
+                raise InputError(f"{LAYERS}: a choice of layers for every place of the stack, and nothing else")
+        elif self.split and (self.points > 1 or self.split < 3):
+            raise InputError(f"{self.name}: a split over 3 layers or more, without control points over depth")
+        elif (self.points > 1 or self.split) and (isinstance(self.domain, Choices) or self.domain.integer):
             raise InputError(f"{self.name}: only real numbers can be interpolated over depth")
         if len(set(self.groups.values())) < len(self.groups):
             raise InputError(f"{self.name}: two groups have the same glob, but a tensor has only one value")
@@ -141,9 +151,16 @@ class Variable:
     model: str | None = None
     group: str | None = None
     point: int | None = None
+    split: bool = False
+
+    @property
+    def domain(self) -> Range | Choices:
+        return Range(1, self.parameter.split - 1, integer=True) if self.split else self.parameter.domain
 
     @property
     def name(self) -> str:
+        if self.split:
+            return f"{self.parameter.name}.split"
         parts = [self.parameter.name, *(part for part in (self.model, self.group) if part is not None)]
         return ".".join(parts) + ("" if self.point is None else f"[{self.point}]")
 
@@ -192,17 +209,21 @@ class Space:
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
-        return tuple(
-            Variable(parameter, model, group, point)
-            for parameter in self.parameters
-            for model in parameter.models or (None,)
-            for group in parameter.groups or (None,)
-            for point in (range(parameter.points) if parameter.points > 1 else (None,))
-        )
+        found: list[Variable] = []
+        for parameter in self.parameters:
+            count = 2 if parameter.split else parameter.points
+            found += [
+                Variable(parameter, model, group, point)
+                for model in parameter.models or (None,)
+                for group in parameter.groups or (None,)
+                for point in (range(count) if count > 1 else (None,))
+            ]
+            found += [Variable(parameter, split=True)] if parameter.split else []
+        return tuple(found)
 
     @cached_property
     def inequalities(self) -> tuple[Constraint, ...]:
-        known = {v.name: v.parameter.domain for v in self.variables}
+        known = {v.name: v.domain for v in self.variables}
         return tuple(parse_constraint(text, known) for text in self.constraints)
 
     def decode(self, genome: Array) -> dict[str, Value]:
@@ -216,7 +237,7 @@ class Space:
                 raise InputError(f"no variable {name!r}{did_you_mean(name, (v.name for v in self.variables))}")
         if missing := [v.name for v in self.variables if v.name not in values]:
             raise InputError(f"values for {', '.join(missing)} are missing")
-        return np.array([v.parameter.domain.encode(values[v.name]) for v in self.variables])
+        return np.array([v.domain.encode(values[v.name]) for v in self.variables])
 
     def violations(self, values: Values) -> Array:
         return np.array([inequality.violation(values) for inequality in self.inequalities], dtype=np.float64)
@@ -237,15 +258,20 @@ class Space:
             document["method"] = values["method"]
             known = set(declared(lookup(str(values["method"]))))
         for parameter in self.parameters:
-            if parameter.name == "method" or (known is not None and parameter.name not in known):
+            if parameter.name in ("method", LAYERS) or (known is not None and parameter.name not in known):
                 continue
             for model in parameter.models or (None,):
                 target = document["parameters"] if model is None else document["models"][labels.index(model)]
                 target[parameter.name] = self._setting(parameter, model, values, target.get(parameter.name))
-        return document
+        picks = [str(values[v.name]) for v in self.variables if v.parameter.name == LAYERS]
+        return stack_layers(document, labels, picks) if picks else document
 
     def _setting(self, parameter: SearchParameter, model: str | None, values: Values, default: Any) -> Any:
         def over_depth(group: str | None) -> Any:
+            if parameter.split:
+                first, second = (values[Variable(parameter, model, group, p).name] for p in range(2))
+                start = int(values[Variable(parameter, split=True).name])
+                return [first] * start + [second] * (parameter.split - start)
             if parameter.points == 1:
                 return values[Variable(parameter, model, group).name]
             return [values[Variable(parameter, model, group, p).name] for p in range(parameter.points)]

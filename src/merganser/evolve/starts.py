@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from merganser.errors import InputError
+from merganser.evolve.layering import LAYERS
 from merganser.evolve.space import Choices, SearchParameter, Space, Value, key
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as declared
@@ -32,6 +33,8 @@ def starting_values(
     Example:
         >>> starting_values(Space((Parameter("weight", Range(0, 1)),)), "linear", ["a", "b"], {}, 4)  # doctest: +SKIP
     """
+    if any(parameter.name == LAYERS for parameter in space.parameters):
+        return tuple({v.name: f"{label}+0" for v in space.variables} for label in labels)[:most]
     if not any(parameter.name == "weight" for parameter in space.parameters):
         return ()
     uniform = 1 / max(len(labels), 1)
@@ -43,7 +46,10 @@ def starting_values(
         wanted += [dict.fromkeys([*labels, None], weight) for weight in (1.0, 0.0)]
     found: dict[str, dict[str, Value]] = {}
     for weights in wanted:
-        values = {v.name: _value(v.parameter, v.model, weights, method, parameters) for v in space.variables}
+        values = {
+            v.name: v.domain.decode(0.5) if v.split else _value(v.parameter, v.model, weights, method, parameters)
+            for v in space.variables
+        }
         try:
             space.encode(values)
         except InputError:
