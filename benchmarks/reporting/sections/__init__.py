@@ -14,6 +14,7 @@ from benchmarks.reporting.sections import (
     compression,
     differing,
     evolution,
+    evolution_costs,
     evolution_racing,
     mergeability,
     multi_task,
@@ -77,6 +78,7 @@ PAGES = (
         "evolution",
         "Evolution and evaluation",
         (
+            Section("evolve_costs", "What a winner costs, on real models", evolution_costs.parts),
             Section("evolve_racing", "Racing: what a winner costs", evolution_racing.parts),
             Section("evolve", "Evolution: few evaluations", evolution.section("evolve")),
             Section("evolve_language", "Evolution: a small language model", evolution.section("evolve_language")),
