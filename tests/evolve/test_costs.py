@@ -10,7 +10,7 @@ from synthetic_world import World
 from torch import nn
 
 from merganser.evolve.costs import add_costs, show_flops
-from merganser.evolve.metering import Meter
+from merganser.evolve.metering import CostMeter
 from merganser.evolve.store import Answers, Store, Trial
 from merganser.evolve.study import Study
 
@@ -19,7 +19,7 @@ def test_operations_are_those_of_the_matrices_at_every_place():
     torch.manual_seed(0)
     linear = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3, bias=False))
     convolution = nn.Conv2d(4, 6, 3, padding=1, groups=2)
-    ids, images, meter = torch.randint(9, (5, 7)), torch.randn(2, 4, 8, 8), Meter()
+    ids, images, meter = torch.randint(9, (5, 7)), torch.randn(2, 4, 8, 8), CostMeter()
     alone = linear(ids)
     with torch.inference_mode(), meter.asking():
         assert linear(ids).equal(alone)
@@ -33,7 +33,7 @@ def test_operations_are_those_of_the_matrices_at_every_place():
 
 def test_operations_of_a_language_model_are_two_for_each_weight_and_token(llamas, transformers):
     model = transformers.AutoModelForCausalLM.from_pretrained(str(llamas / "base"))
-    meter = Meter()
+    meter = CostMeter()
     with torch.inference_mode(), meter.asking():
         model(torch.tensor([[1, 5, 6, 7], [1, 2, 3, 4]]))
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
@@ -43,7 +43,7 @@ def test_operations_of_a_language_model_are_two_for_each_weight_and_token(llamas
 
 
 def test_a_call_that_fails_is_paid_for():
-    meter = Meter()
+    meter = CostMeter()
     with pytest.raises(RuntimeError), meter.asking():
         raise RuntimeError
     assert set(meter.take()) == {"asking"}

@@ -23,7 +23,7 @@ from merganser.engine.live import LiveModule
 from merganser.errors import InputError
 from merganser.evaluate.questions import SCORE, Asked, Examiner
 from merganser.evolve.answercache import AnswerCache, answer_keys
-from merganser.evolve.metering import Meter
+from merganser.evolve.metering import CostMeter
 from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
 
@@ -113,10 +113,10 @@ class MergedModels:
     examiners: Mapping[str, Examiner]
     answers: str | None = None
     _live: LiveMerge | None = field(default=None, init=False, repr=False, compare=False)
-    _meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
+    _meter: CostMeter = field(default_factory=CostMeter, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_meter": Meter()}
+        return {**self.__dict__, "_live": None, "_meter": CostMeter()}
 
     def take_costs(self) -> dict[str, float]:
         """Return what was spent on merging and asking since this was last called."""

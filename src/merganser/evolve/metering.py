@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 
 @dataclass
-class Meter:
+class CostMeter:
     """What a process has spent on candidates since it was last asked.
 
     Operations are those of the layers that multiply by a matrix (linear layers, convolutions): a multiplication and an
