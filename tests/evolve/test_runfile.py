@@ -185,7 +185,7 @@ def test_a_calibration_brings_its_extractor_and_estimator(run_file, tmp_path, fo
 def test_a_calibration_of_other_items_is_refused_before_any_work(run_file, tmp_path):
     np.save(tmp_path / "known.npy", np.zeros((5, 61)))
     path = run_file(("c: adaptive", f"calibration: {tmp_path}/known.npy"))
-    with pytest.raises(MerganserError, match=r"tasks.quiz.calibration.*tells of 61 items, and the task has 60"):
+    with pytest.raises(MerganserError, match=r"tasks.quiz.calibration.*covers 61 items, but the task has 60"):
         runfile.load(path)
 
 

@@ -197,7 +197,7 @@ def test_a_full_disk_is_named_and_the_build_goes_on(models, tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(Disk, "before", full)
-        with pytest.raises(MerganserError, match=r"lib: could not be written: .*No space.*again goes on"):
+        with pytest.raises(MerganserError, match=r"lib: could not be written: .*No space.*run the same again"):
             Library.build(models["base"], experts(models), tmp_path / "lib")
     library = Library.build(models["base"], experts(models), tmp_path / "lib")
     assert all(finding.sound for finding in library.verify())

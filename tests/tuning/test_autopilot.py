@@ -137,7 +137,7 @@ def test_what_is_wrong_is_said():
             {"data": data, "calibration": {"task9": Calibration(answers=np.ones((2, 90)))}},
         ),
         (
-            "tells of 80 items, and the task has 90",
+            "covers 80 items, but the task has 90",
             {"data": data, "calibration": {"task0": Calibration(np.ones((2, 80)))}},
         ),
         ("returned a list, not answers by task", {"score": lambda w, i: [1.0], "items": {"a": 50, "b": 50}}),

@@ -205,7 +205,7 @@ def test_a_budget_of_time_is_kept(seconds, monkeypatch):
 def test_limits_are_read_as_they_are_written():
     assert Budget.parse("5000, 10m") == Budget(5000, 600.0)
     for bad, message in (
-        ("0", "allows nothing"),
+        ("0", "give more than 0"),
         ("5,6", "two numbers"),
         ("soon", "is not a time"),
         ("", "is not a time"),

@@ -212,7 +212,7 @@ def test_refusals_of_choices(world, labelled):
         ((models, "ties", base), {}, "either data, labelled batches for each model, or score"),
         ((models, "ties", base), {"data": labelled, "score": len}, "either data"),
         ((models, "ties", base), {"score": len, "heads": [nn.Identity()] * 2}, "heads are for accuracy on data"),
-        ((states, "ties", states[0]), {"data": labelled}, "base: data can only be put through a module"),
+        ((states, "ties", states[0]), {"data": labelled}, "base: data can only be passed through a module"),
         ((models, "ties", base), {"data": data}, "data of '0': expected labelled batches"),
     ):
         with pytest.raises(InputError, match=message):
@@ -221,14 +221,14 @@ def test_refusals_of_choices(world, labelled):
     for arguments, options, message in (
         (models, {}, "either data, labelled batches for each model, or score"),
         (models, {"data": data}, "data of '0': expected labelled batches"),
-        (states, {"data": labelled}, "base: data can only be put through a module"),
+        (states, {"data": labelled}, "base: data can only be passed through a module"),
         ("adir", {"score": len}, "expected a list or a mapping of models, got a single str"),
         ([states[0], less], {"score": len}, "'0.bias' is in 0 alone"),
         ([states[0], states[1] | {"0.bias": torch.ones(2)}], {"score": len}, r"shape \(7,\) in 0, \(2,\) in 1"),
     ):
         with pytest.raises(InputError, match=message):
             greedy_soup(arguments, **options)
-    with pytest.raises(InputError, match="base: data can only be put through a module"):
+    with pytest.raises(InputError, match="base: data can only be passed through a module"):
         adamerge(models, states[0], data)
     with pytest.raises(InputError, match="data: expected one for each of the models"):
         adamerge(models, base, data[:1])

@@ -49,7 +49,7 @@ def test_parts_of_different_tasks_are_orthogonal():
 
 def test_mistakes():
     _, _, vectors = world(0, 2)
-    with pytest.raises(InputError, match="no task vectors"):
+    with pytest.raises(InputError, match="at least one task vector"):
         tsv_parts({})
     with pytest.raises(InputError, match="'t1' lacks 'b'"):
         tsv_parts({"t0": vectors["t0"], "t1": {n: v for n, v in vectors["t1"].items() if n != "b"}})

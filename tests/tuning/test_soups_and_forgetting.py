@@ -44,7 +44,7 @@ def test_soup_leaves_models_alone_and_rounds_once():
     assert models["a"]["w"].item() == 1.0
     assert report.chosen == ("a", "b")
     json.dumps(report.to_dict(), allow_nan=False)
-    with pytest.raises(InputError, match="no models"):
+    with pytest.raises(InputError, match="at least one model"):
         greedy_soup({}, score=lambda state: 0.0)
 
 

@@ -1,9 +1,9 @@
 """Merging with data: the autopilot, statistics as side checkpoints, AdaMerging, AdaRank, RegMean++, ATM, soups, scales.
 
-Start with `auto`, which chooses a method and its scale and may say no; or with `adamerge`, `greedy_soup` and
-`choose_scale`. Each returns the merged weights and a record of how they were found. `diagonal_fisher` and
-`linear_grams` compute what `mg.merge(..., "fisher" | "regmean", statistics=…)` needs; `esm` takes Gram matrices too.
-`Continual` adds experts to a merge one by one.
+Start with `auto`, which chooses a method and its scale and may advise against merging; or with `adamerge`,
+`greedy_soup` and `choose_scale`. Each returns the merged weights and a record of the search. `diagonal_fisher` and
+`linear_grams` compute the statistics for `mg.merge(..., "fisher" | "regmean", statistics=…)`; `esm` uses Gram matrices
+too. `Continual` adds experts to a merge one by one.
 """
 
 from __future__ import annotations

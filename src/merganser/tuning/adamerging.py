@@ -1,4 +1,4 @@
-"""AdaMerging: coefficients of task vectors that minimise the entropy of predictions on unlabelled inputs."""
+"""AdaMerging: learn coefficients of task vectors by minimising the entropy of predictions on unlabelled inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Wise: TypeAlias = Literal["task", "tensor"]
 
 @dataclass(frozen=True)
 class AdaMerging(Result):
-    """Learned coefficients λ[task][tensor] (the same for every tensor when task-wise), and how the entropy fell."""
+    """Learned coefficients λ[task][tensor] (equal for all tensors if task-wise), and the entropy during training."""
 
     wise: Wise
     coefficients: dict[str, dict[str, float]]
@@ -74,18 +74,18 @@ def adamerge(
         base: The module θ0 that the models were fine-tuned from.
         data: Unlabelled batches for each model, in a list or by label.
         parts: What λ scales: `"differences"` τ_t = θ_t − θ0, or `"tsv"`, what each model adds to TSV-Merge.
-        heads: For each model, what maps the module's output to its task's logits.
+        heads: For each model, a function from the module's output to its task's logits.
         wise: One coefficient for each `"task"`, or for each `"tensor"` of each task (the paper's layer-wise).
         init: The value that every λ starts from.
-        learning_rate: Adam's learning rate; small models take a larger one with fewer steps.
-        steps: How often λ is updated, each time by one batch of every task.
+        learning_rate: Adam's learning rate; for small models use a larger one with fewer steps.
+        steps: The number of updates of λ, each on one batch of every task.
         bounds: The range λ is clamped to, if any.
 
     Returns:
         The merged weights, and the learned coefficients with the entropy before and after.
 
     Raises:
-        InputError: If the base is no module, or data and models do not match.
+        InputError: If the base is not a module, or data and models do not match.
 
     Example:
         >>> data = {"math": batches, "code": batches}
@@ -125,10 +125,10 @@ def learn_coefficients(
     bounds: tuple[float, float] | None = None,
     heads: Mapping[str, Head] | None = None,
 ) -> AdaMerging:
-    """Minimise Σ_t H(softmax f(x_t; θ0 + Σ_t λ_t τ_t)) over λ by Adam, one unlabelled batch a task and step.
+    """Minimise Σ_t H(softmax f(x_t; θ0 + Σ_t λ_t τ_t)) over λ by Adam, with one unlabelled batch per task and step.
 
-    `task_vectors` may be plain differences or the per-task parts of another method (TSV-Merge's orthogonalised ones):
-    λ only scales them. Module, base, vectors and inputs are left as they are. The options are those of `adamerge`.
+    `task_vectors` may be plain differences or the per-task parts of another method (TSV-Merge's orthogonalised ones): λ
+    only scales them. Module, base, vectors and inputs are not changed. The options are those of `adamerge`.
     """
     one_of("wise", wise, Wise)
     copied = evaluation_copy(module).requires_grad_(False)

@@ -1,4 +1,4 @@
-"""ATM: alternate tuning and merging from the current point, so that task vectors stay short and near gradients."""
+"""ATM: alternate tuning and merging from the current point, so that task vectors stay short and close to gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Round(Result):
 
     number: int
     epochs_spent: int
-    """Epochs each task has been tuned for, this round included."""
+    """Epochs that each task has been tuned for, including this round."""
     task_norms: dict[str, float]
     update_norm: float
     mean_cosine: float
@@ -58,16 +58,16 @@ def atm(
     score: Score | None = None,
     path: str | os.PathLike[str] | None = None,
 ) -> ATM:
-    """θ⁽ᵏ⁺¹⁾ = θ⁽ᵏ⁾ + (α/T) Σ_t τ_t⁽ᵏ⁾ (with `average=False` α Σ_t τ_t⁽ᵏ⁾), τ_t⁽ᵏ⁾ tuned from θ⁽ᵏ⁾.
+    """Iterate θ⁽ᵏ⁺¹⁾ = θ⁽ᵏ⁾ + (α/T) Σ_t τ_t⁽ᵏ⁾ (with `average=False` α Σ_t τ_t⁽ᵏ⁾), τ_t⁽ᵏ⁾ tuned from θ⁽ᵏ⁾.
 
-    Each task gets `budget` epochs in rounds of `epochs_per_round`; a remainder makes a shorter last round. Whether this
-    is ATM or PA-ATM is in the data of the step functions (a task's training data, or held-out data its owner shares
-    instead); the update with `average` is the thesis' for PA-ATM. With one gradient-descent step a round it is joint
-    training on the mean loss with step αη. With `path`, every round is saved in that directory and a later call goes on
-    after the last finished one, also with a larger budget.
+    Each task gets `budget` epochs in rounds of `epochs_per_round`; a remainder makes a shorter last round. The data of
+    the step functions decide between ATM and PA-ATM (a task's training data, or held-out data that its owner shares
+    instead); the update with `average` is the thesis' for PA-ATM. With one gradient-descent step per round it is joint
+    training on the mean loss with step αη. With `path`, every round is saved in that directory and a later call
+    continues after the last finished one, also with a larger budget.
     """
     if not steps:
-        raise InputError("no tasks: ATM needs a step function for each")
+        raise InputError("no tasks; ATM needs a step function for each task")
     if budget < 1 or epochs_per_round < 1:
         raise InputError(f"budget and epochs_per_round must be positive, got {budget} and {epochs_per_round}")
     settings = {
@@ -82,7 +82,7 @@ def atm(
     store = None if path is None else _Store(Path(path), settings)
     if store is not None and (saved := store.load()):
         weights, history = saved
-        # In the base's order and own memory: sums then give the same bits as in a run without interruption.
+        # In the base's order and own memory, so that sums have the same bits as in an uninterrupted run.
         current = {name: weights[name].clone() for name in current}
     while (spent := history[-1].epochs_spent if history else 0) < budget:
         epochs = min(epochs_per_round, budget - spent)
@@ -132,7 +132,7 @@ def _round(number: int, spent: int, vectors: Mapping[str, Weights], update: Weig
 
 
 class _Store:
-    """`round-0003.safetensors` and `history.json`, each replaced whole; the history names the round it belongs to."""
+    """`round-0003.safetensors` and `history.json`, each replaced atomically; the history names its round."""
 
     def __init__(self, directory: Path, settings: dict[str, object]) -> None:
         self.directory = directory
@@ -151,7 +151,7 @@ class _Store:
             raise InputError(f"{index}: damaged ({error}); use another directory") from None
         if other := next((name for name in self.settings if begun[name] != self.settings[name]), None):
             raise InputError(
-                f"{index}: begun with {other} {begun[other]}, now asked for {self.settings[other]}; "
+                f"{index}: started with {other} {begun[other]}, but now it is {self.settings[other]}; "
                 "use another directory"
             )
         return load_file(self._weights(history[-1].number)), history
@@ -176,5 +176,5 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _unshared(weights: Weights) -> dict[str, Tensor]:
-    """safetensors refuses tensors that share storage (tied weights): give each its own."""
+    """Copy tensors that share storage (tied weights), which safetensors refuses."""
     return {name: value.detach().clone().contiguous() for name, value in weights.items()}

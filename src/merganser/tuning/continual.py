@@ -1,4 +1,4 @@
-"""Continual merging: experts that arrive one after the other, by OPCM, with the state that the next one needs."""
+"""Continual merging by OPCM: experts arrive one by one, and the state for the next one is kept."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ STATE = "continual.json"
 class Continual:
     """A merge that takes one more expert at a time and needs none of the earlier ones again.
 
-    Gives what the method `opcm` gives for the same experts in the same order, from the merge so far and two numbers:
-    how many experts it holds, and its gain λ = ‖S‖ / mean ‖Δ_t‖. Keeps the merged task vector in memory, in float32.
+    Gives the same result as the method `opcm` for the same experts in the same order, from the merge so far and two
+    numbers: how many experts it contains, and its gain λ = ‖S‖ / mean ‖Δ_t‖. Keeps the merged task vector in memory, in
+    float32.
 
     Args:
         base: The base of all experts.
@@ -76,7 +77,7 @@ class Continual:
 
     @property
     def gain(self) -> float:
-        """λ = ‖S‖ / mean ‖Δ_t‖; 1 while nothing differs from the base."""
+        """Return λ = ‖S‖ / mean ‖Δ_t‖; 1 while nothing differs from the base."""
         return _norm(self._sum) / self._mean if self._mean > 0 else 1.0
 
     def weights(self) -> dict[str, Tensor]:
@@ -89,7 +90,7 @@ class Continual:
 
         Args:
             out: The directory to write.
-            overwrite: Replace it if it is there.
+            overwrite: Replace an existing directory.
 
         Returns:
             The directory, which `load` reads.
@@ -102,7 +103,7 @@ class Continual:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], base: Reference) -> Continual:
-        """Read what `save` wrote, to go on from it.
+        """Read a merge that `save` wrote, to continue it.
 
         Args:
             directory: The merge so far.
@@ -112,7 +113,7 @@ class Continual:
             The merge, ready for one more expert.
 
         Raises:
-            CheckpointError: If the directory holds no such state.
+            CheckpointError: If the directory contains no such state.
         """
         try:
             state = parse_json((Path(directory) / STATE).read_text())

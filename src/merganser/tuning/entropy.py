@@ -1,4 +1,4 @@
-"""Entropy of predictions on unlabelled inputs, and its minimum over whatever a merge is made of."""
+"""Minimise the entropy of predictions on unlabelled inputs over the parameters of a merge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from merganser.modules.functional import Head, Weights, call
 
 @dataclass(frozen=True)
 class Descent:
-    """Mean entropy over the tasks before and after, and that of each step's batches."""
+    """Mean entropy over the tasks before and after, and the entropy of each step's batches."""
 
     before: float
     after: float
@@ -33,7 +33,7 @@ def minimise_entropy(
     learning_rate: float = 1e-3,
     steps: int = 500,
 ) -> Descent:
-    """Minimise Σ_t H(softmax f(x_t; θ)) by Adam, one batch a task and step; `merged` makes θ of what is `learned`."""
+    """Minimise Σ_t H(softmax f(x_t; θ)) by Adam, one batch per task and step; `merged` computes θ from `learned`."""
     if empty := [task for task, batches in inputs.items() if not batches]:
         raise InputError(f"no inputs for task {empty[0]!r}")
 

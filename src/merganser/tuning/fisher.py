@@ -49,8 +49,8 @@ def diagonal_fisher(
     Args:
         module: The network; it is not changed.
         batches: Inputs, or pairs of (inputs, targets). Targets count only with `labels="given"`.
-        weights: Where to evaluate the gradients; the module's own weights by default.
-        labels: Where y comes from: `"expected"` is the exact expectation over the model's own distribution, with one
+        weights: The weights at which to evaluate the gradients; by default the module's.
+        labels: The source of y: `"expected"` is the exact expectation over the model's own distribution, with one
             gradient per class; `"sampled"` draws one label per sample from it (many classes, sequences of tokens);
             `"given"` takes the targets (the empirical Fisher).
         strategy: `"vmap"` computes `chunk` examples at once, `"loop"` one; `"auto"` uses the loop where the module
@@ -60,7 +60,7 @@ def diagonal_fisher(
         head: The classifier of an encoder, held fixed.
 
     Returns:
-        Statistics that the method `fisher` takes; `save` writes them.
+        Statistics for the method `fisher`; `save` writes them.
 
     Raises:
         InputError: If there are no batches, or outputs and targets do not fit.
@@ -117,7 +117,7 @@ class _Squares:
             except RuntimeError:
                 if not self.fall_back:
                     raise
-                self.vectorise = False  # what is wrong with the inputs themselves the loop will say again
+                self.vectorise = False  # the loop reports errors of the inputs again
         return self._looped(point, inputs, targets, share)
 
     def _vectorised(
@@ -157,7 +157,7 @@ def _targets(
     if labels == "expected":
         if log_p.dim() != 2:
             raise InputError(
-                f"outputs of shape {tuple(log_p.shape)}: the expectation over all sequences is out of reach; "
+                f"outputs of shape {tuple(log_p.shape)}: the expectation over all sequences is infeasible; "
                 "use labels='sampled'"
             )
         for label in range(log_p.shape[1]):

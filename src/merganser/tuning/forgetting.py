@@ -1,4 +1,4 @@
-"""Against forgetting: the path from base to expert (WiSE-FT) with both scores, and the point to take."""
+"""Avoid forgetting: score the path from base to expert (WiSE-FT) on both, and choose a point."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ForgettingPath(Result):
     kept: tuple[float, ...]
     learned: tuple[float, ...]
     take: float
-    """The λ to take, by `rule`."""
+    """The chosen λ, by `rule`."""
     rule: str
 
 
@@ -35,10 +35,10 @@ def forgetting_path(
 ) -> ForgettingPath:
     """Score the path with two functions (higher is better) and choose a point on it.
 
-    With `tolerance`: the best `learned` among the points whose `kept` is at most that much below the base's. Without:
-    the largest sum of the two shares of what is at stake, (kept(λ) − kept(1)) / (kept(0) − kept(1)) and
-    (learned(λ) − learned(0)) / (learned(1) − learned(0)); a share whose ends do not differ that way counts nothing.
-    Ties go to the smaller λ, nearer to the base.
+    With `tolerance`, this is the best `learned` among the points whose `kept` is at most that much below the base's.
+    Without, it has the largest sum of two shares, (kept(λ) − kept(1)) / (kept(0) − kept(1)) and (learned(λ) −
+    learned(0)) / (learned(1) − learned(0)); a share with a non-positive denominator does not count. Ties go to the
+    smaller λ, closer to the base.
     """
     if list(positions) != sorted(set(positions)) or positions[0] != 0 or positions[-1] != 1:
         raise InputError(f"positions must rise from 0 to 1, got {list(positions)}")
@@ -53,7 +53,7 @@ def forgetting_path(
             ((k - before[-1]) / at_stake if at_stake > 0 else 0.0) + ((n - after[0]) / to_gain if to_gain > 0 else 0.0)
             for k, n in zip(before, after, strict=True)
         ]
-        rule = "largest sum of shares kept and learned"
+        rule = "largest sum of the shares kept and learned"
     else:
         allowed = before[0] - tolerance
         values = [n if k >= allowed else -float("inf") for k, n in zip(before, after, strict=True)]

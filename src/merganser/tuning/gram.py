@@ -35,7 +35,7 @@ def linear_grams(
         dtype: The dtype of the sums; by default float32 or that of the inputs, whichever is wider.
 
     Returns:
-        Statistics that the method `regmean` takes, by the name of each layer's weight; `save` writes them.
+        Statistics for the method `regmean`, by the name of each layer's weight; `save` writes them.
 
     Raises:
         InputError: If no linear layer matches, or no batch reaches one.

@@ -1,4 +1,4 @@
-"""Models, their data and their heads by label, and the held-out score that choices are made by."""
+"""Models, data and heads by label, and the held-out score that choices are based on."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Score: TypeAlias = Callable[..., float]
 
 
 def label(models: Models) -> dict[str, Reference]:
-    """Return the models by their labels: the keys of a mapping, or positions."""
+    """Return the models by label: the keys of a mapping, or positions."""
     check_several(models)
     items = models.items() if isinstance(models, Mapping) else enumerate(models)
     return {str(key): model for key, model in items}
 
 
 def match(given: Data | Heads, models: Models, what: str) -> dict[str, Any]:
-    """Return what is given for each model by the models' labels, in their order.
+    """Return the given values by the models' labels, in order.
 
     Raises:
-        InputError: If it is not given for exactly these models.
+        InputError: If they are not given for exactly these models.
     """
     labels = list(label(models))
     items = given.items() if isinstance(given, Mapping) else enumerate(given)
@@ -43,14 +43,14 @@ def match(given: Data | Heads, models: Models, what: str) -> dict[str, Any]:
 
 
 def match_data(data: Data, models: Models) -> dict[str, Any]:
-    """Return the batches of each model by the models' labels; a data loader will do in place of a list."""
+    """Return the batches of each model by label; a data loader may replace a list."""
     return {key: reusable(batches, f"data of {key}") for key, batches in match(data, models, "data").items()}
 
 
 def require_module(model: object, where: str) -> nn.Module:
-    """Return `model` if it is a module, which data can be put through."""
+    """Return `model` if it is a module, through which data can be passed."""
     if not isinstance(model, nn.Module):
-        raise InputError(f"{where}: data can only be put through a module, got {type(model).__name__}")
+        raise InputError(f"{where}: data can only be passed through a module, got {type(model).__name__}")
     return model
 
 
@@ -62,7 +62,7 @@ def held_out_score(
         raise InputError("choosing needs a held-out score: give either data, labelled batches for each model, or score")
     if score is not None:
         if heads is not None:
-            raise InputError("heads are for accuracy on data: a score of your own applies its own")
+            raise InputError("heads are for accuracy on data; a custom score must apply its own")
         return score
     assert data is not None
     module = next((m for m in (base, *label(models).values()) if isinstance(m, nn.Module)), None)

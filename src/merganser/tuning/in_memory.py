@@ -12,7 +12,7 @@ from merganser.tuning.merged_grams import regmean_pp
 from merganser.tuning.soups import greedy_soup
 
 _CHOICES = {"wise": get_args(Wise), "parts": tuple(PARTS)}
-#: Arguments that hold models or go with the data.
+#: Arguments with models, or that belong to the data.
 _NOT_PARAMETERS = ("data", "score", "heads", "base")
 
 
@@ -41,7 +41,7 @@ IN_MEMORY: Mapping[str, MethodRow] = {
     row.name: row
     for row in (
         _row("adamerging", "coefficients of the task vectors learned on unlabelled data", "required", adamerge),
-        _row("greedy_soup", "mean of the models that a held-out score does not regret", "none", greedy_soup),
+        _row("greedy_soup", "mean of the models that do not lower a held-out score", "none", greedy_soup),
         _row("regmean_pp", "regmean with Gram matrices of the merged network, block by block", "required", regmean_pp),
     )
 }

@@ -1,4 +1,4 @@
-"""RegMean++: regressions on what reaches each layer of the merged network, block after block."""
+"""RegMean++: regressions on the inputs of each layer of the merged network, block by block."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def regmean_pp(
 
     Blocks of layers are merged in the order in which inputs reach them. The Gram matrices of a block are those of its
     inputs from the merged blocks before it, passed through each model's own block (Nguyen et al. 2026,
-    arXiv:2508.03121). Tensors that are no weights of linear layers are averaged. Puts the data of every model through
-    the network once a block.
+    arXiv:2508.03121). Tensors that are not weights of linear layers are averaged. Passes the data of every model
+    through the network once per block.
 
     Args:
         models: Checkpoints, state dicts or modules, in a list or by label.
         base: A module of their architecture; its weights are not used.
-        data: Unlabelled batches for each model, in a list or by label; some hundred inputs will do.
+        data: Unlabelled batches for each model, in a list or by label; a few hundred inputs are enough.
         alpha: Factor of the off-diagonal entries of the Gram matrices.
         include: Globs of the names of the linear layers.
 
     Returns:
-        The merged weights, and by model the Gram matrices, with which the method `regmean` makes the same merge.
+        The merged weights, and the Gram matrices by model, which give the same merge with the method `regmean`.
 
     Raises:
-        InputError: If the base is no module, data and models do not match, or no linear layer is reached.
+        InputError: If the base is not a module, data and models do not match, or no linear layer is reached.
 
     Example:
         >>> data = {"math": batches, "code": batches}

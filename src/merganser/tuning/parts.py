@@ -1,4 +1,4 @@
-"""What each task adds to a merge: for coefficients learned on top of a method that is more than a sum."""
+"""Split a merge into parts per task, to learn coefficients for methods that are more than a sum."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from merganser.modules.functional import Weights
 
 
 def tsv_parts(task_vectors: Mapping[str, Weights], rule: TSV | None = None) -> dict[str, dict[str, Tensor]]:
-    """U⊥_t Σ_t V⊥_tᵀ of every task's matrices, Δ_t / T of everything else; they add up to TSV-Merge's task vector.
+    """Return U⊥_t Σ_t V⊥_tᵀ for every task's matrices, Δ_t / T for other tensors; they sum to TSV-Merge's task vector.
 
     U⊥_t are task t's columns of the orthogonalised [U₁ … U_T]. `rule` has the truncation, patterns and tolerance.
     """
     if not task_vectors:
-        raise InputError("no task vectors to take apart")
+        raise InputError("expected at least one task vector to split")
     rule = rule or TSV()
     parts: dict[str, dict[str, Tensor]] = {task: {} for task in task_vectors}
     for name, some in next(iter(task_vectors.values())).items():

@@ -1,4 +1,4 @@
-"""AdaRank: which singular components of each task matrix to merge, learned on unlabelled inputs."""
+"""AdaRank: learn on unlabelled inputs which singular components of each task matrix to merge."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from merganser.tuning.entropy import Descent, minimise_entropy
 from merganser.tuning.held_out import Data, Heads, Models, label, match, match_data, require_module
 from merganser.tuning.statistics import Statistics
 
-#: Where the score of a component starts, above or below the zero that decides: some hundred steps away from it.
+#: Initial score of a component, above or below the decision threshold of zero: some hundred steps away from it.
 START = 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class LearnedRanks:
-    """What AdaRank learned.
+    """The result of AdaRank.
 
     Attributes:
-        components: By model, the statistics that the method `adarank` takes; `save` writes them.
-        kept: By model and tensor, how many of its singular components are merged.
-        entropy: How the entropy of the predictions fell.
+        components: By model, the statistics for the method `adarank`; `save` writes them.
+        kept: By model and tensor, the number of merged singular components.
+        entropy: The entropy of the predictions during training.
     """
 
     components: dict[str, Statistics]
@@ -50,24 +50,24 @@ def adarank(
     """Merge the singular components of task matrices that minimise the entropy of predictions on unlabelled inputs.
 
     θ = θ0 + Σ_t λ_t U_t diag(b_t ⊙ σ_t) V_tᵀ with a binary mask b_t and a coefficient λ_t for every tensor, learned
-    together; gradients pass the rounding of b_t straight through (Lee et al. 2026, arXiv:2503.22178). Tensors that are
-    no matrices have a coefficient only. Keeps two factors of every task matrix in memory.
+    together; the rounding of b_t has a straight-through gradient (Lee et al. 2026, arXiv:2503.22178). Tensors that are
+    not matrices have only a coefficient. Keeps two factors of every task matrix in memory.
 
     Args:
         models: Checkpoints, state dicts or modules, in a list or by label.
         base: The module θ0 that the models were fine-tuned from.
         data: Unlabelled batches for each model, in a list or by label.
-        heads: For each model, what maps the module's output to its task's logits.
+        heads: For each model, a function from the module's output to its task's logits.
         init: The value that every λ starts from.
-        rank_fraction: The share of the components that are in the merge at first, the leading ones.
+        rank_fraction: The share of leading components in the initial merge.
         learning_rate: Adam's learning rate.
-        steps: How often masks and coefficients are updated, each time by one batch of every task.
+        steps: The number of updates of masks and coefficients, each on one batch of every task.
 
     Returns:
-        The merged weights, and what was learned; its `components` make the same merge in a recipe.
+        The merged weights and the result, whose `components` give the same merge in a recipe.
 
     Raises:
-        InputError: If the base is no module, or data and models do not match.
+        InputError: If the base is not a module, or data and models do not match.
 
     Example:
         >>> data = {"math": batches, "code": batches}
@@ -111,7 +111,7 @@ def adarank(
 
 
 class _Selection:
-    """The task vector of one tensor as singular components, with a score for each and a coefficient for all."""
+    """The task vector of one tensor as singular components, with a score per component and one coefficient."""
 
     def __init__(self, name: str, delta: Tensor, init: float, rank_fraction: float) -> None:
         self.name, self.shape = name, delta.shape
@@ -130,7 +130,7 @@ class _Selection:
         return [self.coefficient, *([self.scores] if self.found else [])]
 
     def matrix(self) -> Tensor:
-        """λ U diag(b ⊙ σ) Vᵀ; b is rounded, and its gradient is that of the scores."""
+        """Return λ U diag(b ⊙ σ) Vᵀ; b is rounded, with the gradient of the scores."""
         if self.found is None:
             return self.coefficient * self.delta
         mask = (self.scores > 0).float() + self.scores - self.scores.detach()
@@ -138,7 +138,7 @@ class _Selection:
         return self.coefficient * (weighted @ self.found.v.T).view(self.shape)
 
     def factors(self) -> Tensor:
-        """λ b, the factor of every component."""
+        """Return λ b, the factor of every component."""
         return (self.coefficient * (self.scores > 0)).detach()
 
     def kept(self) -> int:

@@ -1,4 +1,4 @@
-"""The scale α of a merged task vector, chosen by a held-out score."""
+"""Choose the scale α of a merged task vector by a held-out score."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def choose_scale(
 ) -> tuple[dict[str, Tensor], ScaleSearch]:
     """Merge at the scale α with the best held-out score.
 
-    Candidates are θ0 + α·τ for the task vector τ that the method makes at scale 1; the result is what the method gives
+    Candidates are θ0 + α·τ for the task vector τ of the method at scale 1; the result is computed by the method
     at the chosen scale.
 
     Args:
         models: Checkpoints, state dicts or modules, in a list or by label.
         method: A merging method that has a `scale`.
-        base: What the models were fine-tuned from.
+        base: The model they were fine-tuned from.
         data: Labelled batches `(inputs, targets)` for each model; the score is the mean accuracy over these tasks.
-        score: A function of weights to use instead of `data`, higher being better; with `budgets`, a function of
+        score: A function of weights instead of `data`, higher is better; with `budgets`, a function of
             weights and a budget.
-        heads: For each model, what maps the module's output to its task's logits.
+        heads: For each model, a function from the module's output to its task's logits.
         alphas: The scales to choose from.
         budgets: Numbers of batches of each task, rising: all scales are scored on the first, the best `keep` of them
             on the next (successive halving). Without budgets every scale is scored on all the data.
-        keep: The share of scales that goes on to the next budget.
-        seed: The seed of methods that draw random numbers.
+        keep: The share of scales that reach the next budget.
+        seed: The seed of random methods.
         dtype: The dtype of the result; by default that of the base.
         **parameters: The other parameters of the method.
 
@@ -59,7 +59,7 @@ def choose_scale(
         The merged weights, and a record of every score; `record.best` is the chosen α as text.
 
     Raises:
-        InputError: If the method has no scale, the scale is given as well, or nothing can be scored.
+        InputError: If the method has no scale, a scale is given, or nothing can be scored.
 
     Example:
         >>> data = {"math": batches, "code": batches}
@@ -71,7 +71,7 @@ def choose_scale(
     if "scale" in parameters:
         raise InputError("the scale is either given or chosen, not both; leave out scale, or call mg.merge")
     if base is None:
-        raise InputError("a scale is that of a merged task vector: give the base the models were fine-tuned from")
+        raise InputError("a scale applies to a merged task vector; give the base that the models were fine-tuned from")
     scored = held_out_score(models, base, data, score, heads)
     start = open_checkpoint(base)
     merged = merge(models, method, base, seed=seed, dtype="float32", **parameters)

@@ -1,4 +1,4 @@
-"""What a sweep or the autopilot has measured, in a file of JSON lines, so that it can go on after an interruption."""
+"""Journals of measurements of sweeps and the autopilot, as JSON lines, so that they can be resumed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ J = TypeVar("J", bound="LineJournal")
 
 
 class LineJournal(ABC):
-    """Records in the order they were made, by one process at a time; use as a context manager.
+    """Records in order, written by one process at a time; a context manager.
 
-    A last line cut off by a crash is forgotten. A file that holds anything else is refused, never changed.
+    An incomplete last line, left by a crash, is dropped. Any other file is refused, never changed.
     """
 
-    #: What messages call a record, all of them, and the work that makes them.
+    #: The words for a record, for all of them, and for the work, in messages.
     record: ClassVar[str]
     records: ClassVar[str]
     work: ClassVar[str]
@@ -54,10 +54,10 @@ class LineJournal(ABC):
 
     @abstractmethod
     def accept(self, record: Mapping[str, Any]) -> None:
-        """Remember a record of the file; KeyError, TypeError or ValueError if it is none."""
+        """Add a record of the file; raise KeyError, TypeError or ValueError if it is invalid."""
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write a record, on disk before it is used."""
+        """Write a record to disk before it is used."""
         if self.path is None:
             return
         with self._writing(self.path):
@@ -75,7 +75,7 @@ class LineJournal(ABC):
             yield
         except OSError as error:
             raise MerganserError(
-                f"{path}: could not be written: {error}; the same {self.work} again goes on"
+                f"{path}: could not be written: {error}; run the same {self.work} again to continue"
             ) from error
 
     def _read(self, path: Path) -> None:
@@ -103,10 +103,10 @@ class LineJournal(ABC):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path}, line {number}: not {self.record} of a {self.work}; use another file") from None
         if scored_by != self.scored_by:
-            raise InputError(f"{path}: holds {self.describe_others(scored_by)}; use another file")
+            raise InputError(f"{path}: contains {self.describe_others(scored_by)}; use another file")
 
     def describe_others(self, scored_by: str) -> str:
-        """Return what messages call records that belong to something else."""
+        """Return the words for records that belong to something else."""
         return f"{self.records} by {scored_by!r}, not {self.scored_by!r}"
 
 
@@ -123,7 +123,7 @@ class ScoreJournal(LineJournal):
         self.scores[str(record["key"])] = float("nan") if record["score"] is None else float(record["score"])
 
     def add(self, key: str, values: Mapping[str, Any], label: str, budget: int, score: float) -> None:
-        """Note a score."""
+        """Record a score."""
         self.scores[key] = score
         kept = None if score != score else score
         self.append({"label": label, "values": dict(values), "budget": budget, "score": kept, "key": key})

@@ -1,4 +1,4 @@
-"""Greedy soup: average the models whose presence a held-out score does not regret."""
+"""Greedy soup: average the models that do not lower a held-out score."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score
 
 @dataclass(frozen=True)
 class SoupReport(Result):
-    """Models in the order tried (best alone first), their own scores, the score of each tried soup, and who stayed."""
+    """Models in the order tried (best first), their scores, the score of each tried soup, and which models were
+    kept.
+    """
 
     order: tuple[str, ...]
     alone: dict[str, float]
@@ -36,16 +38,16 @@ def greedy_soup(
 ) -> tuple[dict[str, Tensor], SoupReport]:
     """Average the models that do not lower a held-out score (greedy soup).
 
-    Models are added from the best down, each if the mean with it scores no less than without. Equal models keep their
+    Models are added from the best down, if the mean with it scores no less than without. Equal models keep their
     order. The mean is computed in float32 or wider and rounded once.
 
     Args:
         models: Checkpoints, state dicts or modules, in a list or by label.
         data: Labelled batches `(inputs, targets)` for each model, in a list or by label; the score is then the mean
             accuracy over these tasks.
-        score: A function of weights to use instead of `data`; higher is better.
-        heads: For each model, what maps the module's output to its task's logits.
-        base: A module to put the data through when none of the models is one.
+        score: A function of weights instead of `data`; higher is better.
+        heads: For each model, a function from the module's output to its task's logits.
+        base: A module to evaluate the data with if none of the models is one.
 
     Returns:
         The weights of the soup, and a record of what was tried and chosen.
@@ -61,7 +63,7 @@ def greedy_soup(
     scored = held_out_score(models, base, data, score, heads)
     states = {key: open_checkpoint(model).state_dict() for key, model in label(models).items()}
     if not states:
-        raise InputError("no models to average")
+        raise InputError("expected at least one model to average")
     _check_alike(states)
     alone = {name: float(scored(state)) for name, state in states.items()}
     order = sorted(states, key=lambda name: -alone[name])
@@ -83,7 +85,7 @@ def _check_alike(models: Mapping[str, Weights]) -> None:
     (first, likeness), *others = models.items()
     for other, state in others:
         if different := sorted(likeness.keys() ^ state.keys()):
-            raise InputError(f"{different[0]!r} is in {other if different[0] in state else first} alone")
+            raise InputError(f"{different[0]!r} is only in {other if different[0] in state else first}")
         for name, value in state.items():
             if value.shape != likeness[name].shape:
                 shapes = f"{tuple(likeness[name].shape)} in {first}, {tuple(value.shape)} in {other}"

@@ -38,7 +38,7 @@ class Statistics:
                 metadata = file.metadata() or {}
                 if "kind" not in metadata or "samples" not in metadata:
                     raise CheckpointError(
-                        f"{path}: this checkpoint does not hold statistics (its metadata has no kind and samples)"
+                        f"{path}: this file does not contain statistics (its metadata has no kind and samples)"
                     )
                 if kind is not None and metadata["kind"] != kind:
                     raise CheckpointError(f"{path}: statistics of kind {metadata['kind']!r}, expected {kind!r}")

@@ -1,7 +1,7 @@
-"""Sweeps: a recipe with some of its values varied, every variant merged in memory and scored.
+"""Sweeps: vary values of a recipe, merge every variant in memory and score it.
 
-All variants are planned before the first is merged, so that whatever is wrong with one of them is said at once.
-Scores go to a file of JSON lines as they come; a sweep that was interrupted goes on from there.
+All variants are planned before the first is merged, so that problems are reported at once. Scores are written to a file
+of JSON lines; an interrupted sweep continues from there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Score: TypeAlias = "Callable[[Variant, int], float]"
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """One recipe of a sweep, planned; nothing is merged before it is asked for."""
+    """One planned recipe of a sweep; it is merged only on request."""
 
     values: Mapping[str, Any]
     document: Mapping[str, Any]
@@ -53,17 +53,17 @@ class Variant:
         return " ".join(f"{name}={value}" for name, value in self.values.items())
 
     def fingerprint(self) -> str:
-        """Identifies the merge by its plan and every byte of its sources: scores are kept under this name."""
+        """Return the identity of the merge, from its plan and every byte of its sources; the key of its scores."""
         return self.merge.plan.fingerprint([content_hash(source) for source in self.merge.sources])
 
     def weights(self) -> dict[str, Tensor]:
-        """The merged state dict."""
+        """Return the merged state dict."""
         sink = DictSink(self.merge.plan)
         execute(self.merge, sink)
         return sink.result()
 
     def into(self, module: nn.Module) -> nn.Module:
-        """The module, its weights now those of the merge."""
+        """Load the merged weights into the module and return it."""
         names = ModuleNames(module.state_dict(keep_vars=True), getattr(module, "base_model_prefix", ""))
         names.check(self.merge.plan)
         wanted = [output for output in self.merge.plan.outputs if output.name in names]
@@ -83,7 +83,9 @@ class ScoredVariant(Result):
 
 @dataclass(frozen=True)
 class Sweep(Shown, Result):
-    """Trials from the best down; `recipe` is the best one's, `unseen` its score on questions the sweep did not ask."""
+    """Trials from best to worst; `recipe` is the best one's, `unseen` its score on questions that the sweep did not
+    use.
+    """
 
     trials: tuple[ScoredVariant, ...]
     recipe: dict[str, Any]
@@ -93,9 +95,9 @@ class Sweep(Shown, Result):
 
 @dataclass(frozen=True, eq=False)
 class TaskScore:
-    """The mean over tasks of a module's score on `budget` questions of each (minus it, for perplexity).
+    """The mean over tasks of a module's score on `budget` questions of each (negated for perplexity).
 
-    Questions are drawn at random; a fifth of them is never asked, for the score of the best variant (`held_out`).
+    Questions are drawn at random; a fifth of them is held out for the score of the best variant (`held_out`).
     """
 
     module: nn.Module
@@ -106,7 +108,7 @@ class TaskScore:
         return self._mean(variant, lambda count: slice(min(budget, count - count // 5)))
 
     def held_out(self, variant: Variant) -> float | None:
-        """Return the score on the questions that no variant was asked; None where a task has too few to keep any."""
+        """Return the score on the held-out questions; None if a task has too few."""
         if any(task.count(self.tokenizer) < 5 for task in self.tasks):
             return None
         return self._mean(variant, lambda count: slice(count - count // 5, None))
@@ -122,7 +124,7 @@ class TaskScore:
 
 
 def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """`["density=0.1,0.2", "method=ties,dare_ties"]` as names and values."""
+    """Parse `["density=0.1,0.2", "method=ties,dare_ties"]` into names and values."""
     found: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -133,8 +135,9 @@ def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def variants(recipe: str | os.PathLike[str] | Mapping[str, Any], over: Over) -> list[Variant]:
-    """Every combination of the values, planned. What a method does not know is left out of its recipes, and recipes
-    that are then the same are one."""
+    """Return every combination of the values, planned. Parameters that a method lacks are left out of its recipes,
+    and equal recipes are merged into one.
+    """
     if not over or not all(over.values()):
         raise InputError("nothing to sweep over; expected at least one value of one parameter")
     document, root = _read(recipe)
@@ -168,7 +171,7 @@ def sweep(
 
     One budget is a grid; several are successive halving: all variants on the first, the best `keep` of them on the
     next. `score(variant, budget)` merges by `variant.weights()` or `variant.into(module)`. `journal` is the file that
-    makes the sweep resumable; `scored_by` names the score in it, lest scores of another kind are taken for these.
+    makes the sweep resumable; `scored_by` names the score in it, so that scores of another kind are not reused.
     """
     listed = {variant.label: variant for variant in variants(recipe, over)}
     place = None if journal is None else Path(journal)
@@ -223,7 +226,7 @@ def _method(document: Mapping[str, Any]) -> str:
 def _varied(
     document: Mapping[str, Any], values: Mapping[str, Any], methods: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values that this recipe takes, and the recipe with them."""
+    """Return the values that this recipe uses, and the recipe with them."""
     varied = dict(document)
     if "method" in values:
         varied["merge_method" if "merge_method" in document else "method"] = values["method"]

@@ -13,7 +13,7 @@ from merganser.modules.batches import Batch, Inputs, labelled, reusable
 from merganser.modules.functional import Head, Weights, call, evaluation_copy
 
 IGNORED = -100
-"""The target that is not asked, as in `torch.nn.CrossEntropyLoss`."""
+"""The ignored target, as in `torch.nn.CrossEntropyLoss`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Validation:
     Calling it with weights returns the score; with `budget=n`, only the first n batches of each task are used.
 
     Args:
-        module: The architecture, and the values of whatever the weights do not name. It is not changed.
+        module: The architecture, with values of tensors that the weights do not name. It is not changed.
         batches: For each task, batches of (inputs, targets).
         heads: For each task, a function from the module's output to logits.
 
@@ -61,16 +61,16 @@ class Validation:
         return {task: self._accuracy(weights, task, batches[:budget]) for task, batches in self.batches.items()}
 
     def counts(self) -> dict[str, int]:
-        """Return how many samples of every task have a target."""
+        """Return the number of samples of every task that have a target."""
         return {task: len(self._places(task)) for task in self.batches}
 
     @torch.no_grad()
     def answers(self, weights: Weights, samples: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
-        """Return for some samples of every task the share of their targets that is predicted.
+        """Return the share of correctly predicted targets for some samples of every task.
 
         Args:
             weights: The weights to score.
-            samples: Numbers of samples by task, counting through its batches those that have a target.
+            samples: Indices of samples by task, counted over its batches among those with a target.
         """
         return {task: self._answers(weights, task, chosen) for task, chosen in samples.items()}
 
@@ -106,21 +106,21 @@ class Validation:
         return right / asked if asked else float("nan")
 
     def _right(self, weights: Weights, task: str, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return which targets are predicted, and which are there."""
+        """Return which targets are predicted correctly, and which are not ignored."""
         inputs, targets = batch
         output = call(self.module, weights, inputs)
         predicted = (self.heads[task](output) if self.heads else output).argmax(-1)
         if predicted.shape != targets.shape:
             raise InputError(
                 f"data of {task!r}: targets of shape {tuple(targets.shape)} for predictions of shape "
-                f"{tuple(predicted.shape)}; classes are expected"
+                f"{tuple(predicted.shape)}; expected classes"
             )
         wanted = targets != IGNORED
         return (predicted == targets) & wanted, wanted
 
 
 def select(inputs: Inputs, rows: Tensor, count: int) -> Inputs:
-    """Return some samples of a batch of `count`; tensors of another length are the same for all samples."""
+    """Return some samples of a batch of `count`; tensors of another length are shared by all samples."""
     if isinstance(inputs, Tensor):
         return inputs[rows] if inputs.dim() and len(inputs) == count else inputs
     if isinstance(inputs, Mapping):

@@ -1,4 +1,4 @@
-"""The autopilot: looks at experts, races ways to merge them on few questions, and may say no.
+"""The autopilot: inspects experts, races ways to merge them on few questions, and may advise against merging.
 
-Start with `pilot.auto`, which is `mg.tuning.auto`; `deciding.py` has the order of things.
+Start with `pilot.auto`, which is `mg.tuning.auto`; `deciding.py` has the sequence of steps.
 """

@@ -1,4 +1,4 @@
-"""Answers of contenders: asked once, and kept in a journal, so that a race goes on after an interruption."""
+"""Answers of contenders: asked once and kept in a journal, so that a race continues after an interruption."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OnAnswer = Callable[[str, int, int], None]
 
 
 class BudgetSpentError(Exception):
-    """The next questions cost more than is left."""
+    """The next questions cost more than the remaining budget."""
 
 
 class AnswerJournal(LineJournal):
@@ -35,7 +35,7 @@ class AnswerJournal(LineJournal):
         self.meter = meter
         #: By part of the exam and contender, then by task.
         self.answers: dict[tuple[str, str], dict[str, list[float]]] = {}
-        #: Why contenders have no answers.
+        #: Why some contenders have no answers.
         self.failures: dict[str, str] = {}
 
     def describe_others(self, scored_by: str) -> str:
@@ -51,8 +51,9 @@ class AnswerJournal(LineJournal):
         self.meter.add(sum(map(len, fresh.values())), float(record["seconds"]), float(record["merging"]))
 
     def add(self, label: str, part: str, answers: Mapping[str, list[float]], **more: object) -> None:
-        """Note answers that continue those that are known, with the `seconds` they took, those of `merging`, and the
-        `error` if there was one."""
+        """Record answers that continue the known ones, with the `seconds` they took, those of `merging`, and the
+        `error` if there was one.
+        """
         kept = {task: [None if value != value else value for value in values] for task, values in answers.items()}
         record = {"label": label, "part": part, "answers": kept, **more}
         self.append(record)
@@ -64,13 +65,13 @@ def _number(value: float | None) -> float:
 
 
 class Scoreboard:
-    """Asks contenders, and knows what they answered.
+    """Asks contenders, and stores their answers.
 
     Args:
         exam: The questions.
-        merges: Makes the contenders.
-        journal: Keeps the answers.
-        on_answer: Called with the label, the questions just asked and those asked of all so far.
+        merges: Builds the contenders.
+        journal: Stores the answers.
+        on_answer: Called with the label, the number of questions just asked, and the total so far.
     """
 
     def __init__(self, exam: Exam, merges: Merges, journal: AnswerJournal, on_answer: OnAnswer) -> None:
@@ -86,11 +87,11 @@ class Scoreboard:
         return self.journal.meter
 
     def most(self, unseen: bool) -> int:
-        """Return the questions of the task that has most, in the race or unseen by it."""
+        """Return the largest number of questions of a task, in the race or unseen by it."""
         return max(map(len, (self._unseen if unseen else self._seen).values()))
 
     def cost(self, start: int, end: int, unseen: bool = False) -> int:
-        """Return how many questions there are from `start` to `end` of each task."""
+        """Return the number of questions from `start` to `end` of each task."""
         return sum(len(items[start:end]) for items in (self._unseen if unseen else self._seen).values())
 
     def missing(self, contender: Contender, count: int, *, unseen: bool = False) -> int:
@@ -104,12 +105,12 @@ class Scoreboard:
         return {task: own for task, own in found.items() if len(own)}
 
     def ask(self, contender: Contender, count: int, *, unseen: bool = False, reserved: int = 0) -> dict[str, Array]:
-        """Return the answers to the first `count` questions of each task, asking those that are not known.
+        """Return the answers to the first `count` questions of each task, and ask the unknown ones.
 
-        A merge that cannot be made or asked, for its numbers overflow, has NaN for answers.
+        A merge that cannot be computed or asked, because its numbers overflow, has NaN answers.
 
         Raises:
-            BudgetSpentError: The budget does not allow these questions and `reserved` more.
+            BudgetSpentError: If the budget does not allow these questions and `reserved` more.
         """
         if missing := self._missing(contender, count, unseen):
             asked = sum(map(len, missing.values()))
@@ -118,12 +119,12 @@ class Scoreboard:
             began = merged = time.perf_counter()
             failed = ""
             try:
-                # What is checked is what would be written, bit for bit.
+                # The check uses exactly the weights that would be written, bit for bit.
                 variant = self.merges.exact(contender) if unseen else self.merges.quick(contender)
                 merged = time.perf_counter()
                 fresh = self.exam.ask(variant, missing)
             except MerganserError as error:
-                if not contender.is_merge:  # models come first: what they cannot be asked is not the merges' fault
+                if not contender.is_merge:  # models come first: an error here is not caused by merging
                     raise
                 fresh, failed = {task: [math.nan] * len(own) for task, own in missing.items()}, str(error)
             seconds = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What a race may cost: questions, seconds, or both."""
+"""The budget of a race: questions, seconds, or both."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from merganser.units import parse_time
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a race; None is no limit.
+    """Limits of a race; None means no limit.
 
     Attributes:
         questions: Questions asked of all contenders together.
-        seconds: Time spent on merging and asking, also before an interruption.
+        seconds: Time for merging and asking, including time before an interruption.
     """
 
     questions: int | None = None
@@ -22,10 +22,10 @@ class Budget:
 
     @classmethod
     def parse(cls, given: str | int | None) -> Budget:
-        """Read limits as they are written: `5000` questions, `10m` of time, or `5000,10m`.
+        """Parse limits: `5000` questions, `10m` of time, or `5000,10m`.
 
         Raises:
-            InputError: A limit is neither, is not above 0, or is given twice.
+            InputError: If a limit is neither, is not above 0, or is given twice.
         """
         found: dict[str, float] = {}
         for each in [] if given is None else str(given).split(","):
@@ -34,7 +34,7 @@ class Budget:
             if kind in found:
                 raise InputError(f"the budget has two numbers of {kind}; give one")
             if not value > 0:
-                raise InputError(f"a budget of {text} {kind} allows nothing")
+                raise InputError(f"a budget of {text} {kind} is empty; give more than 0")
             found[kind] = value
         questions = found.get("questions")
         return cls(None if questions is None else int(questions), found.get("seconds"))
@@ -42,13 +42,13 @@ class Budget:
 
 @dataclass
 class Meter:
-    """What was spent so far, and whether more can be afforded.
+    """The budget spent so far, and whether more is allowed.
 
     Attributes:
         budget: The limits.
         asked: Questions so far.
         seconds: Time so far.
-        merging: The part of it in which methods were run, which does not grow with the questions.
+        merging: The part of the time spent in methods, which does not grow with the questions.
         longest: The longest run of a method.
     """
 
@@ -65,9 +65,9 @@ class Meter:
         self.longest = max(self.longest, merging)
 
     def questions_left(self, reserved: int = 0) -> float:
-        """Return how many more questions the budget allows at the speed so far; `reserved` are kept back.
+        """Return how many more questions the budget allows at the speed so far, minus `reserved`.
 
-        Time is kept back for one more run of the slowest method: the check runs the winner's again.
+        Time is reserved for one more run of the slowest method, since the check runs the winner's again.
         """
         left = float("inf")
         if self.budget.questions is not None:

@@ -1,4 +1,4 @@
-"""Ways to merge that take part in a race, and what they are raced against."""
+"""The contenders of a race: ways to merge, and single models."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from merganser.methods.registry import lookup, parameters, registry
 from merganser.tuning.autopilot.looking import SUSPECT, Remark
 
 PLAIN = "task_arithmetic"
-#: Methods that are proposed where they are registered, the plainest first.
+#: Methods that are proposed if registered, the simplest first.
 METHODS = (PLAIN, "ties", "tsv", "iso_c", "iso_cts", "wudi", "ace")
-#: Scales that a race begins with; the winner's is refined. Those of a plain sum are shares of one expert.
+#: Initial scales of a race; the winner's is refined. Those of a plain sum are per expert.
 SCALES = (0.5, 1.0, 2.0)
 SHARES = (1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A method with its parameters and experts; without a method, a model as it is.
+    """A method with its parameters and experts; without a method, a single model.
 
     Attributes:
         name: The model, or the method.
         experts: Names of the experts that are merged.
         parameters: Parameters of the method, with its scale.
-        without: Names of the experts that are left out although they could be merged.
+        without: Names of experts that are left out although they could be merged.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """What results call it; contenders differ in it."""
+        """The unique name in results."""
         values = "".join(f" {name}={_short(value)}" for name, value in self.parameters.items())
         return self.name + values + (f" without {', '.join(self.without)}" if self.without else "")
 
@@ -58,24 +58,24 @@ def _short(value: Any) -> str:
 
 
 def without(experts: Sequence[str], remarks: Sequence[Remark], kinds: Sequence[str]) -> tuple[str, ...]:
-    """Return the experts that no remark of these kinds is about, in their order."""
+    """Return the experts that are not the subject of remarks of these kinds, in order."""
     out = {remark.experts[0] for remark in remarks if remark.kind in kinds}
     return tuple(name for name in experts if name not in out)
 
 
 def propose(experts: Sequence[str], remarks: Sequence[Remark], methods: Sequence[str] | None = None) -> list[Contender]:
-    """Return the merges that a race begins with: methods × scales.
+    """Return the initial merges of a race: methods × scales.
 
-    Experts that look as if they spoil a merge (of another base, or far too long) are tried with and without. Where
-    lengths differ and a method can make them equal (`norms`), that is tried at the middle scale.
+    Experts that may spoil a merge (of another base, or far too long) are tried with and without. If lengths differ and
+    a method can equalise them (`norms`), that is tried at the middle scale.
 
     Args:
         experts: The experts that can be merged, two or more.
-        remarks: What was seen of them.
-        methods: The methods; those of `METHODS` that are registered unless told.
+        remarks: The findings about them.
+        methods: The methods; by default those of `METHODS` that are registered.
 
     Raises:
-        InputError: A method is unknown, has no scale, or is no method of task vectors.
+        InputError: If a method is unknown, has no scale, or does not use task vectors.
     """
     known = registry()
     named = list(methods) if methods else [name for name in METHODS if name in known]
@@ -87,12 +87,12 @@ def propose(experts: Sequence[str], remarks: Sequence[Remark], methods: Sequence
     for name in dict.fromkeys(named):
         declared = parameters(lookup(name))
         if "scale" not in declared or lookup(name).base != "required":
-            raise InputError(f"method {name!r} is not one that a race can try: it needs a base and a scale")
+            raise InputError(f"method {name!r} cannot take part in a race: it needs a base and a scale")
         equal = "norms" in declared and bool(kinds & {"long", "norms"})
         for own, left in sets:
             scales = [share / len(own) for share in SHARES] if name == PLAIN else SCALES
             merges = [Contender(name, own, {}, left).at(scale) for scale in scales]
-            if equal:  # once: the race is about methods, and the winner's scale is refined
+            if equal:  # only once: the race compares methods, and the winner's scale is refined
                 merges.append(Contender(name, own, {"norms": "equal"}, left).at(scales[1]))
             found |= {contender.label: contender for contender in merges}
     return list(found.values())

@@ -1,4 +1,4 @@
-"""The order of things: race the models, race the merges, refine the scale, check on unseen questions, decide."""
+"""The steps: race the models, race the merges, refine the scale, check on unseen questions, decide."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from merganser.tuning.autopilot.decisions import Challenge, Decision, Verdict
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
 from merganser.tuning.autopilot.racing import FAILED, fit_to_budget, reject, rung_ends, score, worst_case
 
-#: How far the winner's scale is moved to find its best, in powers of two.
+#: Steps of the winner's scale during refinement, in powers of two.
 OCTAVES = (0.0, -0.5, 0.5, -1.0, 1.0)
 
 
 @dataclass
 class Heat:
-    """One race: contenders from the best down, its rungs, and why contenders left."""
+    """One race: contenders from best to worst, its rungs, and why contenders left."""
 
     order: list[Contender]
     rungs: list[Rung] = field(default_factory=list)
@@ -35,17 +35,17 @@ class Heat:
 
 @dataclass(frozen=True)
 class RaceSize:
-    """How many questions of each task the last rung and the check have."""
+    """The number of questions per task on the last rung and in the check."""
 
     most: int
     unseen: int
 
 
 def plan_size(board: Scoreboard, models: int, merges: int, questions: int) -> RaceSize:
-    """Return the largest race that the budget surely allows.
+    """Return the largest race that the budget allows in the worst case.
 
     Raises:
-        InputError: The budget allows none.
+        InputError: If the budget allows none.
     """
     tasks = len(board.exam.orders)
     limit, kept_back = min(questions, board.most(False)), min(2 * questions, board.most(True))
@@ -55,7 +55,7 @@ def plan_size(board: Scoreboard, models: int, merges: int, questions: int) -> Ra
 
     def cost(most: int) -> int:
         races = sum(worst_case(count, rung_ends(count, most, tasks), board.cost) for count in (models, merges))
-        # The winner may have won before the last rung; it is asked everything to be refined.
+        # The winner may have won before the last rung; it is asked everything to refine its scale.
         refined = len(OCTAVES) * board.cost(0, most)
         return races + refined + 3 * board.cost(0, unseen(most), unseen=True)
 
@@ -65,14 +65,14 @@ def plan_size(board: Scoreboard, models: int, merges: int, questions: int) -> Ra
 
 
 def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved: int) -> Heat:
-    """Ask contenders more and more of the same questions and reject the worse after every rung."""
+    """Ask contenders more and more of the same questions, and reject the worse ones after every rung."""
     heat = Heat(list(contenders))
     for end in rung_ends(len(contenders), most, len(board.exam.orders)):
         if len(heat.order) < 2:
             break
         answers: dict[str, Mapping[str, Array]] = {}
         try:
-            # In the order of the proposal: contenders of one method share its merge.
+            # In the order of the proposal, so that contenders of one method share its merge.
             for contender in [each for each in contenders if each in heat.order]:
                 answers[contender.label] = board.ask(contender, end, reserved=reserved)
         except BudgetSpentError:
@@ -92,8 +92,8 @@ def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved
 def refine(board: Scoreboard, winner: Contender, most: int, reserved: int) -> tuple[Contender, Rung]:
     """Return the winner at its best scale, and the scores at the scales tried.
 
-    The best scale is the top of a parabola through the scores over log α: the highest of several noisy scores is mostly
-    the luckiest. Where there is no top, or the budget ends, it is the highest score's.
+    The best scale is the maximum of a parabola through the scores over log α: the highest of several noisy scores is
+    mostly the luckiest. If there is no maximum, or the budget ends, it is the scale of the highest score.
     """
     tried = [winner.at(winner.scale * 2**octave) for octave in OCTAVES]
     scores: dict[str, float] = {}
@@ -109,17 +109,17 @@ def refine(board: Scoreboard, winner: Contender, most: int, reserved: int) -> tu
 
 
 def find_plain(heat: Heat, contenders: Sequence[Contender]) -> Contender | None:
-    """Return the plain contender that got furthest in a race, and did best there."""
+    """Return the plain contender that got furthest in a race, and scored best there."""
     last = {label: (rung.budget, score) for rung in heat.rungs for label, score in rung.scores.items()}
     plain = [each for each in contenders if each.name == PLAIN and each.label in last]
     return max(plain, key=lambda each: last[each.label], default=None)
 
 
 def check(board: Scoreboard, ladder: Sequence[Contender], count: int) -> tuple[list[Challenge], int]:
-    """Ask unseen questions: each contender takes the place of the one before if it is better beyond the interval.
+    """Ask unseen questions; each contender replaces the previous one if it is better beyond the interval.
 
     Returns:
-        The comparisons, and how many questions each was asked: fewer where the budget ends, none if it has ended.
+        The comparisons, and the number of questions of each: fewer if the budget ends, none if it has ended.
     """
     while count and sum(board.missing(each, count, unseen=True) for each in ladder) > board.meter.questions_left():
         count //= 2
@@ -143,7 +143,7 @@ def decide(
     remarks: tuple[Remark, ...],
     questions: int,
 ) -> Decision:
-    """Race, refine, check, and say what to do."""
+    """Race, refine, check, and return the decision."""
     planned = plan_size(board, len(models), len(merges), questions)
     if board.meter.budget.seconds is not None:
         board.ask(models[0], 1)  # tells how long a question takes
@@ -204,9 +204,9 @@ def _gain(challenge: Challenge) -> str:
 
 
 def _enough(challenge: Challenge, unseen: int) -> str:
-    """Say how many questions would tell, where a difference of this size could be told."""
+    """Return how many questions would settle a difference of this size, if that is possible."""
     gain = challenge.gain
     if gain is None or gain.value <= 0 or gain.verdict != "cannot tell":
         return ""
     needed = unseen * ((gain.value - gain.low) / gain.value) ** 2
-    return f"; about {needed:,.0f} unseen questions would tell" if needed < 1e6 else ""
+    return f"; about {needed:,.0f} unseen questions would be needed to tell" if needed < 1e6 else ""

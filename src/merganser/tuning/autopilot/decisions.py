@@ -1,4 +1,4 @@
-"""What the autopilot hands back."""
+"""The result of the autopilot."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Verdict = Literal["merge", "do not merge", "no evidence"]
 
 @dataclass(frozen=True)
 class Challenge(Result):
-    """A contender on the questions that the race did not ask, and by how much it is better than what was kept before.
+    """A contender on questions that the race did not use, compared with the one kept before.
 
     Attributes:
         label: The contender.
         score: Its score, with a 95 % interval.
-        against: What it was compared with; nothing for the first.
+        against: The label it was compared with; empty for the first.
         gain: The difference, question by question, with a 95 % interval.
-        kept: Whether it is better beyond the interval, and so took the other's place.
+        kept: Whether it is better beyond the interval, and so replaced the other.
     """
 
     label: str
@@ -35,24 +35,24 @@ class Challenge(Result):
 
 @dataclass(frozen=True)
 class Decision(Shown, Result):
-    """What to do with experts, and why.
+    """The decision on what to do with experts, and why.
 
     Attributes:
-        verdict: `"merge"`, `"do not merge"`, or `"no evidence"` where there was nothing to choose by.
+        verdict: `"merge"`, `"do not merge"`, or `"no evidence"` without data.
         text: The verdict in words.
         kept: What to use: a merge, an expert or the base.
-        recipe: The recipe of the merge to use; None where a model is kept as it is.
+        recipe: The recipe of the merge to use; None if a single model is kept.
         best: The best merge of the race, kept or not; None if there was no race.
         best_recipe: Its recipe.
-        score: Score of what is kept on unseen questions, with a 95 % interval.
-        remarks: What was seen of the experts.
-        challenges: What was compared on unseen questions, in order.
+        score: The score of the kept model on unseen questions, with a 95 % interval.
+        remarks: Findings about the experts.
+        challenges: Comparisons on unseen questions, in order.
         rungs: The race: scores of contenders on the first questions of each task.
         rejected: Why contenders left the race.
         asked: Questions asked of all contenders.
         seconds: Time spent on merging and asking.
         stopped: Whether the budget ended the race early.
-        seed: What orders the questions.
+        seed: The seed of the order of questions.
 
     Example:
         >>> weights, decision = mg.tuning.auto(experts, base)

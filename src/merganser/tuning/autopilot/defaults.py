@@ -1,4 +1,4 @@
-"""What to do without data: there is no evidence to choose by, so there is one default, and the reason for it."""
+"""The default without data: there is no evidence to choose by, so it explains its reason."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from merganser.tuning.autopilot.decisions import Decision
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
 from merganser.tuning.autopilot.merges import Merges
 
-#: Experts from which on a spectral method is the default.
+#: Number of experts from which a spectral method is the default.
 SEVERAL = 3
 
 
 def choose_default(merges: Merges, experts: Sequence[str], remarks: tuple[Remark, ...]) -> Decision:
-    """Return the default merge of experts, or that there is nothing to merge."""
+    """Return the default merge of experts, or the advice that there is nothing to merge."""
     blame = "".join(f". {remark.text}" for remark in remarks if remark.kind in CULPRITS)
     experts = without(experts, remarks, ("other base",))
     if len(experts) < 2:
@@ -23,9 +23,9 @@ def choose_default(merges: Merges, experts: Sequence[str], remarks: tuple[Remark
         return Decision("do not merge", text, kept, remarks=remarks, seed=merges.seed)
     chosen = default_contender(experts)
     text = (
-        f"no evidence to choose: the default is {chosen.label}, because {reason(len(experts))}. What the weights alone "
-        "say about how well experts merge did not predict it in our measurements (rank correlation 0.00 over 28 "
-        f"pairs of text experts): give data to choose and to check{blame}"
+        f"no evidence to choose by: the default is {chosen.label}, because {reason(len(experts))}. Measures of the "
+        "weights alone did not predict how well experts merge in our benchmarks (rank correlation 0.00 over 28 pairs "
+        f"of text experts); give data to choose and to check{blame}"
     )
     document = merges.document(chosen)
     return Decision(
@@ -34,7 +34,7 @@ def choose_default(merges: Merges, experts: Sequence[str], remarks: tuple[Remark
 
 
 def default_contender(experts: Sequence[str]) -> Contender:
-    """Return the merge that needs no tuning: the mean of two experts, `iso_cts` at scale 1 of more."""
+    """Return the merge that needs no tuning: the mean of two experts, or `iso_cts` at scale 1 for more."""
     if len(experts) < SEVERAL:
         return Contender(PLAIN, tuple(experts)).at(1 / len(experts))
     return Contender("iso_cts", tuple(experts)).at(1.0)
@@ -43,7 +43,7 @@ def default_contender(experts: Sequence[str]) -> Contender:
 def reason(experts: int) -> str:
     """Return why that merge is the default."""
     if experts < SEVERAL:
-        return "the mean of two experts stays between them"
+        return "the mean of two experts lies between them"
     return (
         "with its scale left at 1 it was the best method on 14 and 20 text experts (0.80 and 0.81 accuracy; tsv 0.79 "
         "and 0.75) and within 0.03 of the best on 8"

@@ -1,4 +1,4 @@
-"""What contenders are asked: questions of several tasks in an order, and the one who asks them."""
+"""Exams of contenders: ordered questions of several tasks, and a function that asks them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from merganser.tuning.validation import Validation
 
 Items: TypeAlias = Mapping[str, Sequence[int]]
 Asker: TypeAlias = Callable[[Variant, Items], Mapping[str, Sequence[float]]]
-#: The share of the questions of a task that is kept for the end, and how many it needs to have.
+#: The share of a task's questions that is held out for the check, and the minimum number of questions.
 UNSEEN, ENOUGH = 1 / 3, 9
 
 
@@ -37,10 +37,10 @@ class Exam:
     """Questions of several tasks.
 
     Attributes:
-        orders: The items of each task in the order they are asked; every beginning is a sample of them.
+        orders: The items of each task in the order they are asked; every prefix is a sample.
         asker: Asks a variant some items and returns an answer for each.
-        name: Identifies the questions in a journal: another name, another race.
-        lower: Tasks of which less is better.
+        name: Identifies the questions in a journal.
+        lower: Tasks with lower-is-better scores.
     """
 
     orders: Items
@@ -52,18 +52,18 @@ class Exam:
         for task, order in self.orders.items():
             if len(order) < ENOUGH:
                 raise InputError(
-                    f"task {task!r}: {len(order)} questions are too few to choose by some and to check with others; "
+                    f"task {task!r}: {len(order)} questions are too few to split between choosing and checking; "
                     f"give {ENOUGH} or more"
                 )
 
     @property
     def objective(self) -> Objective:
-        """The mean over the tasks, of minus the score where less is better."""
+        """Return the mean over the tasks, with lower-is-better scores negated."""
         share = 1 / len(self.orders)
         return Objective("mean", {task: -share if task in self.lower else share for task in self.orders})
 
     def parts(self, unseen: bool) -> dict[str, Sequence[int]]:
-        """Return the items that a race may ask, or those that it must not."""
+        """Return the items that a race may use, or those that it must not."""
         cuts = {task: len(order) - int(len(order) * UNSEEN) for task, order in self.orders.items()}
         return {task: order[cuts[task] :] if unseen else order[: cuts[task]] for task, order in self.orders.items()}
 
@@ -71,14 +71,14 @@ class Exam:
         """Return the answers of a variant, one for each item.
 
         Raises:
-            InputError: The one who asks returns something else.
+            InputError: If the asker does not return one answer per item.
         """
         found = self.asker(variant, items)
         answers = {}
         for task, chosen in items.items():
             values = [float(value) for value in found.get(task, ())]
             if len(values) != len(chosen):
-                raise InputError(f"task {task!r}: {len(values)} answers to {len(chosen)} items; one for each is needed")
+                raise InputError(f"task {task!r}: {len(values)} answers to {len(chosen)} items; expected one per item")
             answers[task] = values
         return answers
 
@@ -90,9 +90,9 @@ def exam_of_tasks(
     directory = base.directory
     kind = language.kind_of_model(directory)
     if directory is None or kind is None:
-        raise InputError(f"{base.label}: tasks need models that transformers loads; give data or a score for others")
+        raise InputError(f"{base.label}: tasks need models that transformers can load; give data or a score instead")
     if twice := [task.name for task in tasks if sum(task.name == other.name for other in tasks) > 1]:
-        raise InputError(f"two tasks are called {twice[0]!r}; name them apart")
+        raise InputError(f"two tasks are called {twice[0]!r}; give them different names")
     examiners: dict[str, Any] = {task.name: task.examiner(str(directory)) for task in tasks}
     orders = _orders({name: len(examiner) for name, examiner in examiners.items()}, seed, calibrations)
     orders |= {name: sampled(examiner, seed) for name, examiner in examiners.items() if name not in calibrations}
@@ -112,7 +112,7 @@ def exam_of_tasks(
 
 
 def exam_of_batches(validation: Validation, seed: int, calibrations: Mapping[str, Calibration]) -> Exam:
-    """Return an exam of labelled batches, each sample a question."""
+    """Return an exam of labelled batches, with each sample a question."""
     counts = validation.counts()
     return Exam(
         _orders(counts, seed, calibrations),
@@ -124,7 +124,7 @@ def exam_of_batches(validation: Validation, seed: int, calibrations: Mapping[str
 def exam_of_score(
     score: Callable[..., Any], items: int | Mapping[str, int], seed: int, calibrations: Mapping[str, Calibration]
 ) -> Exam:
-    """Return an exam of a function of (weights, items); with one number of items, of one task."""
+    """Return an exam from a function of (weights, items); with a single number of items, for one task."""
     counts = {"score": items} if isinstance(items, int) else dict(items)
 
     def ask(variant: Variant, chosen: Items) -> Mapping[str, Sequence[float]]:
@@ -145,7 +145,7 @@ def _contents(records: Records) -> list[dict[str, Any]]:
 
 
 def _digest(questions: Any) -> str:
-    """Return what questions are known by in a journal: their content, wherever it is stored."""
+    """Return the identity of questions in a journal: their content, independent of where it is stored."""
     return hashlib.sha256(json.dumps(questions, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -161,12 +161,12 @@ def _orders(counts: Mapping[str, int], seed: int, calibrations: Mapping[str, Cal
 
 
 def _informed_order(known: Calibration, count: int, task: str, seed: int) -> list[int]:
-    """Return an order whose every beginning holds items of every kind that an IRT tells apart, by their shares.
+    """Return an order in which every prefix has items of each kind that an IRT distinguishes, in proportion.
 
     Items are clustered by discrimination and difficulty, and the clusters are the strata.
     """
     if known.items != count:
-        raise InputError(f"task {task!r}: the calibration tells of {known.items} items, and the task has {count}")
+        raise InputError(f"task {task!r}: the calibration covers {known.items} items, but the task has {count}")
     if known.irt is not None:
         points: Array = known.irt.items.embedding
     else:

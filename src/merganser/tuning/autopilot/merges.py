@@ -1,7 +1,7 @@
-"""Contenders as merges in memory.
+"""Compute contenders as merges in memory.
 
-A method is run once, at scale 1; what another scale gives is θ_0 + α (merged − θ_0), which costs no decomposition. As
-many merges are kept as fit into memory. What is checked and written in the end is the method's own at its scale.
+A method is run once, at scale 1; another scale is θ_0 + α (merged − θ_0), without a decomposition. As many merges are
+kept as fit into memory. The merge that is checked and written in the end is computed by the method at its scale.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Merges:
     """The base, its experts, and contenders made of them.
 
     Args:
-        base: What the experts were fine-tuned from.
+        base: The model the experts were fine-tuned from.
         experts: The experts by name.
-        seed: The seed of methods that draw random numbers.
-        memory: How many bytes of merges to keep; one is always kept.
+        seed: The seed of random methods.
+        memory: The bytes of merges to keep; one is always kept.
     """
 
     def __init__(self, base: Reference, experts: Mapping[str, Reference], seed: int, memory: int) -> None:
@@ -79,11 +79,11 @@ class Merges:
         return any(len(shape) > 3 and is_matrix(shape) for shape in shapes)
 
     def exact(self, contender: Contender) -> Variant:
-        """Return a contender as its recipe makes it."""
+        """Return a contender computed by its recipe."""
         return self.variant(self.document(contender))
 
     def quick(self, contender: Contender) -> Variant:
-        """Return a contender by the merge at scale 1 that its method was run for: the same up to rounding."""
+        """Return a contender computed from its method's merge at scale 1; equal up to rounding."""
         if not contender.is_merge or (contender.name == PLAIN and len(contender.parameters) == 1):
             return self.exact(contender)
         whole = contender.at(1.0)
@@ -103,17 +103,19 @@ class Merges:
             while self._kept and (len(self._kept) + 1) * size > self.memory:
                 del self._kept[next(iter(self._kept))]
             found = merged
-        self._kept[contender.label] = found  # the last used goes last
+        self._kept[contender.label] = found  # the most recently used is last
         return found
 
     def variant(self, document: Mapping[str, Any], opened: Mapping[str, Checkpoint] | None = None) -> Variant:
-        """Return a recipe, planned."""
+        """Return a planned recipe."""
         merge = recipes.prepare(recipes.load(dict(document)), open=(opened or self.opened).__getitem__)
         return Variant({}, document, merge)
 
 
 def _path(model: Reference, name: str) -> str:
-    """Return how a recipe anywhere can refer to a model: by absolute path or hub id; in memory, by its name."""
+    """Return a reference to a model that works in a recipe anywhere: an absolute path or hub id; in memory, its
+    name.
+    """
     if not isinstance(model, (str, os.PathLike)):
         return name
     return "+".join(

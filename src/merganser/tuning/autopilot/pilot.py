@@ -1,4 +1,4 @@
-"""`mg.tuning.auto`: experts and a little data in, a decision out."""
+"""`mg.tuning.auto`: a decision from experts and a little data."""
 
 from __future__ import annotations
 
@@ -48,31 +48,31 @@ def auto(
     device: str = "cpu",
     on_answer: OnAnswer = lambda label, asked, total: None,
 ) -> tuple[dict[str, Tensor], Decision]:
-    """Choose how to merge experts, or not to.
+    """Choose how to merge experts, or decide not to.
 
-    Looks at the weights first: duplicates are left out, and experts that seem to be of another base are tried with and
-    without. Then it races methods and scales on the same few questions, refines the scale of the winner, and checks it
-    on questions that the race did not ask. A merge is chosen only if it is better there, beyond a 95 % interval, than
-    the best single model; and something else than task arithmetic only if it is better than that. Without data there
-    is nothing to choose by: the result is the default, and says so.
+    Inspects the weights first: duplicates are left out, and experts that seem to be of another base are tried with and
+    without. Then races methods and scales on the same few questions, refines the scale of the winner, and checks it on
+    questions that the race did not use. A merge is chosen only if it is better there, beyond a 95 % interval, than the
+    best single model; and a method other than task arithmetic only if it is better than that. Without data there is no
+    evidence: the result is the default merge, marked as such.
 
     Args:
         models: The experts, in a list or by label.
-        base: What they were fine-tuned from.
+        base: The model they were fine-tuned from.
         data: Labelled batches `(inputs, targets)` for each expert; or tasks, for models that `transformers` loads.
-        heads: For each expert, what maps the module's output to its task's logits.
-        score: Instead of `data`: a function of weights and items that returns a number for each item, higher being
-            better; of several tasks, a function of weights and items by task that returns numbers by task.
-        items: How many items `score` can be asked; by task, if there are several.
+        heads: For each expert, a function from the module's output to its task's logits.
+        score: Instead of `data`: a function of weights and items that returns a number per item, higher is better; for
+            several tasks, a function of weights and items by task that returns numbers by task.
+        items: The number of items for `score`; by task, if there are several.
         methods: Methods to race; by default those of task vectors that do well in the benchmarks.
-        budget: Bound on the race: a number of questions, a time such as `"10m"`, or both, `"5000,10m"`.
-        questions: Questions of each task that the best contenders are asked, at most.
+        budget: Limit on the race: a number of questions, a time such as `"10m"`, or both, `"5000,10m"`.
+        questions: Maximum questions per task for the best contenders.
         calibration: By task, answers of other models or an IRT; questions are then spread over kinds of items.
-        seed: Orders the questions, and seeds methods that draw random numbers.
-        journal: A file that keeps the answers: the same call again goes on from there.
-        memory: How many bytes of merges to keep while they are raced.
-        device: Where tasks are asked.
-        on_answer: Called with a contender, the questions just asked of it and those asked of all so far.
+        seed: The seed of the order of questions and of random methods.
+        journal: A file for the answers; repeat the call to continue an interrupted race.
+        memory: The bytes of merges to keep during the race.
+        device: The torch device for tasks.
+        on_answer: Called with a contender, the number of questions just asked, and the total so far.
 
     Returns:
         The weights to use (of a merge, an expert or the base), and the decision with everything it is based on.
@@ -113,7 +113,7 @@ def pilot(
     on_answer: OnAnswer = lambda label, asked, total: None,
     on_look: Callable[[tuple[Remark, ...]], None] = lambda remarks: None,
 ) -> Decision:
-    """Look, race and decide; `auto` without the weights."""
+    """Inspect, race and decide; `auto` without the weights."""
     if questions < 1:
         raise InputError(f"questions must be at least 1, got {questions}")
     limits = Budget.parse(budget)
@@ -125,7 +125,7 @@ def pilot(
     remarks = look(merges.base, merges.experts)
     experts = without(names, remarks, LEFT_OUT)
     candidates = propose(experts, remarks, methods) if len(experts) > 1 else []
-    for candidate in {each.name: each for each in candidates}.values():  # what is wrong is said before any work
+    for candidate in {each.name: each for each in candidates}.values():  # report problems before any work
         notes = merges.exact(candidate).merge.plan.notes
         remarks = (*remarks, *(Remark("note", note) for note in notes if Remark("note", note) not in remarks))
     asked = exam(known)
@@ -156,7 +156,7 @@ def build_exam(
     device: str,
     merges: Merges,
 ) -> Exam | None:
-    """Return what contenders are asked, from any kind of data; None without any."""
+    """Return the exam from any kind of data; None without data."""
     if data is None and score is None and heads is None and items is None:
         return None
     if isinstance(data, Sequence) and data and all(isinstance(task, Task) for task in data) and score is None:
@@ -167,5 +167,5 @@ def build_exam(
     if isinstance(found, Validation) and score is None:
         return exam_of_batches(found, seed, known)
     if items is None:
-        raise InputError("a score needs items: the number of things it can be asked")
+        raise InputError("a score needs items: the number of items to score")
     return exam_of_score(found, items, seed, known)

@@ -1,8 +1,8 @@
-"""Who is rejected in a race: those surely worse than the leader, and the worse half of the rest.
+"""Reject contenders in a race: those significantly worse than the leader, and the worse half of the rest.
 
-All contenders answer the same questions, so they are compared item by item: what makes a question hard for all does not
-count. The second rule bounds the cost whatever the answers are (sequential halving, Karnin et al. 2013): with K
-contenders and questions that double from rung to rung, every rung costs about the same and there are log2 K of them.
+All contenders answer the same questions and are compared item by item, so that the difficulty of questions cancels. The
+second rule bounds the cost for any answers (sequential halving, Karnin et al. 2013): with K contenders and questions
+that double from rung to rung, every rung costs about the same and there are log2 K of them.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from merganser.evolve.design import Objective
 from merganser.evolve.intervals import paired_interval
 from merganser.evolve.racing import rungs
 
-#: How sure one must be to reject a contender of the better half.
+#: Confidence needed to reject a contender of the better half.
 LEVEL = 0.95
-#: Why a contender leaves that has no answers.
+#: Reason for a contender without answers.
 FAILED = "its answers are not numbers"
-#: Questions of all tasks together on the first rung, at least: after fewer, halving would be a lottery.
+#: Minimum number of questions on the first rung, over all tasks: with fewer, halving would be random.
 FEWEST = 48
 
 
 def score(objective: Objective, answers: Mapping[str, Array]) -> float:
-    """Return the objective of answers, higher being better; minus infinity if it is not a number."""
+    """Return the objective of answers, higher is better; minus infinity if it is not a number."""
     value = objective.value({task: float(values.mean()) for task, values in answers.items()})
     return -math.inf if math.isnan(value) else value
 
 
 def reject(objective: Objective, answers: Mapping[str, Mapping[str, Array]]) -> tuple[list[str], dict[str, str]]:
-    """Return who stays, the best first, and why each of the others does not.
+    """Return the contenders that stay, the best first, and why the others leave.
 
     Args:
-        objective: What contenders are compared by, to be maximised.
-        answers: Of every contender, to the same questions of every task.
+        objective: The objective to maximise.
+        answers: The answers of every contender to the same questions of every task.
     """
     means = {label: score(objective, own) for label, own in answers.items()}
     order = sorted(answers, key=lambda label: -means[label])  # stable: of equals, the first
@@ -56,27 +56,27 @@ def reject(objective: Objective, answers: Mapping[str, Mapping[str, Array]]) -> 
 
 
 def rung_ends(contenders: int, most: int, tasks: int) -> tuple[int, ...]:
-    """Return the numbers of questions of each task after which contenders are rejected: doubling, up to `most`."""
+    """Return the numbers of questions per task after which contenders are rejected: doubling, up to `most`."""
     halvings = math.ceil(math.log2(max(2, contenders)))
     return rungs(min(most, max(math.ceil(FEWEST / tasks), math.ceil(most / 2 ** (halvings - 1)))), most)
 
 
 def worst_case(contenders: int, ends: Sequence[int], cost: Callable[[int, int], int]) -> int:
-    """Return how many questions a race asks at most; `cost` is that of one contender from one number to another."""
+    """Return the maximum number of questions of a race; `cost` is that of one contender from one number to another."""
     sizes = rung_sizes(contenders, len(ends))
     return sum(size * cost(*span) for size, span in zip(sizes, pairwise((0, *ends)), strict=True) if size > 1)
 
 
 def fit_to_budget(cost: Callable[[int], int], most: int, budget: int | None, what: str) -> int:
-    """Return the largest number up to `most` whose cost is within the budget; `cost` never falls.
+    """Return the largest number up to `most` whose cost is within the budget; `cost` must not decrease.
 
     Raises:
-        InputError: Even one question of each task costs more.
+        InputError: If even one question per task costs more.
     """
     if budget is None or cost(most) <= budget:
         return most
     if cost(1) > budget:
-        raise InputError(f"a budget of {budget} questions is too small for {what}: at least {cost(1)} are needed")
+        raise InputError(f"a budget of {budget} questions is too small for {what}: it needs at least {cost(1)}")
     low, high = 1, most
     while high - low > 1:
         middle = (low + high) // 2
