@@ -121,7 +121,7 @@ def test_a_busy_server_is_asked_again_and_others_are_not(serve, monkeypatch):
 def test_a_server_without_log_probabilities_says_what_to_do(serve):
     url, _ = serve(lambda path, body: (200, {"choices": [{"text": "x", "logprobs": None}]}))
     quiz = MultipleChoice([{"question": "?", "options": ["a", "b"], "answer": 0}], "")
-    with pytest.raises(InputError, match="use|ask in kind choice"):
+    with pytest.raises(InputError, match="use kind choice"):
         quiz(Server(url, "m"), [0])
 
 

@@ -227,7 +227,7 @@ def test_normalized_accuracy():
     assert normalized_accuracy({"a": 0.9, "b": 0.4}, {"a": 0.9, "b": 0.8, "c": 1.0}) == pytest.approx(0.75)
     with pytest.raises(InputError, match="no expert's score on 'x'"):
         normalized_accuracy({"x": 1.0}, {"a": 1.0})
-    with pytest.raises(InputError, match="nothing to normalise by"):
+    with pytest.raises(InputError, match="cannot normalise by it"):
         normalized_accuracy({"a": 1.0}, {"a": 0.0})
 
 

@@ -202,7 +202,7 @@ def count_tokens(model, items, tokenizer):
 def test_a_function_gets_the_tokenizer_if_it_asks_for_it(llamas):
     reference = f"{__name__}:count_tokens"
     assert Function(reference, 5, str(llamas / "base"))(None, [1]) == {"score": [2.0]}
-    with pytest.raises(InputError, match="wants a tokenizer, and none is known"):
+    with pytest.raises(InputError, match="needs a tokenizer, but none is known"):
         Function(reference, 5)(None, [1])
 
 
@@ -239,7 +239,7 @@ GOOD = json.dumps({"question": "x", "options": ["y", "z"], "answer": 1})
         ("a.jsonl", GOOD + "\n\n{bad", "a.jsonl, line 3: not JSON"),
         ("a.json", "{bad", "a.json: not JSON"),
         ("a.json", "{}", "expected a list of records"),
-        ("a.jsonl", "", "no questions in it"),
+        ("a.jsonl", "", "contains no questions"),
         ("a.jsonl", "[1]", "line 1: expected a record"),
         ("a.jsonl", "[" * 100_000, "line 1: (nested too deeply|not JSON)"),
         ("a.jsonl", json.dumps({"question": "x", "answers": 1}), "line 1: no 'options'"),
@@ -248,7 +248,7 @@ GOOD = json.dumps({"question": "x", "options": ["y", "z"], "answer": 1})
         ("a.jsonl", GOOD.replace(": 1", ': "b"'), "line 1: 'answer' must be a whole number"),
         ("a.jsonl", GOOD.replace('["y", "z"]', "5"), "line 1: 'options' must be a list of two texts or more"),
         ("a.tsv", "question\toptions\tanswer\nq\t[1\t0", "line 2: 'options' is not a JSON list"),
-        ("a.tsv", "question\toptions\tanswer\nq\t[1]\t0\tx", "line 2: 4 columns where there are 3"),
+        ("a.tsv", "question\toptions\tanswer\nq\t[1]\t0\tx", "line 2: 4 columns instead of 3"),
     ],
 )
 def test_bad_data(tmp_path, name, content, message):
@@ -403,7 +403,7 @@ def test_answers_without_a_number_are_refused(tmp_path):
 
 def test_labels_beyond_the_models_classes_are_a_fault_of_the_file(llamas, model):
     texts = Classification([{"text": "w1", "label": 10_000}], str(llamas / "base"))
-    with pytest.raises(InputError, match="record 0: the label 10000 is none of the model's"):
+    with pytest.raises(InputError, match="record 0: the label 10000 is not one of the model's"):
         texts(model, [0])
 
 

@@ -157,7 +157,7 @@ def test_data_of_ones_own(harness, folder, tmp_path, model):
         len(harness("shown", data=str(tmp_path / "six.jsonl"), shots=2))
     with pytest.raises(InputError, match="'both' is a group of tasks"):
         len(harness("both", data=str(tmp_path / "six.jsonl")))
-    with pytest.raises(InputError, match="no file or folder"):
+    with pytest.raises(InputError, match="not a file or folder"):
         len(harness("plain", data=str(tmp_path / "absent.jsonl")))
 
 

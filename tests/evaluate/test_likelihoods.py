@@ -143,8 +143,8 @@ def test_examples_stand_before_every_question(llamas):
 def test_examples_that_are_missing_or_asked_are_refused(llamas):
     asked = [{"question": "w1", "answer": "w2"}]
     for options, message in (
-        ({"shots": 2}, "name their file"),
-        ({"shots": 2, "examples": [{"question": "w3", "answer": "w4"}]}, "2 examples are wanted, and .* has 1"),
+        ({"shots": 2}, "give their file"),
+        ({"shots": 2, "examples": [{"question": "w3", "answer": "w4"}]}, "2 examples are needed, but .* has only 1"),
         ({"shots": 1, "examples": asked}, "one of them is record 0 of the questions"),
     ):
         with pytest.raises(InputError, match=message):

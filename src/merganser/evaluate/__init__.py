@@ -1,4 +1,4 @@
-"""Scoring: is a merged model sound, how well does it do, and how much of its parents' skill is left."""
+"""Evaluate merged models: check that they are sound, score them, and compare them with their parents."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from merganser.errors import InputError, did_you_mean
 
 
 def normalized_accuracy(merged: Mapping[str, float], experts: Mapping[str, float]) -> float:
-    """Return (1/T) Σ_t acc_t(merged) / acc_t(expert t), which is 1 when nothing of the experts' skill is lost.
+    """Return (1/T) Σ_t acc_t(merged) / acc_t(expert t), which is 1 if the merge equals the experts.
 
     Args:
         merged: Accuracies of the merged model by task.
@@ -28,5 +28,5 @@ def normalized_accuracy(merged: Mapping[str, float], experts: Mapping[str, float
         if task not in experts:
             raise InputError(f"no expert's score on {task!r}{did_you_mean(task, experts)}")
         if not experts[task] > 0:
-            raise InputError(f"the expert of {task!r} scores {experts[task]}: nothing to normalise by")
+            raise InputError(f"the expert of {task!r} scores {experts[task]}: cannot normalise by it")
     return math.fsum(score / experts[task] for task, score in merged.items()) / len(merged)

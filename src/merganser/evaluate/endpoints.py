@@ -1,7 +1,7 @@
 """Models behind an OpenAI-compatible server (vLLM, llama.cpp, TGI …), asked like models in memory.
 
-`Server` stands where examiners expect a model. Options of multiple choice are scored by the log-probabilities of the
-prompt's tokens, where the server gives them (`echo` with `logprobs`, as vLLM does); replies come from `completions`.
+Examiners accept a `Server` in place of a model. Options of multiple choice are scored by the log-probabilities of the
+prompt's tokens, if the server returns them (`echo` with `logprobs`, as vLLM does); replies come from `completions`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from merganser.errors import InputError, MerganserError
 from merganser.strict_json import parse_json
 
-#: Environment variable with the key, for servers that want one.
+#: Environment variable with the API key, for servers that require one.
 KEY = "OPENAI_API_KEY"
-#: Attempts at a request, and the status codes after which there is another one.
+#: Maximum attempts at a request, and the status codes that are retried.
 ATTEMPTS, BUSY = 4, (429, 500, 502, 503, 504)
 
 
@@ -31,9 +31,9 @@ class Server:
 
     Attributes:
         url: The server's address up to and including `/v1`.
-        model: The name the server has for the model.
-        at_once: Requests that are under way at the same time.
-        timeout: Seconds that an answer may take.
+        model: The server's name of the model.
+        at_once: The number of simultaneous requests.
+        timeout: Seconds to wait for an answer.
 
     Example:
         >>> Server("http://127.0.0.1:8000/v1", "merged").complete(["1 + 1 ="], 4, ["\\n"])  # doctest: +SKIP
@@ -47,14 +47,14 @@ class Server:
 
     @classmethod
     def parse(cls, text: str) -> Server:
-        """Return the server that `http://host:port/v1#model` names."""
+        """Parse `http://host:port/v1#model` into a server."""
         url, _, model = text.partition("#")
         if not url.startswith(("http://", "https://")) or not model:
             raise InputError(f"{text!r}: expected the address of a server and a model, http://host:port/v1#model")
         return cls(url.rstrip("/"), model)
 
     def complete(self, prompts: Sequence[str], tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Return what the model writes after each prompt, greedily, up to a stop string (at most four are sent)."""
+        """Return the greedy continuation of each prompt, up to a stop string (at most four are sent)."""
         bodies = [
             {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0, **({"stop": list(stop[:4])} if stop else {})}
             for prompt in prompts
@@ -71,7 +71,7 @@ class Server:
         """Return log p(continuation | prompt) for each pair of texts.
 
         Raises:
-            InputError: The server does not give the log-probabilities of a prompt.
+            InputError: If the server does not return log-probabilities of the prompt.
         """
         bodies = [
             {"prompt": prompt + rest, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
@@ -85,10 +85,11 @@ class Server:
         logs, places = found.get("token_logprobs"), found.get("text_offset")
         if not logs or not places or len(logs) != len(places):
             raise InputError(
-                f"{self.url}: gives no log-probabilities of the prompt (echo with logprobs), which options are scored "
-                "by; ask in kind choice instead, which reads what the model writes"
+                f"{self.url}: does not return log-probabilities of the prompt (echo with logprobs), which score "
+                "options; "
+                "use kind choice instead, which reads what the model writes"
             )
-        # A token that begins in the prompt and reaches into the continuation counts for the continuation.
+        # A token that spans the end of the prompt counts for the continuation.
         ends = [*places[1:], len(prompt) + len(rest)]
         whole = len(prompt) + len(rest)
         inside = [
@@ -101,7 +102,7 @@ class Server:
     def _choice(self, reply: Any) -> Any:
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise MerganserError(f"{self.url}: an answer without choices; is it an OpenAI-compatible server?")
+            raise MerganserError(f"{self.url}: returned an answer without choices; is it an OpenAI-compatible server?")
         return choices[0]
 
     def _map(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""Examiners for `transformers` models: classification, multiple choice, perplexity; or a function of yours.
+"""Examiners for `transformers` models: classification, multiple choice, perplexity, or a custom function.
 
-Frozen records of where the questions are and how to ask them; each process reads them, and its tokenizer, on first use.
-Every examiner takes a JSON-lines or tab-separated file, or a list of mappings. `generation.py` has those that read
-what a model writes; `KINDS` names them all.
+They are frozen records of where the questions are and how to ask them; each process reads them, and its tokenizer, on
+first use. Every examiner accepts a JSON-lines or tab-separated file, or a list of mappings. `generation.py` has those
+that read what a model writes; `KINDS` lists all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from merganser.evaluate.sampling import batches_by_length
 class Function:
     """`package.module:name`, called with (model, items); returns answers, or measures by name. `count` items.
 
-    A function that has a parameter `tokenizer` is given the tokenizer too.
+    A function with a parameter `tokenizer` also gets the tokenizer.
     """
 
     reference: str
@@ -53,7 +53,7 @@ class Function:
         function, options = imported(self.reference), {}
         if "tokenizer" in inspect.signature(function).parameters:
             if not self.tokenizer:
-                raise InputError(f"{self.reference}: wants a tokenizer, and none is known; name it (model.tokenizer)")
+                raise InputError(f"{self.reference}: needs a tokenizer, but none is known; set model.tokenizer")
             options["tokenizer"] = tokenizer_at(self.tokenizer)
         found = function(model, items, **options)
         if isinstance(found, Mapping) and not all(isinstance(key, str) for key in found):
@@ -63,7 +63,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Classification(Asked):
-    """`text` and `label` (the index of the class); right when the largest logit is the label's."""
+    """`text` and `label` (the index of the class); right if the largest logit is the label's."""
 
     needed: ClassVar[tuple[str, ...]] = ("label", "text")
 
@@ -77,7 +77,7 @@ class Classification(Asked):
             for record in records:
                 if record["label"] >= logits.shape[-1]:
                     raise InputError(
-                        f"{record['place']}: the label {record['label']} is none of the model's {logits.shape[-1]} "
+                        f"{record['place']}: the label {record['label']} is not one of the model's {logits.shape[-1]} "
                         "classes, which count from 0"
                     )
             labels = torch.tensor([r["label"] for r in records], device=logits.device)
@@ -87,11 +87,11 @@ class Classification(Asked):
 
 @dataclass(frozen=True)
 class MultipleChoice(Prompted):
-    """`question`, `options` and `answer` (an index): right when the answer has the highest log-likelihood of all
-    options after the prompt, per character of the option with `normalize`.
+    """`question`, `options` and `answer` (an index): right if the answer has the highest log-likelihood of all options
+    after the prompt, per character of the option with `normalize`.
 
     Also measures `soft`, the probability of the answer among the options, softmax(ℓ/`temperature`) of the
-    log-likelihoods ℓ: it tells candidates apart with fewer items than right and wrong do.
+    log-likelihoods ℓ, which distinguishes candidates with fewer items than right and wrong do.
     """
 
     normalize: bool = True
@@ -121,7 +121,7 @@ class MultipleChoice(Prompted):
         records = [self.records[item] for item in items]
         if isinstance(model, Server):
             if self.chat:
-                raise InputError("chat: a server scores no options within its chat template; use kind choice")
+                raise InputError("chat: a server cannot score options within its chat template; use kind choice")
             logs = iter(model.score([(self.ask(r), f" {option}") for r in records for option in r["options"]]))
         else:
             asked = zip(items, records, strict=True)
@@ -138,7 +138,7 @@ class MultipleChoice(Prompted):
         return measures
 
     def _pairs(self, model: nn.Module, item: int, record: Mapping[str, Any]) -> list[Pair]:
-        """Tokens of the prompt and of each option after it."""
+        """Return the tokens of the prompt and of each option after it."""
         prompt = self.ask(record)
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             start, *options = self.tokens([prompt, *record["options"]], model)
@@ -147,9 +147,9 @@ class MultipleChoice(Prompted):
         texts = [f"{text}{option}" for text, option in zip(texts, record["options"], strict=True)]
         tokenizer = tokenizer_at(self.tokenizer)
         start, *wholes = tokenizer([prompt, *texts], add_special_tokens=not self.chat, verbose=False)["input_ids"]
-        # A tokenizer may join the prompt's end with the option; what is common belongs to the prompt.
+        # A tokenizer may join the end of the prompt with the option; the common part belongs to the prompt.
         sizes = [len(tokens) - common_length(start, tokens) for tokens in wholes]
-        # The logits of one token say the next: an option needs one before it.
+        # The logits of a token predict the next one, so an option needs a token before it.
         if (longest := max(sizes)) >= (limit := self.limit(model)):
             raise InputError(
                 f"record {item}: an option has {longest} tokens and needs one of the prompt before it, which is more "
@@ -187,7 +187,7 @@ class Perplexity(Asked):
 
 
 def embeddings(model: nn.Module, examiner: Asked, items: Sequence[int]) -> Tensor:
-    """Mean over tokens of the last hidden state, one row an item: what representation clustering works on."""
+    """Return the mean over tokens of the last hidden state, one row per item, for representation clustering."""
     rows = []
     for records in examiner.chosen(items):
         texts = [str(r.get("question", r.get("text", ""))) for r in records]
@@ -199,7 +199,7 @@ def embeddings(model: nn.Module, examiner: Asked, items: Sequence[int]) -> Tenso
 
 
 def _token_logs(logits: Tensor, ids: Tensor) -> Tensor:
-    """log p of every token after the first, given those before it."""
+    """Return log p of every token after the first, given those before it."""
     found: Tensor = torch.log_softmax(require_finite(logits)[:, :-1].float(), -1).gather(-1, ids[:, 1:, None])[..., 0]
     return found
 

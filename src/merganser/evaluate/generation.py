@@ -23,21 +23,21 @@ from merganser.evaluate.questions import SCORE, Direction, Measures, read_option
 from merganser.evaluate.records import Placed, Records
 from merganser.evaluate.sampling import batches_by_length
 
-#: What a model writes when it goes on with a question of its own.
+#: What a model writes when it continues with a question of its own.
 STOPS = ("\nQuestion:", "\n\nQuestion", "\nQ:", "\nProblem:", "\nUser:", "\nHuman:", "<|im_start|>", "<|user|>")
-#: Tokens from the end of a reply among which a stop string is looked for.
+#: Number of tokens at the end of a reply that are searched for a stop string.
 TAIL = 16
 
 
 @dataclass(frozen=True)
 class Generation(Prompted):
-    """`question` and `answer`: right when the reply's answer has the value of the reference.
+    """`question` and `answer`: right if the reply's answer has the value of the reference.
 
-    With `pattern`, right when what it finds last in the reply is what it finds last in the answer, letter by letter.
-    A reply ends where one of the `stop` strings begins. Prompt and reply share the `max_length`. Also measures
-    `length`, the reply's tokens. With `language` (a code such as "ja") a reply must be right and in that language; then
-    `correct` and `language` are measured apart. With `script` (a prefix of Unicode names such as "HIRAGANA|CJK")
-    `language` is the share of the reply's letters in it, and the score does not depend on it.
+    With `pattern`, right if its last match in the reply equals its last match in the answer, letter by letter. A reply
+    ends where one of the `stop` strings begins. Prompt and reply share the `max_length`. Also measures `length`, the
+    reply's tokens. With `language` (a code such as "ja") a reply must be right and in that language; then `correct` and
+    `language` are measured separately. With `script` (a prefix of Unicode names such as "HIRAGANA|CJK") `language` is
+    the share of the reply's letters in it, and the score does not depend on it.
     """
 
     pattern: str | None = None
@@ -62,7 +62,7 @@ class Generation(Prompted):
     def records(self) -> Records:
         if self.language is not None:
             if self.script is not None:
-                raise InputError("script and language both say how language is measured; give one of them")
+                raise InputError("script and language both define how language is measured; give one of them")
             check_language(self.language)
         return super().records
 
@@ -74,13 +74,13 @@ class Generation(Prompted):
                 raise InputError(f"{placed.place}: the pattern {self.pattern!r} finds nothing in the answer {answer!r}")
         elif not holds_number(answer) and not re.search(r"[\\^_]", answer):
             raise InputError(
-                f"{placed.place}: the answer {answer[:40]!r} holds no number; use kind exact-match or choice, or a "
+                f"{placed.place}: the answer {answer[:40]!r} contains no number; use kind exact-match or choice, or a "
                 "pattern"
             )
         return placed.record
 
     def is_right(self, reply: str, record: Mapping[str, Any]) -> bool:
-        """Whether a reply, cut at its stop string, gives the answer of a record."""
+        """Return whether a reply, cut at its stop string, gives the answer of a record."""
         if self.pattern is None:
             return is_right(reply, str(record["answer"]))
         found = extracted(self.pattern, reply)
@@ -94,7 +94,7 @@ class Generation(Prompted):
         return {name: [each[name] for each in found] for name in (SCORE, *self.measures)}
 
     def _served(self, server: Server, records: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-        """Replies of a server; their length is in words, since its tokens are not known."""
+        """Return replies of a server; their length is in words, since its tokens are unknown."""
         if self.chat:
             replies = server.chat([self.turns(record) for record in records], self.max_new_tokens)
         else:
@@ -146,7 +146,7 @@ class Generation(Prompted):
 
 @dataclass(frozen=True)
 class ExactMatch(Generation):
-    """`question` and `answer`: right when the first line of the reply is the answer's, letter by letter."""
+    """`question` and `answer`: right if the first line of the reply equals the answer's, letter by letter."""
 
     def checked(self, placed: Placed) -> dict[str, Any]:
         check_prompt(self.prompt, placed)
@@ -160,9 +160,9 @@ class ExactMatch(Generation):
 
 @dataclass(frozen=True)
 class LetterChoice(Generation):
-    """`question`, `answer` and `options`: right when the reply chooses the answer's letter.
+    """`question`, `answer` and `options`: right if the reply chooses the answer's letter.
 
-    `answer` is a letter, the index of an option or its text. `options` may be left out where the question lists them;
+    `answer` is a letter, the index of an option or its text. `options` may be left out if the question lists them;
     otherwise the prompt shows them as `A. …` (`{choices}`).
     """
 
@@ -198,12 +198,12 @@ def extracted(pattern: str, text: str) -> str | None:
 
 
 def first_line(text: str) -> str:
-    """Return the first line that holds anything, without the space around it."""
+    """Return the first non-empty line, without surrounding space."""
     return next((line.strip() for line in text.split("\n") if line.strip()), "")
 
 
 def share_of_script(text: str, script: str) -> float:
-    """Share of the letters whose Unicode name starts with one of the `|`-separated prefixes."""
+    """Return the share of letters whose Unicode name starts with one of the `|`-separated prefixes."""
     prefixes = tuple(script.upper().split("|"))
     letters = [unicodedata.name(c, "") for c in text if c.isalpha()]
     return sum(name.startswith(prefixes) for name in letters) / len(letters) if letters else 0.0
@@ -211,11 +211,11 @@ def share_of_script(text: str, script: str) -> float:
 
 @lru_cache(maxsize=1)
 def _stopper() -> type:
-    """The criterion's class, made once `transformers` is there."""
+    """Return the class of the stopping criterion, defined once `transformers` is imported."""
     base: Any = require("transformers", "hf").StoppingCriteria
 
     class StopStrings(base):  # type: ignore[misc]
-        """Ends each reply of a batch where it holds a stop string."""
+        """Ends each reply of a batch at a stop string."""
 
         def __init__(self, tokenizer: Any, stops: Sequence[str], start: int) -> None:
             self.tokenizer, self.stops, self.start = tokenizer, stops, start

@@ -1,8 +1,8 @@
 """Tasks of the lm-evaluation-harness (extra `lm-eval`), asked of a live `transformers` model, item by item.
 
-The harness draws few-shot examples in the order of the items it is given, so the prompt of an item asked alone is not
-the one it has in a full evaluation. Here all prompts are built once, in the harness' order; a candidate is asked
-the chosen ones, and its answers are the rows a full evaluation would have.
+The harness draws few-shot examples in the order of the items it is given, so that the prompt of an item asked alone
+differs from that in a full evaluation. Here all prompts are built once, in the harness' order; a candidate is asked the
+chosen ones, and its answers are those of a full evaluation.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Question:
 class Harness:
     """A task, tag or group of the harness by name; the items of a group are those of its tasks, one after the other.
 
-    `include` is a folder of task files of your own. `data` replaces the task's data set: a file (.jsonl, .json, .csv,
-    .parquet), or a folder with one such file for each split the task names. The score is `metric` (the first the task
-    has that is a number for every item) after `filter` (the task's first); its other numbers are further measures.
-    `shots` defaults to the task's own; `chat` applies the tokenizer's chat template.
+    `include` is a folder of your own task files. `data` replaces the task's data set: a file (.jsonl, .json, .csv,
+    .parquet), or a folder with one such file per split. The score is `metric` (by default the task's first that is a
+    number for every item) after `filter` (by default the task's first); its other numbers are further measures. `shots`
+    defaults to the task's own; `chat` applies the tokenizer's chat template.
     """
 
     task: str
@@ -66,12 +66,14 @@ class Harness:
 
     @cached_property
     def records(self) -> Records:
-        """The documents, with the name of their `task` unless they have a field of that name."""
+        """Return the documents, with the name of their `task` unless they have a field of that name."""
         return [{"task": task.task_name, **document} for task in self.tasks for document in task.eval_docs]
 
     @cached_property
     def directions(self) -> Mapping[str, Direction]:
-        """Which values of a metric are better, as the tasks say; of the score, if all that it may be agree."""
+        """Return which values of a metric are better, according to the tasks; for the score, if all candidates
+        agree.
+        """
         found: dict[str, set[bool]] = {}
         for task in self.tasks:
             for metric, higher in task.higher_is_better().items():
@@ -84,13 +86,13 @@ class Harness:
 
     @cached_property
     def tasks(self) -> Sequence[Any]:
-        """The harness' tasks, with their data."""
+        """Return the harness' tasks, with their data."""
         manager = self._manager()
         wanted: Any = self.task
         if self.data is not None:
             if self.task not in manager.all_subtasks:
                 raise InputError(f"data: {self.task!r} is a group of tasks; give each of them its own")
-            # A task in a group may differ from the registered one of its name; a task given alone may not.
+            # A task in a group may differ from the registered task of its name; a task given alone may not.
             wanted = {"group": f"{self.task}, local", "task": [{"task": self.task, **self._local()}]}
         try:
             found = manager.load([wanted])
@@ -99,7 +101,7 @@ class Harness:
         tasks = list(found["tasks"].values())
         for task in tasks:
             if getattr(task, "UNSAFE_CODE", False):
-                raise InputError(f"task {task.task_name!r} runs code that the model writes; that is not done here")
+                raise InputError(f"task {task.task_name!r} runs code that the model writes, which is not supported")
             if self.shots is not None or task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=self.shots or 0)
             task.set_fewshot_seed(seed=FEWSHOT_SEED)
@@ -107,7 +109,7 @@ class Harness:
 
     @cached_property
     def questions(self) -> Sequence[Question]:
-        """Every item with its prompts, built in the harness' order."""
+        """Return every item with its prompts, built in the harness' order."""
         found = []
         template = partial(_chat, tokenizer_at(self.tokenizer)) if self.chat else None
         for task in self.tasks:
@@ -131,7 +133,9 @@ class Harness:
         return self._measures([self._results(question) for question in asked])
 
     def _manager(self) -> Any:
-        """The index of the harness' own tasks takes seconds to read: only when the folder does not have the task."""
+        """Return the task manager; reads the index of the harness' tasks, which takes seconds, only if the folder
+        lacks the task.
+        """
         if self.include is not None:
             if not Path(self.include).is_dir():
                 raise InputError(f"include: {self.include} is not a folder of task files")
@@ -144,11 +148,11 @@ class Harness:
         return manager
 
     def _local(self) -> dict[str, Any]:
-        """What to change in a task's configuration so that it reads `data`."""
+        """Return the changes of a task's configuration that make it read `data`."""
         source = Path(str(self.data))
         files = sorted(p for p in source.iterdir() if p.suffix in BUILDERS) if source.is_dir() else [source]
         if not files or not all(p.is_file() and p.suffix in BUILDERS for p in files):
-            raise InputError(f"data: {source} is no file or folder of {', '.join(BUILDERS)}")
+            raise InputError(f"data: {source} is not a file or folder of {', '.join(BUILDERS)}")
         if len(kinds := {BUILDERS[p.suffix] for p in files}) > 1:
             raise InputError(f"data: the files of {source} are of several kinds: {', '.join(sorted(kinds))}")
         changed: dict[str, Any] = {"dataset_path": kinds.pop(), "dataset_name": None}
@@ -192,7 +196,7 @@ def _indexed(include: str | None, defaults: bool) -> Any:
 
 
 def _chat(tokenizer: Any, history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-    """A conversation as the tokenizer's template has it, open for a reply or for the rest of its last turn."""
+    """Return a conversation in the tokenizer's template, open for a reply or for the rest of its last turn."""
     text: str = tokenizer.apply_chat_template(
         list(history),
         tokenize=False,
@@ -203,12 +207,12 @@ def _chat(tokenizer: Any, history: Sequence[Mapping[str, str]], add_generation_p
 
 
 def _blank(question: Question) -> Question:
-    """The same question, not yet answered."""
+    """Return the same question, unanswered."""
     return replace(question, requests=tuple(replace(r, resps=[], filtered_resps={}) for r in question.requests))
 
 
 def _reply(lm: Any, requests: Sequence[Any]) -> None:
-    """Ask the model each kind of request at once; the replies end up in the requests."""
+    """Send the model all requests of each kind at once; the replies are stored in the requests."""
     kinds: dict[str, list[Any]] = {}
     for request in requests:
         kinds.setdefault(request.request_type, []).extend([request] * request.repeats)
@@ -225,5 +229,5 @@ def _number(value: Any) -> bool:
 
 
 def _worth_saying(record: logging.LogRecord) -> bool:
-    """Not what the harness says, every time, of a model that is in memory already."""
+    """Drop the warning that the harness prints for every model that is already in memory."""
     return "`pretrained` model kwarg is not of type `str`" not in record.getMessage()

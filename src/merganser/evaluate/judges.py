@@ -18,10 +18,10 @@ _VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Judged(Generation):
-    """`question` and `answer`: right when the `judge`, a model at `http://host:port/v1#model`, says yes.
+    """`question` and `answer`: right if the `judge`, a model at `http://host:port/v1#model`, says yes.
 
-    `instruction` asks it, with the fields of the record and `reply` in braces; its verdict is the last yes or no that
-    it writes, and a judgement without one is an error.
+    `instruction` is its prompt, with the fields of the record and `reply` in braces; its verdict is the last yes or no
+    that it writes, and a judgement without one is an error.
     """
 
     judge: str = ""

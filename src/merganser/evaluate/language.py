@@ -1,4 +1,4 @@
-"""Models that `transformers` loads: do they load whole, answer with numbers, speak, and know where to stop."""
+"""Checks of models that `transformers` loads: complete weights, finite outputs, perplexity, and where to stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from merganser.evaluate.questions import SCORE
 from merganser.evaluate.texts import TEXTS
 from merganser.evaluate.verdicts import Check, Status
 
-#: Perplexity, relative to the worst parent's, from which a model is doubtful, and from which it is broken.
+#: Perplexity relative to the worst parent's from which a model is doubtful, and from which it is broken.
 DOUBTFUL, BROKEN = 1.5, 20.0
 _SUFFIXES = {
     "ForCausalLM": "causal-lm",
@@ -31,13 +31,13 @@ _SUFFIXES = {
     "ForMaskedLM": "masked-lm",
     "ForTokenClassification": "token-classification",
 }
-#: What chat templates mark turns with; each should be one token.
+#: Markers of turns in chat templates; each should be one token.
 _MARKERS = re.compile(r"<\|[^|<>\s]+\|>|<(?:start|end)_of_turn>|\[/?INST\]")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A module in evaluation mode, what its config calls it, and how complete its weights were."""
+    """A module in evaluation mode, the class in its config, and the completeness of its weights."""
 
     module: nn.Module
     kind: str
@@ -45,7 +45,7 @@ class Loaded:
 
 
 def kind_of_model(directory: Path | None) -> str | None:
-    """The kind of loader a config.json asks for; None for what `transformers` does not know."""
+    """Return the kind of loader for a config.json; None if `transformers` does not know it."""
     config = read_config(directory)
     if "model_type" not in config:
         return None
@@ -54,27 +54,29 @@ def kind_of_model(directory: Path | None) -> str | None:
 
 
 def load(directory: Path, kind: str, device: str = "cpu") -> Loaded:
-    """Load a model; weights that are missing and would be made up are a failure."""
+    """Load a model; missing weights, which would be initialised randomly, are a failure."""
     transformers = require("transformers", "hf")
     try:
         module, info = getattr(transformers, LOADERS[kind]).from_pretrained(
             str(directory), dtype="auto", output_loading_info=True
         )
-    except Exception as error:  # loaders fail in as many ways as there are architectures
+    except Exception as error:  # loaders raise many kinds of errors
         reason = (str(error).strip().splitlines() or [""])[0]
         raise MerganserError(f"{directory}: transformers cannot load it: {type(error).__name__}: {reason}") from error
     missing, extra = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     size = sum(parameter.numel() for parameter in module.parameters())
     check = Check("loads", "pass", f"{type(module).__name__}, {size:,} parameters")
     if missing:
-        check = Check("loads", "fail", f"{len(missing)} weights are missing and were made up, such as {missing[0]!r}")
+        check = Check(
+            "loads", "fail", f"{len(missing)} weights are missing and were initialised randomly, such as {missing[0]!r}"
+        )
     elif extra:
         check = Check("loads", "warn", f"{len(extra)} weights are not used, such as {extra[0]!r}")
     return Loaded(module.eval().to(device), kind, check)
 
 
 def check_outputs(loaded: Loaded, tokenizer: Any) -> Check:
-    """One forward pass over short text."""
+    """Run one forward pass over short text."""
     batch = tokenizer(TEXTS[0], return_tensors="pt")
     batch.pop("token_type_ids", None)
     if loaded.kind == "seq2seq-lm":
@@ -88,7 +90,7 @@ def check_outputs(loaded: Loaded, tokenizer: Any) -> Check:
 
 
 def perplexity(module: nn.Module, directory: Path) -> float:
-    """exp of the mean negative log-likelihood per token over the built-in texts."""
+    """Return exp of the mean negative log-likelihood per token over the built-in texts."""
     examiner = Perplexity([{"text": text} for text in TEXTS], str(directory), batch=2)
     with torch.inference_mode():
         values = examiner(module, range(len(TEXTS)))[SCORE]
@@ -98,7 +100,7 @@ def perplexity(module: nn.Module, directory: Path) -> float:
 def unigram_perplexity(tokenizer: Any) -> float:
     """Return exp(H), H = −Σ f log f the entropy of the built-in texts' own token frequencies f.
 
-    What a model reaches that knows how frequent each token is, and nothing of their order.
+    This is the perplexity of a model that knows only the frequencies of tokens.
     """
     counts = Counter(token for text in TEXTS for token in tokenizer(text)["input_ids"])
     total = sum(counts.values())
@@ -106,8 +108,9 @@ def unigram_perplexity(tokenizer: Any) -> float:
 
 
 def check_perplexity(own: float, parents: Mapping[str, float], vocabulary: int, unigram: float) -> Check:
-    """Against the worst parent, or without parents against the frequencies of words; and no model should do worse than
-    guessing among all words."""
+    """Compare with the worst parent, or without parents with token frequencies; no model should be worse than
+    guessing among all words.
+    """
     if own > vocabulary:
         return Check("perplexity", "fail", f"{own:.4g}: worse than guessing among {vocabulary} words")
     if not parents:
@@ -122,7 +125,7 @@ def check_perplexity(own: float, parents: Mapping[str, float], vocabulary: int, 
 
 
 def check_vocabulary(module: Any, tokenizer: Any) -> Check:
-    """Every token has a row of the embedding."""
+    """Check that every token has a row of the embedding."""
     embedding = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
     if embedding is None:
         return Check("vocabulary", "skip", "no input embedding")
@@ -133,7 +136,7 @@ def check_vocabulary(module: Any, tokenizer: Any) -> Check:
 
 
 def check_end_token(module: Any, tokenizer: Any) -> Check:
-    """Where generation stops is a token the tokenizer knows, and the one it calls its end."""
+    """Check that generation stops at a token that the tokenizer knows and uses as its end."""
     given = getattr(module, "generation_config", None)
     given = given if given is not None and given.eos_token_id is not None else module.config
     ids = given.eos_token_id
@@ -150,7 +153,7 @@ def check_end_token(module: Any, tokenizer: Any) -> Check:
 
 
 def check_chat_template(tokenizer: Any, parents_have_one: bool) -> Check:
-    """The template renders a short conversation, and each of its markers is one token."""
+    """Check that the template renders a short conversation, and that each of its markers is one token."""
     if not tokenizer.chat_template:
         if parents_have_one:
             return Check("chat template", "warn", "none, although a parent has one")
@@ -158,10 +161,10 @@ def check_chat_template(tokenizer: Any, parents_have_one: bool) -> Check:
     talk = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes."}]
     try:
         text = tokenizer.apply_chat_template(talk, tokenize=False)
-    except Exception as error:  # templates are programs, and fail like programs
+    except Exception as error:  # a template is a program and can raise anything
         return Check("chat template", "fail", f"does not render: {error}")
     if "Hello?" not in text or "Yes." not in text:
-        return Check("chat template", "fail", "loses what was said")
+        return Check("chat template", "fail", "drops the content of messages")
     for marker in dict.fromkeys(_MARKERS.findall(text)):
         if len(tokenizer(marker, add_special_tokens=False)["input_ids"]) != 1 and not marker.startswith("["):
             return Check("chat template", "warn", f"marks turns with {marker!r}, which is not one token")

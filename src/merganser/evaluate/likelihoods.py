@@ -1,8 +1,8 @@
-"""Log-likelihoods of continuations, such as the options of multiple choice, at the least work.
+"""Log-likelihoods of continuations, such as the options of multiple choice, with little computation.
 
-Continuations of one prompt share its keys and values, and prompts share those of the beginning they have in common (the
-examples of a few-shot task). Logits are computed only where a token of a continuation follows, and sequences of similar
-length go together. A model whose cache cannot be taken apart is asked whole sequences instead.
+Continuations of one prompt share its keys and values, and prompts share those of a common prefix (the examples of a
+few-shot task). Logits are computed only where a token of a continuation follows, and sequences of similar length are
+batched. If a model's cache cannot be split, whole sequences are computed instead.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from merganser.errors import MerganserError, require
 from merganser.evaluate.sampling import batches_by_length
 
-#: Tokens of a prompt, and tokens of what follows it.
+#: Tokens of a prompt, and tokens of its continuation.
 Pair: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
-#: Tokens of a common beginning from which it is worth a pass of its own.
+#: Minimum length of a common prefix that is worth its own pass.
 STEM = 16
-#: Pairs that a model is asked both ways before its cache is shared.
+#: Pairs that are computed both ways before a model's cache is shared.
 CHECKED = 8
-#: By how much the log-likelihood of a token may differ between a shared and a whole pass; of narrow dtypes more.
+#: Allowed difference of a token's log-likelihood between a shared and a whole pass; more for narrow dtypes.
 TOLERANCE, NARROW_TOLERANCE = 1e-3, 0.1
 
 
@@ -43,13 +43,13 @@ def score_continuations(model: nn.Module, pairs: Sequence[Pair], batch: int = 16
     Args:
         model: A causal model of `transformers`, or an encoder-decoder (the prompt is the encoder's).
         pairs: Token ids; prompts and continuations of one token or more.
-        batch: Sequences in a forward pass, at most.
+        batch: Maximum sequences per forward pass.
 
     Returns:
-        One likelihood a pair, in their order.
+        One likelihood per pair, in order.
 
     Raises:
-        MerganserError: The logits are not finite.
+        MerganserError: If the logits are not finite.
 
     Example:
         >>> score_continuations(model, [([1, 5, 7], [9]), ([1, 5, 7], [4, 2])])  # doctest: +SKIP
@@ -59,18 +59,18 @@ def score_continuations(model: nn.Module, pairs: Sequence[Pair], batch: int = 16
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return _decoded(model, pairs, batch)
     if max(len(prompt) + len(rest) for prompt, rest in pairs) * 2 > _window(model):
-        return score_whole(model, pairs, batch)  # padding between prompt and option takes places of a window
+        return score_whole(model, pairs, batch)  # padding between prompt and option would use up the window
     if model not in _SHARING:
         _SHARING[model] = _can_share(model, pairs[:CHECKED])
     return _shared(model, pairs, batch) if _SHARING[model] else score_whole(model, pairs, batch)
 
 
-#: Whether a model's cache can be shared, found out once.
+#: Whether a model's cache can be shared; determined once per model.
 _SHARING: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def score_whole(model: nn.Module, pairs: Sequence[Pair], batch: int = 16) -> list[Likelihood]:
-    """Return the same by whole sequences, one for each pair: what `score_continuations` must agree with."""
+    """Return the same from whole sequences, one per pair; `score_continuations` must agree with it."""
     found: dict[int, Likelihood] = {}
     for chosen in batches_by_length([len(prompt) + len(rest) for prompt, rest in pairs], batch):
         ids, mask = _padded([[*pairs[n][0], *pairs[n][1]] for n in chosen], _device(model))
@@ -82,27 +82,27 @@ def score_whole(model: nn.Module, pairs: Sequence[Pair], batch: int = 16) -> lis
 
 
 def require_finite(logits: Tensor) -> Tensor:
-    """Return the logits, or raise an error: comparing NaN would make up answers."""
+    """Return the logits, or raise an error: comparisons with NaN would give wrong answers."""
     if not bool(torch.isfinite(logits).all()):
         raise MerganserError("the merged model's logits are not finite")
     return logits
 
 
 def _likelihood(logits: Tensor, tokens: Sequence[int]) -> Likelihood:
-    """Of tokens, from the logits before each."""
+    """Return the likelihood of tokens, from the logits before each."""
     logits, wanted = logits.detach(), torch.tensor(list(tokens), device=logits.device)
     logs = torch.log_softmax(require_finite(logits).float(), -1)
     return Likelihood(float(logs.gather(-1, wanted[:, None]).sum()), bool((logits.argmax(-1) == wanted).all()))
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many tokens two sequences begin with alike."""
+    """Return the length of the common prefix of two sequences."""
     differ = (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
     return next(differ, min(len(left), len(right)))
 
 
 def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens padded on the right, and which of them count."""
+    """Return tokens padded on the right, and their mask."""
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
@@ -115,7 +115,7 @@ def _device(model: nn.Module) -> torch.device:
 
 @dataclass(frozen=True)
 class _Past:
-    """What a batch of sequences has been: keys and values of each layer, and which places are tokens."""
+    """The state of a batch of sequences: keys and values of each layer, and the mask of tokens."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
     mask: Tensor
@@ -128,7 +128,7 @@ class _Past:
 def _extended(
     model: nn.Module, past: _Past | None, rows: Sequence[Sequence[int]], keep: Tensor
 ) -> tuple[Tensor, _Past]:
-    """Logits at the places `keep` of these tokens, which go on from `past`; and the past they are then."""
+    """Return logits at the places `keep` of these tokens, which continue `past`, and the new past."""
     known = inspect.signature(model.forward).parameters
     cache = require("transformers", "hf").DynamicCache()
     ids, mask = _padded(rows, _device(model))
@@ -148,7 +148,7 @@ def _extended(
 
 
 def _window(model: nn.Module) -> float:
-    """Tokens that a model looks back on: 0 if it has layers that are no attention, infinity if it forgets nothing."""
+    """Return how many tokens a model looks back: 0 if it has layers without attention, infinity without a window."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -160,7 +160,7 @@ def _window(model: nn.Module) -> float:
 
 
 def _layers(cache: Any) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Keys and values of a cache, which older versions of transformers keep in two lists."""
+    """Return keys and values of a cache; older versions of transformers keep them in two lists."""
     if hasattr(cache, "layers"):
         return tuple((layer.keys, layer.values) for layer in cache.layers)
     return tuple(zip(cache.key_cache, cache.value_cache, strict=True))
@@ -173,7 +173,7 @@ def _shared(model: nn.Module, pairs: Sequence[Pair], batch: int) -> list[Likelih
     known = list(prompts)
     stem: Sequence[int] = ()
     if len(known) > 1:
-        lowest, highest = min(known), max(known)  # what the first and the last in order share, all share
+        lowest, highest = min(known), max(known)  # the common prefix of the first and last in order is common to all
         stem = lowest[: min(common_length(lowest, highest), *(len(prompt) - 1 for prompt in known))]
     device = _device(model)
     past = None
@@ -201,8 +201,9 @@ def _branched(
     pairs: Sequence[Pair],
     batch: int,
 ) -> dict[int, Likelihood]:
-    """Continuations (row of the batch, number of the pair): the first token follows from the prompt's last logits, so
-    that only longer ones are asked further."""
+    """Score continuations (row of the batch, number of the pair): the first token follows from the prompt's last
+    logits, so that only longer ones need a pass.
+    """
     found = {n: _likelihood(last[row][None], pairs[n][1]) for row, n in branches if len(pairs[n][1]) == 1}
     longer = [(row, n) for row, n in branches if n not in found]
     for chosen in batches_by_length([len(pairs[n][1]) for _, n in longer], batch):
@@ -217,7 +218,7 @@ def _branched(
 
 
 def _can_share(model: nn.Module, pairs: Sequence[Pair]) -> bool:
-    """Whether the model has a cache that can be taken apart, and answers the same with it as without."""
+    """Return whether the model has a cache that can be split, and answers the same with it as without."""
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         return False
     try:
@@ -234,7 +235,7 @@ def _can_share(model: nn.Module, pairs: Sequence[Pair]) -> bool:
 
 
 def _decoded(model: nn.Module, pairs: Sequence[Pair], batch: int) -> list[Likelihood]:
-    """Of an encoder-decoder: every prompt is encoded once, and the continuations are the decoder's."""
+    """Score with an encoder-decoder: every prompt is encoded once, and the decoder scores the continuations."""
     prompts: dict[tuple[int, ...], list[int]] = {}
     for number, (prompt, _) in enumerate(pairs):
         prompts.setdefault(tuple(prompt), []).append(number)

@@ -1,4 +1,4 @@
-"""Builds the module that weights are merged into."""
+"""Build the module that weights are merged into."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOADERS = {
 class Loader:
     """Builds the module that candidates are merged into: a `transformers` architecture from `path`, or a function.
 
-    With `dtype` the module computes in it, whatever the checkpoints hold.
+    With `dtype` the module computes in it, whatever the dtype of the checkpoints.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""`evaluate`: a merged checkpoint against its parents, from its bytes to its answers."""
+"""`evaluate`: compare a merged checkpoint with its parents, from its bytes to its answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from merganser.origin.lock_file import read_lock
 
 @dataclass(frozen=True)
 class Scores:
-    """What one model reaches: perplexity on the built-in texts, if it is a language model, and its tasks."""
+    """The scores of one model: perplexity on the built-in texts, if it is a language model, and tasks."""
 
     perplexity: float | None = None
     tasks: dict[str, float] = field(default_factory=dict)
@@ -42,10 +42,10 @@ class Evaluation(Shown):
     Attributes:
         path: The model.
         verdict: `"sound"`, `"doubtful"` or `"broken"`.
-        checks: What was looked at.
+        checks: The checks.
         scores: The scores of the model.
         parents: The scores of its parents.
-        normalized: Normalised accuracy over the tasks; the expert of a task is the parent that does best at it.
+        normalized: Normalised accuracy over the tasks; the expert of a task is the parent with the best score.
 
     Example:
         >>> mg.evaluate.evaluate("math").verdict
@@ -73,17 +73,17 @@ def evaluate(
 ) -> Evaluation:
     """Check and score a model, and score its parents for comparison, one in memory at a time.
 
-    The questions of every task are checked before a model is loaded. A model that transformers does not load is judged
-    by its weights alone.
+    The questions of every task are checked before a model is loaded. A model that transformers cannot load is judged by
+    its weights alone.
 
     Args:
         checkpoint: The model.
         parents: Models to compare it with. By default those that its lock file says it was merged from, as far as
             they lie in directories here.
         tasks: Questions to ask.
-        limit: The most questions of each task, drawn in proportion to their labels.
-        device: Where to run the models.
-        on_step: Called with what is done.
+        limit: Maximum questions per task, drawn in proportion to their labels.
+        device: The torch device.
+        on_step: Called with the current step.
 
     Returns:
         The checks, the scores and a verdict.
@@ -107,12 +107,14 @@ def evaluate(
             on_step(f"parents by its lock file: {', '.join(map(str, parents))}")
     on_step(f"weights of {opened.label}")
     checks = [check_weights(opened)]
-    # A view over a directory (an adapter, a file of it) is not what transformers would load from there.
+    # A view over a directory (an adapter, a file of it) is not what transformers would load from it.
     kind = language.kind_of_model(opened.directory) if _is_directory(opened) else None
     own, others = Scores(), {}
     if kind is None:
         if tasks:
-            raise InputError(f"{opened.label}: tasks need a model that transformers loads; it has no such config.json")
+            raise InputError(
+                f"{opened.label}: tasks need a model that transformers can load, but it has no such config.json"
+            )
         unscored = "; neither it nor its parents are scored" if parents else ""
         checks.append(Check("loads", "skip", f"not a transformers model: no config.json with a model_type{unscored}"))
     elif checks[0].status != "fail":
@@ -124,7 +126,7 @@ def evaluate(
         try:
             own, more = _examined(opened, kind, tasks, limit, device, on_step)
             checks += more
-        except InputError:  # the model is not to blame for what the user can put right
+        except InputError:  # errors that the user can correct are not the model's
             raise
         except MerganserError as error:
             checks.append(Check("loads", "fail", str(error)))
@@ -164,7 +166,7 @@ def beside_parents(
 
 
 def _is_directory(checkpoint: Checkpoint) -> bool:
-    """Whether transformers can load a checkpoint from its directory; quantised ones it decodes by itself."""
+    """Return whether transformers can load a checkpoint from its directory; it decodes quantised ones itself."""
     stored = checkpoint.source if isinstance(checkpoint, Dequantised) else checkpoint
     return isinstance(stored, Directory)
 
@@ -176,7 +178,7 @@ def _served(
     limit: int | None,
     on_step: Callable[[str], None],
 ) -> Evaluation:
-    """Models behind servers: nothing but their answers can be judged."""
+    """Evaluate models behind servers, by their answers only."""
     if not tasks:
         raise InputError(f"{checkpoint}: a model behind a server is judged by its answers alone; give tasks")
     found = {}
@@ -197,7 +199,7 @@ def _examined(
     device: str,
     on_step: Callable[[str], None],
 ) -> tuple[Scores, list[Check]]:
-    """Load one model, ask it everything, and let it go."""
+    """Load one model, run all checks and tasks, and release it."""
     directory = checkpoint.directory
     if not _is_directory(checkpoint) or directory is None:
         raise InputError(f"{checkpoint.label}: not a model directory; write it out as one first")
@@ -226,7 +228,7 @@ def _examined(
 def _comparison(
     opened: Checkpoint, own: Scores, others: dict[str, Scores], parents: Sequence[Checkpoint]
 ) -> list[Check]:
-    """What can only be said beside the parents."""
+    """Return the checks that compare with the parents."""
     checks = []
     if own.perplexity is not None and (tokenizer := _tokenizer(opened.directory)) is not None:
         beside = {label: scores.perplexity for label, scores in others.items() if scores.perplexity is not None}
@@ -251,7 +253,7 @@ def _tokenizer(directory: Path | None) -> Any:
         return require("transformers", "hf").AutoTokenizer.from_pretrained(str(directory))
     except InputError:
         raise
-    except Exception as error:  # tokenizers fail in as many ways as there are files of them
+    except Exception as error:  # tokenizers raise many kinds of errors
         reason = (str(error).strip().splitlines() or [""])[0]
         raise MerganserError(
             f"{directory}: its tokenizer cannot be loaded: {type(error).__name__}: {reason}"

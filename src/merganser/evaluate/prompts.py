@@ -1,4 +1,4 @@
-"""Examiners that fill a prompt with a question: examples before it (few-shot), and chat templates."""
+"""Examiners that fill a prompt with a question, with few-shot examples and chat templates."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from merganser.evaluate.sampling import sampled
 class Prompted(Asked):
     """Questions that are asked by a `prompt` with fields of the record in braces.
 
-    With `shots`, as many solved questions of `examples` (a file like `source`, or records) stand before each, the same
-    for all. With `chat`, the prompt is a user's turn in the tokenizer's chat template, and the examples are turns
-    before it.
+    With `shots`, as many solved questions of `examples` (a file like `source`, or records) precede each question, the
+    same for all. With `chat`, the prompt is a user's turn in the tokenizer's chat template, and the examples are
+    earlier turns.
     """
 
     prompt: str = "{context}Question: {question}\nAnswer:"
@@ -30,19 +30,19 @@ class Prompted(Asked):
     chat: bool = False
 
     def target(self, record: Mapping[str, Any]) -> str:
-        """Return what a right reply to a record is."""
+        """Return the right reply to a record."""
         return str(record["answer"])
 
     @cached_property
     def solved(self) -> Sequence[tuple[str, str]]:
-        """The examples: prompts and right replies."""
+        """Return the examples: prompts and right replies."""
         if not self.shots:
             return ()
         if self.examples is None:
-            raise InputError(f"shots: {self.shots} examples are wanted; name their file (examples)")
+            raise InputError(f"shots: {self.shots} examples are needed; give their file (examples)")
         others = replace(self, source=self.examples, test=None, shots=0, examples=None)
         if len(others) < self.shots:
-            raise InputError(f"shots: {self.shots} examples are wanted, and {self.examples} has {len(others)}")
+            raise InputError(f"shots: {self.shots} examples are needed, but {self.examples} has only {len(others)}")
         chosen = [others.records[item] for item in sampled(others)[: self.shots]]
         return [(fill(self.prompt, record), self.target(record)) for record in chosen]
 
@@ -64,7 +64,7 @@ class Prompted(Asked):
         return [*before, {"role": "user", "content": fill(self.prompt, record)}]
 
     def ask(self, record: Mapping[str, Any]) -> str:
-        """Return the whole text before a reply: examples, prompt, and the marks of turns."""
+        """Return the whole text before a reply: examples, prompt, and turn markers."""
         if not self.chat:
             return "".join(f"{prompt} {reply}\n\n" for prompt, reply in self.solved) + fill(self.prompt, record)
         tokenizer = tokenizer_at(self.tokenizer)
@@ -74,9 +74,9 @@ class Prompted(Asked):
         return text
 
     def tokens(self, texts: Sequence[str], model: nn.Module) -> list[list[int]]:
-        """Return the tokens of whole texts; one that is too long loses its beginning."""
+        """Return the tokens of whole texts; texts that are too long lose their beginning."""
         tokenizer, limit = tokenizer_at(self.tokenizer), self.limit(model)
-        special = not self.chat  # a template writes its own
+        special = not self.chat  # a template adds its own
         found = tokenizer(list(texts), add_special_tokens=special, verbose=False)["input_ids"]
         long = [place for place, ids in enumerate(found) if len(ids) > limit]
         if long:
@@ -94,13 +94,13 @@ def _turns(prompt: str, reply: str) -> list[dict[str, str]]:
 
 
 def fill(prompt: str, record: Mapping[str, Any]) -> str:
-    """Return the prompt with the fields of a record; a context stands on lines of its own."""
+    """Return the prompt with the fields of a record; a context is on its own lines."""
     context = str(record.get("context") or "")
     return prompt.format(**{**record, "context": f"{context}\n" if context else ""})
 
 
 def check_prompt(prompt: str, placed: Placed) -> None:
-    """Refuse a prompt that names a field which the record has not, or that is no template."""
+    """Refuse a prompt that is not a template, or that names a field which the record lacks."""
     try:
         fill(prompt, placed.record)
     except (KeyError, IndexError) as error:

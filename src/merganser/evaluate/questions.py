@@ -1,4 +1,4 @@
-"""What every examiner of a `transformers` model has: questions, a tokenizer, batches, directions of its measures."""
+"""The common part of examiners of `transformers` models: questions, tokenizer, batches, directions of measures."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from merganser.strict_json import parse_json
 Measures: TypeAlias = "dict[str, list[float]]"
 #: Which values of a measure are better.
 Direction: TypeAlias = 'Literal["higher", "lower"]'
-#: The measure that is a task's own.
+#: The name of a task's main measure.
 SCORE = "score"
-#: Tokens of a sequence where neither the caller nor the model asks for fewer.
+#: Default maximum of tokens, if neither the caller nor the model sets a smaller one.
 LONGEST = 2048
 
 
 class Examiner(Protocol):
-    """Asks a model some items of one task. Returns measures by name; `score` is the task's own.
+    """Asks a model some items of one task. Returns measures by name; `score` is the main one.
 
     An examiner may have `directions`, from measures to "higher" or "lower"; a measure it leaves out has none.
     """
@@ -52,9 +52,9 @@ def _read_tokenizer(path: str, stamp: object) -> Any:
 class Asked:
     """Questions from a file (or given), a tokenizer, and batches.
 
-    A sequence has at most `max_length` tokens: by default as many as model and tokenizer say they read, and no more
-    than `LONGEST`. Texts lose their end beyond it; prompts lose their beginning, so that the question stays. `fields`
-    says what the file calls a field, as in `{"question": "problem"}`. The questions of another file, `test`, follow.
+    A sequence has at most `max_length` tokens: by default the limit of model and tokenizer, and no more than `LONGEST`.
+    Longer texts lose their end; longer prompts lose their beginning, so that the question stays. `fields` gives the
+    file's names of fields, as in `{"question": "problem"}`. The questions of another file, `test`, follow.
     """
 
     source: str | Records
@@ -69,17 +69,17 @@ class Asked:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What is measured besides the score."""
+        """The measures besides the score."""
         return ()
 
     @property
     def directions(self) -> Mapping[str, Direction]:
-        """Which values of a measure are better; of one that is not there, that depends."""
+        """The better direction of each measure; a measure that is missing has none."""
         return {SCORE: "higher"}
 
     @cached_property
     def records(self) -> Records:
-        """The questions, every one of them checked."""
+        """The questions, all of them checked."""
         for ours in self.fields:
             if ours not in (known := (*self.needed, "context", "options", "group")):
                 raise InputError(f"fields: there is no {ours!r} to rename{did_you_mean(ours, known)}")
@@ -99,7 +99,7 @@ class Asked:
         return found
 
     def checked(self, placed: Placed) -> dict[str, Any]:
-        """Return the record of a question as it is asked; one that cannot be asked is an error with its place."""
+        """Return the record of a question as it is asked; an invalid one is an error with its place."""
         return placed.record
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class Asked:
             yield [self.records[i] for i in items[start : start + self.batch]]
 
     def limit(self, model: nn.Module) -> int:
-        """Tokens that a sequence may have."""
+        """Return the maximum number of tokens of a sequence."""
         if self.max_length is not None:
             return self.max_length
         positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
@@ -129,7 +129,9 @@ class Asked:
         reserved: int = 0,
         special: bool = True,
     ) -> Any:
-        """The texts as one batch, padded on the side `pad`, cut on the side `cut`; `reserved` tokens are left free."""
+        """Return the texts as one batch, padded on the side `pad`, cut on the side `cut`, with `reserved` tokens
+        left free.
+        """
         tokenizer = tokenizer_at(self.tokenizer)
         tokenizer.padding_side, tokenizer.truncation_side = pad, cut
         length = self.limit(model) - reserved
@@ -140,7 +142,7 @@ class Asked:
 
 
 def read_index(placed: Placed, name: str, count: int | None = None) -> int:
-    """Return a field that is a whole number from 0 (to below `count`), also when it is written as text."""
+    """Return a field that is a whole number from 0 (to below `count`), also if it is written as text."""
     value = placed.field(name)
     whole = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
     if isinstance(whole, bool) or not isinstance(whole, int) or whole < 0 or (count is not None and whole >= count):

@@ -1,4 +1,4 @@
-"""Files of questions: JSON lines, a JSON list, or tab-separated values. Errors name the file and the line."""
+"""Read files of questions: JSON lines, a JSON list, or tab-separated values. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Records: TypeAlias = "Sequence[Mapping[str, Any]]"
 
 @dataclass(frozen=True)
 class Placed:
-    """A record, and where it stands, for messages."""
+    """A record and its place, for messages."""
 
     place: str
     record: dict[str, Any]
 
     def field(self, name: str) -> Any:
-        """Return a field; an error names the place if the record has none, or it is empty."""
+        """Return a field; raise an error with the place if it is missing or empty."""
         value = self.record.get(name)
         if value is None:
             raise InputError(f"{self.place}: no {name!r}{did_you_mean(name, map(str, self.record))}")
@@ -42,7 +42,7 @@ def read_records(path: str | Path, fields: Sequence[str] = ("label", "text")) ->
         The records in their order, each with its place.
 
     Raises:
-        InputError: The file cannot be read, or a line of it is not a record.
+        InputError: If the file cannot be read, or a line is not a record.
 
     Example:
         >>> [each.record for each in read_records("quiz.jsonl")]  # doctest: +SKIP
@@ -50,19 +50,19 @@ def read_records(path: str | Path, fields: Sequence[str] = ("label", "text")) ->
     source = Path(path)
     with reading(source):
         text = source.read_text(encoding="utf-8-sig")
-    # Not splitlines: a JSON string may hold other line separators of Unicode.
+    # Not splitlines: a JSON string may contain other line separators of Unicode.
     lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if source.suffix == ".tsv":
         found = _tabular(source, lines, fields)
     elif source.suffix == ".json":
         whole = _parsed(text, str(source))
         if not isinstance(whole, list):
-            raise InputError(f"{source}: expected a list of records, one a question, not a {_kind(whole)}")
+            raise InputError(f"{source}: expected a list of records, one per question, not a {_kind(whole)}")
         found = [(f"{source}: record {number}", record) for number, record in enumerate(whole)]
     else:
         found = [(place, _parsed(line, place)) for number, line in lines for place in [f"{source}, line {number}"]]
     if not found:
-        raise InputError(f"{source}: no questions in it")
+        raise InputError(f"{source}: contains no questions")
     for place, record in found:
         if not isinstance(record, dict):
             raise InputError(f'{place}: expected a record such as {{"question": …}}, not a {_kind(record)}')
@@ -78,7 +78,7 @@ def _tabular(source: Path, lines: Sequence[tuple[int, str]], fields: Sequence[st
     for (number, _), row in zip(lines, rows, strict=True):
         place = f"{source}, line {number}"
         if len(row) > len(header):
-            raise InputError(f"{place}: {len(row)} columns where there are {len(header)}: {', '.join(header)}")
+            raise InputError(f"{place}: {len(row)} columns instead of {len(header)}: {', '.join(header)}")
         found.append((place, dict(zip(header, row, strict=False))))
     return found
 
@@ -90,7 +90,7 @@ def _parsed(text: str, place: str) -> Any:
         where = f" at line {error.lineno}" if "\n" in text.strip() else ""
         raise InputError(f"{place}: not JSON{where}: {error.msg} (column {error.colno})") from None
     except ValueError as error:
-        raise InputError(f"{place}: not JSON that is read: {error}") from None
+        raise InputError(f"{place}: not valid JSON: {error}") from None
 
 
 def _kind(value: Any) -> str:

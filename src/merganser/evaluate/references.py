@@ -1,4 +1,4 @@
-"""`package.module:name` in a run file or on a command line: functions of the user's own."""
+"""Import functions that a run file or a command line names as `package.module:name`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from merganser.errors import InputError, did_you_mean
 
 
 def imported(reference: str, where: str = "") -> Any:
-    """The function that `package.module:name` names; modules of the current directory are found, as by `python -m`.
+    """Import the function `package.module:name`; the current directory is searched too, as by `python -m`.
 
-    `where` says in errors what holds the reference, e.g. "score".
+    `where` names the source of the reference in errors, e.g. "score".
     """
     said = f"{where} {reference}".strip()
     path, _, name = reference.partition(":")

@@ -1,4 +1,4 @@
-"""Orders of items: samples whose every beginning is stratified, and batches of similar length."""
+"""Orders of items: samples whose every prefix is stratified, and batches of similar length."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-#: Places of padding that a sequence may always have in a batch.
+#: Padding that a sequence may always have in a batch.
 SLACK = 8
 
 
 def sampled(examiner: Sized, seed: int = 0) -> list[int]:
-    """Return the items of a task in an order whose every beginning is a sample of them, stratified by their labels.
+    """Return the items of a task in an order in which every prefix is a sample, stratified by label.
 
-    The j-th of the m items of a label, in random order, comes at (j + u)/m with one random u a label: after a share of
-    the order, about that share of every label has come.
+    The j-th of the m items of a label, in random order, comes at (j + u)/m with one random u per label: any share of
+    the order contains about that share of every label.
 
     Args:
-        examiner: The task. Its records' `label`, `letter` or `answer` (where it is an index) are the strata.
-        seed: Draws the order, the same for every model.
+        examiner: The task. Its records' `label`, `letter` or `answer` (if it is an index) are the strata.
+        seed: The seed of the order, which is the same for every model.
 
     Returns:
         All item numbers.
@@ -34,7 +34,7 @@ def sampled(examiner: Sized, seed: int = 0) -> list[int]:
 
 
 def order_by_strata(labels: Sequence[Hashable], seed: int = 0) -> list[int]:
-    """Return the positions of labels in a random order whose every beginning has about each label's share of all."""
+    """Return the positions of labels in a random order in which every prefix has about each label's share."""
     strata: dict[Hashable, list[int]] = {}
     for item, label in enumerate(labels):
         strata.setdefault(label, []).append(item)
@@ -52,14 +52,14 @@ def _stratum(record: Mapping[str, Any]) -> Any:
 
 
 def batches_by_length(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
-    """Yield the positions of sequences in batches of similar length, the longest first, so that little is padding.
+    """Yield the positions of sequences in batches of similar length, the longest first, to limit padding.
 
     Args:
         lengths: The length of each sequence.
-        batch: Sequences in a batch, at most.
+        batch: Maximum sequences per batch.
 
     Yields:
-        Positions; each comes once. A sequence is no more than a quarter padding.
+        Positions, each once. A sequence is at most a quarter padding.
 
     Example:
         >>> list(batches_by_length([3, 90, 4, 80], 16))

@@ -1,4 +1,4 @@
-"""Coefficients by a held-out score: a grid, every candidate at full cost or only those that survive cheaper rungs."""
+"""Choose coefficients by a held-out score: a grid, or successive halving."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from merganser.modules.functional import Weights, combine
 from merganser.plain import Result
 
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(1, 21))
-"""Scaling coefficients 0.1 … 2.0: task arithmetic's usual range and the spectral methods' above 1."""
+"""Scaling coefficients 0.1 … 2.0, which cover task arithmetic and spectral methods (above 1)."""
 
 
 @dataclass(frozen=True)
 class Rung(Result):
-    """Scores of the candidates still in, each on `budget` units (samples, batches) of validation data."""
+    """Scores of the remaining candidates, each on `budget` units (samples, batches) of validation data."""
 
     budget: int
     scores: dict[str, float]
@@ -53,13 +53,13 @@ def successive_halving(
     budgets: Sequence[int],
     keep: float = 0.5,
 ) -> ScaleSearch:
-    """Score everyone on the first budget, the best `keep` of them on the next, and so on; higher is better.
+    """Score all candidates on the first budget, the best `keep` of them on the next, and so on; higher is better.
 
     One budget is a plain grid search. Ties and equal scores keep the order given, so the result is reproducible. Scores
     that are not numbers (NaN) rank last.
     """
     if not candidates or len(set(candidates)) != len(candidates):
-        raise InputError(f"candidates must be different and at least one, got {list(candidates)}")
+        raise InputError(f"expected at least one candidate, all different, got {list(candidates)}")
     if not budgets or list(budgets) != sorted(set(budgets)) or budgets[0] < 1:
         raise InputError(f"budgets must be positive and rise, got {list(budgets)}")
     if not 0 < keep < 1:
@@ -84,7 +84,7 @@ def scale_search(
     alphas: Sequence[float] = ALPHAS,
     keep: float = 0.5,
 ) -> ScaleSearch:
-    """The α of θ0 + α·τ with the best held-out score, `score(weights, budget)`; labels are the α as text.
+    """Find the α of θ0 + α·τ with the best held-out `score(weights, budget)`; labels are the α as text.
 
     τ is any merged task vector: a sum of differences, TSV-Merge's, TIES's.
     """
@@ -97,9 +97,9 @@ def scale_search(
 
 
 def scaled(base: Weights, task_vector: Weights, alpha: float) -> dict[str, Tensor]:
-    """θ0 + α·τ; tensors without a task vector, and integer ones, are the base's."""
+    """Return θ0 + α·τ; integer tensors, and tensors without a task vector, are the base's."""
     if unknown := next((name for name in task_vector if name not in base), None):
-        raise InputError(f"the task vector moves {unknown!r}, which the base lacks{did_you_mean(unknown, base)}")
+        raise InputError(f"the task vector changes {unknown!r}, which the base lacks{did_you_mean(unknown, base)}")
     moving = {name: value for name, value in base.items() if name in task_vector and value.is_floating_point()}
     moved = combine((moving, {name: task_vector[name] for name in moving}), (1.0, alpha))
     return {name: moved.get(name, value) for name, value in base.items()}

@@ -61,7 +61,7 @@ class Task:
         """Read and check every question, without a model.
 
         Raises:
-            InputError: The file cannot be read, or a question in it cannot be asked; with the line.
+            InputError: If the file cannot be read, or a question is invalid; names the line.
         """
         len(self.examiner(""))
 
@@ -70,7 +70,7 @@ class Task:
         return cast(Examiner, found)
 
     def count(self, tokenizer: str) -> int:
-        """Return how many questions there are."""
+        """Return the number of questions."""
         return len(self.examiner(tokenizer))
 
     def score(self, model: nn.Module | Server, tokenizer: str, limit: int | None = None) -> float:

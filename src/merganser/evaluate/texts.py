@@ -1,4 +1,4 @@
-"""A little text of several kinds, for a first look at a language model; written for this purpose."""
+"""Short texts of several kinds, for a first check of a language model; written for this purpose."""
 
 TEXTS = (
     "The river rises in the hills north of the town, turns twice before it reaches the old bridge, and then runs "

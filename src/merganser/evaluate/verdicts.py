@@ -1,4 +1,4 @@
-"""Findings about a model, and what they add up to."""
+"""Findings about a model, and the resulting verdict."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Verdict = Literal["sound", "doubtful", "broken"]
 
 @dataclass(frozen=True)
 class Check:
-    """One question about a model and its answer.
+    """One check of a model and its result.
 
     Attributes:
         name: What was checked.
         status: `"pass"`, `"warn"`, `"fail"` or `"skip"`.
-        message: What was found.
+        message: The finding.
 
     Example:
         >>> [check.name for check in mg.evaluate.evaluate("math").checks]
@@ -29,6 +29,6 @@ class Check:
 
 
 def verdict(checks: Sequence[Check]) -> Verdict:
-    """One failure breaks a model, one warning makes it doubtful."""
+    """Return the verdict: one failure means broken, one warning doubtful."""
     found = {check.status for check in checks}
     return "broken" if "fail" in found else "doubtful" if "warn" in found else "sound"

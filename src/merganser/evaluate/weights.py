@@ -1,4 +1,4 @@
-"""The weights themselves: finite, and not forgotten."""
+"""Check the weights: finite, and not all zeros."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from merganser.evaluate.verdicts import Check
 
 
 def check_weights(checkpoint: Checkpoint) -> Check:
-    """Read every floating tensor once, in blocks: NaN and infinities break a model, matrices of zeros are doubtful."""
+    """Read every floating tensor once, in blocks: NaN and infinities break a model, matrices of zeros make it
+    doubtful.
+    """
     broken: dict[str, int] = {}
     empty: list[str] = []
     count = 0

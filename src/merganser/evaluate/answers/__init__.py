@@ -1,4 +1,4 @@
-"""Judging replies: what a model answered, and whether it is the right answer by value.
+"""Judge replies: find the answer of a model and compare it with the reference by value.
 
 Start at `judging.py`; `marks.py` finds the part of a reply that is its answer, `numbers.py` and `choices.py` read it.
 """

@@ -9,7 +9,7 @@ from merganser.evaluate.answers.marks import find_bold, find_marked
 from merganser.evaluate.answers.normalizing import normalize
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-#: What may stand before a letter that is meant as one.
+#: Words before a letter that announce a choice.
 _PREFIX = r"(?:option|choice|answer|opci[oó]n|option|antwort|选项|選択肢)?\s*"
 _DENIED = re.compile(
     r"(?:\bnot|n't|neither|nor|rather than|instead of|except)\s*(?:the\s+)?(?:option\s*)?[(\[]?$", re.I
@@ -18,12 +18,12 @@ _WRONG_AFTER = re.compile(r"[)\].:]?\s*(?:is|are|was)\s+(?:\w+\s+)?(?:wrong|inco
 
 
 def find_choice(reply: str, options: Sequence[str] = (), count: int | None = None) -> str | None:
-    """Return the letter a reply chooses, or None when it chooses none.
+    """Return the letter that a reply chooses, or None.
 
     Args:
-        reply: What a model said, cut at its stop strings.
-        options: The texts of the options, if they are known: a reply that repeats one of them chooses it.
-        count: How many letters there are; as many as `options`, or ten.
+        reply: The reply of a model, cut at its stop strings.
+        options: The texts of the options, if known; a reply that repeats one of them chooses it.
+        count: The number of letters; by default as many as `options`, or ten.
 
     Returns:
         An upper-case letter.
@@ -51,7 +51,7 @@ def read_choice(answer: object, options: Sequence[str] = ()) -> str | None:
         options: The texts of the options, if there are any.
 
     Returns:
-        An upper-case letter, or None when `answer` is none of these.
+        An upper-case letter, or None if `answer` is none of these.
 
     Example:
         >>> read_choice(2), read_choice("(b)"), read_choice("Rome", ["Paris", "Rome"])
@@ -72,7 +72,9 @@ def read_choice(answer: object, options: Sequence[str] = ()) -> str | None:
 
 
 def _leading(text: str, letters: str) -> str | None:
-    """A letter at the beginning: alone, in brackets, or before a mark; an article `A` or `I` before a word is none."""
+    """Return a letter at the beginning: alone, in brackets, or before punctuation; the words `A` and `I` do not
+    count.
+    """
     match = re.match(rf"[\s\"'`*$]*{_PREFIX}[\"'`*$]*([(\[]?)([A-Za-z])(?![A-Za-z0-9])([)\].:,;]|\*\*)?", text, re.I)
     if not match or match[2].upper() not in letters or _denied(text, match.start(2), match.end(2)):
         return None
@@ -88,7 +90,7 @@ def _leading(text: str, letters: str) -> str | None:
 
 
 def _named(text: str, letters: str, *, last: bool) -> str | None:
-    """A letter in brackets, or called an option, that is not said to be wrong."""
+    """Return a letter in brackets, or called an option, that is not said to be wrong."""
     bracketed = rf"[(\[]([{letters}{letters.lower()}])[)\]]"
     pattern = rf"{bracketed}|\b(?:option|choice|选项|選択肢)\s*\"?([{letters}])\b|\b([{letters}])\)"
     found = [m for m in re.finditer(pattern, text) if not _denied(text, m.start(), m.end())]
@@ -97,7 +99,7 @@ def _named(text: str, letters: str, *, last: bool) -> str | None:
 
 
 def _alone(text: str, letters: str) -> str | None:
-    """The last upper-case letter that stands alone, other than the words `A` and `I`."""
+    """Return the last upper-case letter that stands alone, except the words `A` and `I`."""
     found = [
         m[0]
         for m in re.finditer(rf"(?<![\w'])[{letters}](?![\w'])", text)
@@ -107,7 +109,7 @@ def _alone(text: str, letters: str) -> str | None:
 
 
 def _repeated(text: str, options: Sequence[str]) -> str | None:
-    """The option a reply begins with, or the only one it holds; of options that hold each other, the longest."""
+    """Return the option a reply begins with, or the only one it contains; the longest of nested options."""
     said = _words(text)
     known = {_words(option): letter for letter, option in zip(LETTERS, options, strict=False)}
     held = [words for words in known if words.strip() and words in said]

@@ -1,4 +1,4 @@
-"""Whether a reply gives the reference answer."""
+"""Decide whether a reply gives the reference answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from merganser.evaluate.answers.numbers import Reading, as_list, find_quantities
 from merganser.evaluate.answers.words import read_words
 
 _EQUATION = re.compile(r"[^=\n]*=")
-#: What may stand before the equals sign of an answer that is written as an equation.
+#: What may precede the equals sign of an answer written as an equation.
 _TERMS = re.compile(r"(?:[\d\s.,:+\-*/×÷^()$€£¥%{}\[\]°]|\b[a-zA-Z]\b|\\\w+)*")
 #: A calculation in brackets after its result, as in `15 (5 + 10)`.
 _ASIDE = re.compile(r"(?<=\d)\s*\([\d\s.,+\-*/×÷=$€£%]*[+*/×÷=][\d\s.,+\-*/×÷=$€£%]*\)")
@@ -19,25 +19,25 @@ _FEW_WORDS = 4
 
 
 def holds_number(answer: str) -> bool:
-    """Whether a reference answer can be compared by value."""
+    """Return whether a reference answer can be compared by value."""
     return bool(_readings(answer))
 
 
 def is_right(reply: str, answer: str) -> bool:
-    """Return whether the answer that a reply gives has the value of the reference answer.
+    """Return whether the answer in a reply has the value of the reference answer.
 
     The reply's answer is what it marks as such (`\\boxed{}`, `####`, "the answer is"), else a number in bold, else its
     last number.
 
     Args:
-        reply: What a model said, cut at its stop strings.
+        reply: The reply of a model, cut at its stop strings.
         answer: The reference: a number, or a worked solution that ends with (or marks) one.
 
     Returns:
-        True when both have a value in common.
+        True if both have a value in common.
 
     Raises:
-        MissingExtraError: The reference is a formula, and what compares formulas is not installed.
+        MissingExtraError: If the reference is a formula, and the package to compare formulas is not installed.
 
     Example:
         >>> is_right("She makes **$1,234.50** a day at 2 markets.", "1234.5")
@@ -48,7 +48,7 @@ def is_right(reply: str, answer: str) -> bool:
 
 
 def _readings(text: str) -> tuple[Reading, ...]:
-    """The readings of the answer in a text."""
+    """Return the readings of the answer in a text."""
     plain = normalize(text)
     for part in find_marked(plain):
         if found := _first(part):
@@ -64,7 +64,7 @@ def _readings(text: str) -> tuple[Reading, ...]:
 
 
 def _first(part: str) -> tuple[Reading, ...]:
-    """Readings of the answer at the beginning of a marked part; of `3 * 6 = 18`, what it comes to."""
+    """Return readings of the answer at the beginning of a marked part; of `3 * 6 = 18`, the result."""
     while (equation := _EQUATION.match(part)) and _TERMS.fullmatch(part[: equation.end() - 1]):
         part = part[equation.end() :]
     quantities = find_quantities(part)
@@ -74,7 +74,7 @@ def _first(part: str) -> tuple[Reading, ...]:
 
 
 def _same_expression(reply: str, answer: str) -> bool:
-    """By `math-verify`, for answers that are formulas."""
+    """Compare formulas with `math-verify`."""
     try:
         verify = require("math_verify", "math")
     except MissingExtraError as error:

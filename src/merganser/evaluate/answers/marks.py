@@ -1,11 +1,11 @@
-"""Where in a reply its answer stands: `\\boxed{…}`, `#### …`, "the answer is …", or in bold."""
+"""Find the answer in a reply: `\\boxed{…}`, `#### …`, "the answer is …", or in bold."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-#: What announces an answer, in the languages that replies to translated benchmarks come in.
+#: Phrases that announce an answer, in the languages of translated benchmarks.
 _PHRASES = (
     r"(?:the\s+|my\s+)?(?:final\s+|correct\s+|right\s+|best\s+)*(?:answer|choice|option|result|solution)"
     r"(?:\s+to\s+(?:the|this)\s+(?:question|problem))?\s*(?:is|was|are|will\s+be|would\s+be|=|:)",
@@ -25,11 +25,11 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
-    """Return `text` up to the first of the stop strings; one at the very beginning does not count.
+    """Return `text` up to the first of the stop strings; one at the beginning does not count.
 
     Args:
         text: A reply.
-        stops: Strings that begin something else than the reply, such as the next question.
+        stops: Strings that start something after the reply, such as the next question.
 
     Returns:
         The reply alone.
@@ -44,13 +44,13 @@ def cut(text: str, stops: Sequence[str]) -> str:
 
 
 def find_marked(text: str) -> list[str]:
-    """Return the marked parts of a reply, those to be trusted most first; the last of each sort comes first.
+    """Return the marked parts of a reply, the most reliable first; the last of each kind comes first.
 
     Args:
         text: A reply, cut and normalised.
 
     Returns:
-        What stands in boxes, then after `####`, then what follows an announcement, each to the end of its sentence.
+        The content of boxes, then text after `####`, then text after an announcement, to the end of its sentence.
 
     Example:
         >>> find_marked("The answer is 5. Wait.\\n#### 18 apples")
@@ -59,7 +59,7 @@ def find_marked(text: str) -> list[str]:
     announced = []
     for match in _ANNOUNCED.finditer(text):
         following = text[match.end() :].lstrip(" \t*:_`\"'")
-        # An announcement may stand on a line of its own, above the answer.
+        # An announcement may be on its own line, above the answer.
         line = following.lstrip().split("\n", 1)[0]
         if line.strip():
             announced.append(_sentence(line))
@@ -68,7 +68,7 @@ def find_marked(text: str) -> list[str]:
 
 
 def find_bold(text: str) -> list[str]:
-    """Return what is in bold, the last first, headings (which end in a colon) left out."""
+    """Return text in bold, the last first, without headings (which end in a colon)."""
     return [found for match in reversed(list(_BOLD.finditer(text))) if not (found := match[1].strip()).endswith(":")]
 
 
@@ -88,6 +88,6 @@ def _boxed(text: str) -> list[str]:
 
 
 def _sentence(line: str) -> str:
-    """The line up to a full stop that ends a sentence: not one inside a number or an abbreviation."""
+    """Return the line up to a full stop that ends a sentence, not one inside a number or an abbreviation."""
     end = re.search(r"(?<=[\w)%°$\"'*}\]])[.!?。](?=\s+[A-Z#\\(]|\s*$)", line)
     return line[: end.start()] if end else line

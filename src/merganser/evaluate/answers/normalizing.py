@@ -1,4 +1,4 @@
-"""One spelling for the many ways in which replies write the same characters."""
+"""Normalise the many ways in which replies write the same characters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNS = str.maketrans({"٫": ".", "٬": ",", "٪": "%", "∕": "/", "⁄": "/",
 
 
 def normalize(text: str) -> str:
-    """Return `text` with ASCII digits, signs and separators, and with LaTeX's spacing and styling taken out.
+    """Return `text` with ASCII digits, signs and separators, and without LaTeX's spacing and styling.
 
     Args:
         text: A reply, or a reference answer.

@@ -1,7 +1,7 @@
 """Numbers in text, by value: separators of several locales, fractions, powers, percentages, times, ranges, lists.
 
-What is written can often be read in more than one way (`1,234` is a thousand here and one and a bit there; `25%` is
-25 or 0.25). A quantity therefore has several readings, and two quantities are equal when they share one.
+Text can often be read in more than one way (`1,234` may be a thousand or a decimal; `25%` is 25 or 0.25). A quantity
+therefore has several readings, and two quantities are equal if they share one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TypeAlias
 #: A number; or a tag and numbers: ("time", minutes), ("ratio", a/b), ("range", a, b), ("list", …).
 Reading: TypeAlias = "Fraction | tuple[str | Fraction, ...]"
 
-#: Largest exponent that is computed: replies may hold 10^999999999.
+#: Largest exponent that is computed: replies may contain 10^999999999.
 MAX_EXPONENT = 300
-#: Characters of a number at most; what is longer is babble.
+#: Maximum number of characters of a number; longer ones are noise.
 MAX_LENGTH = 400
 _GROUPED = re.compile(r"\d{1,3}(?:([.,' ])\d{3})(?:\1\d{3})*(?:(?!\1)[.,]\d+)?")
 _INDIAN = re.compile(r"\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?")
@@ -53,7 +53,7 @@ _COMMA = re.compile(r"\s*(?:,|;|and|und|y|et)\s*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number as it stands in a text: its possible values, most likely first, and its place."""
+    """A number in a text: its possible values, most likely first, and its place."""
 
     readings: tuple[Reading, ...]
     start: int
@@ -64,7 +64,7 @@ def find_quantities(text: str) -> list[Quantity]:
     """Return the quantities of a normalised text in their order; a range such as `10-15` is one quantity.
 
     Args:
-        text: What `normalize` returned.
+        text: A text from `normalize`.
 
     Returns:
         Every quantity with its readings and its place in the text.
@@ -94,7 +94,7 @@ def find_quantities(text: str) -> list[Quantity]:
 
 
 def as_list(text: str, quantities: list[Quantity]) -> tuple[Reading, ...]:
-    """Return the reading of `2, 3 and 5` as a list; nothing if anything else stands between the quantities."""
+    """Return the reading of `2, 3 and 5` as a list; nothing if there is other text between the quantities."""
     between = [text[a.end : b.start] for a, b in pairwise(quantities)]
     if len(quantities) < 2 or not all(_COMMA.fullmatch(part) for part in between):
         return ()
@@ -102,18 +102,20 @@ def as_list(text: str, quantities: list[Quantity]) -> tuple[Reading, ...]:
 
 
 def _list_of(*members: Reading) -> Reading:
-    """Solutions in any order are the same ones."""
+    """Return a list reading that is independent of the order of its members."""
     numbers = [member for member in members if isinstance(member, Fraction)]
     return ("list", *sorted(numbers)) if len(numbers) == len(members) else ("list", *map(str, members))
 
 
 def same(left: tuple[Reading, ...], right: tuple[Reading, ...]) -> bool:
-    """Whether two quantities share a reading; thirds and the like may be rounded to two decimals or more."""
+    """Return whether two quantities share a reading; repeating decimals may be rounded to two decimals or more."""
     return any(a == b or _rounded(a, b) or _rounded(b, a) for a in left for b in right)
 
 
 def _rounded(value: Reading, exact: Reading) -> bool:
-    """Whether `value` is `exact`, a fraction without a finite decimal expansion, rounded to two decimals or more."""
+    """Return whether `value` is `exact`, a fraction with a repeating decimal expansion, rounded to two decimals or
+    more.
+    """
     if not isinstance(value, Fraction) or not isinstance(exact, Fraction):
         return False
     if not _endless(exact) or _endless(value) or value.denominator == 1:
@@ -168,7 +170,7 @@ def _readings(match: re.Match[str], text: str) -> list[Reading]:
 
 
 def _times(match: re.Match[str]) -> list[Reading]:
-    """Minutes since midnight; without am or pm the hours up to 12 may be either."""
+    """Return minutes since midnight; without am or pm, hours up to 12 may be either."""
     hour, *rest = map(int, (match["clock"] or match["hour"]).split(":"))
     minutes = 60 * hour + (rest[0] if rest else 0)
     seconds = Fraction(rest[1], 60) if len(rest) > 1 else Fraction(0)
@@ -180,7 +182,7 @@ def _times(match: re.Match[str]) -> list[Reading]:
 
 
 def _values(text: str) -> list[Fraction]:
-    """What digits with separators may mean: `1,234` a thousand or a decimal, `1.234,50` and `1 234.5` one thing."""
+    """Return the possible values of digits with separators: `1,234` a thousand or a decimal, `1.234,50` just one."""
     if len(text) > MAX_LENGTH:
         return []
     if _INDIAN.fullmatch(text):
@@ -191,7 +193,7 @@ def _values(text: str) -> list[Fraction]:
         mark = grouped[1]
         whole = Fraction(text.replace(mark, "").replace(",", "."))
         decimal = [Fraction(text.replace(",", "."))] if len(marks) == 1 and mark in ".," else []
-        # A point before three digits is a decimal point more often than not, a comma a thousands separator.
+        # A point before three digits is usually a decimal point, a comma usually a thousands separator.
         return [*decimal, whole] if mark == "." and len(marks) == 1 else [whole, *decimal]
     if len(marks) <= 1:
         return [Fraction(text.replace(",", "."))]
@@ -201,13 +203,13 @@ def _values(text: str) -> list[Fraction]:
 
 
 def _listed(text: str) -> tuple[Fraction, ...]:
-    """The members of `17,18` and `1,2,3`, which may be a list."""
+    """Return the members of `17,18` and `1,2,3`, which may be a list."""
     parts = text.split(",") if len(text) <= MAX_LENGTH else []
     return tuple(map(Fraction, parts)) if len(parts) > 1 and all(part.isdigit() for part in parts) else ()
 
 
 def _power(base: Fraction, exponent: str, factor: Fraction | int = 1) -> Fraction:
-    """factor · base^exponent; beyond what is worth computing, a value that equals nothing written out."""
+    """Return factor · base^exponent; if that is too large to compute, a value that equals no written number."""
     n = int(exponent) if len(exponent) < 6 else MAX_EXPONENT + 1
     if abs(n) > MAX_EXPONENT or base.numerator.bit_length() > 256:
         return Fraction(-1, 7**50)

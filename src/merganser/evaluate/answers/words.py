@@ -19,7 +19,7 @@ _RUN = re.compile(rf"\b(?:{_WORD})(?:[\s-]+(?:and\s+)?(?:{_WORD}))*\b", re.IGNOR
 
 
 def read_words(text: str) -> tuple[Fraction, ...]:
-    """Return the value of the last number that is written in words, as the one reading of a quantity; else nothing.
+    """Return the value of the last number written in words, as a single reading; else nothing.
 
     Args:
         text: A text without digits.
