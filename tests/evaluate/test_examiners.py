@@ -395,7 +395,7 @@ def test_what_every_question_would_fail_by_is_said_on_reading(tmp_path, options,
 
 def test_answers_without_a_number_are_refused(tmp_path):
     (tmp_path / "capitals.jsonl").write_text('{"question": "?", "answer": "Paris"}\n')
-    with pytest.raises(InputError, match="line 1: the answer 'Paris' holds no number; use kind exact-match"):
+    with pytest.raises(InputError, match="line 1: the answer 'Paris' contains no number; use kind exact-match"):
         len(Generation(str(tmp_path / "capitals.jsonl"), "none"))
     with pytest.raises(InputError, match="line 1: 'answer' must be a letter"):
         len(LetterChoice(str(tmp_path / "capitals.jsonl"), "none"))
