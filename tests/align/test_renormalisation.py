@@ -206,5 +206,5 @@ def test_a_tuple_is_the_arguments_of_the_model_or_has_targets_beside_them():
     for call in (repair, lambda model, ends, batches: reset_batch_norm(model, batches)):
         beside, alone = (call(plain, [plain], [batch]).state_dict() for batch in ((x, torch.zeros(16)), x))
         torch.testing.assert_close(beside, alone)
-        with pytest.raises(InputError, match="targets have no place"):
+        with pytest.raises(InputError, match="leave out targets"):
             call(plain, [plain], [(x, torch.zeros(16), torch.zeros(16))])

@@ -142,7 +142,7 @@ def test_mistakes(batches):
         ls.segment(mlp(0), a, {k: v for k, v in b.items() if k != "0.bias"}, batches, F.cross_entropy)
     with pytest.raises(InputError, match="first '1.running_mean'"):
         ls.segment(mlp(0), a, {k: v for k, v in b.items() if k != "1.running_mean"}, batches, F.cross_entropy)
-    with pytest.raises(InputError, match="used up"):
+    with pytest.raises(InputError, match="exhausted"):
         ls.segment(mlp(0), a, b, [], F.cross_entropy)
 
 

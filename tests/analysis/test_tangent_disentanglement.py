@@ -76,7 +76,7 @@ def test_tangent_model_trains_its_displacement_only():
     torch.testing.assert_close(model(x), value + derivative)
     double = TangentModel(module).load_task_vector({k: 2 * v for k, v in tau.items()})
     torch.testing.assert_close(double(x) - module(x), 2 * (model(x) - module(x)))
-    with pytest.raises(InputError, match="no tensor of the module"):
+    with pytest.raises(InputError, match="not a tensor of the module"):
         double.load_task_vector({"0.weigth": torch.zeros(1)})
 
 

@@ -187,7 +187,7 @@ def test_a_bare_adapter_finds_its_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 2}, "is a PROMPT_TUNING adapter and cannot be put"),
+        ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 2}, "is a PROMPT_TUNING adapter and cannot be attached"),
         ({"peft_type": "IA3"}, "conv.lora_A.weight' and cannot be attached to its base"),
         ({"peft_type": "NEW"}, "is a NEW adapter and cannot be attached to its base"),
         ({"use_dora": True}, "uses DoRA, but 'conv' has no lora_magnitude_vector"),

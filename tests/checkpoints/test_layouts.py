@@ -154,7 +154,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path, transformers: Any) -
     file = tmp_path / "listed" / "model.safetensors"
     kept = {name: tensor for name, tensor in load_file(file).items() if "experts.4.w2" not in name}
     save_file(kept, file, {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"down_proj' would be \[10, 16, 24\], put together from 10 tensors"):
+    with pytest.raises(CheckpointError, match=r"down_proj' would be \[10, 16, 24\], assembled from 10 tensors"):
         mg.run({"method": "linear", "models": [str(tmp_path / "fused"), str(tmp_path / "listed")]}, tmp_path / "out")
 
 

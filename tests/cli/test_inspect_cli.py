@@ -94,7 +94,7 @@ def test_energy_kept_is_defined_where_it_is_shown(models, tmp_path):
     library = Library.build(models["base"], experts, tmp_path / "lib")
     shown = call(*experts.values(), "--base", models["base"], "--html", tmp_path / "page.html")
     assert "of the energy of a matrix (mean over matrices" in shown
-    assert "a mean over matrices in which each counts the same" in (tmp_path / "page.html").read_text()
+    assert "a mean over matrices with equal weights" in (tmp_path / "page.html").read_text()
     assert "of the energy that the library holds of a matrix (mean over matrices" in call(library.path)
     page, _ = report(library.path)
     assert "all tensors of an expert together" in page.render()
@@ -111,7 +111,7 @@ def test_interference_says_what_the_library_function_says(models, tmp_path):
     for advice in expected.advice:
         assert f"{advice.kind}: {advice.text}" in shown
     page = (tmp_path / "page.html").read_text()
-    assert "layers.1.weight, the matrix that interferes most" in page
+    assert "layers.1.weight, the matrix with the most interference" in page
     assert page.count("<table") == 4
 
 
@@ -142,7 +142,7 @@ def test_a_library_stands_for_its_base_and_experts(models, tmp_path):
     found = json.loads(call(tmp_path / "lib", "--json", "--html", tmp_path / "page.html"))
     assert found["experts"] == ["math", "code"]
     assert found["truncated"]
-    assert "their spectra end where it cut them" in (tmp_path / "page.html").read_text()
+    assert "their spectra end at the stored rank" in (tmp_path / "page.html").read_text()
 
 
 def test_a_library_without_experts_is_named(models, tmp_path):

@@ -99,7 +99,7 @@ def test_a_library_is_shown_and_checked_even_without_its_base(place):
     Library.build("base", {"math": "math", "code": "code"}, "lib")
     [library], page = found("lib", "--check")
     assert (library["kind"], library["experts"], library["sound"]) == ("library", ["math", "code"], True)
-    assert "Files against the manifest" in page
+    assert "Files compared with the manifest" in page
     (place / "base").rename(place / "moved")
     [library], page = found("lib")
     assert library["ratio"] is None
@@ -143,7 +143,7 @@ def test_a_directory_of_several_things_is_one_page(place):
     assert "What is in runs" in page
     assert '<a href="#expert-library-library">library</a>' in page
     assert '<a href="#checkpoint-one">one</a>' in page
-    assert "merged by ties; 3 tensors, 288 parameters; DOES NOT HOLD: a tokenizer is there" in page
+    assert "merged by ties; 3 tensors, 288 parameters; FAILED: a tokenizer is there" in page
     headings = re.findall(r"<h2 id=\"([^\"]*)\">([^<]*)</h2>", page)
     assert headings == [("expert-library-library", "Expert library: library"), ("checkpoint-one", "Checkpoint: one")]
 

@@ -229,7 +229,7 @@ def test_report_adds_up(models, tmp_path):
     assert [layer.layer for layer in layers if layer.layer in ("a", "b")] == ["a", "b"]
     assert layer_of("h.11.mlp.0.weight") == "h.11.mlp.0"
     page = mg.report.report(tmp_path / "lib")[0].render()
-    assert "Bytes against error" in page
+    assert "Size and error" in page
     assert "signs, levels, factors, shared within 4,000 bytes" in page
     factors = Library.build(models["base"], experts(models), tmp_path / "plain")
     assert {row.error for row in stored_tensors(factors, "math") if row.code == "plain factors"} == {None}

@@ -211,13 +211,13 @@ def test_without_settings_the_threshold_and_the_number_of_tasks_have_an_effect(b
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (torch.zeros(0, 5, WIDTH), "a batch of 0 samples"),
+        (torch.zeros(0, 5, WIDTH), "the batch has 0 samples"),
         (torch.zeros(WIDTH), "not samples × width: a batch of one sample"),
         (
             (torch.zeros(2, 5, WIDTH), torch.zeros(2), torch.zeros(2)),
-            "cannot take these inputs .* targets have no place",
+            "does not accept these inputs .* leave out targets",
         ),
-        ({"y": torch.zeros(2, 5, WIDTH)}, "cannot take these inputs"),
+        ({"y": torch.zeros(2, 5, WIDTH)}, "does not accept these inputs"),
     ],
 )
 def test_batches_that_are_none_are_refused(built, batch, message):

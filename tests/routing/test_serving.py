@@ -101,7 +101,7 @@ def test_routes_and_health(server, model):
         (b'{"inputs": [1.0, 2.0]}', 422, "cannot take a tensor of shape [2]"),
         (b'{"inputs": [[NaN]]}', 422, "infinite or NaN"),
         (b'{"inputs": [[[1.0, 2.0]]]}', 422, "cannot take a tensor of shape [1, 1, 2]"),
-        (b'{"inputs": {"y": [[[1.0]]]}}', 422, "cannot take these inputs"),
+        (b'{"inputs": {"y": [[[1.0]]]}}', 422, "does not accept these inputs"),
         (b'{"inputs": {"x": [[1.0]], "y": [[1.0], [2.0]]}}', 422, "same number of samples"),
         (b'{"inputs": [' + b"[[0.0]]," * 8 + b"[[0.0]]]}", 422, "9 samples"),
         (b" " * 70_000, 413, "larger than 60000 bytes"),

@@ -252,7 +252,7 @@ def test_refusals(world, checkpoint, tmp_path):
     wrong = Statistics("fisher", stats[1].tensors | {"0.bias": torch.ones(2)}, 1)
     with pytest.raises(CheckpointError, match="expected \\[7\\]"):
         mg.merge(states, method="fisher", statistics={"fisher": [stats[0], wrong]})
-    with pytest.raises(InputError, match=r"takes \(input\) and cannot take these inputs .* targets have no place"):
+    with pytest.raises(InputError, match=r"takes \(input\) and does not accept these inputs .* leave out targets"):
         linear_grams(models[0], [(x, x, x.argmax(1)) for x in data[0]])
     with pytest.raises(RecipeError, match="statistics.fisher: 1 paths for 2 models"):
         recipes.load({"method": "fisher", "models": ["a", "b"], "statistics": {"fisher": ["x"]}})

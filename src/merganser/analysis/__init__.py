@@ -1,4 +1,4 @@
-"""Looking at models in weight space: the theory of task vectors, trajectories, landscapes, similarity, disentanglement.
+"""Analyses in weight space: the theory of task vectors, trajectories, landscapes, similarity, disentanglement.
 
 Modules load on first use: `merganser.analysis.gradients`, `.trajectory`, `.tangent`, `.disentanglement`, `.landscape`,
 `.similarity`, `.mergeability`, `.plots`.

@@ -1,4 +1,4 @@
-"""Weight disentanglement: does adding another task's vector leave this task's predictions alone?"""
+"""Weight disentanglement: whether adding another task's vector leaves this task's predictions unchanged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Disentanglement(Result):
 
     @property
     def mean(self) -> float:
-        """Mean of ξ over the grid."""
+        """Return the mean of ξ over the grid."""
         return sum(map(sum, self.error)) / (len(self.first) * len(self.second))
 
 
@@ -48,11 +48,11 @@ def disentanglement(
     heads: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None,
     linearised: bool = False,
 ) -> Disentanglement:
-    """ξ(α₁, α₂) = Σ_t E_{x∼μ_t} dist(f(x; θ0 + α_t τ_t), f(x; θ0 + α₁τ₁ + α₂τ₂)) for every pair of coefficients.
+    """Return ξ(α₁, α₂) = Σ_t E_{x∼μ_t} dist(f(x; θ0 + α_t τ_t), f(x; θ0 + α₁τ₁ + α₂τ₂)) on a grid.
 
-    `inputs` are unlabelled batches of either task, each read once. `heads` turn the module's output into either task's
-    (encoders with one classifier per task). `linearised` asks the same of the tangent model, at the cost of two
-    Jacobian-vector products a batch whatever the grid.
+    `inputs` are unlabelled batches of either task, each read once. `heads` map the module's output to either task's
+    (encoders with one classifier per task). `linearised` uses the tangent model, at the cost of two Jacobian-vector
+    products per batch for any grid.
     """
     if isinstance(distance, str):
         one_of("distance", distance, _DISTANCES)
@@ -83,13 +83,13 @@ def disentanglement(
 
 
 def disagreement(a: Tensor, b: Tensor) -> Tensor:
-    """1 where the arg-max differs, per sample (a mean over any further axes)."""
+    """Return 1 where the arg-max differs, per sample (a mean over any further axes)."""
     differs = (a.argmax(-1) != b.argmax(-1)).double()
     return torch.mean(differs.reshape(len(differs), -1), 1)
 
 
 def euclidean(a: Tensor, b: Tensor) -> Tensor:
-    """‖a − b‖ per sample."""
+    """Return ‖a − b‖ per sample."""
     norms: Tensor = torch.linalg.vector_norm((a - b).flatten(1), dim=1)
     return norms
 

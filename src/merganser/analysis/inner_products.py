@@ -1,4 +1,4 @@
-"""Inner products between whole checkpoints, streamed: distances, cosines and projections need nothing else."""
+"""Streamed inner products between whole checkpoints, from which distances, cosines and projections follow."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from merganser.engine.geometry import Entries, pair_sums
 from merganser.errors import CheckpointError, InputError
 
 STATISTICS = ("*running_mean", "*running_var")
-"""Buffers that are moments of the data, not weights: left out of weight-space geometry by default."""
+"""Buffers with moments of the data, which are not weights; excluded from weight-space geometry by default."""
 
 
 def inner_products(
     checkpoints: Sequence[Reference], *, base: Reference | None = None, exclude: Sequence[str] = STATISTICS
 ) -> Entries:
-    """G_ij = ⟨θ_i − base, θ_j − base⟩ (base 0 if none) over all floating tensors not matching `exclude`, in float64.
+    """Return G_ij = ⟨θ_i − base, θ_j − base⟩ (base 0 if none) over floating tensors not in `exclude`, in float64.
 
-    Memory is a few rows of one tensor per checkpoint, whatever their size. NaN and infinity in weights stay what they
-    are; see `finite_products`.
+    Needs memory for a few rows of one tensor per checkpoint, for any size. NaN and infinity in weights are propagated;
+    see `finite_products`.
     """
     return _summed(checkpoints, base, exclude, lambda a, b: a * b)
 
@@ -33,7 +33,7 @@ def inner_products(
 def finite_products(
     checkpoints: Sequence[Reference], *, base: Reference, exclude: Sequence[str] = STATISTICS
 ) -> Entries:
-    """Inner products of what is to be reasoned about: a checkpoint with NaN or infinity is an error that names it."""
+    """Return inner products; raise an error that names a checkpoint with NaN or infinity."""
     gram = inner_products(checkpoints, base=base, exclude=exclude)
     if np.isfinite(gram).all():
         return gram
@@ -45,7 +45,7 @@ def finite_products(
 
 
 def distances(checkpoints: Sequence[Reference], *, exclude: Sequence[str] = STATISTICS) -> Entries:
-    """‖θ_i − θ_j‖, summed entry by entry: from inner products, those of models that hardly differ would be lost."""
+    """Return ‖θ_i − θ_j‖, summed entry by entry: inner products would lose the distances of nearly equal models."""
     found: Entries = np.sqrt(_summed(checkpoints, None, exclude, lambda a, b: (a - b) ** 2))
     return found
 
@@ -56,7 +56,7 @@ def _summed(
     exclude: Sequence[str],
     entry: Callable[[Entries, Entries], Entries],
 ) -> Entries:
-    """Σ entry(θ_i − base, θ_j − base), after checking that all have the same tensors."""
+    """Return Σ entry(θ_i − base, θ_j − base), after checking that all have the same tensors."""
     given = [open_checkpoint(each) for each in (*checkpoints, *([] if base is None else [base]))]
     for checkpoint in given:
         refuse_quantised(checkpoint, exclude)
@@ -65,7 +65,7 @@ def _summed(
 
 
 def shared_tensors(checkpoints: Sequence[Checkpoint], exclude: Sequence[str] = ()) -> list[tuple[str, TensorSpec]]:
-    """Floating tensors of the first checkpoint, after checking that all have the same ones in the same shapes."""
+    """Return the floating tensors of the first checkpoint, after checking that all have them in the same shapes."""
     first = checkpoints[0]
 
     def kept(checkpoint: Checkpoint) -> dict[str, TensorSpec]:

@@ -42,8 +42,8 @@ class Score(Result):
 class Segment(Result):
     """Scores at (1 − λ)θ_A + λθ_B for λ in `positions`, from A to B.
 
-    - `barrier`: max_λ L − ½(L_A + L_B), the thesis' definition. It presumes L_A ≈ L_B: otherwise it is at least
-      ½|L_A − L_B|, whatever lies between.
+    - `barrier`: max_λ L − ½(L_A + L_B), the thesis' definition. It assumes L_A ≈ L_B: otherwise it is at least ½|L_A −
+      L_B|, whatever is in between.
     - `barrier_above_chord`: max_λ [L(λ) − (1 − λ)L_A − λL_B], zero when the path never rises above the chord.
     """
 
@@ -69,7 +69,7 @@ class Plane(Result):
 
 
 def score(module: nn.Module, batches: Iterable[Batch], loss: LossFunction) -> Score:
-    """Score `module` as it stands (in the mode it is in) on labelled batches."""
+    """Score `module` in its current mode on labelled batches."""
     total, hits, count, asked = 0.0, 0, 0, 0
     with torch.no_grad():
         for inputs, targets in (labelled(batch, "batches") for batch in several(batches, "batches")):
@@ -81,7 +81,7 @@ def score(module: nn.Module, batches: Iterable[Batch], loss: LossFunction) -> Sc
                 hits += int((outputs.argmax(-1) == targets).sum())
                 asked += targets.numel()
     if not count:
-        raise InputError("no batches to score on (an iterator that was used up?)")
+        raise InputError("no batches to score on (an exhausted iterator?)")
     return Score(total / count, hits / asked if asked else None)
 
 
@@ -95,10 +95,10 @@ def segment(
     points: int | Sequence[float] = 11,
     prepare: Prepare | None = None,
 ) -> Segment:
-    """Score along the segment between two state dicts of `module`, or modules like it.
+    """Score along the segment between two state dicts of `module`, or two such modules.
 
-    `points` is how many, or the λ in [0, 1] themselves. With `prepare`, what it returns for the merged module is scored
-    at each point (REPAIR, or fresh statistics).
+    `points` is their number, or the λ in [0, 1]. With `prepare`, its result for the merged module is scored at each
+    point (REPAIR, or recomputed statistics).
     """
     positions = [float(x) for x in np.linspace(0, 1, points)] if isinstance(points, int) else list(points)
     if len(positions) < 2 or positions[0] != 0 or positions[-1] != 1 or sorted(positions) != positions:
@@ -117,7 +117,7 @@ def segment(
 
 
 def _highest(values: Sequence[float]) -> float:
-    """The maximum, NaN if there is one among them: Python's own would pass over it."""
+    """Return the maximum, or NaN if there is one, which Python's `max` would ignore."""
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
@@ -131,12 +131,12 @@ def plane(
     margin: float = 0.2,
     prepare: Prepare | None = None,
 ) -> Plane:
-    """Score a `resolution`² grid over the plane through three state dicts or modules, and `margin` of it beyond.
+    """Score a `resolution`² grid over the plane through three state dicts or modules, with a `margin` around them.
 
-    With `prepare`, what it returns for the merged module is scored at each point.
+    With `prepare`, its result for the merged module is scored at each point.
     """
     if len(states) != 3:
-        raise InputError(f"a plane goes through three models, got {len(states)}")
+        raise InputError(f"a plane needs three models, got {len(states)}")
     weights = _weights(states)
     origin, second, third = weights
     gram = finite_products([second, third], base=origin)

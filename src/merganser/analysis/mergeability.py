@@ -1,17 +1,17 @@
-"""How hard a set of experts will be to merge, guessed from their weights before any of them is merged.
+"""Estimate how hard a set of experts is to merge, from their weights alone.
 
-Signals of every two experts, all cheap and none of them in need of data:
+Signals of every pair of experts, all cheap and without data:
 
 - `overlap`: the normalised interference of their leading singular vectors (`experts.sti.Overlap.normalized`), mean over
-  a sample of matrices, with what unrelated experts have by chance taken off; 0 for orthogonal, 1 for equal subspaces;
+  a sample of matrices, minus that of unrelated experts; 0 for orthogonal, 1 for equal subspaces;
 - `cosine` of the whole task vectors, and `sign_agreement` of their entries in the sample;
-- `distance`: the larger ‖τ‖/‖θ_0‖, for the further experts go, the less holds of what is linear about them;
-- `imbalance`: 1 − the smaller norm over the larger, for a sum forgets its smaller term;
-- `bend`: 1 − the smaller cos(τ_1, τ_K) over the epochs of their runs, where these are given.
+- `distance`: the larger ‖τ‖/‖θ_0‖: the further experts move, the less linear they are;
+- `imbalance`: 1 − the smaller norm over the larger: a sum loses its smaller term;
+- `bend`: 1 − the smaller cos(τ_1, τ_K) over the epochs of their runs, if these are given.
 
-Sharing directions is harmless to experts that agree on them, so the two are one quantity,
-conflict = overlap · (1 − cosine)/2. The difficulty of a pair is 1 − (1 − conflict) Π (1 − w s) over the others with
-weights `WEIGHTS`: monotone in every signal, in [0, 1], and a judgement, not a calibration.
+Shared directions are harmless to experts that agree on them, so the two are one quantity, conflict = overlap · (1 −
+cosine)/2. The difficulty of a pair is 1 − (1 − conflict) Π (1 − w s) over the other signals with weights `WEIGHTS`:
+monotone in every signal, in [0, 1], and a heuristic, not a calibration.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MODERATE, HARD = 0.15, 0.4
 
 @dataclass(frozen=True)
 class Pair(Result):
-    """The signals of two experts, and what they add up to."""
+    """The signals of two experts, and their combined difficulty."""
 
     experts: tuple[str, str]
     difficulty: float
@@ -57,7 +57,9 @@ class Pair(Result):
 
 @dataclass(frozen=True)
 class Mergeability(Result):
-    """`difficulty` is the mean over pairs; `blame` names the worst pair, `by_expert` the mean over each one's pairs."""
+    """`difficulty` is the mean over pairs; `blame` names the worst pair, `by_expert` the mean over each expert's
+    pairs.
+    """
 
     difficulty: float
     verdict: Literal["easy", "moderate", "hard"]
@@ -77,14 +79,14 @@ def mergeability(
     rank: int = 16,
     exclude: Sequence[str] = STATISTICS,
 ) -> Mergeability:
-    """Expected difficulty of merging `experts` of `base`, and the pair to blame.
+    """Estimate the difficulty of merging `experts` of `base`, and name the worst pair.
 
     At most `matrices` matrices, spread over the depth, are decomposed, to `rank` components each; everything else is
-    one streamed pass. `runs` are checkpoints [base, epoch 1, …] of the fine-tunings, where they were kept.
+    one streamed pass. `runs` are checkpoints [base, epoch 1, …] of the fine-tuning runs, if available.
     """
     by_name("experts", experts)
     if len(experts) < 2:
-        raise InputError(f"mergeability is about pairs: expected two experts or more, got {len(experts)}")
+        raise InputError(f"mergeability compares pairs; expected two or more experts, got {len(experts)}")
     if runs is not None and set(runs) != set(experts):
         raise InputError(f"runs are of {sorted(runs)}, but experts of {sorted(experts)}; name the same tasks")
     names = list(experts)
@@ -127,26 +129,28 @@ def mergeability(
 
 
 def sample(vector: TaskVector, count: int) -> list[str]:
-    """Matrices spread evenly over the order of the checkpoint, which is that of the depth."""
+    """Return matrices spread evenly over the order of the checkpoint, which follows the depth."""
     found = [n for n in vector.names() if len(s := vector.spec(n).shape) == 2 and min(s) > 1]
     if count < 1:
-        raise InputError(f"at least one matrix must be looked at, got {count}")
+        raise InputError(f"expected at least one matrix, got {count}")
     if len(found) <= count:
         return found
     return [found[round(i * (len(found) - 1) / max(1, count - 1))] for i in range(count)]
 
 
 def rank_correlation(difficulty: Sequence[float], loss: Sequence[float]) -> float:
-    """Spearman's ρ between guessed difficulties and what merging really cost, over several sets or pairs."""
+    """Return Spearman's ρ between estimated difficulties and the measured cost of merging, over several sets or
+    pairs.
+    """
     if len(difficulty) != len(loss) or len(loss) < 3:
-        raise InputError(f"{len(difficulty)} guesses for {len(loss)} losses: expected as many, three or more")
+        raise InputError(f"{len(difficulty)} estimates for {len(loss)} losses; expected equal numbers, three or more")
     from scipy.stats import spearmanr
 
     return float(spearmanr(difficulty, loss).statistic)
 
 
 def _overlaps(vectors: Sequence[TaskVector], names: Sequence[str], rank: int) -> dict[tuple[int, int], float]:
-    """Normalised interference of every pair, above chance, mean over the matrices."""
+    """Return the normalised interference of every pair above chance, mean over the matrices."""
     found: dict[tuple[int, int], list[float]] = {pair: [] for pair in itertools.combinations(range(len(vectors)), 2)}
     for name in names:
         factors = [top_svd(vector.read(name), rank) for vector in vectors]
@@ -183,13 +187,13 @@ def pair(
 
 
 def _reason(pair: Pair) -> str:
-    """The signal that took most off the ease of a pair, in words."""
+    """Return the signal that contributes most to a pair's difficulty, in words."""
     a, b = pair.experts
     shared = f"overlap {pair.overlap:.2f}, cosine {pair.cosine:.2f}"
     costs = {
         f"{a} and {b} use the same directions to different ends ({shared})": pair.conflict,
         f"{a} or {b} is far from the base": WEIGHTS["distance"] * pair.distance,
-        f"{a} and {b} differ in size: the smaller one is drowned": WEIGHTS["imbalance"] * pair.imbalance,
+        f"{a} and {b} differ in size: the smaller one is lost": WEIGHTS["imbalance"] * pair.imbalance,
         f"the fine-tuning of {a} or {b} has left the linear regime": WEIGHTS["bend"] * (pair.bend or 0.0),
     }
     return max(costs, key=lambda text: costs[text])

@@ -1,4 +1,4 @@
-"""Figures of the analyses with plotly (extra `plots`): functions return figures; `figure.write_html(path)`."""
+"""Figures of the analyses with plotly (extra `plots`). Functions return figures; use `figure.write_html(path)`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Regime: TypeAlias = Literal["cosines", "shares", "straightness"]
 
 
 def segments(curves: Mapping[str, Segment], metric: Metric = "loss") -> Figure:
-    """Interpolation curves over each other, before and after alignment for example."""
+    """Plot interpolation curves together, for example before and after alignment."""
     one_of("metric", metric, Metric)
     figure = _figure(x="λ", y=metric)
     for name, curve in curves.items():
@@ -31,7 +31,7 @@ def segments(curves: Mapping[str, Segment], metric: Metric = "loss") -> Figure:
 
 
 def plane(report: Plane, metric: Metric = "loss", *, log: bool = False) -> Figure:
-    """Contours over the plane with the three models marked; `log` draws log10 of the values."""
+    """Plot contours over the plane with the three models marked; `log` plots log10 of the values."""
     one_of("metric", metric, Metric)
     rows = report.losses if metric == "loss" else report.accuracies
     values = np.array(rows, dtype=float)
@@ -47,7 +47,7 @@ def plane(report: Plane, metric: Metric = "loss", *, log: bool = False) -> Figur
 
 
 def similarity(report: WeightSimilarity | RepresentationSimilarity, measure: str | None = None) -> Figure:
-    """Heat map of `cosine`, `cka` (the default of either) or `distance` between models."""
+    """Plot a heat map of `cosine`, `cka` (the defaults) or `distance` between models."""
     known = ("cosine", "distance") if isinstance(report, WeightSimilarity) else ("cka", "distance")
     chosen = known[0] if measure is None else measure
     one_of(f"measure of {type(report).__name__}", chosen, known)
@@ -60,7 +60,7 @@ def similarity(report: WeightSimilarity | RepresentationSimilarity, measure: str
 
 
 def regime(report: LinearRegime, what: Regime = "cosines") -> Figure:
-    """One curve per expert over epochs: cos(τ₁, τ_k), shares of the path, or straightness."""
+    """Plot one curve per expert over epochs: cos(τ₁, τ_k), shares of the path, or straightness."""
     one_of("what", what, Regime)
     figure = _figure(x="epoch", y={"cosines": "cos(τ₁, τ_k)", "shares": "share of the path"}.get(what, what))
     for name, run in report.runs.items():
@@ -73,7 +73,7 @@ def regime(report: LinearRegime, what: Regime = "cosines") -> Figure:
 
 
 def projection(report: Projection) -> Figure:
-    """Checkpoints of several strategies in their common principal plane, each joined in order."""
+    """Plot checkpoints of several strategies in their common principal plane, joined in order."""
     x, y = (f"axis {i + 1} ({share:.0%} of variance)" for i, share in enumerate(report.explained))
     figure = _figure(x=x, y=y)
     for name, points in report.points.items():
@@ -83,7 +83,7 @@ def projection(report: Projection) -> Figure:
 
 
 def disentanglement(report: Disentanglement) -> Figure:
-    """Heat map of ξ(α₁, α₂)."""
+    """Plot a heat map of ξ(α₁, α₂)."""
     figure = _figure(x="α₁", y="α₂")
     columns = list(zip(*report.error, strict=True))
     figure.add_heatmap(x=report.first, y=report.second, z=columns, colorbar={"title": "ξ"})
@@ -91,7 +91,7 @@ def disentanglement(report: Disentanglement) -> Figure:
 
 
 def order(report: Order) -> Figure:
-    """The gap and what either predicted term leaves of it, against η on logarithmic axes."""
+    """Plot the gap and its remainder after either predicted term against η on logarithmic axes."""
     figure = _figure(x="η", y="norm")
     etas = [g.eta for g in report.gaps]
     curves = {

@@ -1,4 +1,4 @@
-"""How alike models are: in weights (cosine, distance) and in representations (linear CKA, distance)."""
+"""Similarity of models: of weights (cosine, distance) and of representations (linear CKA, distance)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def weight_similarity(models: Mapping[str, Reference], *, exclude: Sequence[str]
 class LinearCKA:
     """Streaming linear CKA(X, Y) = ‖X_cᵀY_c‖² / (‖X_cᵀX_c‖ ‖Y_cᵀY_c‖) (Frobenius) between several representations.
 
-    Exact, in float64, from sums over batches: memory is the square of the total width, whatever the number of samples.
+    Exact, in float64, from sums over batches: memory is the square of the total width, for any number of samples.
     X_c is X with its columns centred; with K = XXᵀ and L = YYᵀ this is HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)).
     """
 
@@ -73,12 +73,12 @@ class LinearCKA:
         self._product = torch.empty(0)
 
     def update(self, representations: Sequence[Tensor]) -> None:
-        """Add one batch: for each model its features [N, width] of the same N inputs."""
+        """Add one batch: the features [N, width] of the same N inputs for each model."""
         widths = [features.shape[1] for features in representations]
         joint = torch.cat([features.detach().to("cpu", torch.float64) for features in representations], 1)
         if not self._widths:
             self._widths = widths
-            # Centring by the first batch keeps the sums from cancelling when means are large.
+            # Centring by the first batch avoids cancellation if means are large.
             self._shift = joint.mean(0)
             self._sum = torch.zeros(joint.shape[1], dtype=torch.float64)
             self._product = torch.zeros(joint.shape[1], joint.shape[1], dtype=torch.float64)
@@ -90,7 +90,7 @@ class LinearCKA:
         self._product.addmm_(centred.T, centred)
 
     def cka(self) -> NDArray[np.float64]:
-        """The matrix of CKA between all models; NaN where a representation is constant."""
+        """Return the matrix of CKA between all models; NaN where a representation is constant."""
         blocks = self._blocks(self._product - torch.outer(self._sum, self._sum) / self.samples)
         hsic = np.array([[float(block.square().sum()) for block in row] for row in blocks])
         scale = np.sqrt(np.outer(np.diag(hsic), np.diag(hsic)))
@@ -98,7 +98,7 @@ class LinearCKA:
         return ratio
 
     def distance(self) -> NDArray[np.float64]:
-        """√mean ‖x − y‖² between all models; NaN where widths differ."""
+        """Return √mean ‖x − y‖² between all models; NaN where widths differ."""
         mean = self._sum / self.samples + self._shift
         second = self._product / self.samples - torch.outer(self._sum, self._sum) / self.samples**2
         blocks = self._blocks(second)
@@ -116,7 +116,7 @@ class LinearCKA:
 
     def _blocks(self, matrix: Tensor) -> list[list[Tensor]]:
         if not self.samples:
-            raise InputError("no batch was given")
+            raise InputError("expected at least one batch")
         rows = torch.split(matrix, self._widths, 0)
         return [list(torch.split(row, self._widths, 1)) for row in rows]
 
@@ -129,10 +129,10 @@ def representation_similarity(
     *,
     features: Callable[[Tensor], Tensor] | None = None,
 ) -> RepresentationSimilarity:
-    """Compare what `layer` (a submodule's name) outputs under each state dict, batch by batch, in evaluation mode.
+    """Compare the outputs of `layer` (a submodule's name) under each state dict, batch by batch, in evaluation mode.
 
-    `features` turns the layer's output into [N, width]; by default all axes but the first are flattened. Linear CKA is
-    invariant to permuted or rotated features; the distance is not, and so falls when models are aligned.
+    `features` maps the layer's output to [N, width]; by default all axes but the first are flattened. Linear CKA is
+    invariant to permuted or rotated features; the distance is not, and decreases when models are aligned.
     """
     live = evaluation_copy(module)
     modules = dict(live.named_modules())
@@ -169,7 +169,7 @@ def representation_similarity(
 def before_after(
     before: WeightSimilarity | RepresentationSimilarity, after: WeightSimilarity | RepresentationSimilarity
 ) -> BeforeAfter:
-    """Mean of every measure over pairs of different models, for models before and after they were aligned."""
+    """Return the mean of every measure over pairs of different models, before and after alignment."""
     if type(before) is not type(after) or before.names != after.names:
         raise InputError("before and after must be the same measure of the same models")
     measures = ("cosine", "distance") if isinstance(before, WeightSimilarity) else ("cka", "distance")

@@ -23,7 +23,7 @@ from merganser.modules.functional import (
 
 
 def tangent(module: nn.Module, base: Weights, direction: Weights, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """f(x; base) and J_θ f(x; base) · direction in one forward pass; tensors without direction stay where they are.
+    """Return f(x; base) and J_θ f(x; base) · direction in one forward pass; tensors without direction are constant.
 
     `module` should be in evaluation mode.
     """
@@ -34,11 +34,11 @@ def tangent(module: nn.Module, base: Weights, direction: Weights, inputs: Inputs
 
 
 class TangentModel(nn.Module):
-    """A module's linearisation at its weights, with the displacement τ as its trainable parameters, zero at first.
+    """A module's linearisation at its weights, with the displacement τ as trainable parameters, initially zero.
 
     Fine-tune it like any module: the loss is then exactly a function of f(x; θ0) + Jτ, and `task_vector()` is the
     tangent-space task vector, which adds up without curvature (the model is linear in τ). The original is copied, not
-    touched. A step costs about two to three of the original's.
+    modified. A step costs about two to three of the original's.
     """
 
     def __init__(self, module: nn.Module, base: Weights | None = None) -> None:
@@ -51,7 +51,7 @@ class TangentModel(nn.Module):
         if not trainable:
             raise InputError("the module has no trainable parameter to linearise in")
         weights = dict(copied.named_parameters())
-        self._linearised = (copied,)  # in a tuple: its weights are constants here, not parameters of this module
+        self._linearised = (copied,)  # in a tuple, so that its weights are constants, not parameters of this module
         self._names = tuple(trainable)
         self.displacement = nn.ParameterList([torch.zeros_like(weights[name]) for name in trainable])
 
@@ -68,11 +68,11 @@ class TangentModel(nn.Module):
         return value + derivative
 
     def task_vector(self) -> dict[str, Tensor]:
-        """τ by parameter name, detached copies."""
+        """Return τ by parameter name, as detached copies."""
         return {name: p.detach().clone() for name, p in zip(self._names, self.displacement, strict=True)}
 
     def load_task_vector(self, task_vector: Weights) -> TangentModel:
-        """Set τ; names it lacks become zero."""
+        """Set τ; missing names become zero."""
         check_weights(self._linearised[0], task_vector, "task vector")
         with torch.no_grad():
             for name, parameter in zip(self._names, self.displacement, strict=True):

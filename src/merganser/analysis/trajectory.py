@@ -1,4 +1,4 @@
-"""How far fine-tuning runs have left the regime where a task vector is a gradient, from their checkpoints alone."""
+"""Measure from checkpoints how far fine-tuning runs have left the regime in which a task vector is a gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Regime = Literal["linear", "bent", "left"]
 
 @dataclass(frozen=True)
 class Trajectory(Result):
-    """One run seen from its base, entry k − 1 of each tuple for epoch k.
+    """One run relative to its base; entry k − 1 of each tuple is for epoch k.
 
     - `shares`: ‖θ⁽ᵏ⁾ − θ⁽ᵏ⁻¹⁾‖ / η_k over their sum: the thesis' normalised gradient norm when the run is full-batch
       gradient descent, its surrogate otherwise.
@@ -71,7 +71,7 @@ def trajectory(
 class LinearRegime(Result):
     """Verdict on a set of experts: `linear`, `bent` or `left`, by the smallest cos(τ_1, τ_K) among them.
 
-    The thesis saw cosines above 0.8 at the second epoch and above 0.6 through the tenth in runs that merge well: a set
+    The thesis found cosines above 0.8 at the second epoch and above 0.6 up to the tenth in runs that merge well: a set
     is `linear` from `linear_from` on, `bent` from `bent_from` on, `left` below.
     """
 
@@ -79,7 +79,7 @@ class LinearRegime(Result):
     worst: str
     final_cosines: dict[str, float]
     linear_through: dict[str, int]
-    """Last epoch up to which cos(τ_1, τ_k) has stayed at or above `linear_from`."""
+    """Last epoch up to which cos(τ_1, τ_k) stays at or above `linear_from`."""
     linear_from: float
     bent_from: float
     runs: dict[str, Trajectory]
@@ -92,9 +92,9 @@ def linear_regime(
     bent_from: float = 0.6,
     exclude: Sequence[str] = STATISTICS,
 ) -> LinearRegime:
-    """Judge experts from their runs [base, epoch 1, …, epoch K]; the first epoch stands for the gradient."""
+    """Judge experts from their runs [base, epoch 1, …, epoch K]; the first epoch represents the gradient."""
     if not runs:
-        raise InputError("no run to judge")
+        raise InputError("expected at least one run")
     judged = {name: trajectory(run, exclude=exclude) for name, run in runs.items()}
     if short := [name for name, run in judged.items() if len(run.cosines) < 2]:
         raise InputError(f"run {short[0]!r} has one epoch: cos(τ_1, τ_1) is 1 and says nothing; give two or more")
@@ -123,10 +123,10 @@ class Projection(Result):
 
 
 def project(strategies: Mapping[str, Sequence[Reference]], *, exclude: Sequence[str] = STATISTICS) -> Projection:
-    """2-D PCA of the checkpoints of several strategies (ATM, TIES, joint training …) in one common plane.
+    """Project the checkpoints of several strategies (ATM, TIES, joint training …) onto one plane by PCA.
 
-    By the eigenvectors of the centred inner products: no checkpoint is flattened, whatever its size. Each axis has the
-    sign that makes its largest coordinate positive.
+    Uses the eigenvectors of the centred inner products, so that checkpoints of any size are never flattened. Each axis
+    has the sign that makes its largest coordinate positive.
     """
     flat = [reference for run in strategies.values() for reference in run]
     if len(flat) < 2:

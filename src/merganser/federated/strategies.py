@@ -35,7 +35,7 @@ def aligned(strategy: Any, symmetry: Symmetry, *, method: Method = "universe") -
 
 
 class _Aligned:
-    """The methods to put before those of Flower's `Strategy`, whose class exists only where Flower is installed."""
+    """The methods to override in Flower's `Strategy`, whose class exists only if Flower is installed."""
 
     def __init__(self, strategy: Any, symmetry: Symmetry, method: Method) -> None:
         self.strategy = strategy

@@ -1,4 +1,4 @@
-"""What flows into chosen layers: pooled inputs of linear modules and convolutions, in a pass that stops at the last."""
+"""Capture the pooled inputs of linear modules and convolutions, in a pass that stops at the last of them."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from merganser.modules.convolutions import (
 from merganser.modules.inputs import Inputs
 from merganser.modules.moments import evaluating
 
-#: The mean over tokens (those the attention mask keeps), or the first token (CLS), or the last one.
+#: The mean over tokens (those that the attention mask keeps), the first token (CLS), or the last one.
 Pooling = Literal["mean", "first", "last"]
 
 
 class _Reached(Exception):
-    """Ends a forward pass: every layer asked for has been seen."""
+    """Ends a forward pass once every requested layer was called."""
 
 
 @dataclass(frozen=True)
 class Activations:
-    """The pooled input of each layer, samples × width, and how many rows (tokens) the layers saw in all samples."""
+    """The pooled input of each layer, shape (samples, width), and the number of rows (tokens) over all samples."""
 
     inputs: Mapping[str, Tensor]
     rows: int
 
     def mean(self) -> Activations:
-        """The average sample."""
+        """Return the average sample."""
         return Activations({layer: z.mean(0, keepdim=True) for layer, z in self.inputs.items()}, self.rows)
 
 
@@ -47,11 +47,11 @@ Layer: TypeAlias = nn.Linear | Convolution
 
 
 def matrix_layers(module: nn.Module) -> dict[str, Layer]:
-    """The linear modules and convolutions by name whose call is y = W x + b, x being a patch for convolutions, so that
-    a hook sees x and may add to y.
+    """Return the linear modules and convolutions by name whose call is y = W x + b (x is a patch for convolutions), so
+    that a hook sees x and may add to y.
 
-    A subclass with a forward pass of its own may use W otherwise; attention reads the weight of its output projection
-    without calling it; a module with several names would get under each of them what it should get once.
+    Not included: a subclass with its own forward pass, which may use W differently; the output projection of attention,
+    whose weight is read without a call; a module with several names, to which an update would be applied once per name.
     """
     read = {part.out_proj for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
     names = Counter(part for _, part in module.named_modules(remove_duplicate=False))
@@ -67,21 +67,23 @@ def matrix_layers(module: nn.Module) -> dict[str, Layer]:
 
 
 def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """The linear modules among the `matrix_layers`."""
+    """Return the linear modules among the `matrix_layers`."""
     return {name: part for name, part in matrix_layers(module).items() if isinstance(part, nn.Linear)}
 
 
 def fused_layers(module: nn.Module) -> frozenset[str]:
-    """Modules inside a transformer block of PyTorch, whose fused kernel reads weights without calling any of them.
-    Hooks keep it from running, and with it from leaving padded positions at zero."""
+    """Return modules inside a transformer block of PyTorch, whose fused kernel reads weights without calling any of
+    them. Hooks disable the kernel, and with it the zeros at padded positions.
+    """
     blocks = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.TransformerEncoderLayer)]
     return frozenset(f"{name}.{inner}".strip(".") for name, part in blocks for inner, _ in part.named_modules())
 
 
 @contextmanager
 def unpacked(module: nn.Module) -> Iterator[None]:
-    """PyTorch's transformer encoders keep padded batches as plain tensors: packed ones have no shape that a hook could
-    read. (A block with hooks in it does not fuse anyway.)"""
+    """Make PyTorch's transformer encoders keep padded batches as plain tensors: nested ones have no shape that a
+    hook could read. (A block with hooks is not fused anyway.)
+    """
     encoders = [part for part in module.modules() if isinstance(part, nn.TransformerEncoder)]
     before = [part.use_nested_tensor for part in encoders]
     try:
@@ -94,34 +96,34 @@ def unpacked(module: nn.Module) -> Iterator[None]:
 
 
 def input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """x of a call of a layer, `layer(x)` or `layer(input=x)`."""
+    """Return x of a call of a layer, `layer(x)` or `layer(input=x)`."""
     x: Tensor = args[0] if args else kwargs["input"]
     return x
 
 
-#: What output layers are called.
+#: Common names of output layers.
 _HEADS = frozenset({"classifier", "embed_out", "head", "head_dist", "lm_head", "logits", "score"})
 
 
 def output_layers(module: nn.Module) -> frozenset[str]:
-    """Layers whose output is the module's own: those named as heads are, and the module defined last.
+    """Return layers whose output is the module's: those with names of heads, and the module defined last.
 
-    Their inputs are what the task asks for rather than what the input is, and a pass that ends there is a whole one.
+    Their inputs describe the task rather than the input, and a pass that ends there is a complete one.
     """
     leaves = [name for name, part in module.named_modules() if next(part.children(), None) is None]
     return frozenset(name for name in matrix_layers(module) if name.rpartition(".")[2] in _HEADS or name == leaves[-1])
 
 
 def layer_of(name: str, known: Mapping[str, Layer]) -> str:
-    """The name of one of the known layers, from itself or from the name of its weight."""
+    """Return the name of a known layer, given itself or the name of its weight."""
     layer = name.removesuffix(".weight")
     if layer not in known:
-        raise InputError(f"{name!r} is no layer that the module calls as y = W x + b{did_you_mean(layer, known)}")
+        raise InputError(f"{name!r} is not a layer that the module calls as y = W x + b{did_you_mean(layer, known)}")
     return layer
 
 
 def input_width(layer: Layer) -> int:
-    """How many numbers W multiplies: the width of a row, or of a patch."""
+    """Return the number of inputs of W: the width of a row, or of a patch."""
     return layer.weight[0].numel()
 
 
@@ -129,8 +131,9 @@ def input_width(layer: Layer) -> int:
 def capture(
     module: nn.Module, inputs: Inputs, layers: Sequence[str], pooling: Pooling = "mean", stop: bool = True
 ) -> Activations:
-    """Run `module` in evaluation mode and keep the pooled inputs of `layers` at their first call; `stop` ends the pass
-    after the last."""
+    """Run `module` in evaluation mode and keep the pooled inputs of `layers` at their first call; `stop` ends the
+    pass after the last.
+    """
     seen: dict[str, Tensor] = {}
     rows = 0
     size = inputs.size
@@ -143,7 +146,10 @@ def capture(
             x = input_of(args, kwargs)
             _check_axes(layer, known[layer], x)
             if x.shape[0] != size:
-                raise InputError(f"{layer!r} sees {x.shape[0]} samples, the batch has {size}: routing needs them first")
+                raise InputError(
+                    f"{layer!r} sees {x.shape[0]} samples, but the batch has {size}; routing needs samples along "
+                    "the first axis"
+                )
             seen[layer], count = _pooled_input(known[layer], x, pooling, inputs.mask)
             rows = max(rows, count)
             if stop and len(seen) == len(layers):
@@ -154,7 +160,7 @@ def capture(
     known = matrix_layers(module)
     for layer in layers:
         if layer not in known:
-            layer_of(layer, known)  # says which layers there are
+            layer_of(layer, known)  # raises an error that lists the layers
     handles = [known[layer].register_forward_pre_hook(watch(layer), with_kwargs=True) for layer in layers]
     try:
         with unpacked(module), evaluating(module):
@@ -185,14 +191,14 @@ def _check_axes(name: str, layer: Layer, x: Tensor) -> None:
 
 
 def _pooled_input(layer: Layer, x: Tensor, pooling: Pooling, mask: Tensor | None) -> tuple[Tensor, int]:
-    """samples × width, and how many rows or patches of all samples W multiplies."""
+    """Return the pooled input (samples × width), and the number of rows or patches of all samples."""
     if isinstance(layer, nn.Linear):
         return pool(x, pooling, mask).float(), x.shape[:-1].numel()
     return pooled_patches(layer, x, pooling).float(), len(x) * count_patches(layer, x)
 
 
 def pool(x: Tensor, pooling: Pooling, mask: Tensor | None = None) -> Tensor:
-    """samples × … × width to samples × width; a mask counts only where it fits the tokens."""
+    """Pool samples × … × width to samples × width; a mask counts only if it fits the tokens."""
     if x.dim() == 2:
         return x
     if mask is not None and (x.dim() != 3 or mask.shape != x.shape[:2]):

@@ -1,4 +1,4 @@
-"""What a batch is, read in one way by everything that runs a module."""
+"""The format of batches, read in one way by everything that runs a module."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from merganser.errors import InputError
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
-"""What a module is called with: `module(x)` of a tensor, `module(*xs)` of a tuple or list, `module(**xs)` of a mapping.
-Where no targets are asked for, the (inputs, targets) of a data loader will do: see `without_targets`."""
+"""The arguments of a module: `module(x)` for a tensor, `module(*xs)` for a tuple or list, `module(**xs)` for a mapping.
+If no targets are needed, (inputs, targets) of a data loader are accepted too: see `without_targets`."""
 Batch: TypeAlias = tuple[Inputs, Tensor]
-"""Inputs and targets, where both are asked for."""
+"""Inputs and targets, where both are needed."""
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 
 def arguments(inputs: Inputs) -> Arguments:
-    """Return the arguments that inputs stand for."""
+    """Return the arguments of inputs."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if isinstance(inputs, Tensor):
@@ -36,18 +36,18 @@ def arguments(inputs: Inputs) -> Arguments:
 
 
 def without_targets(module: nn.Module, batch: Any) -> Any:
-    """Return the inputs of a batch: the first of the (inputs, targets) that a data loader gives, else all of it.
+    """Return the inputs of a batch: the first part of (inputs, targets) from a data loader, else all of it.
 
     A pair is (inputs, targets) if its first part is itself a tuple, list or mapping of inputs; if the module cannot
-    take two arguments; or if it need not and the second part is a class for each sample, whole numbers along one axis.
-    Any other tuple or list holds the module's positional arguments.
+    take two arguments; or if it need not and the second part is a class per sample (integers along one axis). Any other
+    tuple or list contains the module's positional arguments.
 
     Args:
         module: The module that the batch is for.
         batch: A tensor, a tuple or list, or a mapping.
 
     Returns:
-        What `arguments` reads.
+        Inputs for `arguments`.
 
     Example:
         >>> x, y = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
@@ -81,8 +81,8 @@ def labelled(batch: Any, what: str = "data") -> Batch:
     """Return a batch as (inputs, targets), or refuse one without targets.
 
     Args:
-        batch: A pair, as data loaders give it.
-        what: How the message calls the data.
+        batch: A pair from a data loader.
+        what: The name of the data in messages.
     """
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch[0], batch[1]
@@ -90,11 +90,11 @@ def labelled(batch: Any, what: str = "data") -> Batch:
 
 
 def several(batches: Any, what: str = "data") -> Iterable[Any]:
-    """Return batches as they are, or refuse a single batch in their place.
+    """Return the batches, or refuse a single batch.
 
     Args:
         batches: A list, a data loader or an iterator.
-        what: How the message calls the data.
+        what: The name of the data in messages.
     """
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise InputError(f"{what}: expected a list of batches or a data loader, got {_described(batches)}")
@@ -102,7 +102,7 @@ def several(batches: Any, what: str = "data") -> Iterable[Any]:
 
 
 def reusable(batches: Any, what: str = "data") -> Iterable[Any]:
-    """Return `several` batches that can be read again and again; those of an iterator are read at once."""
+    """Return `several` batches that can be read repeatedly; an iterator is read at once."""
     found = several(batches, what)
     return list(found) if isinstance(found, Iterator) else found
 
@@ -114,27 +114,27 @@ def _described(value: object) -> str:
 
 
 def fitting(module: nn.Module, batch: Inputs | Batch) -> Arguments:
-    """Return the arguments that a batch stands for, if the module takes them."""
+    """Return the arguments of a batch, if the module accepts them."""
     args, kwargs = arguments(without_targets(module, batch))
     check_arguments(module, args, kwargs)
     return args, kwargs
 
 
 def check_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that the module's forward pass does not have."""
+    """Refuse arguments that the module's forward pass does not accept."""
     signature = inspect.signature(module.forward)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(
-            f"{type(module).__name__} takes {signature} and cannot take these inputs ({error}): a tuple is its "
-            "positional arguments, a mapping its keyword arguments; targets have no place among them"
+            f"{type(module).__name__} takes {signature} and does not accept these inputs ({error}): a tuple has its "
+            "positional arguments, a mapping its keyword arguments; leave out targets"
         ) from None
 
 
 @contextmanager
 def explained(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Turn what a module raises for inputs of a wrong shape or type into an `InputError` that names them."""
+    """Turn errors of a module for inputs of a wrong shape or type into an `InputError` that names them."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -146,7 +146,7 @@ def explained(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
         given = [_described(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{type(module).__name__} cannot take {' and '.join(given) or 'these inputs'}: {reason}"
+            f"{type(module).__name__} does not accept {' and '.join(given) or 'these inputs'}: {reason}"
         ) from error
 
 
@@ -163,4 +163,4 @@ def first_tensor(inputs: Inputs) -> Tensor:
     for candidate in (*args, *kwargs.values()):
         if isinstance(candidate, Tensor):
             return candidate
-    raise InputError("a batch holds no tensor: expected a tensor, a tuple or a mapping with one")
+    raise InputError("a batch contains no tensor; expected a tensor, a tuple or a mapping with one")

@@ -16,8 +16,8 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def is_plain(part: nn.Module) -> bool:
     """Return whether a module is a convolution whose call is W · patch + b, with one W for all channels.
 
-    Grouped convolutions have a matrix for each group, transposed ones multiply no patches, and a subclass may do
-    something else in its forward pass.
+    Grouped convolutions have a matrix per group, transposed ones do not multiply patches, and a subclass may have its
+    own forward pass.
     """
     for kind in CONVOLUTIONS:
         if isinstance(part, kind):
@@ -27,12 +27,12 @@ def is_plain(part: nn.Module) -> bool:
 
 
 def axes_of(layer: Convolution) -> int:
-    """Return how many axes the layer's input has: samples × channels × positions."""
+    """Return the number of axes of the layer's input: samples × channels × positions."""
     return 2 + len(layer.kernel_size)
 
 
 def count_patches(layer: Convolution, x: Tensor) -> int:
-    """Return how many patches of a sample the layer looks at."""
+    """Return the number of patches of a sample."""
     padding = layer._reversed_padding_repeated_twice
     count = 1
     sides = zip(reversed(x.shape[2:]), padding[::2], padding[1::2], strict=True)
@@ -43,7 +43,7 @@ def count_patches(layer: Convolution, x: Tensor) -> int:
 
 
 def convolve(layer: Convolution, x: Tensor, rows: Tensor) -> Tensor:
-    """Return `rows` · patch for every patch that the layer looks at, without its bias.
+    """Return `rows` · patch for every patch of the layer's input, without its bias.
 
     Args:
         layer: The convolution, for its window, stride, dilation and padding.
@@ -61,7 +61,7 @@ def convolve(layer: Convolution, x: Tensor, rows: Tensor) -> Tensor:
 def pooled_patches(layer: Convolution, x: Tensor, pooling: Literal["mean", "first", "last"]) -> Tensor:
     """Return the mean, the first or the last patch of every sample, samples × (channels · window).
 
-    The mean over patches is taken for each place in the window apart, so that the patches are never laid out.
+    The mean over patches is computed separately for each position in the window, without unfolding the patches.
     """
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)

@@ -1,4 +1,4 @@
-"""Modules as functions of their weights: calls are functional and the caller's module is never written to."""
+"""Modules as functions of their weights: calls are functional, and the caller's module is never modified."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ Weights: TypeAlias = Mapping[str, Tensor]
 Head: TypeAlias = Callable[[Tensor], Tensor]
 """From a module's output to the logits of a task."""
 Prepare: TypeAlias = Callable[[nn.Module], nn.Module]
-"""From merged weights to the model that is evaluated: REPAIR, or fresh statistics of BatchNorm. The model it was given,
-or a copy."""
+"""Prepares a merged model for evaluation (REPAIR, or recomputed BatchNorm statistics); returns it or a copy."""
 
 
 def evaluation_copy(module: nn.Module) -> nn.Module:
-    """A private copy in evaluation mode: no dropout, no moving statistics, so the loss is a function of the weights."""
+    """Return a copy in evaluation mode: no dropout, no moving statistics, so that the loss is a function of the
+    weights.
+    """
     return copy.deepcopy(module).eval()
 
 
 def prepared(module: nn.Module, prepare: Prepare | None) -> nn.Module:
-    """What `prepare` returns for `module`, in evaluation mode; the module itself without one."""
+    """Return the result of `prepare` for `module`, in evaluation mode; without it, the module itself."""
     found = module if prepare is None else prepare(module)
     if not isinstance(found, nn.Module):
         raise InputError(f"prepare must return the model to evaluate (the one it was given, or a copy), got {found!r}")
@@ -38,19 +39,19 @@ def prepared(module: nn.Module, prepare: Prepare | None) -> nn.Module:
 
 
 def plain_attention() -> AbstractContextManager[None]:
-    """Attention by its plain kernel inside this context: the fused ones lack forward and second derivatives."""
+    """Use the plain attention kernel inside this context: the fused ones lack forward and second derivatives."""
     context: AbstractContextManager[None] = sdpa_kernel([SDPBackend.MATH])
     return context
 
 
 def call(module: nn.Module, weights: Weights, inputs: Inputs | Batch) -> Tensor:
-    """f(inputs; weights), its `.logits` if structured; what `weights` does not name comes from `module`."""
+    """Return f(inputs; weights), or its `.logits`; tensors that `weights` does not name come from `module`."""
     args, kwargs = fitting(module, inputs)
     return tensor_output(functional_call(module, untied(module, weights), args, kwargs))
 
 
 def untied(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
-    """`weights` with each tied parameter once, under the name `named_parameters` gives it."""
+    """Return `weights` with each tied parameter once, under its name in `named_parameters`."""
     owners = {id(parameter): name for name, parameter in module.named_parameters()}
     aliases = {
         name: owners[id(parameter)]
@@ -62,12 +63,12 @@ def untied(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
 
 
 def run(module: nn.Module, inputs: Inputs | Batch) -> Tensor:
-    """`module` on `inputs` with its own weights, as one tensor."""
+    """Return the output of `module` on `inputs` with its own weights, as one tensor."""
     return tensor_output(forward(module, inputs))
 
 
 def tensor_output(output: Any) -> Tensor:
-    """The tensor a loss is computed from: the output itself, or its `logits`."""
+    """Return the tensor for a loss: the output itself, or its `logits`."""
     if isinstance(output, Tensor):
         return output
     logits = getattr(output, "logits", None)
@@ -80,7 +81,7 @@ def tensor_output(output: Any) -> Tensor:
 
 
 def weights_of(model: nn.Module | Weights, label: str = "weights") -> Weights:
-    """Return the state dict of a module, or the one that was given."""
+    """Return the state dict of a module, or the given one."""
     if isinstance(model, nn.Module):
         return {name: value.detach() for name, value in model.state_dict().items()}
     if not isinstance(model, Mapping):
@@ -89,13 +90,13 @@ def weights_of(model: nn.Module | Weights, label: str = "weights") -> Weights:
 
 
 def check_weights(module: nn.Module, weights: Weights, label: str = "weights") -> None:
-    """Raise before any work if `weights` names what `module` lacks or has another shape."""
+    """Raise before any work if `weights` has tensors that `module` lacks or has in another shape."""
     if not isinstance(weights, Mapping):
         raise InputError(f"{label}: expected a state dict, got a {type(weights).__name__}; a module has a state_dict()")
     expected = module.state_dict(keep_vars=True)
     for name, value in weights.items():
         if name not in expected:
-            raise InputError(f"{label}: {name!r} is no tensor of the module{did_you_mean(name, expected)}")
+            raise InputError(f"{label}: {name!r} is not a tensor of the module{did_you_mean(name, expected)}")
         if value.shape != expected[name].shape:
             raise InputError(
                 f"{label}: {name!r} has shape {tuple(value.shape)}, the module has {tuple(expected[name].shape)}"
@@ -103,17 +104,19 @@ def check_weights(module: nn.Module, weights: Weights, label: str = "weights") -
 
 
 def check_state(module: nn.Module, state: Weights, label: str = "state") -> None:
-    """As `check_weights`, and every floating tensor of `module` must be there, tied ones under one name at least."""
+    """Check as `check_weights`, and that every floating tensor of `module` is there, tied ones under at least one
+    name.
+    """
     check_weights(module, state, label)
     expected = module.state_dict(keep_vars=True)
     given = {id(expected[name]) for name in state}
     missing = [n for n, v in expected.items() if v.is_floating_point() and id(v) not in given]
     if missing:
-        raise InputError(f"{label}: misses {len(missing)} tensors of the module, first {missing[0]!r}")
+        raise InputError(f"{label}: lacks {len(missing)} tensors of the module, such as {missing[0]!r}")
 
 
 def combine(states: Sequence[Weights], coefficients: Sequence[float]) -> dict[str, Tensor]:
-    """Σ c_i θ_i in float32 or wider; integer tensors are the first's. Inputs are untouched."""
+    """Return Σ c_i θ_i in float32 or wider; integer tensors are the first's. Inputs are not changed."""
     combined: dict[str, Tensor] = {}
     for name, first in states[0].items():
         if not (first.is_floating_point() or first.is_complex()):
@@ -130,14 +133,14 @@ def combine(states: Sequence[Weights], coefficients: Sequence[float]) -> dict[st
 
 @dataclass(frozen=True)
 class FlatWeights:
-    """The trainable parameters of a module as one vector, and back as differentiable views of it."""
+    """The trainable parameters of a module as one vector, and as differentiable views of it."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
 
     @classmethod
     def of(cls, module: nn.Module) -> FlatWeights:
-        """Layout of the parameters of `module` with `requires_grad`, tied ones once."""
+        """Return the layout of the parameters of `module` with `requires_grad`, tied ones once."""
         trainable = [(name, p.shape) for name, p in module.named_parameters() if p.requires_grad]
         if not trainable:
             raise InputError("the module has no trainable parameter")
@@ -146,16 +149,16 @@ class FlatWeights:
 
     @property
     def size(self) -> int:
-        """Number of scalars."""
+        """Return the number of scalars."""
         return sum(shape.numel() for shape in self.shapes)
 
     def pack(self, weights: Weights) -> Tensor:
-        """A new vector holding `weights` in the order of `names`."""
+        """Return a new vector with `weights` in the order of `names`."""
         if missing := [name for name in self.names if name not in weights]:
-            raise InputError(f"weights miss {missing[0]!r} ({len(missing)} in all)")
+            raise InputError(f"weights lack {missing[0]!r} ({len(missing)} in all)")
         return torch.cat([weights[name].detach().reshape(-1) for name in self.names])
 
     def unpack(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views of `vector` under the parameters' names."""
+        """Return views of `vector` under the parameters' names."""
         parts = torch.split(vector, [shape.numel() for shape in self.shapes])
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}

@@ -1,4 +1,4 @@
-"""A batch of a model's inputs: counted, split by samples, and its outputs put together again."""
+"""A batch of a model's inputs: count samples, split them, and reassemble outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from merganser.modules.batches import arguments, explained, without_targets
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of a forward pass; samples lie along the first axis of its tensors.
+    """The arguments of a forward pass, with samples along the first axis of its tensors.
 
     A batch is a tensor, a tuple (or list) of the module's positional arguments, or a mapping of its keyword arguments
     (see `merganser.modules.batches`).
@@ -26,29 +26,29 @@ class Inputs:
 
     @classmethod
     def of(cls, batch: Any, module: nn.Module | None = None) -> Inputs:
-        """A batch as it was given; without its targets, if the module is known that it is for."""
+        """Return a batch; without its targets, if the module is given."""
         if isinstance(batch, Inputs):
             return batch
         return cls(*arguments(batch if module is None else without_targets(module, batch)))
 
     @property
     def size(self) -> int:
-        """How many samples there are: the length of the first tensor."""
+        """Return the number of samples: the length of the first tensor."""
         first = next(_tensors((self.args, self.kwargs)), None)
         if first is None or first.dim() == 0:
             raise InputError("an input-adaptive model needs a batch: a tensor with samples along its first axis")
         if first.shape[0] == 0:
-            raise InputError("a batch of 0 samples: give at least one")
+            raise InputError("the batch has 0 samples; give at least one")
         return first.shape[0]
 
     @property
     def mask(self) -> Tensor | None:
-        """`attention_mask`, if the model takes one."""
+        """Return the `attention_mask`, if there is one."""
         found = self.kwargs.get("attention_mask")
         return found if isinstance(found, Tensor) else None
 
     def select(self, index: Tensor) -> Inputs:
-        """Some of the samples. Tensors of another length (a table shared by all samples) go along as they are."""
+        """Return some of the samples. Tensors of another length (a table shared by all samples) are kept."""
         size = self.size
 
         def pick(tensor: Tensor) -> Tensor:
@@ -58,13 +58,13 @@ class Inputs:
         return Inputs(_map(self.args, pick), _map(dict(self.kwargs), pick))
 
     def run(self, module: nn.Module) -> Any:
-        """The module's output."""
+        """Return the module's output."""
         with explained(module, self.args, self.kwargs):
             return module(*self.args, **self.kwargs)
 
 
 def concatenate(batches: Sequence[Inputs]) -> Inputs:
-    """One batch of all samples; the batches must be of one kind."""
+    """Return one batch of all samples; the batches must be of one kind."""
     if len(batches) == 1:
         return batches[0]
     args = tuple(torch.cat(parts) for parts in zip(*(batch.args for batch in batches), strict=True))
@@ -72,7 +72,9 @@ def concatenate(batches: Sequence[Inputs]) -> Inputs:
 
 
 def gather(parts: Sequence[tuple[Tensor, Any]], size: int) -> Any:
-    """Outputs of groups of samples, each with the samples' places in the batch, as the output of the whole batch."""
+    """Assemble outputs of groups of samples, each with their indices in the batch, into the output of the whole
+    batch.
+    """
     if len(parts) == 1 and len(parts[0][0]) == size and bool((parts[0][0] == torch.arange(size)).all()):
         return parts[0][1]
     first = parts[0][1]
@@ -91,8 +93,8 @@ def gather(parts: Sequence[tuple[Tensor, Any]], size: int) -> Any:
     if all(output is None for output in outputs):
         return None
     raise InputError(
-        f"outputs of type {type(first).__name__} cannot be put together from samples with different experts; "
-        "route per batch, or have the model leave them out (use_cache=False)"
+        f"outputs of type {type(first).__name__} cannot be assembled from samples with different experts; "
+        "route per batch, or make the model leave them out (use_cache=False)"
     )
 
 
@@ -101,8 +103,8 @@ def _gather_tensors(parts: Sequence[tuple[Tensor, Tensor]], size: int) -> Tensor
     for index, output in parts:
         if output.dim() == 0 or output.shape[0] != len(index) or output.shape[1:] != first.shape[1:]:
             raise InputError(
-                f"an output of shape {list(output.shape)} for {len(index)} samples cannot be put together with "
-                f"one of shape {list(first.shape)}: samples must lie along the first axis"
+                f"an output of shape {list(output.shape)} for {len(index)} samples cannot be combined with "
+                f"one of shape {list(first.shape)}; samples must be along the first axis"
             )
     whole = first.new_empty((size, *first.shape[1:]))
     for index, output in parts:

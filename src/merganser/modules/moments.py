@@ -30,7 +30,7 @@ class Moments:
     squares: Tensor | None = None
 
     def add(self, rows: Tensor) -> None:
-        """Samples in rows, channels in columns."""
+        """Add rows of samples with columns of channels."""
         rows = rows.double()
         count, mean = len(rows), rows.mean(dim=0)
         squares = (rows - mean).square().sum(dim=0)
@@ -44,16 +44,16 @@ class Moments:
 
     @property
     def values(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation."""
+        """Return mean and standard deviation."""
         if self.mean is None or self.squares is None:
-            raise InputError("no batch was seen")
+            raise InputError("no batch was added")
         return self.mean, (self.squares / self.count).sqrt()
 
 
 def channels_second(module: nn.Module, output: Tensor) -> bool:
-    """Whether the second axis of a layer's output counts its channels, not the last.
+    """Return whether the channels of a layer's output are its second axis, not the last.
 
-    A LayerNorm with a forward of its own may normalise the channels of images (timm's LayerNorm2d): its shape tells.
+    A LayerNorm with its own forward may normalise channels of images (timm's LayerNorm2d), visible in its shape.
     """
     if isinstance(module, nn.LayerNorm) and type(module).forward is not nn.LayerNorm.forward:
         return output.dim() == 4 and module.normalized_shape == (output.shape[1],)
@@ -61,7 +61,7 @@ def channels_second(module: nn.Module, output: Tensor) -> bool:
 
 
 def channel_rows(module: nn.Module, output: Tensor) -> Tensor:
-    """The output of a layer as a matrix: one row for each sample and position, one column for each channel."""
+    """Return the output of a layer as a matrix with one row per sample and position and one column per channel."""
     if channels_second(module, output):
         output = output.movedim(1, -1)
     width = 1
@@ -72,7 +72,7 @@ def channel_rows(module: nn.Module, output: Tensor) -> Tensor:
 
 @contextmanager
 def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
-    """Each named submodule's tensor output handed to its hook; a hook that returns a tensor replaces the output."""
+    """Pass each named submodule's output to its hook; a hook that returns a tensor replaces the output."""
     handles: list[RemovableHandle] = []
 
     def wrap(hook: Hook) -> Callable[[nn.Module, Any, Any], Any]:
@@ -89,7 +89,7 @@ def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every submodule gets its own mode back."""
+    """Use evaluation mode inside the block; restores the mode of every submodule on exit."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         for model in models:
@@ -101,7 +101,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def run(model: nn.Module, batches: Iterable[Inputs]) -> None:
-    """Forward passes for their hooks' sake."""
+    """Run forward passes for the effects of hooks."""
     several(batches, "batches")
     seen = False
     with torch.no_grad():
@@ -109,4 +109,4 @@ def run(model: nn.Module, batches: Iterable[Inputs]) -> None:
             forward(model, batch)
             seen = True
     if not seen:
-        raise InputError("batches are empty; an iterator is spent after one pass: give a list or a data loader")
+        raise InputError("there are no batches (an iterator can be read only once); give a list or a data loader")

@@ -1,4 +1,4 @@
-"""Submodules by names that are not Python's."""
+"""Register submodules under names that are not Python identifiers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import nn
 
 
 def adopt(owner: nn.Module, name: str, part: nn.Module) -> None:
-    """Register a submodule under a name that may hold dots, which become slashes, or be that of an attribute.
+    """Register a submodule under a name that may contain dots, which become slashes, or equal an attribute's name.
 
     Args:
-        owner: The module it becomes a part of.
+        owner: The parent module.
         name: Its name there, in state dicts.
         part: The submodule.
 

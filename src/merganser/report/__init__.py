@@ -1,4 +1,4 @@
-"""What a person looks at: self-contained pages of text, tables and plots."""
+"""Reports for people: self-contained pages of text, tables and plots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks brought into one space: how alike they are, before and after, and what moved."""
+"""The page of an alignment: similarity of the networks before and after, and which units moved."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from merganser.report.page import Page
 from merganser.report.sidecars import read_json
 from merganser.report.tables import Table
 
-#: What `merganser align` leaves behind besides weights.
+#: Files that `merganser align` writes besides weights.
 PERMUTATIONS, SUMMARY = "permutations.safetensors", "alignment.json"
 
 
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
-    """From the permutations, the aligned networks and, where it is there, the summary of the run."""
+    """Fill the page from the permutations, the aligned networks and the summary of the run, if there is one."""
     record = Record.load(directory / PERMUTATIONS)
     symmetry, moved = record.symmetry, [_moved(permutations) for permutations in record.permutations]
     aligned = {file.stem: file for file in sorted((directory / "aligned").glob("*.safetensors"))}
@@ -36,7 +36,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     if "cycle_error" in summary:
         lines.append(f"cycle error {summary['cycle_error']:g}")
     page.items(lines)
-    page.heading("How alike they are")
+    page.heading("Similarity")
     if summary.get("pairs"):
         page.add(_pairs(summary))
     else:
@@ -50,7 +50,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     page.heading("What moved")
     rows = [[name, atom.size, *(shares[name] for shares in moved)] for name, atom in symmetry.atoms.items()]
     names = summary.get("models") or [f"network {number}" for number in range(1, len(moved) + 1)]
-    page.add(Table(["permutation", "units", *names], rows, "Share of the units that are not at their old place"))
+    page.add(Table(["permutation", "units", *names], rows, "Share of the units that moved"))
     merged = directory / "merged.safetensors"
     if merged.is_file():
         page.heading("Their average")
@@ -59,7 +59,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
 
 
 def _moved(permutations: Permutations) -> dict[str, float]:
-    """The share of units that each permutation moves."""
+    """Return the share of units that each permutation moves."""
     return {name: float(np.mean(index != np.arange(index.shape[-1]))) for name, index in permutations.items()}
 
 
@@ -91,7 +91,7 @@ def _climb(trace: Sequence[Step]) -> str:
     for run in dict.fromkeys(step.run for step in trace):
         steps = [(number, step.objective) for number, step in enumerate(trace, 1) if step.run == run]
         lines.append(Series(f"run {run}", [x for x, _ in steps], [y for _, y in steps]))
-    caption = "Objective after each step of each run; within a run it never falls."
+    caption = "Objective after each step of each run; within a run it never decreases."
     return line_chart(lines, "step", "objective", caption=caption)
 
 

@@ -1,4 +1,4 @@
-"""What the autopilot decided: the race, the check on unseen questions, what was seen of the experts."""
+"""The page of an autopilot run: the race, the check on unseen questions, and findings about the experts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _KEYS = {"verdict", "text", "kept", "remarks", "challenges", "rungs"}
 
 
 def write(directory: Path, decision: Mapping[str, Any]) -> None:
-    """Store a decision, as its `to_dict` gives it."""
+    """Store a decision, given as its `to_dict`."""
     (directory / FILE).write_text(json.dumps(decision, indent=1) + "\n", encoding="utf-8")
 
 
 def is_decision(path: Path) -> bool:
-    """Whether a directory holds a decision of the autopilot."""
+    """Return whether a directory contains a decision of the autopilot."""
     try:
         found = read_json(path / FILE)
     except (OSError, ValueError):
@@ -38,15 +38,17 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         fill_decision(page, found)
         return {"kind": "autopilot", **{key: found[key] for key in ("verdict", "text", "kept", "score", "asked")}}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{directory / FILE}: not what the autopilot wrote: {error!r}; run it again") from None
+        raise InputError(
+            f"{directory / FILE}: damaged, or not written by the autopilot: {error!r}; run it again"
+        ) from None
 
 
 def fill_decision(page: Page, found: Mapping[str, Any]) -> None:
-    """Add a decision, as its `to_dict` gives it, to a page."""
+    """Add a decision, given as its `to_dict`, to a page."""
     page.text(f"{found['text']}.")
     page.items([remark["text"] for remark in found["remarks"]])
     if found["challenges"]:
-        page.heading("On questions that the race did not ask")
+        page.heading("On unseen questions")
         page.add(challenge_table(found))
         dots = [
             Dot(c["label"], c["score"]["value"], c["score"]["low"], c["score"]["high"]) for c in found["challenges"]
@@ -60,14 +62,14 @@ def fill_decision(page: Page, found: Mapping[str, Any]) -> None:
         )
         page.chart(race_chart(found))
         page.add(race_table(found))
-    for title, key in (("Recipe", "recipe"), ("Recipe of the best merge, which is not kept", "best_recipe")):
+    for title, key in (("Recipe", "recipe"), ("Recipe of the best merge, which was not chosen", "best_recipe")):
         if found[key] and not (key == "best_recipe" and found["recipe"] == found["best_recipe"]):
             page.heading(title)
             page.code(to_yaml(found[key]))
 
 
 def challenge_table(found: Mapping[str, Any]) -> Table:
-    """Return what was compared on unseen questions; a gain is over the last one above that was kept."""
+    """Return the comparisons on unseen questions; a gain is relative to the last row above that was kept."""
     rows = [
         [
             c["label"],
@@ -83,14 +85,14 @@ def challenge_table(found: Mapping[str, Any]) -> Table:
 
 
 def race_table(found: Mapping[str, Any], limit: int | None = None) -> Table:
-    """Return every contender with its last score, on how many questions of each task, and why it left."""
+    """Return every contender with its last score, the number of questions per task, and why it left."""
     rejected = found["rejected"] or {}
     rows = [[label, score, budget, rejected.get(label, "")] for label, (budget, score) in _last(found).items()]
     return Table(["contender", "score", "on", "left the race"], rows[:limit])
 
 
 def race_chart(found: Mapping[str, Any]) -> str:
-    """Return the scores of contenders on every rung, those that got furthest on top."""
+    """Return a chart of the scores of contenders on every rung, those that got furthest first."""
     ends = sorted({rung["budget"] for rung in found["rungs"]})
     dots = [
         Dot(label, rung["scores"][label], series=ends.index(rung["budget"]))
@@ -98,8 +100,10 @@ def race_chart(found: Mapping[str, Any]) -> str:
         for rung in found["rungs"]
         if rung["scores"].get(label) is not None
     ]
-    legend = [f"{end} questions of each task" for end in ends]
-    return dot_plot(dots, "score", legend=legend, caption="Scores of the contenders on more and more questions.")
+    legend = [f"{end} questions per task" for end in ends]
+    return dot_plot(
+        dots, "score", legend=legend, caption="Scores of the contenders on an increasing number of questions."
+    )
 
 
 def _last(found: Mapping[str, Any]) -> dict[str, tuple[int, float | None]]:

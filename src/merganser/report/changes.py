@@ -1,4 +1,4 @@
-"""What a merge changed, layer by layer: how far the result is from its base and its parents, and whose work it is."""
+"""The changes of a merge by layer: distances from base and parents, and shares of the parents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from merganser.report.tables import Table
 
 @dataclass(frozen=True)
 class LayerChange:
-    """The changes of the tensors of a layer, put together. Distances are relative to the norm before."""
+    """The combined changes of the tensors of a layer. Distances are relative to the norm before."""
 
     name: str
     entries: int
@@ -30,7 +30,7 @@ class LayerChange:
 
 
 def fill(page: Page, changes: Changes) -> None:
-    """Add charts and a table of what changed in every layer."""
+    """Add charts and a table of the changes in every layer."""
     if layers := by_layer(changes):
         page.heading("What the merge changed")
         parents = list(dict.fromkeys(name for layer in layers for name in layer.to_parents))
@@ -52,7 +52,7 @@ def by_layer(changes: Changes) -> list[LayerChange]:
 
 
 def put_together(name: str, changes: Sequence[Change], labels: Sequence[str]) -> LayerChange:
-    """Return the change of several tensors: squares add up, shares count by entries."""
+    """Return the combined change of several tensors: squares add up, shares are weighted by entries."""
     before = _norm(change.before for change in changes)
     scale = before or 1.0
     bases = [change.to_base for change in changes if change.to_base is not None]
@@ -80,7 +80,7 @@ def put_together(name: str, changes: Sequence[Change], labels: Sequence[str]) ->
 
 
 def verdict(changes: Changes) -> str:
-    """Return what the merge did, in a few sentences."""
+    """Describe what the merge did in a few sentences."""
     merged = [change for change in changes.tensors.values() if change.looked_at]
     kinds = Counter(change.method for change in changes.tensors.values())
     kept = ", ".join(f"{kinds[kind]:,} {kind}" for kind in ("copied", "cast") if kinds[kind])
@@ -94,7 +94,7 @@ def verdict(changes: Changes) -> str:
         said.append(
             "The result is the base."
             if whole.to_base == 0
-            else f"The result lies {whole.to_base:.2%} of the base's norm away from the base."
+            else f"The distance from the base is {whole.to_base:.2%} of the base's norm."
         )
     if len(whole.to_parents) > 1:
         shares = ", ".join(f"{label} {share:.2f}" for label, share in whole.shares.items())
@@ -111,13 +111,13 @@ def verdict(changes: Changes) -> str:
         said.append(f"The share of {nearest} is {whole.shares[nearest]:.2f}.")
     growth = whole.after / whole.before - 1 if whole.before else 0.0
     if abs(growth) > 0.02:
-        said.append(f"The weights {'grew' if growth > 0 else 'shrank'}: their norm is {growth:+.1%} of what it was.")
+        said.append(f"The weights {'grew' if growth > 0 else 'shrank'}: their norm changed by {growth:+.1%}.")
     seen = sum(change.looked_at for change in merged) / max(1, sum(change.entries for change in merged))
-    return " ".join([*said, f"{counted}; found from {seen:.1%} of the merged entries."])
+    return " ".join([*said, f"{counted}; measured on {seen:.1%} of the merged entries."])
 
 
 def layers_table(layers: Sequence[LayerChange], parents: Sequence[str]) -> Table:
-    """Return the numbers behind the charts."""
+    """Return the table behind the charts."""
     with_base = any(layer.to_base is not None for layer in layers)
     columns = ["layer", "entries", "norm before", "norm after", *(["to base"] if with_base else [])]
     columns += [f"to {name}" for name in parents] + [f"share of {name}" for name in parents] + ["sign conflicts"]
@@ -135,7 +135,7 @@ def layers_table(layers: Sequence[LayerChange], parents: Sequence[str]) -> Table
 
 
 def short_labels(labels: Sequence[str]) -> list[str]:
-    """Return the last parts of labels that are paths, as long as they tell them apart."""
+    """Return the last parts of labels that are paths, as long as they are unique."""
     short = [PurePath(label).name or label for label in labels]
     return short if len(set(short)) == len(short) else list(labels)
 
@@ -157,7 +157,7 @@ def _shares(layers: Sequence[LayerChange], parents: Sequence[str]) -> str:
         for number, name in enumerate(parents)
         if name in layer.shares
     ]
-    caption = "How much of each parent is in the result: the best fit of the result by the parents."
+    caption = "Share of each parent in the result, by the best fit of the result with the parents."
     return dot_plot(dots, "share of each parent", legend=parents, guide=0.0, caption=caption)
 
 

@@ -1,4 +1,4 @@
-"""A directory of weights: what was merged by which recipe, whether it holds together, what is in it."""
+"""The page of a directory of weights: what was merged by which recipe, consistency checks, and its contents."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "
 
 
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
-    """The page of a merge, of an adapter, or of any checkpoint directory; `check` reads every weight."""
+    """Fill the page of a merge, of an adapter, or of any checkpoint directory; `check` reads every weight."""
     adapter = is_adapter(directory)
-    # An adapter is looked at as it is: its base may be elsewhere.
+    # An adapter is shown without its base, which may be elsewhere.
     found = contents(open_checkpoint(next(directory.glob("adapter_model.*")) if adapter else directory), check=check)
     card = read_card(directory)
     noted = read_changes(directory)
@@ -40,7 +40,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         page.code(card.recipe)
     page.heading("Weights")
     page.add(blocks_table(found))
-    page.heading("Beside the weights")
+    page.heading("Other files")
     if (config := config_table(directory)) is not None:
         page.add(config)
     page.add(files_table(directory))
@@ -58,7 +58,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
 
 
 def holds_weights(path: Path) -> bool:
-    """Whether a directory has weights of one model in files that can be opened."""
+    """Return whether a directory has weights of one model in files that can be opened."""
     return path.is_dir() and any(
         next(path.glob(pattern), None)
         for pattern in ("model*.safetensors", "adapter_model.*", "pytorch_model*.bin", "*.safetensors", "*.gguf")
@@ -66,7 +66,7 @@ def holds_weights(path: Path) -> bool:
 
 
 def checks_table(directory: Path, found: Contents) -> Table:
-    """What config and tokenizer say against what the tensors are."""
+    """Return a table that checks config and tokenizer against the tensors."""
     config = read_json(directory / "config.json")
     rows: list[list[object]] = []
     if isinstance(expected := config.get("num_hidden_layers"), int) and (stacks := _stacks(found)):
@@ -83,7 +83,7 @@ def checks_table(directory: Path, found: Contents) -> Table:
 
 
 def _stacks(found: Contents) -> dict[str, int]:
-    """Numbered layers by the name they are numbered under."""
+    """Return numbered layers by the name they are numbered under."""
     blocks = dict.fromkeys(block_of(tensor.name) for tensor in found.tensors)
     return Counter(block.rpartition(".")[0] for block in blocks if block.rpartition(".")[2].isdigit())
 

@@ -1,4 +1,4 @@
-"""What is in a checkpoint: tensors, dtypes and sizes by block, tied names, fingerprint, values that are not finite."""
+"""The contents of a checkpoint: tensors, dtypes and sizes by block, tied names, fingerprint, non-finite values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from merganser.lazy import torch
 from merganser.report.page import Page
 from merganser.report.tables import Link, Table
 
-#: Tensors that are listed without being asked for.
+#: Number of tensors that are listed by default.
 UNFOLDED = 24
 _CHUNK = 1 << 24
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor; `not_finite` counts its NaNs and infinities when they were looked for."""
+    """One tensor; `not_finite` counts its NaNs and infinities if they were checked."""
 
     name: str
     block: str
@@ -33,7 +33,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkpoint in words and numbers."""
+    """The description of a checkpoint."""
 
     label: str
     tensors: tuple[TensorEntry, ...]
@@ -50,7 +50,7 @@ class Contents:
 
     @property
     def dtypes(self) -> dict[str, int]:
-        """Parameters by dtype, the most frequent first."""
+        """Return parameters by dtype, the most frequent first."""
         counts: Counter[str] = Counter()
         for tensor in self.tensors:
             counts[tensor.dtype] += tensor.parameters
@@ -114,7 +114,7 @@ def tensors_table(found: Contents) -> Table:
 
 
 def facts(found: Contents) -> list[str]:
-    """One line a fact: size, dtypes, ties, fingerprint, and what the check found."""
+    """Return one line per fact: size, dtypes, ties, fingerprint, and the result of the check."""
     dtypes = ", ".join(f"{dtype} {count / max(1, found.parameters):.0%}" for dtype, count in found.dtypes.items())
     lines = [
         f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {found.nbytes / 2**20:,.1f} MiB ({dtypes})",
@@ -128,7 +128,7 @@ def facts(found: Contents) -> list[str]:
 
 
 def fill(page: Page, described: Mapping[str, Contents]) -> None:
-    """A part for each checkpoint by its name, and with several an overview of them."""
+    """Add a part for each checkpoint by name, and an overview if there are several."""
     if len(described) == 1:
         for found in described.values():
             _describe(page, found)
@@ -156,6 +156,6 @@ def _not_finite(checkpoint: Checkpoint, name: str, spec: TensorSpec) -> int:
     count = 0
     for start in range(0, height, step):
         rows = (start, min(start + step, height)) if spec.shape else None
-        # float8 has no isfinite of its own.
+        # float8 does not support isfinite.
         count += int((~torch.isfinite(checkpoint.read(name, rows).float())).sum())
     return count

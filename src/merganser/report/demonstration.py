@@ -1,4 +1,4 @@
-"""What the demo measured: experts merged several ways, and networks trained apart."""
+"""The page of the demo: experts merged in several ways, and networks trained independently."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     page.table(["model", *found["tasks"], "mean", "normalised"], found["merging"], best=best)
     page.text("Normalised accuracy is the mean over tasks of the merged model's accuracy over its expert's.")
     page.chart(_means(found["merging"]))
-    page.heading("Three networks trained apart")
+    page.heading("Three networks trained independently")
     page.table(["model", "accuracy"], found["alignment"])
     for recipe in sorted((directory / "recipes").glob("tsv.yml")):
         page.heading("One of the recipes")

@@ -1,4 +1,4 @@
-"""One page about a directory, whichever command wrote it."""
+"""One page about a directory, for the output of any command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from merganser.report.tables import Link
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of result: its name, the file it is recognised by, whether a path is one, and what fills its page."""
+    """A kind of result: its name, the file that identifies it, a test of a path, and the function that fills its
+    page.
+    """
 
     name: str
     sign: str
@@ -25,7 +27,7 @@ class Kind:
     fill: Callable[[Page, Path, bool], dict[str, Any]]
 
 
-#: In the order they are asked; of a directory the first that knows it counts.
+#: In order of precedence; the first that recognises a directory counts.
 DIRECTORIES = (
     Kind("Expert library", LIBRARY, lambda path: (path / LIBRARY).is_file(), libraries.fill),
     Kind(
@@ -46,14 +48,14 @@ FILES = (
 
 
 def report(path: str | os.PathLike[str], *, check: bool = False) -> tuple[Page, list[dict[str, Any]]]:
-    """Build the page of a checkpoint, library, alignment, study or sweep, or of a directory that holds several.
+    """Build the page of a checkpoint, library, alignment, study or sweep, or of a directory with several.
 
     Args:
         path: The directory, or the file of one study or journal.
         check: Read every weight and look for NaN, infinite values and zeros.
 
     Returns:
-        The page, and for everything found its summary as JSON-serialisable values.
+        The page, and the summaries of everything found as JSON-serialisable values.
 
     Raises:
         InputError: If there is nothing to report on.
@@ -72,7 +74,7 @@ def report(path: str | os.PathLike[str], *, check: bool = False) -> tuple[Page, 
         found = [each for inner in sorted(path.iterdir()) if inner.is_dir() for each in _found(inner)]
     if not found:
         looked = ", ".join(kind.sign for kind in (*DIRECTORIES, *FILES))
-        raise InputError(f"{path}: nothing to report on, here or one directory down; looked for {looked}")
+        raise InputError(f"{path}: nothing to report on, here or one directory below; looked for {looked}")
     if len(found) == 1:
         [(kind, place)] = found
         page = Page(f"{kind.name}: {place.resolve().name}")
@@ -84,7 +86,7 @@ def report(path: str | os.PathLike[str], *, check: bool = False) -> tuple[Page, 
         with page.part(f"{kind.name}: {name}") as anchor:
             try:
                 result = kind.fill(page, place, check)
-            except InputError as error:  # one that cannot be read does not hide the others
+            except InputError as error:  # an unreadable one does not hide the others
                 page.text(f"Could not be read: {error}")
                 result = {"kind": kind.name.lower(), "error": str(error)}
                 errors.append(error)
@@ -92,18 +94,18 @@ def report(path: str | os.PathLike[str], *, check: bool = False) -> tuple[Page, 
         rows.append([Link(name, anchor), result["kind"], _mebibytes(result.get("bytes")), _brief(result)])
     if len(errors) == len(found):
         raise errors[0]
-    page.overview(["name", "kind", "MiB", "in short"], rows, f"{len(rows)} things, each with a part below")
+    page.overview(["name", "kind", "MiB", "in short"], rows, f"{len(rows)} results, each with a section below")
     return page, results
 
 
 def _mebibytes(size: int | dict[str, int] | None) -> float | None:
-    """Of weights, or of all experts of a library."""
+    """Return the size of weights, or of all experts of a library."""
     total = sum(size.values()) if isinstance(size, dict) else size
     return None if total is None else total / 2**20
 
 
 def _brief(found: dict[str, Any]) -> str:
-    """One line on what a page says."""
+    """Return one line that summarises a page."""
     if "error" in found:
         return f"could not be read: {found['error']}"
     match found["kind"]:
@@ -123,12 +125,12 @@ def _brief(found: dict[str, Any]) -> str:
             return f"{found['variants']} variants, best {found['best']}"
     made = f"merged by {found['methods']}; " if found["methods"] else ""
     failed = [name for name, holds in found["checks"].items() if not holds]
-    missed = f"; DOES NOT HOLD: {', '.join(failed)}" if failed else ""
+    missed = f"; FAILED: {', '.join(failed)}" if failed else ""
     return f"{made}{found['tensors']} tensors, {found['parameters']:,} parameters{missed}"
 
 
 def _found(path: Path) -> Iterator[tuple[Kind, Path]]:
-    """What a path is: one kind of directory at most, and the files of other kinds in it."""
+    """Yield what a path is: at most one kind of directory, and the files of other kinds in it."""
     if path.is_file():
         kinds = [kind for kind in FILES if kind.recognise(path)]
         yield from ((kind, path) for kind in kinds or ([STUDY] if studies.is_database(path) else []))

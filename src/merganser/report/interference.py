@@ -1,4 +1,4 @@
-"""Survey between experts as tables and pictures."""
+"""The page of a survey of experts: tables and pictures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from merganser.report.charts import Dot, Series, dot_plot, heat_map, line_chart
 from merganser.report.page import Page
 from merganser.report.tables import Table
 
-#: Singular vectors in a heat map, all experts together: more would be smaller than a pixel on a phone.
+#: Maximum singular vectors in a heat map over all experts: more would be smaller than a pixel on a phone.
 HEAT_MAP_VECTORS = 96
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """|UᵀU| of the top singular vectors of one matrix, `rank` for each expert."""
+    """UᵀU| of the top singular vectors of one matrix, `rank` per expert."""
 
     matrix: str
     rank: int
@@ -27,12 +27,12 @@ class HeatMap:
 
 
 def loudest(found: Survey) -> MatrixInterference | None:
-    """The matrix whose interference is furthest above chance."""
+    """Return the matrix whose interference is furthest above chance."""
     return max(found.matrices, key=_ratio, default=None)
 
 
 def heat_map_rank(found: Survey, matrix: MatrixInterference) -> int:
-    """Components of each expert that a heat map can show."""
+    """Return the number of components per expert that a heat map can show."""
     return max(1, min(matrix.rank, HEAT_MAP_VECTORS // len(found.experts)))
 
 
@@ -45,7 +45,7 @@ def block_table(found: Survey) -> Table:
 
 
 def matrix_table(found: Survey, limit: int | None = None) -> Table:
-    """Every matrix, or those that interfere most for their chance level, in the order of the model."""
+    """Return every matrix, or those with the most interference relative to chance, in the order of the model."""
     loud = sorted(map(_ratio, found.matrices), reverse=True)[: limit or None]
     matrices = [m for m in found.matrices if loud and _ratio(m) >= loud[-1]]
     rows = [
@@ -70,7 +70,7 @@ def matrix_table(found: Survey, limit: int | None = None) -> Table:
     every = (
         "Every matrix"
         if len(matrices) == len(found.matrices)
-        else f"The {len(matrices)} matrices that interfere most for their chance level"
+        else f"The {len(matrices)} matrices with the most interference relative to chance"
     )
     return Table(columns, rows, f"{every} (means over experts)")
 
@@ -83,7 +83,9 @@ def cosine_table(found: Survey) -> Table:
 
 
 def expert_table(found: Survey) -> Table:
-    """For each expert: norm, effective rank, and the energy kept at the rank used and at shares of the components."""
+    """Return for each expert its norm, effective rank, and the energy kept at the rank used and at shares of
+    components.
+    """
     rows = [
         [
             name,
@@ -95,44 +97,44 @@ def expert_table(found: Survey) -> Table:
         for t, name in enumerate(found.experts)
     ]
     columns = ["expert", "norm", "effective rank", "energy kept", *(f"{share:.0%}" for share in FRACTIONS)]
-    held = ", of what the library holds" if found.truncated else ""
+    held = ", of what the library stores" if found.truncated else ""
     measured = f"energy kept at the rank used, and at a share of the components (means over matrices{held})"
     caption = f"Norms of the task vectors; {measured}"
     return Table(columns, rows, caption)
 
 
 def energy_curve(found: Survey, expert: int) -> list[float]:
-    """The mean share of an expert's energy over its matrices, at each of FRACTIONS."""
+    """Return the mean share of an expert's energy over its matrices, at each of FRACTIONS."""
     return [_mean([m.energy_curve[expert][i] for m in found.matrices]) for i in range(len(FRACTIONS))]
 
 
 def fill(page: Page, found: Survey, overlap: HeatMap | None = None) -> None:
-    """Advice, interference by layer, similarity, spectra: each picture with the table it was drawn from."""
+    """Add advice, interference by layer, similarity and spectra: each picture with its table."""
     if found.advice:
         page.heading("Advice")
         page.items(advice.text for advice in found.advice)
     if not found.matrices:
-        page.text("No matrix differs from the base: there is nothing that could interfere.")
+        page.text("No matrix differs from the base, so nothing can interfere.")
         return
     if found.truncated:
-        page.text("The experts come from a library: their spectra end where it cut them.")
+        page.text("The experts come from a library: their spectra end at the stored rank.")
     if len(found.experts) > 1:
         page.heading("Where experts interfere")
         page.chart(sti_chart(found))
         page.chart(level_chart(found))
         page.add(block_table(found))
-        page.heading("Which experts are alike")
+        page.heading("Similarity of experts")
         page.chart(cosine_chart(found))
         page.add(cosine_table(found))
         if overlap is not None:
             page.chart(overlap_chart(found, overlap))
-    page.heading("How concentrated they are")
+    page.heading("Spectra")
     page.chart(energy_chart(found))
     page.add(expert_table(found))
-    whole = " that the library holds" if found.truncated else ""
+    whole = " that the library stores" if found.truncated else ""
     page.text(
-        f"Energy kept: the share of the squared singular values{whole}, a mean over matrices in which each counts the "
-        "same. The page of a library gives the share of all changes of an expert together, which large ones decide."
+        f"Energy kept: the share of the squared singular values{whole}, a mean over matrices with equal weights. "
+        "The page of a library gives the share over all changes of an expert together, which large changes dominate."
     )
     page.chart(rank_chart(found))
     page.add(matrix_table(found))
@@ -154,7 +156,7 @@ def level_chart(found: Survey) -> str:
         Series("measured", names, [block.normalized for block in found.blocks]),
         Series("by chance", names, [block.chance for block in found.blocks], dots=False, dotted=True),
     ]
-    caption = "Normalised: 0 for orthogonal experts, 1 for identical ones, whatever the size."
+    caption = "Normalised: 0 for orthogonal experts, 1 for identical ones, independent of size."
     return line_chart(lines, "block", "normalised interference", include=[0], caption=caption)
 
 
@@ -166,7 +168,7 @@ def cosine_chart(found: Survey) -> str:
 def overlap_chart(found: Survey, overlap: HeatMap) -> str:
     labels = _short(found.experts)
     caption = (
-        f"|UᵀU| of {overlap.matrix}, the matrix that interferes most for its chance level "
+        f"|UᵀU| of {overlap.matrix}, the matrix with the most interference relative to chance "
         f"({max(map(_ratio, found.matrices)):.1f}×): the top {overlap.rank} left singular vectors of every "
         "expert. Off-diagonal blocks are what TSV-Merge removes."
     )

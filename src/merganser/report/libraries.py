@@ -1,4 +1,4 @@
-"""An expert library: its base, its experts, their sizes and what was kept of them."""
+"""The page of an expert library: its base, its experts, their sizes and the energy kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOUND = {True: "yes", False: "NO", None: "unknown"}
 
 
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
-    """From the manifest alone if the base is not at hand; `check` compares every file with its checksum."""
+    """Fill the page, from the manifest alone if the base is missing; `check` compares every file with its checksum."""
     manifest = Manifest.read(directory)
     library, problem = _opened(directory)
     policy = RankPolicy.from_dict(manifest.policy)
@@ -34,7 +34,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         size = library.size()
         lines.append(f"base and experts: {size.total / 2**20:,.1f} MiB, {size.ratio:.2f}× the base alone")
     if manifest.pending:
-        lines.append(f"NOT FINISHED: {', '.join(manifest.pending)}; build again with the same experts to go on")
+        lines.append(f"NOT FINISHED: {', '.join(manifest.pending)}; build again with the same experts to continue")
     if problem:
         lines.append(f"the base could not be opened: {problem}")
     page.items(lines)
@@ -47,19 +47,20 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     page.chart(dot_plot(kept, "energy kept", caption="The share of each expert's energy that its file keeps."))
     page.add(Table(["expert", "MiB", "energy kept", "made from", "sha256"], rows, "Experts"))
     page.text(
-        "Energy kept: the part of ‖expert − base‖² that was stored, all tensors of an expert together, so that large "
-        "changes count most and vectors, which are stored whole, count too. merganser inspect of the experts with "
-        "their base shows the mean over matrices instead, in which each counts the same; of a library, shares of what "
-        "it holds."
+        "Energy kept: the part of ‖expert − base‖² that was stored, over all tensors of an expert together, so "
+        "that large "
+        "changes count most, and vectors, which are stored whole, count too. merganser inspect of the experts "
+        "with their "
+        "base shows the mean over matrices with equal weights instead; for a library, shares of what it stores."
     )
     if library is not None and policy.codes and names:
         layers = by_layer(each for name in names for each in stored_tensors(library, name))
         layout = [[each.layer, _codes(each), each.nbytes / 2**10, each.bits, each.lost] for each in layers]
-        page.add(Table(["layer", "stored as", "KiB", "bits an entry", "energy lost"], layout, "Bytes against error"))
+        page.add(Table(["layer", "stored as", "KiB", "bits per entry", "energy lost"], layout, "Size and error"))
     findings = library.verify() if check and library is not None else []
     if findings:
         checked = [[finding.part, _SOUND[finding.sound], finding.message] for finding in findings]
-        page.add(Table(["part", "sound", ""], checked, "Files against the manifest"))
+        page.add(Table(["part", "sound", ""], checked, "Files compared with the manifest"))
     page.text("merganser inspect of this directory shows where the experts interfere.")
     return {
         "kind": "library",

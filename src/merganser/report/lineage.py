@@ -1,4 +1,4 @@
-"""The page of `merganser lineage`: the graph of what a model descends from, and the licences."""
+"""The page of `merganser lineage`: the graph of a model's ancestors, and the licences."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def lineage_page(family: FamilyTree) -> Page:
     """Return a page with the graph, the tree as text, and the licences.
 
     Args:
-        family: What `mg.origin.trace` returns.
+        family: A tree from `mg.origin.trace`.
 
     Example:
         >>> from merganser.report.lineage import lineage_page
         >>> lineage_page(mg.origin.trace(mg.run("recipe.yml", "out/"))).title
         'Lineage of out'
     """
-    page = Page(f"Lineage of {family.root.label}", "What the model was made of, and what that was made of.")
+    page = Page(f"Lineage of {family.root.label}", "The models that the model was made from, and their own sources.")
     page.chart(_STYLE + draw(family.root))
     page.heading("Licences")
     page.table(["licence", "models"], [[licence, ", ".join(labels)] for licence, labels in family.licences.items()])
@@ -44,7 +44,7 @@ def lineage_page(family: FamilyTree) -> Page:
 
 
 def draw(root: Ancestor) -> str:
-    """Return the graph as SVG: the output at the left, each model once, right of everything that was made of it."""
+    """Return the graph as SVG: the output on the left, each model once, to the right of everything made from it."""
     nodes: dict[Any, Ancestor] = {}
     columns: dict[Any, int] = {}
     edges: dict[tuple[Any, Any], None] = {}

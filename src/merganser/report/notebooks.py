@@ -1,4 +1,4 @@
-"""What notebooks show of an object: the parts of its report, as a piece of HTML."""
+"""HTML representations of objects in notebooks: the parts of their reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from merganser.report.tables import Table
 from merganser.tuning.autopilot.decisions import Decision
 from merganser.tuning.sweep import Sweep
 
-#: Rows of a table that a notebook shows open.
+#: Rows of a table that a notebook shows unfolded.
 SHOWN = 12
 
 
@@ -31,10 +31,10 @@ def render(shown: object) -> str:
         shown: A checkpoint, plan, library, survey, universe, sweep, decision, study or evaluation.
 
     Returns:
-        HTML with its own style, which does not touch the page around it.
+        HTML with its own style, which does not affect the surrounding page.
 
     Raises:
-        TypeError: If nothing is known about objects of this type.
+        TypeError: If objects of this type have no report.
 
     Example:
         >>> from merganser.report.notebooks import render
@@ -47,7 +47,7 @@ def render(shown: object) -> str:
 
 @singledispatch
 def fill(shown: Any, page: Page) -> None:
-    """Add what there is to say about an object to a page."""
+    """Add the report of an object to a page."""
     raise TypeError(f"a {type(shown).__name__} has no report")
 
 

@@ -1,5 +1,6 @@
-"""One self-contained HTML page: text, charts and sortable tables. It needs no network, and without scripts only the
-sorting is missing."""
+"""One self-contained HTML page: text, charts and sortable tables. Needs no network; without scripts only sorting is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ class Page:
 
     @contextmanager
     def part(self, title: str) -> Iterator[str]:
-        """Collect what is added inside under a title of its own; yields the anchor that a `Link` takes."""
+        """Collect what is added inside the block under a title; yields the anchor for a `Link`."""
         anchor = self._anchor(title)
         self._parts.append(f'<section><a class="up" href="#top">top ↑</a>{self._heading(title, anchor)}')
         self._level += 1
@@ -102,14 +103,14 @@ class Page:
         self._parts.append("</section>")
 
     def overview(self, columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> None:
-        """Add a table right below the introduction, whenever it is called; its links are the page's contents."""
+        """Add a table directly below the introduction, at any time; its links are the table of contents."""
         self._parts.insert(self._top, _table(columns, rows, caption, kind="overview"))
 
     def _heading(self, text: str, anchor: str) -> str:
         return f'<h{self._level} id="{anchor}">{html.escape(text)}</h{self._level}>'
 
     def _anchor(self, text: str) -> str:
-        """Return an id that no other heading of the page has; browsers reserve "top"."""
+        """Return an id that is unique on the page; browsers reserve "top"."""
         stem = re.sub(r"\W+", "-", text.lower()).strip("-") or "part"
         anchor, number = stem, 1
         while anchor in self._anchors or anchor == "top":
@@ -134,12 +135,13 @@ class Page:
         caption: str = "",
         best: Mapping[str, str] | None = None,
     ) -> None:
-        """Numbers are shown to three significant places and sorted by value; `best` marks the "max" or "min" of
-        a column."""
+        """Add a table. Numbers are shown to three significant digits and sorted by value; `best` marks the "max" or
+        "min" of a column.
+        """
         self._parts.append(_table(columns, rows, caption, best))
 
     def add(self, table: Table, *, folded: bool = False) -> None:
-        """A table made elsewhere; a folded one shows its caption and length until it is opened."""
+        """Add an existing table; a folded one shows only its caption and length until it is opened."""
         if not folded:
             self.table(table.columns, table.rows, table.caption)
             return
@@ -160,7 +162,7 @@ class Page:
         )
 
     def fragment(self) -> str:
-        """Return the parts without a page around them, for a notebook; the style reaches nothing outside."""
+        """Return the parts without a page, for a notebook; the style affects nothing outside."""
         style = _nested(_STYLE + charts.STYLE)
         return f'<div class="merganser"><style>.merganser {{ {style} }}</style>{"".join(self._parts)}</div>'
 
@@ -172,12 +174,12 @@ class Page:
 
 
 def _nested(style: str) -> str:
-    """Return rules that can stand inside another one: the root is that element, and the body is the notebook's."""
+    """Return rules that can be nested inside another: the root is that element, and the body is the notebook's."""
     return re.sub(r"^body \{.*\}$", "", style, flags=re.MULTILINE).replace(":root", "&")
 
 
 def check_place(file: Path, option: str = "") -> None:
-    """Whether a page can be written there; asked before there is one. `option` is the command's that says where."""
+    """Check that a page can be written there, before it exists. `option` is the command-line option with the path."""
     said = f"{option} {file}".strip()
     if file.is_dir():
         raise InputError(f"{said}: a directory; name the page to be written in it")
@@ -197,7 +199,7 @@ def _table(
 ) -> str:
     winners = {columns.index(name): _winner(rows, columns.index(name), which) for name, which in (best or {}).items()}
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
-    # An overview is a list on a phone, where its head is gone: each cell knows its column.
+    # On a phone an overview is a list without a head, so each cell knows its column.
     names = columns if kind == "overview" else [""] * len(columns)
     body = "".join(
         f"<tr>{''.join(_cell(value, value == winners.get(i, _NOTHING), names[i]) for i, value in enumerate(row))}</tr>"

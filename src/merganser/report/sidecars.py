@@ -1,4 +1,4 @@
-"""What stands beside weights in a directory: model card, recipe, config, adapter config, files."""
+"""Files beside weights in a directory: model card, recipe, config, adapter config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MADE = re.compile(r"^Merged with (merganser \S+) by (.+)\.$", re.MULTILINE)
 _BASE = re.compile(r"^Base: `(.+)`$", re.MULTILINE)
 _MODELS = re.compile(r"^- `(.+)`$", re.MULTILINE)
 _RECIPE = re.compile(r"^Recipe:\n\n(`{3,})yaml\n(.*?)\n\1$", re.MULTILINE | re.DOTALL)
-#: Keys of a config that say what a model is.
+#: Keys of a config that describe the model.
 _CONFIG = (
     *("architectures", "model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "dtype", "torch_dtype"),
@@ -24,7 +24,7 @@ _ADAPTER = ("base_model_name_or_path", "r", "lora_alpha", "use_rslora", "target_
 
 @dataclass(frozen=True)
 class Card:
-    """The model card that a merge leaves: who made it by which methods, of what, and the recipe."""
+    """The model card of a merge: the program, methods, models and recipe."""
 
     program: str
     methods: str
@@ -40,7 +40,7 @@ class Card:
 
 
 def read_card(directory: Path) -> Card | None:
-    """The card of a directory, if it was written by a merge."""
+    """Return the card of a directory, if a merge wrote it."""
     file = directory / "README.md"
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     made = _MADE.search(text)
@@ -59,7 +59,7 @@ def read_card(directory: Path) -> Card | None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A mapping in a JSON file; empty when there is none."""
+    """Return the mapping in a JSON file; empty if there is none."""
     try:
         found = strict_json.read_json(file)
     except (OSError, ValueError):
@@ -68,7 +68,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def config_table(directory: Path) -> Table | None:
-    """The lines of config.json, or of an adapter's, that say what the model is."""
+    """Return the entries of config.json, or of an adapter's config, that describe the model."""
     for name, keys in (("adapter_config.json", _ADAPTER), ("config.json", _CONFIG)):
         found = read_json(directory / name)
         rows = [[key, _plain(found[key])] for key in keys if found.get(key) not in (None, "", {}, [])]
@@ -78,7 +78,7 @@ def config_table(directory: Path) -> Table | None:
 
 
 def files_table(directory: Path) -> Table:
-    """Every file with its size, but for pages: the report may lie among them."""
+    """Return every file with its size, except pages: the report may be among them."""
     files = [file for file in sorted(directory.iterdir()) if file.is_file() and file.suffix != ".html"]
     return Table(["file", "MiB"], [[file.name, file.stat().st_size / 2**20] for file in files], "Files")
 

@@ -1,4 +1,4 @@
-"""A study of `merganser evolve`; of one that has not ended, how far it is."""
+"""The page of a study of `merganser evolve`; for one that has not ended, its progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_study(file: Path) -> bool:
 
 
 def is_database(file: Path) -> bool:
-    """Whether a file is SQLite's: of one that a user names, whatever its name, what is wrong with it can be said."""
+    """Return whether a file is an SQLite database, so that problems of any file a user names can be reported."""
     with file.open("rb") as opened:
         return opened.read(16) == b"SQLite format 3\0"
 
@@ -34,7 +34,7 @@ def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
 
 
 def fill_study(page: Page, study: Study) -> None:
-    """Add what an open study has found so far."""
+    """Add the results of an open study so far."""
     design, trials = study.design, study.trials()
     if study.failure:
         page.text(f"Failed: {study.failure}. When the cause is gone, resume the run to try again.")
@@ -48,7 +48,7 @@ def fill_study(page: Page, study: Study) -> None:
 
 
 def show(page: Page, study: Study) -> None:
-    """Winners with honest scores, convergence, Pareto front, estimator error, transfer, cost, every trial."""
+    """Add winners with unbiased scores, convergence, Pareto front, estimator error, transfer, cost, every trial."""
     summary = summarize(study)
     design = study.design
     page.text(
@@ -73,7 +73,7 @@ def show(page: Page, study: Study) -> None:
 def _cost(page: Page, cost: StudyCost) -> None:
     page.heading("Cost")
     page.text(
-        f"{cost.asked} questions were asked of candidates, {cost.again} again of the best at the end, and "
+        f"{cost.asked} questions were asked of candidates, {cost.again} of the best again at the end, and "
         f"{cost.calibration} of endpoints for calibration, where "
         f"full evaluation of every candidate would have asked {cost.full}: {cost.saved:.1f} times fewer. "
         f"{cost.describe()}. Everything took {cost.seconds + cost.fitting:.0f} s of one worker."
@@ -113,13 +113,13 @@ def _winners(page: Page, study: Study, summary: Summary) -> None:
             [_name(w.trial), *(w.negative_transfer.get(task, float("nan")) for task in tasks)] for w in summary.winners
         ]
         caption = (
-            "Negative transfer: of the test items some endpoint answers rightly, the share that the winner does not"
+            "Negative transfer: share of the test items that some endpoint answers correctly and the winner does not"
         )
         page.table(["model", *tasks], lost, caption)
 
 
 def _scores(tested: Tested, sums: Sequence[str], measures: Sequence[str]) -> list[float]:
-    """Each score followed by its error."""
+    """Return each score followed by its error."""
     of_sums = [(tested.objectives, tested.objective_errors, name) for name in sums]
     of_measures = [(tested.test, tested.errors, name) for name in measures]
     pairs = [(values.get(name), errors.get(name)) for values, errors, name in [*of_sums, *of_measures]]
@@ -133,8 +133,8 @@ def _name(trial: Trial) -> str:
 def _agreement(page: Page, summary: Summary) -> None:
     if not summary.agreement:
         return
-    page.heading("The estimator against full evaluation")
-    page.text("Measured on merged candidates that got a full evaluation; ε is the mean error over many subsets.")
+    page.heading("The estimator compared with full evaluation")
+    page.text("Measured on merged candidates with a full evaluation; ε is the mean error over many subsets.")
     names = sorted({name for each in summary.agreement for name in each.epsilon})
     page.table(
         ["task", "estimator", "merges", "mean error", "Spearman", *(f"ε {name}" for name in names)],
@@ -154,7 +154,7 @@ def _plot(page: Page, study: Study, summary: Summary) -> None:
     if len(objectives) == 1 and len(valid) > 1:
         rows = [[(trial.values or {})[name] for name in names] for trial in valid]
         scores = [trial.objectives[objectives[0]] for trial in valid]
-        page.heading("What was searched")
+        page.heading("Searched values")
         page.chart(parallel_coordinates(names, rows, scores))
     if len(objectives) < 2:
         return
@@ -169,7 +169,7 @@ def _plot(page: Page, study: Study, summary: Summary) -> None:
 
 
 def _trials(page: Page, study: Study) -> None:
-    """Every trial, with its error if it failed."""
+    """Add every trial, with its error if it failed."""
     page.heading("Trials")
     objectives = [objective.name for objective in study.design.objectives]
     names = [variable.name for variable in study.design.space.variables]

@@ -1,4 +1,4 @@
-"""The journal of a sweep: scores of every variant of a recipe, on every budget it reached."""
+"""The page of a sweep: scores of every variant of a recipe on every budget it reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYS = {"label", "budget", "score", "scored_by", "key"}
 
 
 def is_sweep(file: Path) -> bool:
-    """Whether a file of JSON lines is the journal of a sweep."""
+    """Return whether a file of JSON lines is the journal of a sweep."""
     return bool(file.suffix == ".jsonl" and _lines(file, 1))
 
 
@@ -49,7 +49,7 @@ def fill(page: Page, file: Path, check: bool) -> dict[str, Any]:
 
 
 def _lines(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """The records, up to a line that a crash cut off."""
+    """Return the records, up to an incomplete last line."""
     found: list[dict[str, Any]] = []
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -66,7 +66,7 @@ def _lines(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
 
 
 def _values(record: dict[str, Any]) -> dict[str, Any]:
-    """A variant's values, `values` of the record, or what its label says: `weight=[0.2, 0.8] method=ties`."""
+    """Return a variant's values: `values` of the record, or parsed from its label `weight=[0.2, 0.8] method=ties`."""
     if isinstance(known := record.get("values"), dict):
         return known
     _, *parts = re.split(r"(?:^| )([^\s=]+)=", record["label"])
@@ -85,7 +85,7 @@ def _number(score: float | None) -> float:
 
 
 def _against(name: str, points: list[tuple[Any, dict[str, Any]]]) -> str:
-    """Return the scores over one parameter, the smaller budgets faint."""
+    """Return a chart of scores over one parameter, with smaller budgets faint."""
     budgets = sorted({record["budget"] for _, record in points})
     series = []
     for budget in budgets:

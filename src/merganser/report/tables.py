@@ -1,4 +1,4 @@
-"""Tables as data, and as plain text: what a terminal, a log and a pipe can all show."""
+"""Tables as data, and as plain text for terminals, logs and pipes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """A cell that leads to a part of the same page (see `Page.part`)."""
+    """A cell that links to a part of the same page (see `Page.part`)."""
 
     text: str
     anchor: str
@@ -26,7 +26,7 @@ class Table:
     caption: str = ""
 
     def text(self) -> str:
-        """Columns padded to their widest cell, numbers to the right and to three places."""
+        """Return the table as text, with padded columns, numbers right-aligned and to three digits."""
         numeric = [
             bool(self.rows) and all(isinstance(row[i], (int, float)) or row[i] is None for row in self.rows)
             for i in range(len(self.columns))
@@ -44,7 +44,7 @@ class Table:
 
 
 def show(value: object) -> str:
-    """One value as a person wants to read it; nothing for None."""
+    """Return one value as text for people; empty for None."""
     if value is None:
         return ""
     if isinstance(value, float):

@@ -1,11 +1,11 @@
-"""Task vectors as approximate gradients, made executable: expansion, bounds and the PA-ATM descent condition.
+"""Task vectors as approximate gradients: expansion, bounds and the PA-ATM descent condition.
 
     losses = TaskLosses.of(module, F.cross_entropy, {"a": (x, y), "b": (u, v)})
     gap(losses, eta=0.1, alpha=0.5, epochs=1).gap          # rounding: one epoch of task arithmetic is one joint step
     observed_order(losses, [.02, .01, .005], alpha=0.5, epochs=3).corrected_slope   # 3
     check_bound(losses, eta=0.01, alpha=0.5, epochs=3)     # ‖C‖ against the printed and the corrected bound
 
-The mathematics, and where the thesis' statements had to be corrected, is in docs/theory.md.
+docs/theory.md has the mathematics, and the corrections of the thesis' statements.
 """
 
 from merganser.analysis.gradients.bounds import (

@@ -1,4 +1,4 @@
-"""The bound on ‖C‖ for feed-forward classifiers under cross-entropy: as printed in the thesis, and as it holds.
+"""The bound on ‖C‖ for feed-forward classifiers under cross-entropy: as printed in the thesis, and corrected.
 
 Network: f(x) = W_L φ(W_{L−1} … φ(W_1 x + b_1) …) + b_L with ‖W_ℓ‖₂ ≤ s_ℓ, ‖x‖₂ ≤ M_x, |φ'| ≤ β, |φ''| ≤ γ, Π = Π_ℓ s_ℓ.
 Derivations are in docs/theory.md.
@@ -39,7 +39,7 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[float, float, float]] = {
 
 @dataclass(frozen=True)
 class NetworkConstants(Result):
-    """What the theorem assumes of a feed-forward network, everywhere along a path."""
+    """The assumptions of the theorem about a feed-forward network, everywhere along a path."""
 
     spectral_norms: tuple[float, ...]
     """s_1 … s_L."""
@@ -50,7 +50,7 @@ class NetworkConstants(Result):
     curvature: float
     """γ."""
     at_zero: float = 0.0
-    """|φ(0)|; the printed proof takes it as 0 and yet names the sigmoid."""
+    """|φ(0)|; the printed proof assumes 0, but mentions the sigmoid."""
     widths: tuple[int, ...] = ()
     """Hidden widths, needed where φ(0) ≠ 0."""
     bias_norms: tuple[float, ...] | None = None
@@ -58,12 +58,12 @@ class NetworkConstants(Result):
 
     @property
     def product(self) -> float:
-        """Π."""
+        """Return Π."""
         return math.prod(self.spectral_norms)
 
     @property
     def depth(self) -> int:
-        """L."""
+        """Return L."""
         return len(self.spectral_norms)
 
 
@@ -77,7 +77,7 @@ class Bound(Result):
 
     @property
     def total(self) -> float:
-        """The product."""
+        """Return the product."""
         return self.task_factor * self.hessian * self.gradient
 
 
@@ -89,7 +89,7 @@ def printed_bound(
     epochs: int,
     statement: Statement = "general",
 ) -> Bound:
-    """The thesis' T · C(h+2, 2) · |αT − 1| · H_max · G_max with h = k − 2. It does not hold: see docs/theory.md.
+    """Return the thesis' T · C(h+2, 2) · |αT − 1| · H_max · G_max with h = k − 2. It does not hold: see docs/theory.md.
 
     general: H = 2γM²Π²β^{2L−2}, G = √2 MΠβ^{L−1}. relu_appendix: H·G = ½√2 M³Π³. relu_text: half of T, and
     H = ½√2 M³Π³ next to G = √2 MΠ, which counts G twice.
@@ -107,7 +107,7 @@ def printed_bound(
 
 
 def corrected_bound(constants: NetworkConstants, *, tasks: int, alpha: float, epochs: int) -> Bound:
-    """‖C‖ ≤ T · C(k, 2) · (|α|(T − 1) + |1 − α|) · H · G with G = √2 P_L and H = ½P_L² + √2 Q_L.
+    """Return ‖C‖ ≤ T · C(k, 2) · (|α|(T − 1) + |1 − α|) · H · G with G = √2 P_L and H = ½P_L² + √2 Q_L.
 
     P and Q bound the first and second derivative of the pre-activations h_ℓ in the weights, A their inputs a_ℓ:
 
@@ -124,7 +124,7 @@ def corrected_bound(constants: NetworkConstants, *, tasks: int, alpha: float, ep
 
 
 def derivative_bounds(constants: NetworkConstants) -> tuple[float, float]:
-    """(P_L, Q_L): bounds on ‖∂f/∂θ‖ and on ‖∂²f/∂θ²‖ as a bilinear map, for one input."""
+    """Return (P_L, Q_L), bounds on ‖∂f/∂θ‖ and on ‖∂²f/∂θ²‖ as a bilinear map, for one input."""
     beta, gamma = constants.slope, constants.curvature
     bias_unit = 0.0 if constants.bias_norms is None else 1.0
     biases = constants.bias_norms or (0.0,) * constants.depth
@@ -141,7 +141,9 @@ def derivative_bounds(constants: NetworkConstants) -> tuple[float, float]:
 
 
 def network_constants(losses: TaskLosses, path: Iterable[Tensor]) -> NetworkConstants:
-    """Constants of an `nn.Sequential` of Linear layers and known activations, the largest along `path` and the data."""
+    """Return constants of an `nn.Sequential` of Linear layers and known activations, the largest along `path` and
+    the data.
+    """
     linears, activations = _layers(losses.module)
     states = [losses.layout.unpack(theta) for theta in path]
     fixed = dict(losses.module.named_parameters())
@@ -167,7 +169,7 @@ def network_constants(losses: TaskLosses, path: Iterable[Tensor]) -> NetworkCons
 
 
 def hessian_norm(losses: TaskLosses, task: str, theta: Tensor) -> float:
-    """‖∇²L̄_t(θ)‖₂ by Lanczos on Hessian-vector products."""
+    """Return ‖∇²L̄_t(θ)‖₂ by Lanczos on Hessian-vector products."""
 
     def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:
         direction = torch.from_numpy(np.ascontiguousarray(vector.reshape(-1))).to(theta)
@@ -181,7 +183,7 @@ def hessian_norm(losses: TaskLosses, task: str, theta: Tensor) -> float:
 
 @dataclass(frozen=True)
 class BoundCheck(Result):
-    """The measured ‖C‖ next to both bounds, and the measured largest gradient and Hessian norms on the joint path."""
+    """The measured ‖C‖ with both bounds, and the largest gradient and Hessian norms on the joint path."""
 
     measured: float
     measured_gradient: float
@@ -192,12 +194,12 @@ class BoundCheck(Result):
 
     @property
     def printed_holds(self) -> bool:
-        """Whether the thesis' bound covers the measurement; it need not."""
+        """Return whether the thesis' bound covers the measurement; it may not."""
         return self.measured <= self.printed.total
 
     @property
     def corrected_holds(self) -> bool:
-        """Whether the corrected bound covers the measurement; it must."""
+        """Return whether the corrected bound covers the measurement; it must."""
         return self.measured <= self.corrected.total
 
 
@@ -219,13 +221,13 @@ def check_bound(losses: TaskLosses, *, eta: float, alpha: float, epochs: int) ->
 
 
 def _pairs(epochs: int) -> int:
-    """(h + 2 choose 2) with h = k − 2: the number of (e, m), 0 ≤ m ≤ e ≤ h."""
+    """Return (h + 2 choose 2) with h = k − 2, the number of (e, m) with 0 ≤ m ≤ e ≤ h."""
     return epochs * (epochs - 1) // 2
 
 
 def _layers(module: nn.Module) -> tuple[list[tuple[str, nn.Linear]], list[nn.Module]]:
     if not isinstance(module, nn.Sequential):
-        raise InputError("the bound is stated for feed-forward networks: an nn.Sequential of Linear and activations")
+        raise InputError("the bound is for feed-forward networks; expected an nn.Sequential of Linear and activations")
     children = [(n, m) for n, m in module.named_children() if not isinstance(m, (nn.Flatten, nn.Dropout))]
     linears = [(name, layer) for name, layer in children if isinstance(layer, nn.Linear)]
     others = [layer for _, layer in children if not isinstance(layer, nn.Linear)]

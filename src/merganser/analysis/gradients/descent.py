@@ -1,4 +1,6 @@
-"""When a step that lowers the PA-ATM loss (mean over tasks) also lowers the target loss (mean over samples)."""
+"""Check whether a step that lowers the PA-ATM loss (mean over tasks) also lowers the target loss (mean over
+samples).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ class DescentCheck(Result):
     D are the tasks whose loss fell, I the others. A condition is `atm_decrease > threshold`:
 
     - `threshold`: (1/T)(max_I n / min_D n − 1) Σ_I |ΔL̄|. Sufficient (docs/theory.md). Infinite if D is empty.
-    - `printed_threshold`: (1/T)(1 − min_I n / max_D n) Σ_I |ΔL̄|, as the thesis prints it. Not sufficient: minimum and
+    - `printed_threshold`: (1/T)(1 − min_I n / max_D n) Σ_I |ΔL̄|, as printed in the thesis. Not sufficient: minimum and
       maximum are exchanged.
     """
 
@@ -27,12 +29,12 @@ class DescentCheck(Result):
 
     @property
     def guaranteed(self) -> bool:
-        """The corrected condition holds, so the target loss has fallen."""
+        """Return whether the corrected condition holds, so that the target loss has fallen."""
         return self.atm_decrease > self.threshold
 
     @property
     def printed_guarantee(self) -> bool:
-        """The printed condition holds; it promises what may not be."""
+        """Return whether the printed condition holds, which guarantees nothing."""
         return self.atm_decrease > self.printed_threshold
 
 

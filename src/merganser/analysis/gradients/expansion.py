@@ -1,4 +1,4 @@
-"""Task arithmetic against joint training: equal after one epoch of gradient descent, then apart by −αη²C + O(η³)."""
+"""Task arithmetic and joint training: equal after one epoch of gradient descent, then different by −αη²C + O(η³)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HessianAt: TypeAlias = Literal["printed", "expansion"]
 
 
 def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, epochs: int) -> list[Tensor]:
-    """θ⁽⁰⁾ … θ⁽ᵏ⁾ of full-batch gradient descent θ ← θ − step · ∇L(θ)."""
+    """Return θ⁽⁰⁾ … θ⁽ᵏ⁾ of full-batch gradient descent θ ← θ − step · ∇L(θ)."""
     path = [start]
     for _ in range(epochs):
         path.append(path[-1] - step * gradient(path[-1]))
@@ -26,7 +26,7 @@ def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, ep
 
 
 def expert_paths(losses: TaskLosses, eta: float, epochs: int) -> dict[str, list[Tensor]]:
-    """Each task's descent on its own loss with step η."""
+    """Return each task's descent on its own loss with step η."""
     return {
         task: descend(lambda theta, task=task: losses.gradient(task, theta), losses.start, eta, epochs)  # type: ignore[misc]
         for task in losses.tasks
@@ -34,17 +34,17 @@ def expert_paths(losses: TaskLosses, eta: float, epochs: int) -> dict[str, list[
 
 
 def joint_path(losses: TaskLosses, eta: float, alpha: float, epochs: int) -> list[Tensor]:
-    """Descent on Σ_t L̄_t with the matched step αη."""
+    """Return the descent on Σ_t L̄_t with the matched step αη."""
     return descend(losses.joint_gradient, losses.start, alpha * eta, epochs)
 
 
 def task_arithmetic(base: Tensor, experts: Sequence[Tensor], alpha: float) -> Tensor:
-    """θ_TA = θ0 + α Σ_t (θ_t − θ0)."""
+    """Return θ_TA = θ0 + α Σ_t (θ_t − θ0)."""
     return base + alpha * torch.stack([expert - base for expert in experts]).sum(0)
 
 
 def mismatch(losses: TaskLosses, theta: Tensor, alpha: float) -> dict[str, Tensor]:
-    """r_t(θ) = α Σ_t' ∇L̄_t'(θ) − ∇L̄_t(θ) for every task: how one joint step differs from one step on t alone."""
+    """Return r_t(θ) = α Σ_t' ∇L̄_t'(θ) − ∇L̄_t(θ) for every task: a joint step minus a step on t alone."""
     gradients = {task: losses.gradient(task, theta) for task in losses.tasks}
     joint = alpha * torch.stack(list(gradients.values())).sum(0)
     return {task: joint - gradient for task, gradient in gradients.items()}
@@ -53,11 +53,11 @@ def mismatch(losses: TaskLosses, theta: Tensor, alpha: float) -> dict[str, Tenso
 def curvature_term(
     losses: TaskLosses, joint: Sequence[Tensor], alpha: float, *, hessian_at: HessianAt = "expansion"
 ) -> Tensor:
-    """C = Σ_t Σ_{e=0}^{k−2} ∇²L̄_t(θ_e) Σ_{m≤e} r_t(θ_MT⁽ᵐ⁾) along a joint path of k epochs, k = len(joint) − 1.
+    """Return C = Σ_t Σ_{e=0}^{k−2} ∇²L̄_t(θ_e) Σ_{m≤e} r_t(θ_MT⁽ᵐ⁾) along a joint path of k = len(joint) − 1 epochs.
 
-    `expansion` takes the Hessian at θ_e = θ_MT⁽ᵉ⁺¹⁾, where the Taylor expansion puts it: the gradients compared there
-    are those of step e + 1. `printed` takes it at θ_MT⁽ᵉ⁾ as the thesis does. The two differ by O(η), so either leaves
-    an O(η³) remainder. Zero for k = 1. One Hessian-vector product per task and epoch.
+    `expansion` evaluates the Hessian at θ_e = θ_MT⁽ᵉ⁺¹⁾, as the Taylor expansion does: the gradients compared there are
+    those of step e + 1. `printed` evaluates it at θ_MT⁽ᵉ⁾ as in the thesis. The two differ by O(η), so either leaves an
+    O(η³) remainder. Zero for k = 1. Needs one Hessian-vector product per task and epoch.
     """
     one_of("hessian_at", hessian_at, HessianAt)
     total = torch.zeros_like(joint[0])
@@ -72,7 +72,7 @@ def curvature_term(
 
 @dataclass(frozen=True)
 class Gap(Result):
-    """θ_TA⁽ᵏ⁾ − θ_MT⁽ᵏ⁾ at one step size, and what is left of it after each predicted term (Euclidean norms)."""
+    """θ_TA⁽ᵏ⁾ − θ_MT⁽ᵏ⁾ at one step size, and its remainder after each predicted term (Euclidean norms)."""
 
     eta: float
     alpha: float
@@ -80,7 +80,7 @@ class Gap(Result):
     tasks: int
     gap: float
     travelled: float
-    """‖θ_MT⁽ᵏ⁾ − θ0‖, the scale against which the gap is small or not."""
+    """‖θ_MT⁽ᵏ⁾ − θ0‖, the scale for judging the gap."""
     curvature: float
     """‖C‖."""
     residual_printed: float
@@ -90,7 +90,7 @@ class Gap(Result):
 
     @property
     def relative(self) -> float:
-        """Gap over distance travelled."""
+        """Return the gap over the distance travelled."""
         return self.gap / self.travelled if self.travelled else 0.0
 
 
@@ -120,8 +120,8 @@ def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int, hessian_at
 class Order(Result):
     """Observed orders in η: slopes of log ‖·‖ against log η over `gaps`.
 
-    Theory for k > 1: 2 for the gap, 3 for `residual`; the printed term leaves 2 (and a larger remainder than none
-    at all when it points the wrong way).
+    Theory for k > 1: 2 for the gap, 3 for `residual`; the printed term leaves 2 (and, if its sign is wrong, a larger
+    remainder than without it).
     """
 
     gaps: tuple[Gap, ...]
@@ -142,7 +142,7 @@ def observed_order(
     if len(set(etas)) < 2 or min(etas) <= 0:
         raise InputError(f"an order needs two or more different positive step sizes, got {list(etas)}")
     if epochs < 2:
-        raise InputError("after one epoch the gap is rounding only: an order needs epochs >= 2")
+        raise InputError("after one epoch the gap is only rounding; an order needs epochs >= 2")
     gaps = tuple(gap(losses, eta=eta, alpha=alpha, epochs=epochs, hessian_at=hessian_at) for eta in etas)
     return Order(
         gaps=gaps,
@@ -157,7 +157,7 @@ def _norm(vector: Tensor) -> float:
 
 
 def _slope(etas: Sequence[float], norms: Sequence[float]) -> float:
-    """Least-squares slope on log-log axes; NaN when a norm is zero and the logarithm with it."""
+    """Return the least-squares slope on log-log axes; NaN if a norm is zero."""
     if min(norms) <= 0:
         return float("nan")
     return float(np.polyfit(np.log(etas), np.log(norms), 1)[0])

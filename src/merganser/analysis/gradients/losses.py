@@ -17,15 +17,15 @@ from merganser.modules.functional import FlatWeights, call, check_state, evaluat
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`loss(outputs, targets)`: the mean over the samples of a batch."""
 HvpMode: TypeAlias = Literal["forward_over_reverse", "reverse_over_reverse"]
-"""Forward over reverse needs less memory; several operations of torch (batch normalisation among them) lack it."""
+"""Forward-over-reverse needs less memory, but some torch operations (such as batch normalisation) lack it."""
 
 
 @dataclass(frozen=True)
 class TaskLosses:
     """L̄_t(θ) = (1/n_t) Σ ℓ(x, y, θ) for every task t of one module, θ one flat vector.
 
-    A task's data is one `(inputs, targets)` batch or a list of them; batches are weighted by their size, so the mean is
-    that of the full batch whatever the split. The module is copied in evaluation mode and never written to.
+    A task's data is one `(inputs, targets)` batch or a list of them; batches are weighted by size, so that the mean
+    does not depend on the split. The module is copied in evaluation mode and never modified.
     """
 
     module: nn.Module
@@ -48,9 +48,9 @@ class TaskLosses:
         base: Mapping[str, Tensor] | None = None,
         hvp_mode: HvpMode = "reverse_over_reverse",
     ) -> TaskLosses:
-        """Losses of `module` on `data`, starting from `base` or else the module's own weights."""
+        """Return losses of `module` on `data`, starting from `base` or else the module's own weights."""
         if not data:
-            raise InputError("no task: data must name at least one")
+            raise InputError("no tasks; data must name at least one")
         copied = evaluation_copy(module)
         if base is not None:
             check_state(copied, base, "base")
@@ -65,27 +65,27 @@ class TaskLosses:
         return tuple(self.data)
 
     def samples(self, task: str) -> int:
-        """n_t."""
+        """Return n_t."""
         return sum(targets.shape[0] for _, targets in self._data(task))
 
     def value(self, task: str, theta: Tensor) -> float:
-        """L̄_t(θ)."""
+        """Return L̄_t(θ)."""
         with torch.no_grad():
             return float(sum(weight * f(theta) for weight, f in self._terms(task)))
 
     def gradient(self, task: str, theta: Tensor) -> Tensor:
-        """∇L̄_t(θ)."""
+        """Return ∇L̄_t(θ)."""
         total = torch.zeros_like(theta)
         for weight, f in self._terms(task):
             total.add_(grad(f)(theta), alpha=weight)
         return total
 
     def joint_gradient(self, theta: Tensor) -> Tensor:
-        """∇ Σ_t L̄_t(θ)."""
+        """Return ∇ Σ_t L̄_t(θ)."""
         return torch.stack([self.gradient(task, theta) for task in self.tasks]).sum(0)
 
     def hvp(self, task: str, theta: Tensor, vector: Tensor) -> Tensor:
-        """∇²L̄_t(θ) · vector, at the cost of a few gradients; the Hessian is never formed."""
+        """Return ∇²L̄_t(θ) · vector, at the cost of a few gradients, without forming the Hessian."""
         total = torch.zeros_like(theta)
         for weight, f in self._terms(task):
             with plain_attention():

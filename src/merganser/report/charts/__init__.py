@@ -1,8 +1,8 @@
 """Charts as inline SVG and HTML: no script, no library, any width, light and dark.
 
 Every function returns a piece of HTML for `Page.chart`. Geometry is drawn in a square of 100 × 100 that stretches with
-the page while strokes and text keep their size. Each mark says its value when the pointer rests on it, and each chart
-has a text for those who cannot see it.
+the page while strokes and text keep their size. Each mark has a tooltip with its value, and each chart has a text
+alternative.
 """
 
 from merganser.report.charts.dots import Dot, dot_plot

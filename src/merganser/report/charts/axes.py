@@ -1,4 +1,4 @@
-"""Axes: from values to places in percent, and ticks at round numbers."""
+"""Axes: map values to positions in percent, with ticks at round numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _SMALLEST, _LARGEST = 1e-100, 1e100
 
 
 def can_show(value: float, log: bool = False) -> bool:
-    """Return whether a value has a place on an axis: finite, of a magnitude to speak of, and positive if `log`."""
+    """Return whether a value can be shown on an axis: finite, of a reasonable magnitude, and positive if `log`."""
     return abs(value) <= _LARGEST and (not log or value >= _SMALLEST)
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A place on an axis in percent of its length, and the text beside it."""
+    """A position on an axis in percent of its length, and its label."""
 
     place: float
     text: str
@@ -33,7 +33,7 @@ class Axis:
 
     @classmethod
     def around(cls, values: Iterable[float | None], *, log: bool = False) -> Axis:
-        """Return an axis that shows all finite values (all positive ones if `log`) with a little room around them."""
+        """Return an axis that shows all finite values (all positive ones if `log`) with a small margin."""
         shown = [value for value in values if value is not None and can_show(value, log)]
         if not shown:
             return cls(0.1, 1.0, log) if log else cls(0.0, 1.0)
@@ -46,7 +46,7 @@ class Axis:
         return cls(low - room, high + room)
 
     def place(self, value: float) -> float:
-        """Return where a value lies, in percent from the low end."""
+        """Return the position of a value, in percent from the low end."""
         low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return 100 * (at - low) / (high - low)
 
@@ -73,13 +73,13 @@ class Axis:
 
 
 def round_step(step: float) -> float:
-    """Return the round number, 1, 2, 2.5 or 5 times a power of ten, that is at least `step`."""
+    """Return the smallest round number (1, 2, 2.5 or 5 times a power of ten) that is at least `step`."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= step * (1 - 1e-9))
 
 
 def number(value: float, decimals: int) -> str:
-    """Return a value with its thousands separated, or in powers of ten where that is shorter."""
+    """Return a value with thousands separators, or in powers of ten if that is shorter."""
     if abs(value) >= 1e6:
         return f"{value:g}"
     text = f"{value:,.{decimals}f}"

@@ -1,4 +1,6 @@
-"""Dot plots: one row a name, a dot at its value and a line over its interval. The axis need not begin at zero."""
+"""Dot plots: one row per name, with a dot at its value and a line over its interval. The axis need not start at
+zero.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from merganser.report.charts.style import own
 
 @dataclass(frozen=True)
 class Dot:
-    """A value with its name, and with the interval it lies in if one is known."""
+    """A value with its name, and its interval if known."""
 
     name: str
     value: float
@@ -37,8 +39,8 @@ def dot_plot(
     """Return a dot plot; several dots of one name share a row.
 
     Args:
-        dots: What to show, the first on top.
-        x: What the values are.
+        dots: The dots, the first on top.
+        x: The title of the axis.
         legend: The names of the series that the dots belong to.
         guide: A value to compare with, drawn as a dashed line.
         log: Whether the scale is logarithmic.

@@ -1,4 +1,4 @@
-"""What every chart has around its marks: axes, grid, legend, caption, and a text in place of the picture."""
+"""The common frame of charts: axes, grid, legend, caption, and a text alternative."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def frame(
 
     Args:
         marks: SVG elements in a square of 100 × 100 whose origin is the upper left corner.
-        label: What the chart shows, for those who cannot see it.
+        label: The text alternative.
         xs: Ticks below the chart, from its left end.
         ys: Ticks left of the chart, from its lower end.
         names: Names below the chart in columns of equal width, in place of `xs`.
@@ -36,7 +36,7 @@ def frame(
         legend: The names of the series, in the order of their colours.
         caption: A sentence below the chart.
         height: The height of the plotting area in rem.
-        lines: At which ticks there are grid lines: those of `x`, of `y`, of both or of none.
+        lines: The axes whose ticks have grid lines: `x`, `y`, both or none.
     """
     grid = "".join(f'<path d="M{t.place:.2f} 0V100"/>' for t in xs if "x" in lines)
     grid += "".join(f'<path d="M0 {100 - t.place:.2f}H100"/>' for t in ys if "y" in lines)
@@ -67,5 +67,5 @@ def frame(
 
 
 def tooltip(text: str) -> str:
-    """Return what a mark says when the pointer rests on it."""
+    """Return the tooltip of a mark."""
     return f"<title>{html.escape(text)}</title>"

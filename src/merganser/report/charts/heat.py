@@ -1,4 +1,4 @@
-"""Heat maps: a value for each row and column as the strength of a colour."""
+"""Heat maps: a value per row and column as the strength of a colour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from merganser.report.charts.axes import Tick
 from merganser.report.charts.frame import frame
 
-#: Steps of a colour: cells of one step are one path, which keeps pages small.
+#: Levels of a colour: cells of one level are one path, which keeps pages small.
 _LEVELS = 12
 _MOST_NAMES = 28
 
@@ -26,7 +26,7 @@ def heat_map(
     """Return a heat map. Negative values are drawn in another colour than positive ones.
 
     Args:
-        values: One number for each row and column; those that are not finite stay empty.
+        values: One number per row and column; cells that are not finite stay empty.
         rows: The names of the rows, from the top. Fewer names than rows are spread evenly over them.
         columns: The names of the columns.
         low: The value without colour, by default 0, or the least one on a logarithmic scale.
@@ -64,7 +64,7 @@ def heat_map(
 
 
 def _share(value: float, low: float, high: float, log: bool) -> float:
-    """Return how far a value lies from `low` to `high`, from 0 to 1."""
+    """Return the position of a value between `low` and `high`, from 0 to 1."""
     if log:
         low, high, value = (math.log(v) if v > 0 else -math.inf for v in (low, high, value))
     else:
@@ -73,7 +73,7 @@ def _share(value: float, low: float, high: float, log: bool) -> float:
 
 
 def _names(names: Sequence[str]) -> list[Tick]:
-    """Return names spread evenly, thinned out where there are many."""
+    """Return names spread evenly, thinned out if there are many."""
     every = math.ceil(len(names) / _MOST_NAMES) or 1
     return [
         Tick(100 * (i + 0.5) / len(names), name if len(name) <= 20 else f"{name[:19]}…")

@@ -38,16 +38,16 @@ def line_chart(
     include: Sequence[float] = (),
     caption: str = "",
 ) -> str:
-    """Return lines, or points that are not joined, over two axes.
+    """Return lines, or separate points, over two axes.
 
     Args:
-        series: What to draw, each in its own colour.
+        series: The series, each in its own colour.
         x: The title of the horizontal axis.
         y: The title of the vertical axis.
         log_x: Whether the horizontal scale is logarithmic.
         log_y: Whether the vertical scale is logarithmic.
         guides: Values of y to compare with, drawn as dashed lines.
-        include: Values that the vertical axis shows in any case, such as 0 and 1.
+        include: Values that the vertical axis always includes, such as 0 and 1.
         caption: A sentence below the chart.
 
     Example:
@@ -86,7 +86,7 @@ def line_chart(
 
 
 def _points(series: Series, order: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Return the points that have a finite value; a name stands at its place in the order."""
+    """Return the points with a finite value; a name is at its position in the order."""
     xs = [order[x] if isinstance(x, str) else float(x) for x in series.xs]
     return [(x, y) for x, y in zip(xs, series.ys, strict=True) if y is not None and math.isfinite(y)]
 

@@ -1,4 +1,4 @@
-"""Parallel coordinates: one vertical axis a variable, one line a trial, the better the stronger."""
+"""Parallel coordinates: one vertical axis per variable, one line per trial, stronger for better trials."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from merganser.report.charts.frame import frame, tooltip
 def parallel_coordinates(
     columns: Sequence[str], rows: Sequence[Sequence[float | str]], scores: Sequence[float], *, caption: str = ""
 ) -> str:
-    """Return a line for each row across one axis for each column.
+    """Return one line per row across one axis per column.
 
     Args:
         columns: The names of the variables.
-        rows: For each trial its value of every variable; texts are places in the order of their appearance.
+        rows: For each trial its value of every variable; texts are placed in order of appearance.
         scores: For each trial its score; a higher one is drawn stronger and later.
         caption: A sentence below the chart.
 
