@@ -58,7 +58,7 @@ TOKENIZER = {
 #: The journal of an interrupted merge as it is; anything else is a seed for damage to it.
 WHOLE = b"whole" * 20
 #: Why we refuse a header that the reference library takes: two meanings, or nothing that torch could hold.
-STRICTER = re.compile(r"stands twice|cannot be read|too large for any tensor|is malformed|digits")
+STRICTER = re.compile(r"is repeated|cannot be read|too large for any tensor|is malformed|digits")
 
 
 def weights(value: float = 1.0) -> dict[str, torch.Tensor]:
