@@ -1,1 +1,1 @@
-"""Numerics on bare tensors. Nothing here knows of models, names or files."""
+"""Numerics on bare tensors, independent of models, names and files."""

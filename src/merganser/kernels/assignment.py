@@ -1,11 +1,11 @@
 """Linear assignment, plain and nested.
 
-A permutation of m units is an index array p with `new[u] = old[p[u]]`. Its profit is linear, Σ_u profit[u, p[u]]:
-rows are the new places, columns the old units, and `assign` maximises it.
+A permutation of m units is an index array p with `new[u] = old[p[u]]`. Its profit is linear, Σ_u profit[u, p[u]]: rows
+are the new positions, columns the old units, and `assign` maximises it.
 
-Units may come in a tree: heads, and inside every head an order of its dimensions. The permutations of such a tree form
-a wreath product, and maximising a linear profit over it is exact by nesting: for every pair of outer indices solve the
-inner problem, then solve the outer problem on the values of the inner ones.
+Units may form a tree: heads, and an order of the dimensions inside every head. The permutations of such a tree form a
+wreath product, and nesting maximises a linear profit over it exactly: for every pair of outer indices solve the inner
+problem, then solve the outer problem on the values of the inner ones.
 
 A leaf of the tree may be rotated instead of permuted: its orthogonal matrix R, `new = R @ old`, that maximises
 ⟨profit, R⟩ is the polar factor of the profit (Procrustes).
@@ -48,13 +48,13 @@ class Node:
     group: Group = "permutation"
 
     def walk(self) -> Iterator[Node]:
-        """This node and everything below it, parents first."""
+        """Yield this node and everything below it, parents first."""
         yield self
         for child in self.children:
             yield from child.walk()
 
     def identity(self) -> Permutations:
-        """Every unit in its place."""
+        """Return permutations that keep every unit in place."""
         still = np.arange(self.size, dtype=np.int64) if self.group == "permutation" else np.eye(self.size)
         solution: Permutations = {self.name: still}
         for child in self.children:
@@ -64,13 +64,13 @@ class Node:
 
 
 def assign(profit: Profit) -> Index:
-    """The permutation p maximising Σ_u profit[u, p[u]], by shortest augmenting paths: O(m³)."""
+    """Return the permutation p that maximises Σ_u profit[u, p[u]], by shortest augmenting paths in O(m³)."""
     order: Index = linear_sum_assignment(profit, maximize=True)[1]
     return order.astype(np.int64)
 
 
 def rotate(profit: Profit, group: Group = "orthogonal") -> NDArray[np.float64]:
-    """The orthogonal matrix R maximising ⟨profit, R⟩: U Vᵀ for profit = U S Vᵀ; "centred" ones keep the sum."""
+    """Return the orthogonal R that maximises ⟨profit, R⟩: U Vᵀ for profit = U S Vᵀ; "centred" maps keep the sum."""
     profit = profit.astype(np.float64)
     if group == "centred":
         basis = centred_basis(len(profit))
@@ -82,7 +82,7 @@ def rotate(profit: Profit, group: Group = "orthogonal") -> NDArray[np.float64]:
 
 
 def centred_basis(size: int) -> NDArray[np.float64]:
-    """An orthonormal basis (size, size − 1) of the vectors whose entries sum to zero (Helmert)."""
+    """Return an orthonormal basis (size, size − 1) of the vectors whose entries sum to zero (Helmert)."""
     basis = np.triu(np.ones((size, size - 1)))
     places = np.arange(1, size)
     basis[places, places - 1] = -places
@@ -90,11 +90,11 @@ def centred_basis(size: int) -> NDArray[np.float64]:
 
 
 def assign_tree(node: Node, profits: Profits, mapper: Mapper = map) -> tuple[Permutations, float]:
-    """The permutations of a tree that maximise the summed profits of its paths, and their value.
+    """Return the permutations of a tree that maximise the summed profits of its paths, and their value.
 
-    `profits[path]` has the sizes of the path's nodes twice: as new places, then as old units. Exact, unless two
-    children of one node stand together on a path: that problem is bilinear, and the two are alternated until its
-    value stops rising.
+    `profits[path]` has the sizes of the path's nodes twice: as new positions, then as old units. Exact, unless two
+    children of one node are on one path: that problem is bilinear, and the two are alternated until the value stops
+    rising.
     """
     if not profits:
         return node.identity(), 0.0
@@ -119,9 +119,11 @@ def assign_tree(node: Node, profits: Profits, mapper: Mapper = map) -> tuple[Per
 def assign_all(
     problems: Sequence[tuple[Node, Profits]], workers: int | None = None
 ) -> list[tuple[Permutations, float]]:
-    """Independent problems in threads: the solver releases the interpreter lock, the result does not depend on them."""
+    """Solve independent problems in threads: the solver releases the GIL, and the result does not depend on the
+    threads.
+    """
     if workers is not None and workers < 1:
-        raise InputError(f"workers must be at least 1, or None for one for each processor, got {workers}")
+        raise InputError(f"workers must be at least 1, or None for one per processor, got {workers}")
     workers = workers or os.cpu_count() or 1
     if workers == 1 or not problems or (len(problems) == 1 and not problems[0][0].children):
         return [assign_tree(node, profits) for node, profits in problems]
@@ -132,7 +134,7 @@ def assign_all(
 
 
 def _inner_problems(node: Node, below: Profits, new: int) -> list[tuple[Permutations, float]]:
-    """What lies below one new place of `node`, solved against every old unit."""
+    """Solve the problems below one new position of `node` for every old unit."""
     return [
         _forest(node.children, {path: profit[new].take(old, axis=len(path)) for path, profit in below.items()})
         for old in range(node.size)
@@ -140,7 +142,7 @@ def _inner_problems(node: Node, below: Profits, new: int) -> list[tuple[Permutat
 
 
 def _forest(nodes: Sequence[Node], profits: Profits) -> tuple[Permutations, float]:
-    """Siblings below one pair of outer indices: independent, unless a path runs through two of them."""
+    """Solve siblings below one pair of outer indices: independent, unless a path contains two of them."""
     solution: Permutations = {}
     value, alone = 0.0, 0
     for node in nodes:
@@ -154,7 +156,7 @@ def _forest(nodes: Sequence[Node], profits: Profits) -> tuple[Permutations, floa
 
 
 def _alternate(nodes: Sequence[Node], profits: Profits, solution: Permutations) -> tuple[Permutations, float]:
-    """Leaves on common paths, one at a time with the others held, from the best each finds alone."""
+    """Alternate over leaves on common paths, one at a time with the others fixed, from the best of each alone."""
     if any(node.children for node in nodes):
         names = ", ".join(node.name for node in nodes)
         raise InputError(f"siblings that share an axis must have nothing nested inside them: {names}")
@@ -172,7 +174,7 @@ def _alternate(nodes: Sequence[Node], profits: Profits, solution: Permutations) 
 
 
 def _contract(path: Path, profit: Profit, keep: str, solution: Permutations) -> Profit:
-    """A path's profit summed over the present assignment of every node but `keep`."""
+    """Return a path's profit summed over the current assignment of every node except `keep`."""
     for position in reversed(range(len(path))):
         if path[position] != keep:
             order = solution[path[position]]

@@ -1,4 +1,4 @@
-"""Random drops: an entry survives where 16 random bits, a signed integer, lie below a bound."""
+"""Random drops: an entry survives if 16 random bits, a signed integer, are below a bound."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-#: The bits of a float32 that tell magnitudes apart.
+#: The bits of a float32 that determine magnitudes.
 _MAGNITUDE = 0x7FFF0000
 
 
 def drop_(values: Tensor, bits: Tensor, bound: int) -> Tensor:
-    """Zero, in place, what does not survive."""
+    """Zero the entries that do not survive, in place."""
     if isinstance(values, Lane):
         assert isinstance(bits, Draws)
         return values.become(values.note("DROP", place=bits.model, low=bound))
@@ -25,7 +25,7 @@ def drop_(values: Tensor, bits: Tensor, bound: int) -> Tensor:
 
 
 def drop_by_rank(rows: Tensor, bits: Tensor, bounds: Tensor, gains: Tensor) -> Tensor:
-    """Entries of rank k in their row times gains[k] where bits[k] of the row lies below bounds[k]; zero elsewhere.
+    """Multiply entries of rank k in their row by gains[k] if bits[k] of the row is below bounds[k]; zero the others.
 
     Ranks are by magnitude, from 0 for the smallest; see `order`.
     """
@@ -39,10 +39,10 @@ def drop_by_rank(rows: Tensor, bits: Tensor, bounds: Tensor, gains: Tensor) -> T
 
 
 def order(rows: Tensor) -> Tensor:
-    """The columns of each row from its smallest magnitude to its largest (an argsort).
+    """Return the columns of each row from its smallest magnitude to its largest (an argsort).
 
-    Magnitudes are equal that agree in the bits that bfloat16 keeps; equal ones stay in their order. On the CPU by
-    sorting integers that hold a magnitude above its column, many times faster than an argsort.
+    Magnitudes count as equal if they agree in the bits that bfloat16 keeps; equal ones keep their order. On the CPU
+    this sorts integers that combine magnitude and column, many times faster than an argsort.
     """
     if rows.device.type != "cpu":
         return (rows.float().view(torch.int32) & _MAGNITUDE).sort(dim=-1, stable=True).indices
@@ -57,9 +57,9 @@ def order(rows: Tensor) -> Tensor:
 
 
 def _survivors(bits: Tensor, bound: int | Tensor) -> Tensor:
-    """All bits set where bits < bound and none elsewhere: (bits − bound) >> 31 of 16-bit integers.
+    """Return all bits set where bits < bound and none elsewhere: (bits − bound) >> 31 of 16-bit integers.
 
-    A mask for the bits of floats, many times faster than masks of booleans.
+    A mask for the bits of floats, many times faster than boolean masks.
     """
     return bits.to(torch.int32).sub_(bound).bitwise_right_shift_(31)
 

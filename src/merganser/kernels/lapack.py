@@ -1,8 +1,8 @@
-"""LAPACK and BLAS routines in float32 and float64, called so that other threads go on meanwhile.
+"""LAPACK and BLAS routines in float32 and float64 that run without the GIL.
 
-scipy's own wrappers hold the interpreter's lock while they compute, and torch has no eigensolver for a part of the
-spectrum. The routines are those scipy links, reached through the pointers it exports for Cython. Each call keeps to
-one thread: decompositions are run beside each other, and threads within them would only be in the way.
+scipy's own wrappers hold the GIL while they compute, and torch has no eigensolver for a part of the spectrum. The
+routines are those that scipy links, called through the pointers it exports for Cython. Each call uses one thread:
+decompositions run in parallel, and inner threads would only compete.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from merganser.errors import MerganserError
 #: Every argument is a pointer: to characters, numbers or arrays.
 _ARGUMENTS = {"syrk": 10, "syevd": 11, "sytrd": 10, "sterf": 4, "stemr": 21, "ormtr": 13}
 
-#: What ormtr forgets to ask for; without it, it applies reflectors one by one, four times slower.
+#: A workspace size that ormtr does not ask for; without it, it applies reflectors one by one, four times slower.
 _BLOCK_REFLECTOR = 65 * 64
 
 
 def add_gram(rows: Tensor, total: Tensor) -> None:
-    """total += rowsᵀ · rows in the lower triangle; of one dtype, on the CPU, the rows or the columns without gaps."""
+    """Add rowsᵀ · rows to the lower triangle of total; one dtype, on the CPU, with contiguous rows or columns."""
     count, columns = rows.shape
     by_rows = rows.stride(1) == 1
     # Row-major rows are column-major rowsᵀ, and the upper triangle of a column-major total the lower of a row-major.
@@ -41,7 +41,7 @@ def add_gram(rows: Tensor, total: Tensor) -> None:
 
 
 def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest eigenvalues, descending, and their vectors as columns; reads the lower triangle."""
+    """Return the k largest eigenvalues, descending, and their vectors as columns; reads the lower triangle."""
     n = symmetric.shape[0]
     k = min(k, n)
     values, vectors = _all_pairs(symmetric) if 2 * k >= n else _some_pairs(symmetric, k)
@@ -50,8 +50,9 @@ def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """All eigenvalues, descending, and the vectors of the k largest as columns, for hardly more than
-    `leading_eigenpairs` costs; reads the lower triangle."""
+    """Return all eigenvalues, descending, and the vectors of the k largest as columns, for hardly more than the cost
+    of `leading_eigenpairs`; reads the lower triangle.
+    """
     n = symmetric.shape[0]
     k = min(k, n)
     whole = symmetric.new_empty(n)
@@ -63,7 +64,7 @@ def eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, 
 
 
 def _all_pairs(symmetric: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide and conquer, vectors in place of a copy of the matrix."""
+    """Compute by divide and conquer, with the vectors in place of a copy of the matrix."""
     n = symmetric.shape[0]
     vectors, values = symmetric.contiguous().clone(), symmetric.new_empty(n)
     _call_with_workspace("syevd", values.dtype, b"V", b"U", _int(n), vectors.data_ptr(), _int(n), values.data_ptr())
@@ -71,10 +72,10 @@ def _all_pairs(symmetric: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _some_pairs(symmetric: Tensor, k: int, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A tridiagonal matrix, k of its pairs by relatively robust representations, and the way back. All eigenvalues,
-    which the tridiagonal matrix gives away, are written to `whole`.
+    """Reduce to a tridiagonal matrix, compute k of its pairs by relatively robust representations, and transform back.
+    All eigenvalues, which the tridiagonal matrix gives cheaply, are written to `whole`.
 
-    syevr takes the same steps, but for a part of the spectrum it bisects and iterates inversely, which is slower.
+    syevr takes the same steps, but uses bisection and inverse iteration for a part of the spectrum, which is slower.
     """
     n = symmetric.shape[0]
     reflectors = symmetric.contiguous().clone()
@@ -99,7 +100,7 @@ def _some_pairs(symmetric: Tensor, k: int, whole: Tensor | None = None) -> tuple
 
 
 def _all_values(diagonal: Tensor, beside: Tensor) -> None:
-    """The eigenvalues of a tridiagonal matrix, ascending, in the place of its diagonal."""
+    """Compute the eigenvalues of a tridiagonal matrix, ascending, in place of its diagonal."""
     info = ctypes.c_int()
     _lapack("sterf", diagonal.dtype)(_int(diagonal.numel()), diagonal.data_ptr(), beside.data_ptr(), ctypes.byref(info))
     _check("sterf", info)
@@ -111,7 +112,7 @@ def _check(name: str, info: ctypes.c_int) -> None:
 
 
 def _call_with_workspace(name: str, dtype: torch.dtype, *arguments: Any) -> None:
-    """Ask a routine for the sizes of its workspaces, then call it with room."""
+    """Query a routine for the sizes of its workspaces, then call it with these."""
     info = ctypes.c_int()
     integers = name in ("syevd", "stemr")
 
@@ -157,9 +158,9 @@ def _load(module: ModuleType, name: str, dtype: torch.dtype) -> Any:
 
 
 class _OneThread:
-    """While anyone is inside, scipy's BLAS has one thread; whoever leaves last restores what was before.
+    """Limits scipy's BLAS to one thread while any caller is inside; the last to leave restores the old number.
 
-    Does nothing where scipy is linked against another BLAS than the one of its wheels.
+    Does nothing if scipy is linked against another BLAS than that of its wheels.
     """
 
     def __init__(self) -> None:

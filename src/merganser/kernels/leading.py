@@ -1,14 +1,14 @@
-"""Leading singular triplets of large matrices in float32, with a measured error and the float64 route to fall back on.
+"""Leading singular triplets of large matrices in float32, with a measured error and a float64 fallback.
 
-Where only the top k of n components are wanted, the Gram matrix of float32 weights and its eigenvectors need no more
-than float32: half the bytes, twice the arithmetic per second. k + p eigenvectors are taken, and a Rayleigh–Ritz step in
-float64 repairs what rounding mixed among them. What it mixed into them from the others is measured: with
-r_i = Aᵀu_i − σ_i v_i, the truncated matrix is off by
+If only the top k of n components are wanted, the Gram matrix of float32 weights and its eigenvectors need only float32:
+half the bytes, twice the speed. k + p eigenvectors are computed, and a Rayleigh–Ritz step in float64 corrects the
+mixing among them. The mixing with the remaining ones is measured: with r_i = Aᵀu_i − σ_i v_i, the error of the
+truncated matrix is
 
     e = ‖R D‖_F / ‖Σ_k‖_F,   D_ii = σ_i² / (σ_i² − σ_{k+p+1}²),
 
-to first order (Wedin). A few random probes estimate ‖R D‖_F for the cost of a handful of matrix-vector products. Above
-`ERROR` the result is dropped, and `merganser.kernels.spectra` computes it in float64.
+to first order (Wedin). A few random probes estimate ‖R D‖_F at the cost of a few matrix-vector products. Above `ERROR`
+the result is discarded, and `merganser.kernels.spectra` computes it in float64.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from merganser.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Sides from which float32 pays; shorter ones are decomposed in float64.
+#: Side from which float32 pays; smaller matrices are decomposed in float64.
 LARGE = 512
-#: Largest relative error of a truncated matrix that float32 may leave. Orthogonalising may multiply it by about seven.
+#: Largest allowed relative error of a truncated matrix. Orthogonalising may multiply it by about seven.
 ERROR = 1.5e-5
 #: Relative rounding of the eigenvalues of a float32 Gram matrix.
 ROUNDING = 4e-7
 #: Smallest share of σ₁² whose singular vectors a float32 Gram matrix resolves.
 RESOLVED = 250 * ROUNDING
 _PROBES = 8
-#: Norms whose squares float32 can hold.
+#: Norms whose squares fit into float32.
 _RANGE = (1e-12, 1e12)
 
 
 def leading_svd(matrix: Tensor, k: int) -> Factors:
-    """Return the k leading singular triplets, in float32 where the error stays below `ERROR`, otherwise in float64.
+    """Return the k leading singular triplets, in float32 if the error stays below `ERROR`, otherwise in float64.
 
     Args:
-        matrix: The matrix; only float32 ones on the CPU take the short route.
-        k: How many triplets to compute.
+        matrix: The matrix; only float32 matrices on the CPU use the fast path.
+        k: The number of triplets.
 
     Returns:
         Factors as `spectra.top_svd` returns them, in float32 or float64.
@@ -60,14 +60,14 @@ def leading_svd(matrix: Tensor, k: int) -> Factors:
 
 
 def spectrum_and_leading_svd(matrix: Tensor, k: int) -> tuple[Tensor, Factors]:
-    """Return all singular values and the k leading triplets, for measurements that three digits satisfy.
+    """Return all singular values and the k leading triplets, for measurements that need three digits.
 
-    In float32 where the components are well above its rounding: singular vectors are then accurate to about 1e-3, sums
-    of singular values and of their squares better than that. Otherwise in float64.
+    Uses float32 if the components are well above its rounding: singular vectors are then accurate to about 1e-3, and
+    sums of singular values and of their squares to better than that. Otherwise uses float64.
 
     Args:
-        matrix: The matrix; only float32 ones on the CPU take the short route.
-        k: How many triplets to compute.
+        matrix: The matrix; only float32 matrices on the CPU use the fast path.
+        k: The number of triplets.
 
     Returns:
         The singular values, descending, and the factors.
@@ -96,7 +96,7 @@ def _is_large(matrix: Tensor) -> bool:
 
 
 def _eigenvectors(matrix: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-    """All singular values and k right singular vectors, or None where float32 cannot resolve the last."""
+    """Return all singular values and k right singular vectors, or None if float32 cannot resolve the last."""
     from merganser.kernels.lapack import eigenvalues_and_leading_vectors
 
     squares, basis = eigenvalues_and_leading_vectors(spectra.gram(matrix, dtype=torch.float32), k)
@@ -105,7 +105,7 @@ def _eigenvectors(matrix: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _rayleigh_ritz(matrix: Tensor, basis: Tensor) -> Factors:
-    """The singular triplets of a matrix within the span of right vectors."""
+    """Return the singular triplets of a matrix within the span of right vectors."""
     from merganser.kernels.lapack import leading_eigenpairs
 
     lower = spectra.gram(basis)
@@ -118,20 +118,20 @@ def _rayleigh_ritz(matrix: Tensor, basis: Tensor) -> Factors:
 
 
 def _error(matrix: Tensor, factors: Factors, following: Tensor) -> float:
-    """‖R D‖ / ‖Σ‖, estimated with Gaussian probes; `following` is the first singular value beyond those taken."""
+    """Estimate ‖R D‖ / ‖Σ‖ with Gaussian probes; `following` is the first singular value beyond those taken."""
     u, s, v = factors
     gap = s.double().square() - following.square()
     if not bool((gap > 0).all()):
         return float("inf")
     probes = torch.randn(s.numel(), _PROBES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     probes *= (s.square() / gap)[:, None]
-    # Rows of probes rather than columns: BLAS multiplies a few columns many times slower.
+    # Rows of probes instead of columns: BLAS multiplies a few columns many times slower.
     residual = (probes.float().T @ u.T) @ matrix - (s[:, None] * probes).float().T @ v.T
     return float(residual.double().norm() / _PROBES**0.5 / s.norm())
 
 
 def _uncertainty(values: Tensor) -> float:
-    """The relative error to expect in the sum of the singular values, from that of their squares."""
+    """Return the expected relative error of the sum of the singular values, from that of their squares."""
     square = ROUNDING * values[0] ** 2
     each = torch.minimum(square / (2 * values).clamp(min=1e-300), square.sqrt())
     return float(each.norm() / values.sum())

@@ -9,7 +9,7 @@ from merganser.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Targets that are fitted at a time: enough for fast matrix products, few enough for memory.
+#: Targets that are fitted at once: enough for fast matrix products, few enough for memory.
 BATCH = 512
 _DEPENDENT = 1e-6
 
@@ -17,20 +17,20 @@ _DEPENDENT = 1e-6
 def pursue(targets: Tensor, atoms: Tensor, terms: int) -> tuple[Tensor, Tensor]:
     """Approximate each target as a combination of a few atoms: t ≈ Σ_j c_j · a_{i_j}.
 
-    Orthogonal matching pursuit. Each step picks the atom with the largest |⟨r, a⟩|, where r is what the atoms picked so
-    far leave of the target (its least-squares residual); long atoms are preferred, since in an embedding the short ones
-    are those of tokens that were hardly trained. The atoms of a target are kept as an orthonormal basis Q, so a step
-    costs one matrix product for a whole batch of targets, and the coefficients follow at the end from the triangular
-    system (Q Aᵀ) c = Q t.
+    Orthogonal matching pursuit: each step picks the atom with the largest |⟨r, a⟩|, where r is the least-squares
+    residual of the target after the atoms picked so far. Long atoms are preferred: in an embedding the short ones
+    belong to tokens that were hardly trained. The atoms of a target are kept as an orthonormal basis Q, so a step costs
+    one matrix product for a whole batch of targets, and the coefficients follow at the end from the triangular system
+    (Q Aᵀ) c = Q t.
 
     Args:
         targets: The vectors to fit, (count, width), float32 or float64.
         atoms: The vectors to fit them with, (atoms, width), of the same dtype.
-        terms: How many atoms to take for each target; no more than there are.
+        terms: The number of atoms per target, at most all.
 
     Returns:
-        The indices of the atoms and their coefficients, both (count, terms). An atom that adds nothing, since the
-        target is fitted already or the atom depends on those before, has the coefficient 0.
+        The indices of the atoms and their coefficients, both (count, terms). An atom that adds nothing, because the
+        target is already fitted or the atom depends on earlier ones, has the coefficient 0.
 
     Example:
         >>> pursue(torch.tensor([[2.0, 0.0]]), torch.eye(2), 1)
@@ -57,7 +57,7 @@ def _pursue(targets: Tensor, atoms: Tensor, terms: int) -> tuple[Tensor, Tensor]
         chosen[:, step] = fit.argmax(1)
         atom = atoms[chosen[:, step]]
         rest, known = atom, basis[:, :step]
-        for _ in range(2):  # once more, for what rounding left of the earlier directions
+        for _ in range(2):  # twice, to remove what rounding left of the earlier directions
             parts = torch.bmm(known, rest.unsqueeze(2))
             rest = rest - torch.bmm(parts.transpose(1, 2), known).squeeze(1)
             triangle[:, :step, step] += parts.squeeze(2)

@@ -1,8 +1,8 @@
-"""What a rule does to a block, recorded once with stand-ins for its tensors, to be run over tiles (`tiles`).
+"""Record the operations of a rule on a block once, with placeholders for its tensors, to run them over tiles (`tiles`).
 
-A rule is written in torch, and that is its definition. Where the compiled runner is there, the rule is called once with
-`Lane`s instead of tensors; they note what is asked of them. Whatever a lane cannot note (a sum over columns, a sort, a
-shape) ends the recording with an exception, and torch computes the rule.
+A rule is defined by its torch code. If the compiled runner is available, the rule is called once with `Lane`s instead
+of tensors, which record the operations. Anything that a lane cannot record (a sum over columns, a sort, a shape) ends
+the recording with an exception, and torch computes the rule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Array: TypeAlias = "npt.NDArray[Any]"
 
 
 class NotRecordable(Exception):
-    """A rule asks for something that cannot be done tile by tile."""
+    """A rule needs an operation that cannot be done tile by tile."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class Draws:
-    """Stands for the random bits of a model."""
+    """Placeholder for the random bits of a model."""
 
     model: int
 
@@ -55,13 +55,13 @@ class Draws:
 
 @dataclass(frozen=True)
 class Pending:
-    """Stands for a number, or whatever `read` makes of the results, until the block has been run."""
+    """Placeholder for a number, or a function `read` of the results, until the block has been run."""
 
     read: Callable[[Results], Any]
 
 
 class Recording:
-    """The steps noted so far; a step that was noted before is not repeated."""
+    """The recorded steps; equal steps are recorded once."""
 
     def __init__(self) -> None:
         self.steps: list[_Step] = []
@@ -84,7 +84,7 @@ class Recording:
         return Lane(self, self.note("LOAD", place=source))
 
     def end(self, op: str, lane: Lane, read: Callable[[int, Results], Any], **fields: Any) -> Any:
-        """Note a step that leaves results instead of a value."""
+        """Record a step that produces results instead of a value."""
         if op == "SUM":
             number, self.sums = self.sums, self.sums + 1
         else:
@@ -94,7 +94,7 @@ class Recording:
         return Pending(lambda results: read(number, results))
 
     def program(self) -> Program:
-        """Return what was noted as a program: without what leads to no result, in as few registers as it takes."""
+        """Return the recorded program, without steps that lead to no result, in as few registers as possible."""
         wanted: set[int] = set()
         for index in reversed(range(len(self.steps))):
             if self.steps[index].op in _ENDS or index in wanted:
@@ -136,7 +136,7 @@ class Recording:
         )
 
     def _load_differences(self, wanted: set[int]) -> None:
-        """Subtract from a source as it is loaded, where it is not used otherwise."""
+        """Fuse the load of a source with a subtraction, if the source is not used otherwise."""
         uses = Counter(value for index in wanted for value in self.steps[index].inputs)
         for index in sorted(wanted):
             step = self.steps[index]
@@ -146,9 +146,9 @@ class Recording:
 
 
 class Lane:
-    """Stands for the block of a tensor: operations on it are noted instead of done.
+    """Placeholder for the block of a tensor: operations on it are recorded instead of executed.
 
-    Operations whose name ends in an underscore change the lane, as they would a tensor.
+    In-place operations (with a trailing underscore) change the lane, as they would a tensor.
     """
 
     def __init__(self, recording: Recording, value: int) -> None:
@@ -164,13 +164,13 @@ class Lane:
         return torch.device("cpu")
 
     def note(self, op: str, *others: Lane, **fields: Any) -> Lane:
-        """Note a step that takes this lane first, and return the lane of its value."""
+        """Record a step whose first operand is this lane, and return the lane of its value."""
         if any(other.recording is not self.recording for other in others):
             raise NotRecordable("lanes of two recordings")
         return Lane(self.recording, self.recording.note(op, self.value, *(o.value for o in others), **fields))
 
     def become(self, other: Lane) -> Lane:
-        """Take the value of another lane, as an operation in place does."""
+        """Take the value of another lane, as an in-place operation does."""
         self.value = other.value
         return self
 
@@ -223,14 +223,14 @@ class Lane:
 
 @dataclass(frozen=True, eq=False)
 class _Mask:
-    """Stands for `lane == number`."""
+    """Placeholder for `lane == number`."""
 
     lane: Lane
     number: float
 
 
 def _number(value: Any) -> float:
-    """A scalar as torch takes it: rounded to float32."""
+    """Return a scalar as torch uses it: rounded to float32."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)):
         raise NotRecordable(f"an operand of type {type(value).__name__}")
     return float(np.float32(value))
@@ -301,7 +301,7 @@ def _itself(one: Lane, *shape: Any) -> Lane:
     return one
 
 
-#: What lanes can do, by the names that torch's functions and methods (without the underscore) have.
+#: The operations of lanes, by the names of torch's functions and methods (without the underscore).
 _OPERATIONS: dict[str, Callable[..., Lane]] = {
     "add": _add,
     "sub": _sub,
@@ -328,7 +328,7 @@ _OPERATIONS: dict[str, Callable[..., Lane]] = {
 
 
 def check_filled(found: Any) -> None:
-    """Refuse what a rule returned if it has anything but numbers in it, known or pending."""
+    """Refuse a result of a rule that contains anything but numbers, known or pending."""
     if isinstance(found, (list, tuple)):
         for each in found:
             check_filled(each)
@@ -337,7 +337,7 @@ def check_filled(found: Any) -> None:
 
 
 def fill_in(found: Any, results: Results) -> Any:
-    """Return what a rule returned while it was recorded, with the numbers of a block in place of what was pending."""
+    """Return the result of a recorded rule with the numbers of a block in place of pending ones."""
     if isinstance(found, Pending):
         return found.read(results)
     if isinstance(found, (list, tuple)):

@@ -1,11 +1,10 @@
-"""Exactly the k largest of n streamed scores, without sorting them.
+"""Find exactly the k largest of n streamed scores, without sorting them.
 
-A sample brackets the k-th largest score; one pass counts what lies above the bracket and collects the
-little that lies inside, where the score is then selected exactly. Should the bracket miss, histograms of the scores'
-bits narrow it down. Ties are broken by position: the first ones are kept.
+A sample brackets the k-th largest score; one pass counts the scores above the bracket and collects the few inside,
+among which it is selected exactly. If the bracket misses, histograms of the scores' bits narrow it down. Ties are
+broken by position: the first ones are kept.
 
-Scores are floats that are not negative, so their order is that of their bit patterns read as integers; all
-comparisons are made on those.
+Scores are non-negative floats, so they are ordered like their bit patterns read as integers; all comparisons use these.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Bits: TypeAlias = "npt.NDArray[Any]"
 
-#: Fewer scores than this are collected whole.
+#: Fewer scores than this are collected completely.
 SMALL = 1 << 20
-#: A sample looks at about one score in so many, and takes about so many of them.
+#: Stride of a sample, and the number of scores it takes.
 _SAMPLED = 32
 _TAKEN = 1 << 15
-#: A block may add this share of its scores to what is collected.
+#: Maximum share of a block's scores that is collected.
 _SHARE = 1 / 16
-#: Bits settled by a pass of histograms, and how many scores may then be left to be collected.
+#: Bits determined by a pass of histograms, and the number of scores that may remain to be collected.
 _RADIX = 11
 _LEFT = 1 << 24
 
@@ -43,13 +42,14 @@ class Stream(Protocol):
     """Blocks of scores in a fixed order, readable any number of times, possibly in parallel."""
 
     def map(self, function: Callable[[Any], T], only: int | None = None, stride: int = 1) -> list[T]:
-        """`function` of every block, or of one alone. With a stride, of a sample: about one entry in so many, some of
-        every block or whole blocks."""
+        """Apply `function` to every block, or to one alone. With a stride, use a sample of about one in `stride`
+        entries: a part of every block, or whole blocks.
+        """
         ...
 
 
 def chosen(count: int, only: int | None = None, stride: int = 1) -> Sequence[int]:
-    """The blocks that `Stream.map` looks at, of so many, where a sample is one of whole blocks."""
+    """Return the blocks that `Stream.map` uses, of `count`, if a sample consists of whole blocks."""
     if only is not None:
         return [only]
     some = count if stride == 1 else min(count, max(4, count // stride))
@@ -58,13 +58,13 @@ def chosen(count: int, only: int | None = None, stride: int = 1) -> Sequence[int
 
 @dataclass(frozen=True)
 class Cutoff:
-    """What separates the k largest scores: above `value`, or equal to it at a flat index below `index`."""
+    """Separates the k largest scores: above `value`, or equal to it at a flat index below `index`."""
 
     value: float
     index: int
 
     def shrink_(self, values: Tensor, offset: int) -> Tensor:
-        """Zero, in place, the entries whose magnitude is not kept; `offset` is the flat index of the first one."""
+        """Zero the entries whose magnitude is not kept, in place; `offset` is the flat index of the first one."""
         if isinstance(values, Lane):
             below = _below(self.value, values.dtype)
             return values.become(values.note("SHRINK", x=below, y=self.value, place=self.index))
@@ -78,7 +78,7 @@ class Cutoff:
         return values
 
     def mask(self, scores: Tensor, offset: int) -> Tensor:
-        """1 where a positive score is kept, 0 elsewhere, in the dtype of the scores."""
+        """Return 1 where a positive score is kept, 0 elsewhere, in the dtype of the scores."""
         return self.shrink_(scores.clone(), offset).sign_()
 
 
@@ -87,7 +87,7 @@ def _hardshrink_(values: Tensor, bound: float) -> None:
 
 
 def _below(value: float, dtype: torch.dtype) -> float:
-    """The next smaller number, so that hardshrink's |x| > bound reads |x| ≥ value."""
+    """Return the next smaller number, so that hardshrink's |x| > bound means |x| ≥ value."""
     kind = np.float64 if dtype == torch.float64 else np.float32
     return float(np.nextafter(kind(value), kind(-math.inf)))
 
@@ -95,7 +95,7 @@ def _below(value: float, dtype: torch.dtype) -> float:
 def largest(
     blocks: Stream, scores: Callable[[Any], Sequence[Tensor]], keep: Sequence[Sequence[int]], numel: int
 ) -> list[list[Cutoff]]:
-    """Cutoffs of the k largest, for every k in `keep[i]`, of the i-th of the `scores` of each block.
+    """Return the cutoffs of the k largest, for every k in `keep[i]`, of the i-th of the `scores` of each block.
 
     `numel` is the number of entries of each score over all blocks. The `value` of a cutoff is the k-th largest
     score, so this finds quantiles too.
@@ -116,7 +116,7 @@ def largest(
 def _directly(
     blocks: Stream, scores: Callable[[Any], Sequence[Tensor]], wanted: Sequence[tuple[int, int]]
 ) -> list[Cutoff]:
-    """Cutoffs among few scores, all of them in memory."""
+    """Return cutoffs of few scores, all in memory."""
     parts = blocks.map(lambda block: [_bits(score) for score in scores(block)])
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     cutoffs = []
@@ -132,7 +132,7 @@ def _directly(
 
 @dataclass(frozen=True)
 class _Bracket:
-    """Scores from `low` to `high`, as integers. How much is collected is bounded unless `final`."""
+    """Scores from `low` to `high`, as integers. The number collected is limited unless `final`."""
 
     low: int
     high: int
@@ -141,9 +141,9 @@ class _Bracket:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one block says of a bracket: the scores strictly inside, and how many lie above and on its ends.
+    """One block's part of a bracket: the scores strictly inside, and how many are above and on its ends.
 
-    The ends come from a sample, so that values which many scores share lie on them and are counted, not collected.
+    The ends come from a sample, so that frequent values are on them and are counted, not collected.
     """
 
     size: int
@@ -172,9 +172,13 @@ class _Search:
                 brackets[j] = bracket
 
     def sample(self, wanted: Sequence[tuple[int, int]]) -> list[_Bracket]:
-        """Brackets from a few scores of a few blocks, as wide as their scatter within and between blocks asks."""
+        """Return brackets from a few scores of a few blocks, as wide as their scatter within and between blocks
+        requires.
+        """
         drawn = self.blocks.map(lambda block: [_bits(score) for score in self.scores(block)], stride=_SAMPLED)
-        step = sum(block[0].size for block in drawn) // _TAKEN | 1  # odd, lest the same columns be drawn from every row
+        step = (
+            sum(block[0].size for block in drawn) // _TAKEN | 1
+        )  # odd, so that not every row contributes the same columns
         drawn = [[bits[::step] for bits in block] for block in drawn]
         self.kind = drawn[0][0].dtype.type
         self.top = int(np.iinfo(self.kind).max)
@@ -194,7 +198,7 @@ class _Search:
         return brackets
 
     def scan(self, columns: Sequence[int], brackets: Sequence[_Bracket]) -> list[list[_Part]]:
-        """One pass: a part for each block and bracket."""
+        """Make one pass and return a part for each block and bracket."""
 
         def over(block: Any) -> list[_Part]:
             scores = self.scores(block)
@@ -212,14 +216,14 @@ class _Search:
             return found
         bits = _bits(score)
         low, high = self.kind(bracket.low), self.kind(bracket.high)
-        nothing = np.empty(0, bits.dtype)  # an empty view would keep the whole block alive
+        nothing = np.empty(0, bits.dtype)  # an empty view would keep the whole block in memory
         above = int(np.count_nonzero(bits > high))
         lows = int(np.count_nonzero(bits == low))
         if bracket.high - bracket.low < 2:
             highs = int(np.count_nonzero(bits == high)) if high > low else 0
             return _Part(bits.size, above, highs, nothing, lows, overflow=False)
         highs = int(np.count_nonzero(bits == high))
-        # One comparison: unsigned distances from low + 1 are short for what lies inside alone.
+        # One comparison: unsigned distances from low + 1 are small only for values inside.
         unsigned = np.dtype(f"u{bits.dtype.itemsize}").type
         within = bits.view(unsigned) - unsigned(bracket.low + 1) < unsigned(bracket.high - bracket.low - 1)
         overflow = not bracket.final and int(np.count_nonzero(within)) > _SHARE * bits.size
@@ -227,7 +231,7 @@ class _Search:
         return _Part(bits.size, above, highs, inside, lows, overflow)
 
     def resolve(self, column: int, keep: int, bracket: _Bracket, parts: Sequence[_Part]) -> Cutoff | None:
-        """The cutoff, unless it lies outside the bracket or more lies inside than was collected."""
+        """Return the cutoff, unless it is outside the bracket or more scores are inside than were collected."""
         rank = keep - sum(part.above for part in parts)
         highs, lows = sum(part.highs for part in parts), sum(part.lows for part in parts)
         inside = np.concatenate([part.inside for part in parts])
@@ -246,7 +250,7 @@ class _Search:
         return Cutoff(number, self.position(column, value, rank, equal, [part.size for part in parts]))
 
     def position(self, column: int, value: int, ties: int, equal: Sequence[int], sizes: Sequence[int]) -> int:
-        """The flat index below which exactly `ties` scores equal `value`; one block is looked at again."""
+        """Return the flat index below which exactly `ties` scores equal `value`; reads one block again."""
         if ties == sum(equal):
             return self.numel
         block, offset = 0, 0
@@ -259,9 +263,9 @@ class _Search:
         return offset + int(places[ties - 1]) + 1
 
     def histograms(self, wanted: Sequence[tuple[int, int]]) -> list[_Bracket]:
-        """Brackets that cannot miss: the scores that share the leading bits of the k-th largest.
+        """Return brackets that cannot miss: the scores that share the leading bits of the k-th largest.
 
-        A pass settles a few bits, until few enough scores are left or all bits are settled.
+        A pass determines a few bits, until few enough scores are left or all bits are known.
         """
         ranks = [k for _, k in wanted]
         prefixes = [0] * len(wanted)
@@ -299,7 +303,7 @@ def _float(integer: Any) -> Any:
 
 
 def _read_part(bracket: _Bracket, number: int, results: Results) -> _Part:
-    """What the compiled scan found; it has room for more than may be collected."""
+    """Return the result of the compiled scan, which has room for more than may be collected."""
     above, highs, lows, inside = map(int, results.counts[number])
     overflow = inside > _SHARE * results.size
     kept = results.kept[number, : 0 if overflow else inside].view(np.int32).copy()

@@ -1,9 +1,9 @@
 """Spectra of task matrices: Gram matrices, top-k SVD, singular values.
 
-Everything is computed in float64 from the Gram matrix of the short side, which is several times faster than
-an SVD and streams over the rows of the long side, so that a matrix the size of a vocabulary costs no copy of
-itself. A Gram matrix squares the spectrum: singular values below 1e-3·σ₁ would lose their digits, and
-`top_svd` resolves them in further passes over the deflated matrix.
+Everything is computed in float64 from the Gram matrix of the short side, which is several times faster than an SVD and
+streams over the rows of the long side, so that a matrix the size of a vocabulary is not copied. A Gram matrix squares
+the spectrum: singular values below 1e-3·σ₁ would lose their digits, so `top_svd` resolves them in further passes over
+the deflated matrix.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 #: One pass over a Gram matrix resolves singular values down to this share of the largest.
 RESOLVED = 1e-3
-#: Components below this share of σ₁ are rounding of float64 and are not returned.
+#: Components below this share of σ₁ are float64 rounding and are not returned.
 RANK_FLOOR = 1e-12
 #: Below this side a float64 SVD is as fast and needs no second pass.
 SMALL = 32
 _BLOCK_ELEMENTS = 1 << 20
-#: Matrices of up to so many entries are held in float64 while they are decomposed, larger ones streamed.
+#: Matrices of up to this many entries are held in float64 while they are decomposed; larger ones are streamed.
 HELD = 1 << 23
 
 
@@ -47,7 +47,7 @@ class Factors(NamedTuple):
         return Factors(self.u[:, :k], self.s[:k], self.v[:, :k])
 
     def above(self, floor: float) -> Factors:
-        """Without the components below `floor` · σ₁."""
+        """Return the factors without components below `floor` · σ₁."""
         return self.truncate(int((self.s > floor * self.s[0]).sum()) if self.rank else 0)
 
     def matrix(self) -> Tensor:
@@ -55,11 +55,11 @@ class Factors(NamedTuple):
 
 
 def top_svd(matrix: Tensor, k: int) -> Factors:
-    """The k leading singular triplets in float64; fewer where the rank is smaller, none for a zero matrix.
+    """Return the k leading singular triplets in float64; fewer if the rank is smaller, none for a zero matrix.
 
     Equal to `numpy.linalg.svd` of the float64 matrix to a backward error of about 1e-12·σ₁, with factors
-    orthonormal to about 1e-10, and to 1e-15·σ₁/σ_k where that is more. Components below `RANK_FLOOR`·σ₁ are left
-    out: their directions are arbitrary.
+    orthonormal to about 1e-10, or to 1e-15·σ₁/σ_k if that is larger. Components below `RANK_FLOOR`·σ₁ are left out:
+    their directions are arbitrary.
     """
     if matrix.shape[0] < matrix.shape[1]:
         return top_svd(matrix.T, k).T
@@ -70,7 +70,7 @@ def top_svd(matrix: Tensor, k: int) -> Factors:
 
 
 def spectrum_and_svd(matrix: Tensor, k: int) -> tuple[Tensor, Factors]:
-    """`spectrum` and `top_svd` of a matrix, from one Gram matrix and one decomposition of it."""
+    """Return `spectrum` and `top_svd` of a matrix, from one Gram matrix and one decomposition of it."""
     if matrix.shape[0] < matrix.shape[1]:
         values, factors = spectrum_and_svd(matrix.T, k)
         return values, factors.T
@@ -85,7 +85,7 @@ def spectrum_and_svd(matrix: Tensor, k: int) -> tuple[Tensor, Factors]:
 
 
 def top_svds(matrices: Sequence[Tensor], k: int) -> list[Factors]:
-    """`top_svd` of each; small matrices of one shape go through one batched call."""
+    """Return `top_svd` of each; small matrices of one shape use one batched call."""
     first = matrices[0]
     if min(first.shape) <= SMALL and all(m.shape == first.shape for m in matrices):
         return _direct(torch.stack([m.double() for m in matrices]), min(k, *first.shape))
@@ -100,10 +100,11 @@ def _direct(stack: Tensor, k: int) -> list[Factors]:
 
 
 def _by_gram(matrix: Tensor, k: int, first: tuple[Tensor, Tensor] | None = None) -> Factors:
-    """Gram passes over the tall matrix; each takes the components within `RESOLVED` of what is left. `first` are the
-    leading eigenpairs of its Gram matrix where they are known."""
+    """Make Gram passes over the tall matrix; each takes the components within `RESOLVED` of the remainder. `first`
+    are the leading eigenpairs of its Gram matrix, if known.
+    """
     d, m = matrix.shape
-    if matrix.numel() <= HELD:  # converted once, not in every pass
+    if matrix.numel() <= HELD:  # converted only once
         matrix = matrix.to(torch.float64)
     u, s, v = (matrix.new_empty(shape, dtype=torch.float64) for shape in ((d, 0), (0,), (m, 0)))
     while s.numel() < k:
@@ -126,16 +127,16 @@ def _by_gram(matrix: Tensor, k: int, first: tuple[Tensor, Tensor] | None = None)
 
 
 def beside(*parts: Tensor) -> Tensor:
-    """Matrices side by side; columns that lie without gaps, as those of factors, still do."""
+    """Concatenate matrices horizontally; contiguous columns, as those of factors, stay contiguous."""
     return torch.cat([part.T for part in parts]).T
 
 
 def gram(matrix: Tensor, without: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """AᵀA in `dtype` (float64), streamed over rows; the lower triangle is filled.
+    """Return AᵀA in `dtype` (float64), streamed over rows; only the lower triangle is filled.
 
-    `without` holds orthonormal columns: the Gram matrix is then that of A (I − W Wᵀ).
+    `without` has orthonormal columns W: the result is then the Gram matrix of A (I − W Wᵀ).
     """
-    from merganser.kernels.lapack import add_gram  # scipy is slow to import, and most merges need none of it
+    from merganser.kernels.lapack import add_gram  # scipy is slow to import, and most merges do not need it
 
     m = matrix.shape[1]
     total = torch.zeros(m, m, dtype=dtype or torch.float64, device=matrix.device)
@@ -151,7 +152,7 @@ def gram(matrix: Tensor, without: Tensor | None = None, dtype: torch.dtype | Non
 
 
 def spectrum(matrix: Tensor) -> Tensor:
-    """All singular values, descending, to an absolute accuracy of 1e-8·σ₁."""
+    """Return all singular values, descending, to an absolute accuracy of 1e-8·σ₁."""
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.T
     if matrix.shape[1] <= SMALL:
@@ -163,7 +164,7 @@ def spectrum(matrix: Tensor) -> Tensor:
 
 
 def effective_rank(s: Tensor) -> float:
-    """exp of the entropy of σ / Σσ: n for a flat spectrum, 1 for a single direction, 0 for a zero matrix."""
+    """Return exp of the entropy of σ / Σσ: n for a flat spectrum, 1 for a single direction, 0 for a zero matrix."""
     if s.numel() == 0 or not s[0] > 0:
         return 0.0
     p = s[s > 0] / s.sum()
@@ -171,10 +172,10 @@ def effective_rank(s: Tensor) -> float:
 
 
 def randomized_svd(matrix: Tensor, k: int, *, seed: int = 0, oversample: int = 16, passes: int = 2) -> Factors:
-    """About the k leading triplets by subspace iteration; for compression only.
+    """Return approximately the k leading triplets by subspace iteration; for compression only.
 
-    The energy kept is within a percent of the optimum, but the factors are not those of `top_svd`: where
-    factors of several matrices are orthogonalised together the difference is amplified to tens of percent.
+    The energy kept is within a percent of the optimum, but the factors differ from those of `top_svd`: if factors of
+    several matrices are orthogonalised together, the difference is amplified to tens of percent.
     """
     if matrix.shape[0] < matrix.shape[1]:
         return randomized_svd(matrix.T, k, seed=seed, oversample=oversample, passes=passes).T
@@ -189,7 +190,7 @@ def randomized_svd(matrix: Tensor, k: int, *, seed: int = 0, oversample: int = 1
 
 
 def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest eigenvalues, descending, with their vectors, from the lower triangle."""
+    """Return the k largest eigenvalues, descending, with their vectors, from the lower triangle."""
     from merganser.kernels import lapack
 
     n = symmetric.shape[0]
@@ -202,7 +203,7 @@ def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """All eigenvalues, descending, with the vectors of the k largest, from the lower triangle."""
+    """Return all eigenvalues, descending, with the vectors of the k largest, from the lower triangle."""
     from merganser.kernels.lapack import eigenvalues_and_leading_vectors
 
     if symmetric.device.type != "cpu":
@@ -212,7 +213,7 @@ def _eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor,
 
 
 def _row_blocks(matrix: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows in `dtype` (float64) whose rows or columns lie without gaps; one block where float32 stays."""
+    """Yield blocks of rows in `dtype` (float64) with contiguous rows or columns; one block if it stays float32."""
     dtype = dtype or torch.float64
     whole = matrix.dtype == dtype == torch.float32 and 1 in matrix.stride()
     step = max(1, matrix.shape[0] if whole else _BLOCK_ELEMENTS // max(1, matrix.shape[1]))
@@ -225,9 +226,9 @@ def _row_blocks(matrix: Tensor, dtype: torch.dtype | None = None) -> Iterator[tu
 
 
 def times(matrix: Tensor, right: Tensor) -> Tensor:
-    """A · B in float64, streamed over the rows of A; its columns lie without gaps.
+    """Return A · B in float64, streamed over the rows of A, with contiguous columns.
 
-    As the transpose of Bᵀ · Aᵀ, which MKL multiplies in two thirds of the time where B is narrow.
+    Computed as the transpose of Bᵀ · Aᵀ, which takes MKL two thirds of the time if B is narrow.
     """
     out = torch.empty(right.shape[1], matrix.shape[0], dtype=torch.float64, device=matrix.device)
     for rows, block in _row_blocks(matrix):
@@ -236,7 +237,7 @@ def times(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def _transpose_times(matrix: Tensor, left: Tensor) -> Tensor:
-    """Aᵀ · B in float64, streamed over the rows of A."""
+    """Return Aᵀ · B in float64, streamed over the rows of A."""
     out = torch.zeros(matrix.shape[1], left.shape[1], dtype=torch.float64, device=matrix.device)
     for rows, block in _row_blocks(matrix):
         out.addmm_(block.T, left[rows])

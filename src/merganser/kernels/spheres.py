@@ -1,8 +1,8 @@
 """Averages on a sphere, computed in the span of the points.
 
 Great-circle interpolation, barycentres and Karcher means are linear combinations Σ c_i x_i of the given vectors, and
-their coefficients depend on the vectors through the Gram matrix G_ij = ⟨x_i, x_j⟩ alone. So one pass over the
-data makes G, everything else happens in a space of as many dimensions as there are vectors.
+their coefficients depend on the vectors only through the Gram matrix G_ij = ⟨x_i, x_j⟩. One pass over the data computes
+G; everything else happens in a space with as many dimensions as there are vectors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RUN = 1024
 
 
 def total(values: Tensor) -> float:
-    """The sum in float64. Runs of fixed length first: the number of threads changes no bit."""
+    """Return the sum in float64, from runs of fixed length, so that the number of threads changes no bit."""
     if isinstance(values, Lane):
         return values.recording.end("SUM", values, lambda number, results: results.total(number))
     flat = values.reshape(-1)
@@ -36,15 +36,16 @@ def total(values: Tensor) -> float:
 
 
 def nonzero(values: Tensor) -> int:
-    """How many entries are not zero."""
+    """Return the number of nonzero entries."""
     if isinstance(values, Lane):
         return values.recording.end("NONZERO", values, lambda number, found: int(found.counts[number, 0]))
     return int(torch.count_nonzero(values))
 
 
 def sums(values: Tensor, axis: int, keepdim: bool = False) -> Tensor:
-    """The sums along an axis, in float64. numpy adds in an order of its own that no processor changes; torch adds as
-    many numbers at once as the vectors of the processor are wide."""
+    """Return the sums along an axis, in float64. numpy's order of summation is the same on every processor; torch's
+    depends on the vector width.
+    """
     wide = values.to(torch.float64)
     if values.device.type != "cpu":
         return wide.sum(axis, keepdim=keepdim)
@@ -52,8 +53,9 @@ def sums(values: Tensor, axis: int, keepdim: bool = False) -> Tensor:
 
 
 def scale_rows_(values: Tensor, factors: Tensor, offset: int, length: int) -> Tensor:
-    """Multiply, in place, each row by its factor. `offset` is the flat index of the first entry, which starts a row
-    unless all are of one."""
+    """Multiply each row by its factor, in place. `offset` is the flat index of the first entry, which starts a row
+    unless all entries are in one.
+    """
     if isinstance(values, Lane):
         values.recording.row = length
         return values.become(values.note("BY_ROW", tables=(factors.numpy(),)))
@@ -64,12 +66,12 @@ def scale_rows_(values: Tensor, factors: Tensor, offset: int, length: int) -> Te
 
 
 def gram(vectors: Sequence[Tensor]) -> list[list[float]]:
-    """⟨x_i, x_j⟩ for j ≤ i of tensors taken as vectors; of pieces of vectors, to be summed with `combine`."""
+    """Return ⟨x_i, x_j⟩ for j ≤ i of tensors as vectors; for pieces of vectors, to be summed with `combine`."""
     return [[total(x * y) for y in vectors[: i + 1]] for i, x in enumerate(vectors)]
 
 
 def combine(parts: Sequence[Sequence[Sequence[float]]]) -> Array:
-    """The Gram matrix from those of the pieces, correctly rounded: the order of the pieces does not matter."""
+    """Return the Gram matrix from those of the pieces, correctly rounded, independent of their order."""
     matrix = np.empty((len(parts[0]), len(parts[0])))
     for i in range(len(matrix)):
         for j in range(i + 1):
@@ -78,7 +80,7 @@ def combine(parts: Sequence[Sequence[Sequence[float]]]) -> Array:
 
 
 def slerp(matrix: Array, t: float, parallel: float = PARALLEL) -> Array:
-    """Coefficients of the point at `t` on the great circle from x_0 to x_1.
+    """Return the coefficients of the point at `t` on the great circle from x_0 to x_1.
 
     c = (sin((1−t)φ), sin(tφ)) / sin φ with cos φ = ⟨x_0, x_1⟩ / ‖x_0‖‖x_1‖; linear where |cos φ| > `parallel`.
     A zero vector counts as orthogonal to everything.
@@ -92,7 +94,7 @@ def slerp(matrix: Array, t: float, parallel: float = PARALLEL) -> Array:
 
 
 def barycentre(matrix: Array, weights: Sequence[float], epsilon: float) -> Array:
-    """Coefficients of the weighted mean of directions, at the weighted mean of lengths.
+    """Return the coefficients of the weighted mean of directions, at the weighted mean of lengths.
 
     m = Σ w x/‖x‖, result (Σ w ‖x‖) m/‖m‖; plain Σ w x where the directions cancel (‖m‖ < `epsilon`).
     """
@@ -106,10 +108,10 @@ def barycentre(matrix: Array, weights: Sequence[float], epsilon: float) -> Array
 
 
 def karcher(matrix: Array, weights: Sequence[float], iterations: int, tolerance: float) -> Array:
-    """Coefficients of the Karcher mean of directions, at the weighted mean of lengths.
+    """Return the coefficients of the Karcher mean of directions, at the weighted mean of lengths.
 
     On the unit sphere u ← exp_u(Σ w log_u(u_i)), from the normalised mean, until the tangent step is shorter than
-    `tolerance`. Vectors shorter than `tolerance` have no direction: they count for the length only. Those without
+    `tolerance`. Vectors shorter than `tolerance` have no direction and count only for the length. Vectors without
     weight do not count.
     """
     weight = np.asarray(weights, dtype=np.float64) / sum(weights)
@@ -134,7 +136,7 @@ def karcher(matrix: Array, weights: Sequence[float], iterations: int, tolerance:
         angles = np.arccos(dots)
         near = angles < tolerance
         sines = np.where(near, 1, np.sin(angles))
-        # An antipode has no logarithm: its direction of travel is arbitrary, so it does not pull.
+        # An antipode has no logarithm: its direction is arbitrary, so it is ignored.
         pulls = np.where(near | (sines < tolerance), 0, share * angles / np.maximum(sines, tolerance))
         step = pulls - float(pulls @ dots) * point
         size = length(step)

@@ -1,6 +1,6 @@
-"""The compiled runner of recorded rules (`tiles.c`), built where there was a C compiler when Merganser was installed.
+"""The compiled runner of recorded rules (`tiles.c`), built if there is a C compiler at installation.
 
-Without it everything is computed by torch, with the same bits. `recording` makes the programs that are run here.
+Without it torch computes everything, with the same bits. `recording` makes the programs that run here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _TileJob(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """Return the function that runs tiles, or None where it was not built or cannot be loaded."""
+    """Return the function that runs tiles, or None if it was not built or cannot be loaded."""
     for path in sorted(Path(__file__).parent.glob("_tiles*")):
         try:
             run = ctypes.CDLL(str(path)).run_tiles
@@ -66,7 +66,7 @@ class Program:
     """A recorded rule, ready to run.
 
     `steps` is an array of `STEP`; `draws` are the models whose random bits it uses, `sums` and `scans` the number of
-    results of each kind. `tables` keeps alive what steps point to.
+    results of each kind. `tables` keeps the arrays that steps point to alive.
     """
 
     steps: Array
@@ -83,8 +83,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Results:
-    """What a program found in the entries of a block that it looked at, `size` of them: for each sum a value a tile,
-    for each scan four counts and what it kept."""
+    """The results of a program on the `size` entries of a block that it processed: for each sum a value per tile,
+    for each scan four counts and the kept scores.
+    """
 
     size: int
     sums: Array
@@ -97,7 +98,7 @@ class Results:
         return math.fsum(runs[:-1]) + runs[-1] if self.size % TILE else math.fsum(runs)
 
     def scores(self, number: int) -> Array:
-        """Return the scores that were taken, as the bits of floats."""
+        """Return the kept scores, as the bits of floats."""
         return self.kept[number, : self.size].view(np.int32)
 
 
@@ -113,16 +114,16 @@ def run(
     """Run a program over a block.
 
     Args:
-        program: What to compute.
+        program: The program.
         sources: For each source its address at the first entry of the block, and the number of its dtype.
         seeds: For each of the program's draws the state and the increment of its generator, in halves.
         offset: The flat index of the block's first entry.
         size: The number of its entries.
-        out: Where a program that stores puts the block.
-        stride: Compute one tile of so many.
+        out: The destination of a program that stores the block.
+        stride: Compute one in `stride` tiles.
 
     Returns:
-        What was found; None if an input or a result is not finite, for torch to deal with.
+        The results; None if an input or a result is not finite, so that torch must compute it.
     """
     tiles = -(-size // TILE)
     taken = -(-tiles // stride)
