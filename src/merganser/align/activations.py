@@ -1,7 +1,7 @@
-"""Activation matching: units that respond alike over the data belong together.
+"""Activation matching: match units that respond similarly to the data.
 
 For two models the profit of a tree is the cross-moment of its units, linear in the permutation, so that one (nested)
-assignment is exact. For n models f = Σ_{p<q} ⟨P_p C_pq, P_q⟩ is maximised as the objective of weights is.
+assignment is exact. For n models f = Σ_{p<q} ⟨P_p C_pq, P_q⟩ is maximised like the objective of weights.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def activation_matching(
     standardize: bool = False,
     workers: int | None = None,
 ) -> Match:
-    """Match by cross-moments of layer outputs on batches of inputs; targets beside them are left out.
+    """Match by cross-moments of layer outputs on batches of inputs; targets are ignored.
 
-    `standardize` takes correlations, in a second pass over the batches.
+    `standardize` uses correlations, with a second pass over the batches.
 
-    Trees that no layer shows (queries and keys inside a fused attention, say) are matched by weights, with the others
-    in place.
+    Trees that no layer shows (such as queries and keys inside a fused attention) are matched by weights, with the
+    others in place.
     """
     if not (isinstance(a, nn.Module) and isinstance(b, nn.Module)):
         raise InputError("activation matching runs both models: give modules, not weights")
@@ -64,7 +64,9 @@ def solve_by_activations(
     workers: int | None,
     **options: Any,
 ) -> Solved:
-    """Permutations of n models that maximise the summed cross-moments of all pairs; the objective is of the weights."""
+    """Return permutations of n models that maximise the summed cross-moments of all pairs; the objective is of the
+    weights.
+    """
     modules = [model for model in models if isinstance(model, nn.Module)]
     if len(modules) != len(models):
         raise InputError("a universe by activations runs the models: give modules, not weights")

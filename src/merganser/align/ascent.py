@@ -1,10 +1,10 @@
 """Coordinate ascent: one tree of one model at a time, each an exact assignment.
 
-With everything else held, f = ⟨A_p, S − A_p⟩ + const is linear in one tree of one model, so its best permutation is one
-(nested) linear assignment and f cannot fall. This single move is Git Re-Basin's weight matching (two models, one of
-them held), the inner loop of MergeMany, the rounding of a soft solution and the polish of a hard one; they differ in
-the order of the moves. Where a tree sits on two axes of one tensor f is not linear in it, and a move that would lower
-f is not taken.
+With everything else fixed, f = ⟨A_p, S − A_p⟩ + const is linear in one tree of one model, so its best permutation is
+one (nested) linear assignment and f cannot decrease. This move is Git Re-Basin's weight matching (two models, one of
+them fixed), the inner loop of MergeMany, the rounding of a soft solution and the polish of a hard one; they differ in
+the order of the moves. If a tree is on two axes of one tensor, f is not linear in it, and a move that would lower f is
+not made.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Coordinate = tuple[int, str]
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a trace: the objective reached; for Frank-Wolfe the gap it saw and the step it took from there;
-    for the straight-through estimator the loss of the midpoint. Within a run f never falls."""
+    """One line of a trace: the objective; for Frank-Wolfe also the gap and the step size; for the straight-through
+    estimator the loss of the midpoint. Within a run f never decreases.
+    """
 
     phase: str
     objective: float
@@ -41,7 +42,7 @@ def coordinates(placement: Placement) -> list[Coordinate]:
 
 
 def round_images(placement: Placement, workers: int | None = None) -> list[Permutations]:
-    """Put every soft placement at a permutation, one coordinate after another, without lowering f."""
+    """Round every soft placement to a permutation, one coordinate after another, without lowering f."""
     layout = placement.layout
     found: list[Permutations] = [{} for _ in placement.images]
     for model, root in coordinates(placement):
@@ -72,11 +73,11 @@ class Ascent:
         self._least = share * placement.bound()
 
     def sweep(self, order: Iterable[Coordinate]) -> float:
-        """Try the coordinates in turn; the gain in f."""
+        """Try the coordinates in turn; return the gain in f."""
         return sum(self.improve(*coordinate) for coordinate in order)
 
     def improve(self, model: int, root: str) -> float:
-        """The best permutation of one tree of one model, taken if it raises f; the gain."""
+        """Find the best permutation of one tree of one model, apply it if it raises f, and return the gain."""
         layout, image = self.placement.layout, self._image(model)
         terms = list(dict.fromkeys(term for term, _ in layout.places[root]))
         surroundings = [self._moves[term] for term in terms]
@@ -90,12 +91,12 @@ class Ascent:
         if gain <= self._least:
             return 0.0
         self._take(model, solution, placing, images)
-        if len(terms) == len(layout.places[root]):  # linear: the move itself changes nothing this tree would see
+        if len(terms) == len(layout.places[root]):  # linear: the move does not change this tree's own problem
             self._seen[model, root] = [self._moves[term] for term in terms]
         return gain
 
     def set(self, model: int, root: str, solution: Permutations) -> None:
-        """Put one tree of one model where it is told, whatever that does to f."""
+        """Set one tree of one model, whatever the effect on f."""
         placing = self.placement.layout.gathers(root, solution)
         self._take(model, solution, placing, self._image(model).trial(root, placing))
 
@@ -114,7 +115,7 @@ class Ascent:
 
 
 def polish(ascent: Ascent, tolerance: float = 0.0, max_sweeps: int = 100) -> list[Step]:
-    """Sweep over all coordinates in their order until a sweep gains no more than a share `tolerance` of f."""
+    """Sweep over all coordinates in order until a sweep gains no more than a share `tolerance` of f."""
     trace: list[Step] = []
     for _ in range(max_sweeps):
         gain = ascent.sweep(coordinates(ascent.placement))

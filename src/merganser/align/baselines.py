@@ -1,4 +1,4 @@
-"""Other ways to put n models in one space, with the same result type as C²M³."""
+"""Other ways to align n models in one space, with the same result type as C²M³."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def merge_many(
     Args:
         models: The models.
         symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
-        seed: Draws the order.
-        max_passes: The most passes over all models.
+        seed: The seed of the order.
+        max_passes: The maximum number of passes over all models.
         workers: Threads; one per core by default.
 
     Returns:

@@ -1,7 +1,7 @@
-"""From the axes of a symmetry to arrays: the one place where segments and factors become what is permuted.
+"""Convert tensors to arrays along the axes of a symmetry: the only place that handles segments and factors.
 
-A tensor is cut at its segments into blocks, each an array (m₁, …, m_k, rest) whose first k axes are moved along a path
-of atoms each. Permuting a model and every solver work on such arrays, and never see a segment.
+A tensor is split at its segments into blocks, each an array (m₁, …, m_k, rest) whose first k axes are each moved along
+a path of atoms. All solvers work on such arrays, and never see a segment.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Block:
 
 
 def blocks(symmetry: Symmetry, name: str) -> Iterator[Block]:
-    """Cut tensor `name` at its segments."""
+    """Split tensor `name` at its segments."""
     for segments in cartesian(*symmetry.axes[name]):
         groups: list[_Group] = []
         start = 0
@@ -87,7 +87,7 @@ def blocks(symmetry: Symmetry, name: str) -> Iterator[Block]:
 
 
 def _grouped(symmetry: Symmetry, segment: AxisSegment, start: int) -> list[_Group]:
-    """The moved factors of a segment, those of one tree together."""
+    """Return the moved factors of a segment, grouped by tree."""
     groups: dict[str, _Group] = {}
     for axis, factor in enumerate(segment.factors, start):
         if factor.atom is not None:
@@ -96,7 +96,7 @@ def _grouped(symmetry: Symmetry, segment: AxisSegment, start: int) -> list[_Grou
 
 
 def _joined(symmetry: Symmetry, groups: Sequence[_Group]) -> list[_Group]:
-    """Groups of several axes made one where an atom of one has an ancestor in the other that it lacks."""
+    """Join groups of several axes if an atom of one lacks an ancestor that is in the other."""
 
     def lacks(group: _Group, other: _Group) -> bool:
         here, there = {name for name, _ in group}, {name for name, _ in other}
@@ -113,9 +113,9 @@ def _joined(symmetry: Symmetry, groups: Sequence[_Group]) -> list[_Group]:
 
 
 def composite(symmetry: Symmetry, path: Path, permutations: Permutations) -> NDArray[Any]:
-    """Permutations along a path as one gather of its composite axis, new[u] = old[gather[u]].
+    """Return permutations along a path as one gather of its composite axis, new[u] = old[gather[u]].
 
-    If the innermost units are rotated it is a matrix, new = matrix @ old.
+    If the innermost units are rotated, it is a matrix, new = matrix @ old.
     """
     if len(path) == 1:
         return permutations[path[0]]
@@ -137,7 +137,7 @@ def composite(symmetry: Symmetry, path: Path, permutations: Permutations) -> NDA
 
 
 def move(array: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
-    """One axis of an array moved by a gather (m,) or mixed by a matrix (m, m): rows new, columns old."""
+    """Move one axis of an array by a gather (m,) or mix it by a matrix (m, m): rows new, columns old."""
     if index.dim() == 1:
         return array.index_select(axis, index)
     wide = array.to(torch.promote_types(array.dtype, torch.float32))

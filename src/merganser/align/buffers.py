@@ -1,8 +1,8 @@
-"""Which buffers belong to units and move with them, and which are constants of the architecture.
+"""Distinguish buffers that move with units from constants of the architecture.
 
-Running statistics, the vectors of spectral normalisation and pruning masks have an entry for every unit and differ
-between models. Other buffers (rotary frequencies, position tables, masks) are the same in all models of an
-architecture, whose code may compute them anew at any time: they never move, and pin the axes they act on.
+Running statistics, the vectors of spectral normalisation and pruning masks have an entry per unit and differ between
+models. Other buffers (rotary frequencies, position tables, masks) are the same in all models of an architecture, whose
+code may recompute them at any time: they never move, and pin the axes they act on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def moving_buffers(module: nn.Module, patterns: Sequence[str] = ()) -> frozenset
     """Return the names of the buffers that move with units: those known to, and those that match a pattern.
 
     Raises:
-        InputError: No buffer matches a pattern.
+        InputError: If no buffer matches a pattern.
     """
     if isinstance(patterns, str):
         raise InputError(f"moving_buffers is a list of names: write moving_buffers=[{patterns!r}]")

@@ -1,10 +1,10 @@
-"""One of many equal networks: what must be done to weights before orthogonal maps can act on them.
+"""The canonical form of a network, which orthogonal maps need: one of many with the same function.
 
 A normalisation x ↦ γ ⊙ x/‖x‖ + β commutes with rotations only without its scale and shift, which the linear layers that
-read it can take over. LayerNorm reads its input without the mean, so what writes to the stream may be centred. Queries
-and keys, and values and outputs, enter a head as a product LᵀR alone, which any invertible map leaves as it is: the
-balanced factors of its singular value decomposition leave only orthogonal maps. Each step keeps the function and the
-architecture.
+read it can absorb. LayerNorm removes the mean of its input, so the layers that write to the stream may be centred.
+Queries and keys, and values and outputs, enter a head only as a product LᵀR, which is invariant under any invertible
+map: the balanced factors of its singular value decomposition leave only orthogonal maps. Each step preserves the
+function and the architecture.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Sides = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class HeadProduct:
-    """Two sets of tensors whose product over the units of each of `heads` heads is all that counts."""
+    """Two sets of tensors of which only the product over the units of each of `heads` heads matters."""
 
     heads: int
     left: Sides
@@ -50,14 +50,14 @@ class HeadProduct:
 
 @dataclass(frozen=True)
 class CanonicalForm:
-    """What brings a model into its canonical form; nothing at all for symmetries of permutations."""
+    """The steps to a model's canonical form; empty for symmetries of permutations."""
 
     normalisations: tuple[Normalisation, ...] = ()
     centred: tuple[tuple[str, int], ...] = ()
     products: tuple[HeadProduct, ...] = ()
 
     def of(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the canonical form of a model's weights: the same function; what does not change is shared."""
+        """Return the canonical form of a model's weights, with the same function; unchanged tensors are shared."""
         found = dict(state)
         if not (self.normalisations or self.centred or self.products):
             return found
@@ -74,7 +74,7 @@ class CanonicalForm:
 
     @property
     def places(self) -> Iterator[tuple[str, int]]:
-        """Every tensor that changes, with an axis along which it does."""
+        """Yield every tensor that changes, with an axis along which it does."""
         yield from self.centred
         for product in self.products:
             yield from (*product.left, *product.right)
@@ -87,7 +87,7 @@ class CanonicalForm:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CanonicalForm:
-        """Read what `dataclasses.asdict` and JSON made of it."""
+        """Read the JSON of `dataclasses.asdict`."""
 
         def sides(value: Sequence[Sequence[Any]]) -> Sides:
             return tuple((str(name), int(axis)) for name, axis in value)
@@ -103,7 +103,7 @@ class CanonicalForm:
 
 
 def _fold(state: dict[str, Tensor], norm: Normalisation) -> None:
-    """W ← W diag(γ) and b ← b + Wβ in every reader, then γ ← 1 and β ← 0."""
+    """Fold W ← W diag(γ) and b ← b + Wβ into every reader, then set γ ← 1 and β ← 0."""
     for reader in norm.readers:
         weight = state[reader.weight].movedim(reader.axis, -1)
         if norm.shift is not None and reader.bias is not None:
@@ -117,9 +117,9 @@ def _fold(state: dict[str, Tensor], norm: Normalisation) -> None:
 
 
 def _balance(state: dict[str, Tensor], product: HeadProduct) -> None:
-    """L, R ← O √S Uᵀ, O √S Vᵀ in every head, for LᵀR = U S Vᵀ and the orthogonal O that changes them least.
+    """Set L, R ← O √S Uᵀ, O √S Vᵀ in every head, for LᵀR = U S Vᵀ and the orthogonal O that changes them least.
 
-    What is balanced already stays as it is.
+    Balanced tensors do not change.
     """
 
     def read(side: Sides) -> Tensor:

@@ -1,8 +1,8 @@
 """Choose among several universes by a score of the merge.
 
-The objective has many optima. Close to the best, a higher objective is no longer a better network: runs whose
-objectives differ by 1 % may differ by ten points of accuracy, more than one algorithm differs from another. With a few
-batches to score merges on, it pays to try several.
+The objective has many optima. Near the best, a higher objective no longer means a better network: runs whose objectives
+differ by 1 % may differ by ten points of accuracy, more than algorithms differ from each other. With a few batches to
+score merges on, it pays to try several.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from merganser.errors import InputError
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way the models were matched: its objective, the score of its merge, and the seconds it took to find."""
+    """One matching of the models: its objective, the score of its merge, and the seconds it took."""
 
     name: str
     objective: float
@@ -32,7 +32,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class UniverseChoice:
-    """The universe whose merge scored highest, and all that were tried.
+    """The universe whose merge scored highest, and all candidates.
 
     Attributes:
         universe: The best universe.
@@ -57,25 +57,25 @@ def choose_universe(
     seed: int = 0,
     workers: int | None = None,
 ) -> UniverseChoice:
-    """Match models in several ways and keep the one whose merge scores highest.
+    """Match models in several ways and keep the result whose merge scores highest.
 
-    Tried are C²M³ from the propagated start and from the barycentre, and for each of `tries` seeds C²M³ from a random
-    start and MergeMany in a random order.
+    Candidates are C²M³ from the propagated start and from the barycentre, and for each of `tries` seeds C²M³ from a
+    random start and MergeMany in a random order.
 
     Args:
         models: Two or more models of one architecture.
         symmetry: Their symmetry.
         score: From the merged weights to a number, higher is better. Score the network as you will use it, after
             `repair` or `reset_batch_norm`, and not on the data you test on.
-        tries: Seeds tried; 0 leaves the two starts that need none.
-        seed: The first of them.
-        workers: Threads for the assignments.
+        tries: The number of seeds; 0 leaves the two starts without a seed.
+        seed: The first seed.
+        workers: The number of threads for the assignments.
 
     Returns:
         The universe chosen, and every candidate in the order tried.
 
     Raises:
-        InputError: A score is not a number, or the models do not fit the symmetry.
+        InputError: If a score is not a number, or the models do not fit the symmetry.
 
     Example:
         >>> choice = choose_universe(models, symmetry, score)  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""How alike the units of several models respond: moments of their activations, streamed over batches.
+"""Cross-moments of the activations of several models, streamed over batches.
 
 For every path the responses z = (z_1, …, z_n) of the units of n models to a sample, at all layers whose output channels
 the path orders, give one matrix G = Σ_x z zᵀ. Its blocks C_pq = Σ_x z_p z_qᵀ are the cross-moments of pairs of models.
@@ -35,15 +35,15 @@ class CrossMoments:
     grams: Mapping[Path, Tensor]
 
     def pair(self, path: Path, p: int, q: int) -> Tensor:
-        """C_pq = Σ_x z_p z_qᵀ of one path, (m, m)."""
+        """Return C_pq = Σ_x z_p z_qᵀ of one path, shape (m, m)."""
         size = len(self.grams[path]) // self.count
         return self.grams[path][p * size : (p + 1) * size, q * size : (q + 1) * size]
 
     def factors(self) -> tuple[TermLayout, list[list[Tensor]]]:
-        """Arrays F_p of every model with F_p F_qᵀ = C_pq for p ≠ q, laid out as the terms of an objective.
+        """Return arrays F_p of every model with F_p F_qᵀ = C_pq for p ≠ q, laid out as the terms of an objective.
 
-        They are the rows of a Cholesky factor of G + εI. What is added to the diagonal of G is in no cross-moment, so
-        the objective Σ_{p<q} ⟨P_p C_pq, P_q⟩ of the arrays is exact also where G is singular.
+        They are the rows of a Cholesky factor of G + εI. The addition to the diagonal of G affects no cross-moment, so
+        the objective Σ_{p<q} ⟨P_p C_pq, P_q⟩ of the arrays is exact even if G is singular.
         """
         width = {path: len(gram) for path, gram in self.grams.items()}
         axes = {
@@ -63,11 +63,11 @@ def cross_moments(
     Args:
         models: Modules of one architecture; they run in evaluation mode and are not changed.
         symmetry: Their symmetry.
-        batches: Inputs; targets beside them are left out.
-        standardize: Take correlations, in a second pass over the batches.
+        batches: Inputs; targets are ignored.
+        standardize: Use correlations, with a second pass over the batches.
 
     Raises:
-        InputError: A model is no module, or there is no batch.
+        InputError: If a model is not a module, or there is no batch.
     """
     return CrossMoments(symmetry, len(models), unit_grams(models, [symmetry] * len(models), batches, standardize))
 
@@ -75,9 +75,9 @@ def cross_moments(
 def unit_grams(
     models: Sequence[nn.Module], symmetries: Sequence[Symmetry], batches: Iterable[Inputs], standardize: bool = False
 ) -> dict[Path, Tensor]:
-    """The matrix G = Σ_x z zᵀ of every path, where z has the units of the first model, then those of the second, …
+    """Return G = Σ_x z zᵀ of every path, where z has the units of the first model, then those of the second, …
 
-    Each model has a symmetry of its own, with the same atoms; they may have different sizes.
+    Each model has its own symmetry, with the same atoms, possibly of different sizes.
     """
     if not all(isinstance(model, nn.Module) for model in models):
         raise InputError("matching by activations runs the models: give modules, not weights")
@@ -109,9 +109,9 @@ def _canonical(model: nn.Module, symmetry: Symmetry) -> nn.Module:
 
 
 def _watched(model: nn.Module, symmetry: Symmetry) -> dict[str, Axis]:
-    """The layers whose output channels something moves, and those channels: the rows of their weight.
+    """Return the layers whose output channels move, with the channels: the rows of their weight.
 
-    The weight of a normalisation is constant in the canonical form; its channels are those that its readers read.
+    The weight of a normalisation is constant in the canonical form; its channels are the inputs of its readers.
     """
     normalised = {
         str(norm.scale): symmetry.axes[norm.readers[0].weight][norm.readers[0].axis]
@@ -146,9 +146,9 @@ _Scales = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def _scales(model: nn.Module, layers: Mapping[str, Axis], symmetry: Symmetry, batches: Iterable[Inputs]) -> _Scales:
-    """Mean and standard deviation of every channel of every layer.
+    """Return mean and standard deviation of every channel of every layer.
 
-    Channels that may be rotated have one standard deviation together, since a rotation mixes them.
+    Channels that may be rotated share one standard deviation, since a rotation mixes them.
     """
     moments: dict[str, Moments] = {}
     for batch in batches:
@@ -165,7 +165,7 @@ def _scales(model: nn.Module, layers: Mapping[str, Axis], symmetry: Symmetry, ba
 def _by_path(
     model: nn.Module, layers: Mapping[str, Axis], symmetry: Symmetry, batch: Inputs, scales: _Scales | None
 ) -> dict[Path, Tensor]:
-    """For every path the responses of the units of a model, (m, samples of all its layers)."""
+    """Return for every path the responses of a model's units, shape (m, samples of all its layers)."""
     found = _outputs(model, layers, batch)
     if scales is not None:
         least = torch.finfo(torch.float32).tiny
@@ -178,7 +178,7 @@ def _by_path(
 
 
 def _cholesky(gram: Tensor) -> Tensor:
-    """The Cholesky factor of G + εI with the smallest ε of 1e-9, 1e-8, … tr(G)/m that has one."""
+    """Return the Cholesky factor of G + εI with the smallest possible ε of 1e-9, 1e-8, … tr(G)/m."""
     scale = max(float(gram.diagonal().mean()), torch.finfo(torch.float64).tiny)
     for power in range(-9, 3):
         shifted = gram + 10.0**power * scale * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)

@@ -1,4 +1,4 @@
-"""Models of one width and different depths: which block answers to which, and the shallower one made as deep."""
+"""Models of one width and different depths: match their blocks, and make the shallower one as deep."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from merganser.errors import InputError
 from merganser.modules.batches import Inputs, forward, reusable
 from merganser.modules.moments import evaluating
 
-#: Rows of activations that blocks are compared on, at most.
+#: Maximum rows of activations that blocks are compared on.
 _ROWS = 4096
-#: Blocks whose outputs are less alike than this have nothing to do with each other.
+#: Blocks whose outputs are less similar than this are unrelated.
 _LEAST = 0.1
 
 
@@ -30,7 +30,7 @@ class Stretch:
 
     Attributes:
         state: Its weights, which compute the same function.
-        plan: For every block of the deeper model the block that took its place, or None: a block that adds nothing.
+        plan: For every block of the deeper model the block in its place, or None for a block that adds nothing.
         similarity: Linear CKA of the outputs of all blocks, (shallow, deep).
 
     Example:
@@ -44,23 +44,24 @@ class Stretch:
 
 
 def stretch(shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], *, blocks: str) -> Stretch:
-    """Give a model the depth of another: its blocks where they fit best, and between them blocks that add nothing.
+    """Give a model the depth of another: place its blocks where they fit best, and fill up with blocks that add
+    nothing.
 
-    Blocks keep their order; their places maximise the sum of the similarities of their outputs (dynamic programming).
-    A block that adds nothing is the deeper model's own with zeros in the layers that write to the residual stream. So
-    the result computes what the shallow model does, and can be matched and averaged with the deeper one.
+    Blocks keep their order; their places maximise the sum of the similarities of their outputs (dynamic programming). A
+    block that adds nothing is the deeper model's own with zeros in the layers that write to the residual stream. The
+    result computes the function of the shallow model, and can be matched and averaged with the deeper one.
 
     Args:
         shallow: The model with fewer blocks.
         deep: The model with more of them; all else has the same shapes.
-        batches: Inputs to compare blocks on; targets beside them are left out.
+        batches: Inputs to compare blocks on; targets are ignored.
         blocks: The name of the list of blocks, e.g. "model.layers".
 
     Returns:
-        The weights, and where every block went.
+        The weights, and the place of every block.
 
     Raises:
-        InputError: The models differ in more than depth, their blocks are not residual, or they are not alike at all.
+        InputError: If the models differ in more than depth, their blocks are not residual, or they are unrelated.
 
     Example:
         >>> mg.align.stretch(shallow, deep, [tokens], blocks="layers").plan  # doctest: +SKIP
@@ -94,12 +95,12 @@ def stretch(shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], *, b
 
 
 def place_blocks(similarity: NDArray[np.float64]) -> tuple[int | None, ...]:
-    """Place n blocks in order among m ≥ n so that the sum of similarities is largest; None where none is placed.
+    """Place n blocks in order among m ≥ n places to maximise the sum of similarities; None for an empty place.
 
     best[i, j] = max(best[i, j−1], best[i−1, j−1] + similarity[i, j]) over the first i blocks and j places.
 
     Args:
-        similarity: Of every block at every place, (n, m).
+        similarity: The similarity of every block at every place, shape (n, m).
     """
     n, m = similarity.shape
     best = np.full((n + 1, m + 1), -np.inf)
@@ -131,7 +132,7 @@ def silenced(model: nn.Module, block: str, batches: Iterable[Inputs]) -> frozens
             n for n, m in part.named_modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd) or _turned(m)
         ]
         zero = list(layers)
-        for layer in [None, *layers]:  # first all of them, then one after another left as it is
+        for layer in [None, *layers]:  # first zero all of them, then restore one after another
             trial = [name for name in zero if name != layer]
             copy = deepcopy(part)
             for name in trial:
@@ -148,7 +149,7 @@ def silenced(model: nn.Module, block: str, batches: Iterable[Inputs]) -> frozens
 
 
 def _turned(module: nn.Module) -> bool:
-    """Whether a module is transformers' Conv1D, a linear layer."""
+    """Return whether a module is transformers' Conv1D, a linear layer."""
     return type(module).__name__ == "Conv1D"
 
 
@@ -184,7 +185,7 @@ def _check(shallow: nn.Module, deep: nn.Module, blocks: str, counts: list[int]) 
 def _similarities(
     shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], blocks: str, counts: list[int]
 ) -> NDArray[np.float64]:
-    """Linear CKA ‖YᵀX‖² / ‖XᵀX‖‖YᵀY‖ of the centred outputs of every pair of blocks."""
+    """Return linear CKA ‖YᵀX‖² / ‖XᵀX‖‖YᵀY‖ of the centred outputs of every pair of blocks."""
     first, second = (_features(model, batches, blocks, n) for model, n in zip((shallow, deep), counts, strict=True))
     found = np.zeros((len(first), len(second)))
     norms = [[float((x.T @ x).norm()) for x in own] for own in (first, second)]

@@ -120,7 +120,7 @@ def _derive(
     moving: frozenset[str],
     rotate: bool,
 ) -> tuple[Symmetry, dict[str, torch.Tensor]]:
-    """What the programs have in common, and the tensors that none of them uses."""
+    """Return the axes that the programs have in common, and the tensors that none of them uses."""
     state = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)} & set(state)
     axes: dict[Hashable, Axes] = {}
@@ -155,7 +155,7 @@ def _walk(
     trace: Trace,
     outputs: Outputs | None,
 ) -> set[Hashable]:
-    """Let one program teach the axes of the weights; the weights it uses."""
+    """Learn the axes of the weights from one program; return the weights it uses."""
     constants = _constants(module, program)
     inputs: dict[str, Any] = {}
     weights: dict[str, Hashable] = {}
@@ -181,7 +181,7 @@ def _walk(
 
 def _refuse_unused(found: Symmetry, unused: Mapping[str, torch.Tensor]) -> None:
     moved = {found.tensor_shape(name)[dim] for places in found.occurrences.values() for name, dim in places}
-    # A flattened axis is a multiple of its units, a concatenated one a sum with others: no shorter than the units.
+    # A flattened axis is a multiple of its units, a concatenated one a sum: neither is shorter than the units.
     least = min(moved, default=None)
     if least is None:
         return
@@ -195,14 +195,16 @@ def _refuse_unused(found: Symmetry, unused: Mapping[str, torch.Tensor]) -> None:
 
 
 def _constants(module: torch.nn.Module, program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
-    """The tensors of a program that are not its inputs, by name: parameters, buffers, and what it closes over."""
+    """Return the tensors of a program that are not its inputs, by name: parameters, buffers, and closures."""
     lifted = {name: value for name, value in program.constants.items() if isinstance(value, torch.Tensor)}
     named = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     return {**lifted, **dict(chain(*named))}
 
 
 def _constant_axes(tensor: torch.Tensor, name: str) -> Axes:
-    """Axes of a tensor that is no weight: free where its values do not change (a bias of zeros), else pinned."""
+    """Return the axes of a tensor that is not a weight: free where its values are constant (a bias of zeros), else
+    pinned.
+    """
 
     def uniform(dim: int) -> bool:
         return not tensor.is_meta and bool((tensor == tensor.narrow(dim, 0, 1)).all())

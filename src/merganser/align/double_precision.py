@@ -1,4 +1,4 @@
-"""Modules in double precision, on weights drawn for a test: one float64 copy of the weights and no more."""
+"""Run modules in double precision on weights drawn for a test, with only one float64 copy of the weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WIDE = {
 
 
 class _Double(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Casts to a narrower type become casts to float64: some models compute parts of themselves in float32."""
+    """Turns casts to a narrower type into casts to float64: some models compute parts in float32."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -39,14 +39,14 @@ class _Double(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """The tensor in float64 or complex128; integers as they are."""
+    """Return the tensor in float64 or complex128; integers are unchanged."""
     return tensor.to(_WIDE.get(tensor.dtype, tensor.dtype))
 
 
 def random_weights(module: nn.Module, symmetry: Symmetry, seed: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(state dict, remaining buffers) in float64, perturbed on their own scale, constant buffers as they are.
+    """Return (state dict, remaining buffers) in float64, perturbed on their own scale; constant buffers are unchanged.
 
-    Tied tensors are one tensor, if the symmetry moves them alike.
+    Tied tensors are one tensor, if the symmetry moves them in the same way.
     """
     generator = torch.Generator().manual_seed(seed)
     buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -80,10 +80,10 @@ def _drawn(name: str, tensor: Tensor, buffers: Container[str], generator: torch.
 
 
 def call_in_double(module: nn.Module, weights: Mapping[str, Tensor], example: Arguments) -> Any:
-    """What a fresh copy of the module returns in float64 with these weights, and the same random numbers every time.
+    """Run a fresh copy of the module in float64 with these weights, and the same random numbers every time.
 
     Raises:
-        InputError: The module does not run in float64.
+        InputError: If the module does not run in float64.
     """
     args, kwargs = tree_map_only(torch.Tensor, widen, example)
     copy = private_copy(module)

@@ -1,4 +1,4 @@
-"""Ensembling from the universe: in one basin, every convex combination of the mapped models is a model."""
+"""Ensembles from a universe: in one basin, every convex combination of the mapped models is a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from merganser.modules.functional import Prepare, prepared
 
 
 def sample_weights(models: int, samples: int, seed: int = 0, concentration: float = 1.0) -> NDArray[np.float64]:
-    """Convex combinations drawn from a symmetric Dirichlet: (samples, models), rows sum to one."""
+    """Draw convex combinations from a symmetric Dirichlet: shape (samples, models), rows sum to one."""
     if samples < 1 or concentration <= 0:
         raise InputError(f"needs samples ≥ 1 and concentration > 0, got {samples} and {concentration}")
     return np.random.default_rng(seed).dirichlet(np.full(models, concentration), size=samples)
@@ -28,7 +28,7 @@ class UniverseEnsemble(nn.Module):
 
     Args:
         members: The sampled models.
-        predict: Turns inputs of a member's output into what is averaged.
+        predict: Maps a member's output to what is averaged.
 
     Example:
         >>> universe = mg.align.universe(models, mg.align.symmetry(models[0], images))
@@ -64,10 +64,11 @@ def ensemble(
         module: The architecture.
         universe: The models in their common space.
         samples: The number of combinations.
-        seed: Draws the combinations.
-        concentration: Of the Dirichlet distribution of the weights; small values stay near single models.
+        seed: The seed of the combinations.
+        concentration: The concentration of the Dirichlet distribution of weights; small values stay close to single
+            models.
         prepare: Applied to each sampled module, for example REPAIR; networks with BatchNorm need fresh statistics.
-        predict: Turns outputs into what is averaged; by default class probabilities from logits.
+        predict: Maps outputs to what is averaged; by default class probabilities from logits.
 
     Returns:
         The ensemble, a callable of inputs.

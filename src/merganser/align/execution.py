@@ -1,4 +1,4 @@
-"""How a derivation and its self-test run a module: on private copies that share its weights, with example arguments."""
+"""Run a module for derivation and self-test: on private copies that share its weights, with example arguments."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def private_copy(module: nn.Module) -> nn.Module:
     """Return a copy in evaluation mode that shares parameters and buffers with `module`, and nothing else.
 
     Some modules keep tensors that their forward pass computed from the weights (position biases in LeViT and TinyViT).
-    They drop them when training begins, so the copy of such a module is sent into training and back.
+    They drop them when training starts, so the copy is switched to training mode and back.
 
     Raises:
-        InputError: The module cannot be copied.
+        InputError: If the module cannot be copied.
     """
     memo: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
     for owner in module.modules():
@@ -44,7 +44,7 @@ def private_copy(module: nn.Module) -> nn.Module:
 
 
 def _switch_off_caches(copy: nn.Module) -> None:
-    """Models of transformers return their key-value cache unless told otherwise, by an argument or their settings."""
+    """Make models of transformers run without their key-value cache, which they return by default."""
     for config in _settings(copy):
         if getattr(config, "use_cache", None) is True:
             config.use_cache = False
@@ -58,13 +58,13 @@ def use_experts(copy: nn.Module, implementation: str) -> None:
 
 
 def _settings(copy: nn.Module) -> Iterator[Any]:
-    """The settings that the parts of a copied model hold, which were copied with them."""
+    """Yield the settings in the parts of a copied model."""
     return (vars(owner)["config"] for owner in copy.modules() if "config" in vars(owner))
 
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """No fused attention kernels in this context: they hide from a trace what they compute."""
+    """Disable fused attention kernels inside this context: they hide their computation from a trace."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -74,7 +74,7 @@ def plain_kernels() -> Iterator[None]:
 
 
 def _kept_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    """The tensors among the attributes of a module that are neither its parameters nor its buffers."""
+    """Yield the tensors among the attributes of a module that are neither parameters nor buffers."""
     for name, value in vars(module).items():
         if name not in ("_parameters", "_buffers", "_modules"):
             yield from _tensors(value)
@@ -92,7 +92,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def example_arguments(module: nn.Module, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Arguments:
-    """Return positional and keyword arguments; models of transformers run without their cache unless told to."""
+    """Return positional and keyword arguments; models of transformers run without their cache unless requested."""
     args, own = arguments(inputs)
     named = {**own, **(kwargs or {})}
     if "use_cache" in signature(module.forward).parameters:

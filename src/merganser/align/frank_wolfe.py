@@ -1,9 +1,9 @@
 """Frank-Wolfe on the global objective: all trees of all free models at once.
 
 Each iteration linearises f, solves the linear problem exactly (one assignment for each tree and model, in parallel),
-and moves to the highest point of the exact polynomial f(t) between here and that vertex. Its slope at t = 0 is the
-Frank-Wolfe gap, what the linearisation still promises: the iteration stops when that is small against the largest
-value f could have. Deterministic; f never falls.
+and moves to the maximum of the exact polynomial f(t) between the current point and that vertex. Its slope at t = 0 is
+the Frank-Wolfe gap, the remaining gain of the linearisation: the iteration stops when it is small relative to the
+largest value f could have. Deterministic; f never decreases.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from merganser.kernels.assignment import assign_all
 class FrankWolfe:
     """Stop when the gap, or the gain of the last `patience` steps together, is at most tolerance · ½(n−1)Σ‖W‖².
 
-    The second rule ends the crawl toward a soft stationary point, which rounding leaves in any case.
+    The second rule ends the slow approach to a soft stationary point, which rounding leaves anyway.
 
-    A polished solution is a vertex no single move improves. Mixed with `warmth` of the barycentre it is a soft point
-    near a good solution, from which the same iteration usually ends higher: done up to `reheats` times, as long as it
-    helps. All but the last polish end with a sweep that gains no more than a share `roughness` of the objective.
+    A polished solution is a vertex that no single move improves. Mixed with `warmth` of the barycentre it is a soft
+    point near a good solution, from which the same iteration usually ends higher: this is repeated up to `reheats`
+    times, as long as it helps. All polishes but the last end with a sweep that gains no more than a share `roughness`
+    of the objective.
     """
 
     tolerance: float = 1e-3
@@ -35,7 +36,7 @@ class FrankWolfe:
     roughness: float = 1e-3
 
     def run(self, placement: Placement, workers: int | None = None) -> list[Step]:
-        """Move the soft images of a placement to a stationary point; the trace."""
+        """Move the soft images of a placement to a stationary point; return the trace."""
         small = self.tolerance * placement.bound()
         trace: list[Step] = []
         for _ in range(self.max_iterations):
@@ -54,7 +55,7 @@ class FrankWolfe:
 
 
 def linear_maximum(placement: Placement, workers: int | None = None) -> list[Placing | None]:
-    """The permutations that maximise the linearised objective, as gathers; None for models that are held."""
+    """Return the permutations that maximise the linearised objective, as gathers; None for fixed models."""
     layout = placement.layout
     problems, owners = [], []
     for model in placement.free:

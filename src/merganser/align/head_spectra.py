@@ -1,8 +1,8 @@
-"""Which head is which, before anything else is known: by singular values.
+"""Match attention heads by singular values, before anything else is matched.
 
-Those of a head's part of a weight, (units of the head) × (everything else), stay as they are when the units inside the
-head, and the channels that the weight reads or writes, are permuted or rotated. So heads can be told apart while the
-residual stream is still in another order (the first of the two levels of arXiv:2505.22697).
+The singular values of a head's part of a weight, (units of the head) × (everything else), are invariant under
+permutations and rotations of the units inside the head and of the channels that the weight reads or writes. So heads
+can be matched while the residual stream is still in another order (the first of the two levels of arXiv:2505.22697).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from merganser.kernels.assignment import Index, assign
 
 
 def place_heads(ascent: Ascent, weights: Sequence[Sequence[Tensor]]) -> None:
-    """Place the outermost units of every nested tree of the second of two models beside those of the first."""
+    """Match the outermost units of every nested tree of the second of two models to those of the first."""
     layout = ascent.placement.layout
     for root, tree in layout.trees.items():
         if tree.children:
@@ -35,7 +35,7 @@ def match_heads(layout: TermLayout, root: str, weights: Sequence[Sequence[Tensor
 
 
 def _spectra(layout: TermLayout, root: str, term: int, array: Tensor) -> Tensor:
-    """(heads, singular values) of one term."""
+    """Return the (heads, singular values) of one term."""
     paths = layout.terms[term].paths
     axis = next(i for i, path in enumerate(paths) if path[0] == root)
     heads, *inner = layout.sizes(paths[axis])

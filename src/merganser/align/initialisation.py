@@ -1,4 +1,4 @@
-"""Where an optimisation begins: the identity, the barycentre, a random doubly stochastic point, another solution."""
+"""Starting points of an optimisation: identity, barycentre, a random doubly stochastic point, another solution."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from merganser.align.terms import TermLayout
 from merganser.errors import InputError, one_of
 from merganser.kernels.assignment import Path
 
-#: A kind of start by name, or the permutations of another solution, one set for each model.
+#: The name of a kind of start, or the permutations of another solution, one set per model.
 Start = str | Sequence[Permutations]
 KINDS = ("propagate", "identity", "barycentre", "sinkhorn")
 
 
 def start_placings(layout: TermLayout, count: int, start: Start, seed: int, held: frozenset[int]) -> list[Placing]:
-    """The placing of each of `count` models; models that are held stand at the identity, as do those to be propagated.
+    """Return the placing of each of `count` models; fixed models and those to be propagated are at the identity.
 
-    At the barycentre (every entry 1/m) all units look alike, so somebody must stand elsewhere for the gradient to say
-    anything: f does not change when all models move together, and the first model is put at the identity.
+    At the barycentre (every entry 1/m) all units are equal, so one model must be elsewhere for the gradient to be
+    informative: f does not change when all models move together, and the first model is put at the identity.
     """
     if not isinstance(start, str):
         if not isinstance(start, list | tuple):
@@ -47,19 +47,19 @@ def start_placings(layout: TermLayout, count: int, start: Start, seed: int, held
 
 
 def hard_placing(layout: TermLayout, permutations: Permutations) -> dict[Path, Tensor]:
-    """Permutations as gathers of every path."""
+    """Return permutations as gathers of every path."""
     check(layout.symmetry, permutations)
     return {path: index for root in layout.trees for path, index in layout.gathers(root, permutations).items()}
 
 
 def soften(placing: Placing, share: float) -> dict[Path, Tensor]:
-    """Permutations mixed with the barycentre: (1 − share) P + share / m."""
+    """Return permutations mixed with the barycentre: (1 − share) P + share / m."""
     matrices = {path: torch.eye(len(p))[p] if p.dim() == 1 else p for path, p in placing.items()}
     return {path: (1.0 - share) * matrix + share / len(matrix) for path, matrix in matrices.items()}
 
 
 def sinkhorn(matrices: NDArray[np.float64], tolerance: float = 1e-9, max_sweeps: int = 1000) -> NDArray[np.float64]:
-    """Positive matrices (…, m, m) scaled to rows and columns that sum to one (Sinkhorn-Knopp)."""
+    """Scale positive matrices (…, m, m) so that rows and columns sum to one (Sinkhorn-Knopp)."""
     scaled: NDArray[np.float64] = matrices / matrices.sum(axis=-1, keepdims=True)
     for _ in range(max_sweeps):
         scaled = scaled / scaled.sum(axis=-2, keepdims=True)
@@ -75,7 +75,7 @@ def _sizes(layout: TermLayout) -> dict[Path, int]:
 
 
 def _random_placing(layout: TermLayout, generator: np.random.Generator) -> dict[Path, Tensor]:
-    """A random point of the hull: H[h, h'] · D_{hh'}[d, d'] · …, each factor doubly stochastic.
+    """Return a random point of the hull: H[h, h'] · D_{hh'}[d, d'] · …, each factor doubly stochastic.
 
     It is the mean over permutations drawn from H for the parents and, for the pairs they form, from D for the children.
     """

@@ -1,4 +1,4 @@
-"""What a pairwise matching returns."""
+"""The result of a pairwise matching."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from merganser.align.permutations import Permutations, apply
 from merganser.align.state import Model, State, state_of
 from merganser.align.symmetries import Symmetry
 
-#: Objectives are taken for equal up to this share of the larger.
+#: Objectives count as equal up to this share of the larger.
 CLOSE = 1e-4
 
 
 @dataclass(frozen=True)
 class Try:
-    """One run of a matching: where it began, the seed of its order, the objective it reached, the time it took."""
+    """One run of a matching: its start, the seed of its order, its objective and its time."""
 
     start: str
     seed: int
@@ -32,8 +32,8 @@ class Match:
         permutations: The map of b onto a.
         objective: The objective that was reached.
         trace: The steps of the search.
-        tries: Every run the permutations were chosen from.
-        bound: No permutations have an objective above this: Σ‖W_a‖‖W_b‖ over the tensors that move together.
+        tries: All runs, of which the best was kept.
+        bound: An upper bound of the objective: Σ‖W_a‖‖W_b‖ over the tensors that move together.
 
     Example:
         >>> first, second = models[:2]
@@ -49,17 +49,17 @@ class Match:
     bound: float | None = None
 
     def apply(self, model: Model) -> State:
-        """The weights of b in the space of a: the same function."""
+        """Return the weights of b in the space of a, with the same function."""
         return apply(self.symmetry, self.permutations, self.symmetry.canonical.of(state_of(model)))
 
     @property
     def optimal(self) -> bool:
-        """Whether the objective is at its bound, which proves that no permutations are better."""
+        """Return whether the objective is at its bound, which proves that no permutations are better."""
         return self.bound is not None and reaches(self.objective, self.bound)
 
     @property
     def note(self) -> str | None:
-        """Say that the result looks like a local optimum: several tries, and no two of them reached its objective."""
+        """Return a note if the result looks like a local optimum: several tries, and no other reached its objective."""
         agreeing = [one for one in self.tries if reaches(one.objective, self.objective)]
         if self.optimal or len(self.tries) < 2 or len(agreeing) > 1:
             return None
@@ -71,5 +71,5 @@ class Match:
 
 
 def reaches(objective: float, goal: float) -> bool:
-    """Whether an objective is as high as another, up to rounding."""
+    """Return whether an objective is as high as another, up to rounding."""
     return objective >= goal - CLOSE * abs(goal)

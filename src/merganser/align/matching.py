@@ -1,4 +1,4 @@
-"""Pairwise matching by name: the permutations that put model b in the space of model a."""
+"""Pairwise matching by name: find the permutations that map model b to the space of model a."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def match(a: Model, b: Model, symmetry: Symmetry, method: str = "weights", **opt
         symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
         method: `"weights"` (coordinate ascent) and `"frank_wolfe"` need weights alone, `"activations"` modules and
             `batches`, `"ste"` a module, `batches` and `loss`.
-        **options: Those of `weight_matching`, `frank_wolfe_matching`, `activation_matching` or `straight_through`.
+        **options: Options of `weight_matching`, `frank_wolfe_matching`, `activation_matching` or `straight_through`.
 
     Returns:
         The permutations, with the objective that was reached.

@@ -16,9 +16,9 @@ from merganser.modules.moments import evaluating
 
 
 class MultiHead(nn.Module):
-    """Copies of one architecture that share weights up to a layer: a tuple of outputs, one for each copy.
+    """Copies of one architecture that share weights up to a layer; returns a tuple of outputs, one per copy.
 
-    Layers that come before the first separate one run once: the other copies are handed their outputs.
+    Layers before the first separate one run once, and the other copies reuse their outputs.
     """
 
     def __init__(self, heads: Sequence[nn.Module], once: Sequence[str]) -> None:
@@ -78,7 +78,7 @@ def _keep(outputs: list[Any]) -> Callable[[nn.Module, Any, Any], None]:
 
 @contextmanager
 def _replayed(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
-    """A layer that returns what another has returned, call by call."""
+    """Make a layer return the recorded outputs of another, call by call."""
     left = iter(outputs)
     module.forward = lambda *args, **kwargs: next(left)
     try:

@@ -1,4 +1,4 @@
-"""Which of a module's outputs count: the others may change their order of units."""
+"""Choose which of a module's outputs count; the units of others may be reordered."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ them, or a function from what the module returns to those of its tensors that co
 
 
 def choose(returned: Any, outputs: Outputs | None) -> list[torch.Tensor]:
-    """Return the tensors that count among what a module returned.
+    """Return the outputs of a module that count.
 
     Raises:
-        InputError: There is no such output, or it holds no tensor.
+        InputError: If there is no such output, or it contains no tensor.
     """
     if outputs is None:
         chosen = returned
@@ -34,7 +34,7 @@ def choose(returned: Any, outputs: Outputs | None) -> list[torch.Tensor]:
 
 
 def names(returned: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in a structure with the path that leads to it."""
+    """Yield every tensor in a structure with its path."""
     if isinstance(returned, torch.Tensor):
         yield path, returned
     elif isinstance(returned, Mapping):

@@ -37,17 +37,17 @@ def weight_matching(
     max_sweeps: int = 100,
     workers: int | None = None,
 ) -> Match:
-    """Match by coordinate ascent (Git Re-Basin): one tree at a time, in random orders, until a sweep gains nothing.
+    """Match by coordinate ascent (Git Re-Basin): one tree at a time, in random order, until a sweep gains nothing.
 
     Args:
-        start: Where the first try begins: "propagate" places the layers beside pinned axes first and goes on from
+        start: The start of the first try: "propagate" places the layers beside pinned axes first and continues from
             there (see `propagation`), "spectra" matches attention heads by their singular values first (see
-            `head_spectra`), "identity" is the published algorithm; or permutations of your own.
-        tries: Runs at most; those after the first begin at the identity, in orders of their own. The best is kept. A
-            try that reaches the bound of the objective ends the search.
-        seed: Orders the sweeps of the first try; the others take the seeds after it.
-        max_sweeps: Sweeps of one try at most.
-        workers: Threads for nested assignments.
+            `head_spectra`), "identity" is the published algorithm; or your own permutations.
+        tries: Maximum number of runs; those after the first start at the identity, each in its own order. The best is
+            kept. A try that reaches the bound of the objective ends the search.
+        seed: The seed of the first try's order; the others use the following seeds.
+        max_sweeps: Maximum sweeps per try.
+        workers: The number of threads for nested assignments.
     """
     if not isinstance(tries, int) or tries < 1:
         raise InputError(f"tries must be a whole number of at least 1, got {tries!r}")
@@ -77,7 +77,7 @@ def _ascend(
     max_sweeps: int,
     workers: int | None,
 ) -> tuple[Permutations, list[Step]]:
-    """One try: the permutations it ends at, and its trace."""
+    """Run one try; return its permutations and its trace."""
     still = identity(layout.symmetry)
     permutations = [still, still if isinstance(start, str) else start]
     placement = hard_placement(layout, weights, permutations, held=FIRST)
@@ -100,7 +100,7 @@ def _ascend(
 
 
 def pair_bound(weights: Sequence[Sequence[Tensor]]) -> float:
-    """Σ ‖W_a‖‖W_b‖ over the terms: no permutation has a higher objective (Cauchy and Schwarz)."""
+    """Return Σ ‖W_a‖‖W_b‖ over the terms, an upper bound of the objective (Cauchy–Schwarz)."""
     first, second = weights
     return float(sum((inner(v, v) * inner(w, w)) ** 0.5 for v, w in zip(first, second, strict=True)))
 
@@ -116,7 +116,9 @@ def frank_wolfe_matching(
     solver: FrankWolfe | None = None,
     workers: int | None = None,
 ) -> Match:
-    """Frank-Wolfe on all trees at once (the thesis' pairwise algorithm); deterministic unless the start is random."""
+    """Run Frank-Wolfe on all trees at once (the thesis' pairwise algorithm); deterministic unless the start is
+    random.
+    """
     layout, weights = layout_and_weights(symmetry, states_of([a, b], symmetry))
     begin: Start = start if isinstance(start, str) else [identity(symmetry), start]
     solved = solve(layout, weights, held=FIRST, start=begin, starts=starts, seed=seed, solver=solver, workers=workers)

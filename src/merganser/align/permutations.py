@@ -27,7 +27,7 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def identity(symmetry: Symmetry) -> Permutations:
-    """The permutations that move nothing."""
+    """Return the permutations that move nothing."""
     check_symmetry(symmetry)
     found: Permutations = {}
     for name, atom in symmetry.atoms.items():
@@ -37,7 +37,7 @@ def identity(symmetry: Symmetry) -> Permutations:
 
 
 def random(symmetry: Symmetry, seed: int = 0) -> Permutations:
-    """Uniform permutations and rotations, independent for every atom and every index of its ancestors."""
+    """Return uniform random permutations and rotations, independent for every atom and every index of its ancestors."""
     generator = np.random.default_rng(seed)
     found = identity(symmetry)
     for name, still in found.items():
@@ -50,7 +50,7 @@ def random(symmetry: Symmetry, seed: int = 0) -> Permutations:
 
 
 def inverse(symmetry: Symmetry, permutations: Permutations) -> Permutations:
-    """The permutations that undo `permutations`: apply(inverse(p), apply(p, state)) == state."""
+    """Return the inverse permutations: apply(inverse(p), apply(p, state)) == state."""
     check(symmetry, permutations)
     result: Permutations = {}
     for name, own in permutations.items():
@@ -63,7 +63,7 @@ def inverse(symmetry: Symmetry, permutations: Permutations) -> Permutations:
 
 
 def compose(symmetry: Symmetry, first: Permutations, then: Permutations) -> Permutations:
-    """One set of permutations equal to applying `first`, and `then` to its result."""
+    """Return the permutations equal to applying `first`, then `then`."""
     check(symmetry, first)
     check(symmetry, then)
     result: Permutations = {}
@@ -78,14 +78,14 @@ def _permutes(symmetry: Symmetry, name: str) -> bool:
 
 
 def _old_rows(symmetry: Symmetry, name: str, permutations: Permutations) -> tuple[Index, ...]:
-    """For every new position of the ancestors of an atom, their old positions (an index of its array's rows)."""
+    """Return the old positions of an atom's ancestors for every new position (an index of its array's rows)."""
     ancestors = symmetry.ancestors(name)
     new = np.indices([symmetry.atoms[a].size for a in ancestors], dtype=np.int64)
     return tuple(permutations[a][tuple(new[: depth + 1])] for depth, a in enumerate(ancestors))
 
 
 def apply(symmetry: Symmetry, permutations: Permutations, state: Mapping[str, torch.Tensor]) -> State:
-    """`state` with every axis gathered by its permutation: a new dict, any dtype, inputs untouched."""
+    """Return `state` with every axis gathered by its permutation: a new dict of any dtype; inputs are not changed."""
     return {
         name: moved.clone() if moved.data_ptr() == state[name].data_ptr() else moved
         for name, moved in _gathered(symmetry, permutations, state)
@@ -103,7 +103,7 @@ def permute_(symmetry: Symmetry, permutations: Permutations, state: Mapping[str,
 def _gathered(
     symmetry: Symmetry, permutations: Permutations, state: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor with its axes gathered; one that does not move comes as it is."""
+    """Yield every tensor with its axes gathered; one that does not move is returned unchanged."""
     check(symmetry, permutations)
     gathers: dict[Path, torch.Tensor] = {}
     for name, tensor in state.items():
@@ -129,7 +129,7 @@ def _gathered(
 
 
 def check(symmetry: Symmetry, permutations: Permutations) -> None:
-    """Every atom has an array of the right shape, and every row of it is a permutation."""
+    """Check that every atom has an array of the right shape whose rows are permutations."""
     check_symmetry(symmetry)
     if not isinstance(permutations, Mapping):
         hint = "; give its .permutations" if hasattr(permutations, "permutations") else ""
@@ -163,12 +163,12 @@ def scramble(model: Module, symmetry: Symmetry, seed: int = 0) -> Module: ...
 @overload
 def scramble(model: Weights, symmetry: Symmetry, seed: int = 0) -> State: ...
 def scramble(model: Model, symmetry: Symmetry, seed: int = 0) -> torch.nn.Module | State:
-    """Return a randomly permuted copy of a model that computes the same.
+    """Return a randomly permuted copy of a model with the same function.
 
     Args:
         model: A module or a state dict; it is not changed.
         symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
-        seed: Draws the permutations.
+        seed: The seed of the permutations.
 
     Returns:
         A module for a module, else a state dict.

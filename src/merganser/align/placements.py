@@ -1,10 +1,10 @@
-"""The image of one model in the universe, and its half-images, kept without ever forming a permutation matrix.
+"""The image of a model in the universe, and its half-images, without forming permutation matrices.
 
 With every array W = (m₁, …, m_k, rest) of a model and a permutation or doubly stochastic matrix P_a for each axis a,
 the image is A = W ×₁ P₁ … ×_k P_k. The gradient with respect to P_a needs the image along all axes but a.
 
-A permutation is a gather. A Frank-Wolfe step P ← (1−t)P + tV toward a permutation V is therefore a gather and a lerp of
-what is already there, one axis after another; no product with a dense P is ever taken after the start.
+A permutation is a gather. A Frank-Wolfe step P ← (1−t)P + tV towards a permutation V is therefore a gather and a lerp
+of the current image, one axis after another; no product with a dense P is computed after the start.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class HardImage:
         return array
 
     def half(self, term: int, axis: int) -> Tensor:
-        """The image of a term along every axis but one."""
+        """Return the image of a term along every axis but one."""
         return self._gather(term, skip=axis)
 
     def trial(self, root: str, placing: Placing) -> dict[int, Tensor]:
-        """What the images of the touched terms would be with one tree placed anew."""
+        """Return the images of the affected terms if one tree had another placing."""
         before = self.placing
         self.placing = before | dict(placing)
         images = {term: self._gather(term) for term in dict.fromkeys(t for t, _ in self.layout.places[root])}
@@ -80,11 +80,13 @@ class SoftImage:
         return [images[frozenset(range(len(term.paths)))] for term, images in self._terms()]
 
     def half(self, term: int, axis: int) -> Tensor:
-        """The image of a term along every axis but one."""
+        """Return the image of a term along every axis but one."""
         return self.partial[term][frozenset(range(len(self.layout.terms[term].paths))) - {axis}]
 
     def toward(self, term: int, vertex: Placing) -> list[Tensor]:
-        """The arrays B_j with A(t) = Σ_j (1−t)^(k−j) t^j B_j on the way to a vertex: j axes at it, the others here."""
+        """Return the arrays B_j with A(t) = Σ_j (1−t)^(k−j) t^j B_j on the way to a vertex: j axes at it, the others
+        here.
+        """
         paths, images = self.layout.terms[term].paths, self.partial[term]
         every = frozenset(range(len(paths)))
         pieces = []
@@ -119,7 +121,7 @@ Image = HardImage | SoftImage
 
 
 class Placement:
-    """Where n models stand in the universe. The models in `held` take part but are not moved."""
+    """The positions of n models in the universe. Models in `held` take part but are fixed."""
 
     def __init__(self, layout: TermLayout, images: Sequence[Image], held: frozenset[int] = frozenset()) -> None:
         self.layout = layout
@@ -132,7 +134,7 @@ class Placement:
         return [model for model in range(len(self.images)) if model not in self.held]
 
     def refresh(self) -> None:
-        """The running sum, from the images."""
+        """Recompute the running sum from the images."""
         fulls = [image.full for image in self.images]
         self.total = [sum_of([full[term] for full in fulls]) for term in range(len(self.layout.terms))]
 
@@ -141,15 +143,15 @@ class Placement:
         return 0.5 * (value - sum(inner(a, a) for image in self.images for a in image.full))
 
     def bound(self) -> float:
-        """No placement has a higher objective: ½ (n − 1) Σ_p ‖W_p‖²."""
+        """Return an upper bound of the objective: ½ (n − 1) Σ_p ‖W_p‖²."""
         return 0.5 * (len(self.images) - 1) * sum(inner(w, w) for image in self.images for w in image.weights)
 
     def rest(self, model: int, term: int) -> Tensor:
-        """The sum of the images of all other models."""
+        """Return the sum of the images of all other models."""
         return self.total[term] - self.images[model].full[term]
 
     def profits(self, model: int, root: str, among: Container[int] | None = None) -> dict[Path, Profit]:
-        """The gradient of f, or of the terms `among` its own, with respect to one tree of one model."""
+        """Return the gradient of f, or of the terms in `among`, with respect to one tree of one model."""
         found: dict[Path, Tensor] = {}
         rests: dict[int, Tensor] = {}
         for term, axis in self.layout.places[root]:
@@ -161,7 +163,7 @@ class Placement:
         return self._as_profits(found)
 
     def all_profits(self, model: int) -> dict[Path, Profit]:
-        """The gradient of f with respect to every placement of one model."""
+        """Return the gradient of f with respect to every placement of one model."""
         found: dict[Path, Tensor] = {}
         for term, paths in enumerate(term.paths for term in self.layout.terms):
             rest = self.rest(model, term)
@@ -178,7 +180,7 @@ class Placement:
         return {path: value.cpu().numpy().reshape(self.layout.sizes(path) * 2) for path, value in found.items()}
 
     def along(self, vertices: Sequence[Placing | None]) -> Polynomial:
-        """f on the way from here (t = 0) to the vertices (t = 1); None for a model that stays."""
+        """Return f on the way from here (t = 0) to the vertices (t = 1); None for a fixed model."""
         grams: dict[int, Gram] = {}
         for term in range(len(self.layout.terms)):
             degree = len(self.layout.terms[term].paths)
@@ -189,7 +191,7 @@ class Placement:
                 alone += gram(pieces)
                 for total, piece in zip(totals, pieces[1:], strict=True):
                     total.add_(piece)
-            # The first piece of every model is where it stands, so their sum is there already.
+            # The first piece of every model is its current image, whose sum is already known.
             grams[degree] = grams.get(degree, 0.0) + gram([self.total[term], *totals]) - alone
         return power_basis(grams)
 
@@ -201,6 +203,6 @@ class Placement:
 
 
 def _subsets(count: int) -> Iterator[frozenset[int]]:
-    """The non-empty sets of axes, small ones first."""
+    """Yield the non-empty sets of axes, small ones first."""
     for size in range(1, count + 1):
         yield from map(frozenset, combinations(range(count), size))

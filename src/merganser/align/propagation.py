@@ -1,11 +1,11 @@
-"""A start that spreads from what is known: trees beside pinned axes first, then those beside trees already placed.
+"""A start by propagation: place trees beside pinned axes first, then those beside trees already placed.
 
-At the identity most of the gradient of a tree is noise: its tensors meet neighbours that are not yet in order. Here a
-tree is placed by those terms only whose other axes are pinned or placed,
+At the identity most of the gradient of a tree is noise, because its neighbours are not yet in order. Here a tree is
+placed only by the terms whose other axes are pinned or placed,
 
     score = (value of the assignment − mean over all permutations) / √(‖W_a‖² ‖W_b‖²),
 
-with the norms over *all* terms of the tree: how much of what the tree could agree on is certain already. The tree with
+with the norms over *all* terms of the tree: the share of the possible agreement that is already certain. The tree with
 the highest score is placed next. Without noise this recovers any permutation that the weights determine.
 """
 
@@ -25,7 +25,7 @@ from merganser.kernels.assignment import Permutations, assign_all
 
 @dataclass(frozen=True)
 class _Candidate:
-    """The best permutation of a tree by the terms known so far, and how much it is worth."""
+    """The best permutation of a tree by the terms known so far, and its score."""
 
     terms: frozenset[int]
     solution: Permutations
@@ -33,8 +33,7 @@ class _Candidate:
 
 
 def propagate(ascent: Ascent, model: int, placed: Sequence[str] = ()) -> None:
-    """Place every tree of one model, but those placed already, from the pinned axes outwards; trees that nothing
-    determines stay."""
+    """Place every tree of one model that is not placed yet, from the pinned axes outwards; undetermined trees stay."""
     placement = ascent.placement
     left = [root for root in placement.layout.trees if root not in placed]
     candidates: dict[str, _Candidate] = {}
@@ -51,7 +50,7 @@ def propagate(ascent: Ascent, model: int, placed: Sequence[str] = ()) -> None:
 
 
 def _known_terms(placement: Placement, root: str, left: list[str]) -> frozenset[int]:
-    """Terms with this tree on one axis, and on the others trees that are placed."""
+    """Return the terms with this tree on one axis, and only placed trees on the others."""
     found = set()
     for term, _ in placement.layout.places[root]:
         roots = [path[0] for path in placement.layout.terms[term].paths]
@@ -73,7 +72,7 @@ def _candidate(placement: Placement, model: int, root: str, terms: frozenset[int
 
 
 def _norm(placement: Placement, model: int, root: str) -> float:
-    """√(‖W_p‖² ‖rest‖²) over the terms of a tree."""
+    """Return √(‖W_p‖² ‖rest‖²) over the terms of a tree."""
     terms = {term for term, _ in placement.layout.places[root]}
     own = sum(inner(w, w) for w in (placement.images[model].weights[term] for term in terms))
     others = sum(inner(r, r) for r in (placement.rest(model, term) for term in terms))

@@ -20,8 +20,8 @@ from merganser.strict_json import parse_json
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of a universe without its weights: permutations mean something for the models of these fingerprints
-    only. Array `i/atom` of the file is the permutation of model i."""
+    """What is kept of a universe without its weights: permutations mean something for the models of these
+    fingerprints only. Array `i/atom` of the file is the permutation of model i."""
 
     symmetry: Symmetry
     models: tuple[str, ...]
@@ -47,7 +47,7 @@ class Record:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Record:
-        """What `save` wrote, checked."""
+        """Read and check a file that `save` wrote."""
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
@@ -69,7 +69,7 @@ class Record:
 
 
 def _by_model(arrays: Mapping[str, np.ndarray], models: int) -> tuple[Permutations, ...]:
-    """The arrays of each model."""
+    """Return the arrays of each model."""
     split = [(int(model), name, index) for key, index in arrays.items() for model, name in [key.split("/", 1)]]
     found: list[Permutations] = [{} for _ in range(models)]
     for model, name, index in split:

@@ -1,4 +1,4 @@
-"""REPAIR: give the merged network's activations the mean and spread of its endpoints', folded into its weights.
+"""REPAIR: give a merged network's activations the means and standard deviations of its endpoints.
 
 Averaging shrinks the variance of activations. Every channel of every affine layer of the merged network is corrected to
 
@@ -134,7 +134,7 @@ def _layers(model: nn.Module, skip: Sequence[str]) -> list[str]:
 
 
 def _endpoint(merged: nn.Module, position: int, endpoint: Model) -> State:
-    """The weights of an endpoint, which must fit the merged network."""
+    """Return the weights of an endpoint, which must fit the merged network."""
     expected, state = state_of(merged), state_of(endpoint)
     if odd := sorted(expected.keys() ^ state.keys()):
         where = "only in the endpoint" if odd[0] in state else "only in the merged network"
@@ -155,7 +155,7 @@ def _goals(
     layers: Sequence[str],
     shares: Sequence[float],
 ) -> Statistics:
-    """The weighted means of the endpoints' means and standard deviations, in the order of the forward pass."""
+    """Return the weighted means of the endpoints' means and standard deviations, in the order of the forward pass."""
     found = []
     for endpoint in endpoints:
         module = deepcopy(model)
@@ -168,7 +168,7 @@ def _goals(
 
 
 def _statistics(model: nn.Module, batches: Iterable[Inputs], layers: Sequence[str]) -> Statistics:
-    """Mean and standard deviation of every channel of the layers that ran, in the order they first did."""
+    """Return mean and standard deviation of every channel of the layers that ran, in the order of their first call."""
     moments: dict[str, Moments] = {}
 
     def watch(name: str, output: Tensor) -> None:
@@ -180,7 +180,7 @@ def _statistics(model: nn.Module, batches: Iterable[Inputs], layers: Sequence[st
 
 
 def _correction(goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor], has_bias: bool) -> tuple[Tensor, Tensor]:
-    """Scale and shift X ↦ sX + c; a channel that does not vary is shifted only."""
+    """Return scale and shift X ↦ sX + c; a constant channel is only shifted."""
     (mean, std), (wanted_mean, wanted_std) = now, goal
     alive = std > 1e-12 * (1.0 + mean.abs())
     scale = torch.where(alive, wanted_std / torch.where(alive, std, 1.0), 1.0)
@@ -201,7 +201,7 @@ def _fold(layer: nn.Module, goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tens
 
 
 def _in_one_pass(model: nn.Module, batches: Iterable[Inputs], goals: Mapping[str, tuple[Tensor, Tensor]]) -> nn.Module:
-    """Every layer corrected on every batch by that batch's statistics, whose whole is folded in the end."""
+    """Correct every layer on every batch by that batch's statistics, and fold in the overall correction."""
     moments = {name: Moments() for name in goals}
 
     def correct(name: str, output: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from merganser.kernels.assignment import Index
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One factor of an axis: moved by `atom`, or pinned when that is None."""
+    """One factor of an axis: moved by `atom`, or pinned if that is None."""
 
     atom: str | None
     size: int
@@ -50,7 +50,7 @@ class AxisSegment:
 
     @property
     def positions(self) -> Index:
-        """Positions on the axis, in the shape of the factors."""
+        """Return positions on the axis, in the shape of the factors."""
         grid = np.full(self.sizes, self.offset, dtype=np.int64)
         for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
             steps = np.arange(size, dtype=np.int64) * stride
@@ -59,7 +59,7 @@ class AxisSegment:
 
     @property
     def index(self) -> torch.Tensor:
-        """Positions on the axis, in the order of the factors."""
+        """Return positions on the axis, in the order of the factors."""
         return torch.from_numpy(self.positions.reshape(-1))
 
 
@@ -71,12 +71,12 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def product(*factors: Factor, offset: int = 0) -> Axis:
-    """The axis that is one contiguous product of factors, outermost first."""
+    """Return the axis that is one contiguous product of factors, outermost first."""
     return (AxisSegment(factors, offset, contiguous_strides([f.size for f in factors])),)
 
 
 def concatenation(*axes: Axis) -> Axis:
-    """The axis that holds the given axes one after another."""
+    """Return the concatenation of the given axes."""
     segments: list[AxisSegment] = []
     offset = 0
     for axis in axes:

@@ -1,4 +1,4 @@
-"""The proof of a derivation: random weights, permuted at random, must compute the same function in float64."""
+"""The self-test of a derivation: random weights, permuted at random, must compute the same function in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RTOL = 1e-9
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What a self-test found: it passed, or it was inconclusive because a mistake could not have shown.
+    """The result of a self-test: it passed, or was inconclusive because a mistake would not have shown.
 
     Attributes:
         difference: The largest relative difference of outputs under a random cycle of every atom.
@@ -61,19 +61,19 @@ def self_test(
 
     Args:
         module: The network; it is not changed.
-        symmetry: What to test.
+        symmetry: The symmetry to test.
         example_inputs: As for `symmetry`.
         kwargs: More keyword arguments of the forward pass.
         outputs: The outputs to compare, as for `symmetry`.
-        seed: Of the weights and the permutations.
+        seed: The seed of the weights and the permutations.
         rtol: The largest relative difference that passes.
 
     Returns:
         The difference and the verdict, "passed" or "inconclusive".
 
     Raises:
-        MerganserError: Outputs differ by more than `rtol`.
-        InputError: The module cannot be tested: it does not run in float64, or its outputs are empty or not finite.
+        MerganserError: If outputs differ by more than `rtol`.
+        InputError: If the module cannot be tested: it does not run in float64, or its outputs are empty or not finite.
 
     Example:
         >>> mg.align.self_test(base, mg.align.symmetry(base, images), images).verdict
@@ -123,10 +123,10 @@ def prove(
     outputs: Outputs | None = None,
     seed: int = 0,
 ) -> None:
-    """Self-test on every example; refuse what none of them can test, and warn of atoms that none of them tests.
+    """Self-test on every example; refuse a symmetry that none can test, and warn about atoms that none tests.
 
     Raises:
-        InputError: No example tells a right permutation from a wrong one.
+        InputError: If no example can distinguish right from wrong permutations.
     """
     results = [self_test(module, symmetry, a, kwargs=k, outputs=outputs, seed=seed) for a, k in examples]
     untested = [name for name in symmetry.atoms if all(name in result.untested for result in results)]
@@ -147,7 +147,7 @@ def prove(
 
 
 def cycles(symmetry: Symmetry, seed: int = 0) -> Permutations:
-    """A random cycle through all units for every atom: unlike a random permutation, it leaves none in place."""
+    """Return a random cycle through all units of every atom, which leaves none in place."""
     result: Permutations = {}
     for name, order in random(symmetry, seed).items():
         result[name] = order if symmetry.atoms[name].group != "permutation" else np.empty_like(order)

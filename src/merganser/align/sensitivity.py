@@ -1,4 +1,4 @@
-"""Whether a test could have failed: do the weights and the inputs have an effect on the outputs at all?"""
+"""Check whether a self-test could have failed: whether weights and inputs affect the outputs at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Run = Callable[[Arguments], list[Tensor]]
 def without_effect(run: Run, example: Arguments, weights: Mapping[str, Tensor], rtol: float) -> set[str]:
     """Return the weights w whose effect max |w| · max |∂L/∂w| is below `rtol`, for a random combination L of outputs.
 
-    Gradients are looked at and dropped one by one. What has no derivative counts as having an effect.
+    Gradients are checked and dropped one by one. A weight without a derivative counts as having an effect.
     """
     effects: dict[int, float] = {}
 
@@ -50,13 +50,13 @@ def without_effect(run: Run, example: Arguments, weights: Mapping[str, Tensor], 
 
 
 def _largest(tensor: Tensor) -> float:
-    """max |x|, without a copy of the tensor."""
+    """Return max |x|, without a copy of the tensor."""
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return max((abs(float(end)) for end in real.aminmax()), default=0.0) if real.numel() else 0.0
 
 
 def _combination(outputs: list[Tensor]) -> Tensor:
-    """A random linear combination of outputs, each on its own scale."""
+    """Return a random linear combination of outputs, each on its own scale."""
     generator = torch.Generator().manual_seed(0)
     terms = []
     for value in outputs:
@@ -68,9 +68,9 @@ def _combination(outputs: list[Tensor]) -> Tensor:
 def untested_atoms(
     run: Run, example: Arguments, symmetry: Symmetry, state: Mapping[str, Tensor], rtol: float
 ) -> list[str]:
-    """The atoms none of whose weights has an effect on the outputs.
+    """Return the atoms without a weight that affects the outputs.
 
-    The smallest weight of every atom is tried first, and usually tells: gradients of large ones cost memory.
+    The smallest weight of every atom is tried first and usually suffices: gradients of large ones cost memory.
     """
     places = {
         atom: sorted(dict.fromkeys(n for n, _ in found), key=lambda n: state[n].numel())
@@ -85,9 +85,9 @@ def untested_atoms(
 
 
 def ignores_inputs(run: Run, example: Arguments, expected: list[Tensor], rtol: float) -> bool:
-    """Whether other inputs give the same outputs: floats are redrawn, integers mirrored in their range.
+    """Return whether other inputs give the same outputs: floats are redrawn, integers mirrored in their range.
 
-    Inputs that cannot be changed (a constant integer, a mask) or do not run when they are say nothing: False.
+    Returns False if inputs cannot be changed (a constant integer, a mask) or fail when changed.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -113,7 +113,7 @@ def ignores_inputs(run: Run, example: Arguments, expected: list[Tensor], rtol: f
 
 
 def relative_difference(expected: Tensor, found: Tensor) -> float:
-    """max |expected − found| / max |expected|; infinite for tensors of different shapes."""
+    """Return max |expected − found| / max |expected|; infinite for tensors of different shapes."""
     if expected.shape != found.shape:
         return float("inf")
     if expected.numel() == 0:

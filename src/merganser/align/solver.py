@@ -1,4 +1,4 @@
-"""From a start to permutations: Frank-Wolfe, rounding, polish, and once more from the solution made soft again."""
+"""Solve for permutations: Frank-Wolfe, rounding, polish, and again from the softened solution."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from merganser.errors import InputError
 
 @dataclass(frozen=True)
 class Solved:
-    """Permutations of every model, the objective they reach, and how it was reached."""
+    """Permutations of every model, their objective, and the trace."""
 
     permutations: list[Permutations]
     objective: float
@@ -33,7 +33,7 @@ class Solved:
 
 
 def layout_and_weights(symmetry: Symmetry, states: Sequence[State]) -> tuple[TermLayout, list[list[Tensor]]]:
-    """The folded weights of models, in float32 unless they are kept in float64."""
+    """Return the folded weights of models, in float32 unless they are stored in float64."""
     layout = TermLayout.of(symmetry)
     wide = any(states[0][name].dtype == torch.float64 for name in symmetry.objective)
     return layout, [layout.weights(state, torch.float64 if wide else torch.float32) for state in states]
@@ -50,7 +50,7 @@ def hard_placement(
 
 
 def objective_of(models: Sequence[State], permutations: Sequence[Permutations], symmetry: Symmetry) -> float:
-    """Σ_{p<q} ⟨A_p, A_q⟩ over the tensors that something moves."""
+    """Return Σ_{p<q} ⟨A_p, A_q⟩ over the tensors that move."""
     layout, weights = layout_and_weights(symmetry, models)
     return hard_placement(layout, weights, permutations).objective()
 
@@ -66,7 +66,7 @@ def solve(
     solver: FrankWolfe | None = None,
     workers: int | None = None,
 ) -> Solved:
-    """The best of `starts` runs (more than one makes sense for random starts only)."""
+    """Return the best of `starts` runs (more than one only makes sense for random starts)."""
     if starts < 1:
         raise InputError(f"starts must be at least 1, got {starts}")
     if starts > 1 and start != "sinkhorn":
@@ -93,7 +93,7 @@ def _solve_once(
     solver: FrankWolfe,
     workers: int | None,
 ) -> Solved:
-    """Solve from the start, and from solutions made soft again while that finds better ones; polish the best."""
+    """Solve from the start, and from softened solutions while that improves; polish the best."""
     placings = start_placings(layout, len(weights), start, seed, held)
     if start == "propagate":
         begun = _propagated(layout, weights, held, workers)
@@ -127,7 +127,7 @@ def _run(
     solver: FrankWolfe,
     workers: int | None,
 ) -> Solved:
-    """Frank-Wolfe, rounding and a rough polish; the permutations of held models are left empty."""
+    """Run Frank-Wolfe, rounding and a rough polish; the permutations of fixed models are left empty."""
     soft = Placement(
         layout,
         [
@@ -138,7 +138,7 @@ def _run(
     )
     trace = solver.run(soft, workers)
     rounded = round_images(soft, workers)
-    del soft  # the partial images are most of the memory
+    del soft  # the partial images take most of the memory
     found = _polished(layout, weights, held, rounded, placings, "rounding", solver.roughness, workers)
     return replace(found, trace=trace + found.trace)
 
@@ -146,7 +146,7 @@ def _run(
 def _propagated(
     layout: TermLayout, weights: Sequence[Sequence[Tensor]], held: frozenset[int], workers: int | None
 ) -> list[Permutations]:
-    """Every free model placed by itself beside one that stays: a held one, or the first."""
+    """Place every free model by itself beside one that stays: a fixed one, or the first."""
     still = identity(layout.symmetry)
     beside = min(held, default=0)
     found = [still] * len(weights)
@@ -169,7 +169,7 @@ def _polished(
     tolerance: float,
     workers: int | None,
 ) -> Solved:
-    """Coordinate ascent from permutations; those of held models are where their placings say."""
+    """Run coordinate ascent from permutations; those of fixed models follow from their placings."""
     found = [placings[m] if m in held else hard_placing(layout, p) for m, p in enumerate(permutations)]
     placement = Placement(layout, [HardImage(layout, w, p) for w, p in zip(weights, found, strict=True)], held)
     trace = [Step(phase, placement.objective())]

@@ -1,4 +1,4 @@
-"""Whatever holds weights, as one state dict."""
+"""Convert anything with weights to a state dict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ State = dict[str, Tensor]
 
 
 def state_of(model: Model) -> State:
-    """The tensors of a model by name, shared with it: never to be written into."""
+    """Return the tensors of a model by name, shared with it; they must not be modified."""
     if isinstance(model, str | PathLike):
         model = open_checkpoint(model)
     if not isinstance(model, nn.Module | Checkpoint | Mapping):
@@ -36,7 +36,7 @@ def state_of(model: Model) -> State:
 
 
 def check_symmetry(symmetry: object) -> None:
-    """Refuse anything else in the place of a symmetry."""
+    """Refuse anything but a symmetry."""
     if not isinstance(symmetry, Symmetry):
         raise InputError(
             f"models are aligned along a Symmetry, as align.symmetry(module, inputs) finds it, not a "
@@ -53,9 +53,9 @@ def check_models(models: object) -> None:
 
 
 def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> list[State]:
-    """The states of models that can be aligned: the tensors and shapes the symmetry was derived for, all finite.
+    """Return the states of models, checked for alignment: tensors and shapes of the symmetry, all finite.
 
-    Of a module they are copies, which stay as they are when it trains on. Tied names that a file leaves out are there.
+    States of modules are copies, so that further training does not change them. Missing tied names are added.
     """
     check_symmetry(symmetry)
     check_models(models)
@@ -92,7 +92,7 @@ def _copied(model: Model) -> State:
 
 
 def _complete(state: State, symmetry: Symmetry) -> State:
-    """With every tied name: files often hold only one of them."""
+    """Return the state with every tied name; files often store only one of them."""
     for alias, name in symmetry.aliases.items():
         for missing, present in ((alias, name), (name, alias)):
             if missing not in state and present in state:
@@ -101,7 +101,7 @@ def _complete(state: State, symmetry: Symmetry) -> State:
 
 
 def fingerprint(state: State, symmetry: Symmetry) -> str:
-    """A digest of every weight, tied ones once: which model it is, wherever it was read from."""
+    """Return a digest of every weight, tied ones once: the identity of a model, independent of its source."""
     digest = hashlib.sha256()
     for name in sorted(state.keys() - symmetry.aliases.keys()):
         tensor = state[name]
@@ -111,7 +111,7 @@ def fingerprint(state: State, symmetry: Symmetry) -> str:
 
 
 def shares_of(count: int, weights: Sequence[float] | None) -> list[float]:
-    """Weights of `count` models as shares wᵢ / Σ wᵢ of their mean; equal if none are given."""
+    """Return weights of `count` models as shares wᵢ / Σ wᵢ; equal if none are given."""
     given = [1.0] * count if weights is None else [float(w) for w in weights]
     if len(given) != count or not all(map(isfinite, given)) or sum(given) == 0:
         raise InputError(f"{count} models need {count} finite weights with a sum that is not zero, got {given}")
@@ -119,9 +119,9 @@ def shares_of(count: int, weights: Sequence[float] | None) -> list[float]:
 
 
 def average(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
-    """The weighted mean Σ wᵢθᵢ / Σ wᵢ of every tensor; counters are the first model's.
+    """Return the weighted mean Σ wᵢθᵢ / Σ wᵢ of every tensor; counters are the first model's.
 
-    A tensor that is the same in all models (a table of rotary frequencies) stays as it is, to the last bit.
+    A tensor that is equal in all models (a table of rotary frequencies) is unchanged, to the last bit.
     """
     shares = shares_of(len(states), weights)
     first, *others = states

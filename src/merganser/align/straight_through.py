@@ -1,9 +1,9 @@
-"""Straight-through estimator: learn the permutation by the loss of the midpoint.
+"""Straight-through estimator: learn the permutation from the loss of the midpoint.
 
     min over Θ̃ of L(½ (Θ_a + proj(Θ̃))),   proj(Θ̃) = the π(Θ_b) nearest to Θ̃
 
-Θ̃ begins at Θ_a. Every batch projects by weight matching, started from the last projection, evaluates the loss at the
-midpoint, and hands the gradient through the projection to Θ̃ (Git Re-Basin, after Bengio et al. 2013).
+Θ̃ starts at Θ_a. Every batch projects by weight matching, started from the last projection, evaluates the loss at the
+midpoint, and passes the gradient through the projection to Θ̃ (Git Re-Basin, after Bengio et al. 2013).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError
 from merganser.modules.batches import Batch, fitting, labelled, several
 
-#: From the outputs of the model and the targets to a scalar.
+#: From outputs of the model and targets to a scalar.
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -47,8 +47,8 @@ def straight_through(
     """Match b to a for the lowest mean loss of the midpoint over an epoch of batches.
 
     Batches are (inputs, targets); `loss(outputs, targets)` is differentiated. One of the models must be a module: it
-    lends its architecture, never its tensors. BatchNorm layers use the statistics of each batch, since those of two
-    models do not average.
+    provides the architecture, not its tensors. BatchNorm layers use the statistics of each batch, since those of two
+    models cannot be averaged.
     """
     module = next((model for model in (a, b) if isinstance(model, nn.Module)), None)
     if module is None:
@@ -83,7 +83,7 @@ def straight_through(
 
 
 def _straight_through(midpoint: State, latent: State, symmetry: Symmetry) -> State:
-    """The midpoint in value; its derivative by Θ̃ that of ½ Θ̃. Tied tensors stay tied."""
+    """Return the midpoint in value, with the derivative of ½ Θ̃. Tied tensors stay tied."""
     value = {name: midpoint[name] + 0.5 * (tensor - tensor.detach()) for name, tensor in latent.items()}
     whole = midpoint | value
     return whole | {alias: whole[name] for alias, name in symmetry.aliases.items()}

@@ -1,6 +1,6 @@
-"""Which models to merge at all: how well pairs go together, in which order to take them, jointly or separately matched.
+"""Choose models to merge: quality of pairs, merging order, joint or separate matching.
 
-A model that is hard to match drags the whole merge down; the composition of a set matters more than its size.
+A model that is hard to match degrades the whole merge; the composition of a set matters more than its size.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def quality_matrix(
 
 
 def merging_order(quality: ArrayLike) -> list[int]:
-    """Return an order of models by quality: the best pair first, then always the model that fits those taken best.
+    """Return an order of models by quality: the best pair first, then always the model that fits the chosen ones best.
 
     Args:
         quality: How well every pair merges, shape (models, models), from `quality_matrix`.
@@ -101,13 +101,13 @@ def merge_in_order(
         models: Two or more models of one architecture.
         symmetry: Their symmetry.
         order: All models in the order to take them; by default the `merging_order` of their cosines after matching.
-        options: Those of `match` (method "weights" or "frank_wolfe": the mean has weights and no data).
+        options: Options of `match` (method "weights" or "frank_wolfe": the mean has weights but no data).
 
     Returns:
         The models in the space of the first one taken, in the order they were given; `merged()` is the result.
 
     Raises:
-        InputError: The order is not one of all the models.
+        InputError: If the order does not contain every model once.
 
     Example:
         >>> merge_in_order(networks, symmetry).merged()  # doctest: +SKIP
@@ -128,7 +128,7 @@ def merge_in_order(
 
 @dataclass(frozen=True)
 class SubsetComparison:
-    """One subset matched together with all models and by itself: objectives on the subset, and scores if asked."""
+    """One subset matched jointly with all models and separately: objectives on the subset, and scores if requested."""
 
     members: tuple[int, ...]
     joint_objective: float
@@ -150,12 +150,12 @@ def compare_subsets(
     Args:
         joint: The universe of all models.
         size: Compare all subsets of this size.
-        subsets: Instead: the subsets to compare, as indices of models.
+        subsets: The subsets to compare, as indices of models, instead of a size.
         score: A function of weights to score the merges with.
         **options: Further options of `universe`.
 
     Returns:
-        One comparison for each subset.
+        One comparison per subset.
 
     Example:
         >>> universe = mg.align.universe(models, mg.align.symmetry(models[0], images))

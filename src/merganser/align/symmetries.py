@@ -39,7 +39,9 @@ _BY_HAND = "a call of pin"
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """One free permutation of `size` things, or another `group` of maps; with a `parent`, one for every index of it."""
+    """One free permutation of `size` units, or another `group` of maps; with a `parent`, one per index of the
+    parent.
+    """
 
     name: str
     size: int
@@ -54,10 +56,10 @@ class Symmetry:
     Attributes:
         atoms: The atoms by name.
         axes: For every tensor the atoms on each axis.
-        buffers: Tensors that move with their axes but do not count in an objective (BatchNorm's running statistics).
+        buffers: Tensors that move with their axes but are not part of an objective (BatchNorm's running statistics).
         aliases: Tied tensors -> the first name of the same storage, which alone counts in an objective.
         causes: For each axis of a tensor what pins it, or parts of it; `why` says it in a sentence.
-        canonical: The form into which models are brought before orthogonal maps act on them.
+        canonical: The form that models are converted to before orthogonal maps act on them.
 
     Example:
         >>> symmetry = mg.align.symmetry(base, images)
@@ -109,7 +111,7 @@ class Symmetry:
             raise InputError(f"{where}: its segments overlap or leave a gap")
 
     def _check_nesting(self, name: str) -> None:
-        """An atom has its ancestors beside it, or each of them exactly once on all axes together."""
+        """Check that an atom has its ancestors beside it, or each of them exactly once on all axes together."""
         for segments in cartesian(*self.axes[name]):
             everywhere = Counter(atom for segment in segments for atom in segment.atoms)
             for dim, segment in enumerate(segments):
@@ -122,13 +124,13 @@ class Symmetry:
                             )
 
     def absent(self, segment: AxisSegment) -> dict[str, frozenset[str]]:
-        """The nested atoms of a segment that do not have all ancestors in it, and the ancestors that they lack."""
+        """Return the nested atoms of a segment that lack ancestors in it, with these ancestors."""
         here = set(segment.atoms)
         lacking = {atom: frozenset(self.ancestors(atom)) - here for atom in sorted(here)}
         return {atom: ancestors for atom, ancestors in lacking.items() if ancestors}
 
     def ancestors(self, name: str) -> tuple[str, ...]:
-        """The chain of parents of an atom, outermost first."""
+        """Return the chain of parents of an atom, outermost first."""
         chain: list[str] = []
         parent = self.atoms[name].parent
         while parent is not None:
@@ -139,7 +141,9 @@ class Symmetry:
         return tuple(reversed(chain))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the permutation array of an atom: sizes of its ancestors, then its own (twice for a matrix)."""
+        """Return the shape of an atom's permutation array: sizes of its ancestors, then its own (twice for a
+        matrix).
+        """
         atom = self.atoms[name]
         own = (atom.size,) if atom.group == "permutation" else (atom.size, atom.size)
         return (*(self.atoms[a].size for a in self.ancestors(name)), *own)
@@ -149,18 +153,18 @@ class Symmetry:
 
     @cached_property
     def objective(self) -> tuple[str, ...]:
-        """Names that count in a matching objective: no buffers, tied tensors once, something free."""
+        """The names that count in a matching objective: no buffers, tied tensors once, and something free."""
         return tuple(
             name for name in self.axes if name not in self.buffers and name not in self.aliases and self.free(name)
         )
 
     def free(self, name: str) -> frozenset[str]:
-        """Atoms that act on tensor `name`."""
+        """Return the atoms that act on tensor `name`."""
         return frozenset(atom for axis in self.axes[name] for segment in axis for atom in segment.atoms)
 
     @cached_property
     def trees(self) -> dict[str, Node]:
-        """The free permutations as trees, by the name of their root: what is nested stands below its parent."""
+        """The free permutations as trees, by the name of their root; nested atoms are below their parent."""
 
         def tree(atom: Atom) -> Node:
             inside = tuple(tree(child) for child in self.atoms.values() if child.parent == atom.name)
@@ -176,7 +180,7 @@ class Symmetry:
 
     @cached_property
     def occurrences(self) -> dict[str, tuple[tuple[str, int], ...]]:
-        """For every atom the (tensor, axis) pairs it acts on."""
+        """The (tensor, axis) pairs that each atom acts on."""
         found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.atoms}
         for name, axes in self.axes.items():
             for dim, axis in enumerate(axes):
@@ -185,16 +189,16 @@ class Symmetry:
         return {atom: tuple(pairs) for atom, pairs in found.items()}
 
     def why(self, name: str) -> str:
-        """Say for every axis of tensor `name` what it moves with, or what pins it.
+        """Explain for every axis of tensor `name` what it moves with, or what pins it.
 
         Args:
             name: A tensor of the module, as in its state dict.
 
         Returns:
-            A line for the tensor and one for each of its axes.
+            A line for the tensor and one per axis.
 
         Raises:
-            InputError: There is no such tensor.
+            InputError: If there is no such tensor.
 
         Example:
             >>> print(symmetry.why("encoder.embed.weight"))
@@ -211,7 +215,7 @@ class Symmetry:
         return "\n".join(lines)
 
     def pin(self, *patterns: str) -> Symmetry:
-        """The atoms whose names match a pattern, and what is nested in them, no longer move."""
+        """Return a symmetry in which atoms that match a pattern, and everything nested in them, no longer move."""
         pinned = set(self._select(patterns))
         kept = {name for name in self.atoms if name not in pinned and not pinned & set(self.ancestors(name))}
         causes = dict(self.causes)
@@ -238,7 +242,7 @@ class Symmetry:
         return replace(self, atoms=atoms, axes=axes)
 
     def extend(self, atoms: Iterable[Atom] = (), axes: Mapping[str, Sequence[Axis]] | None = None) -> Symmetry:
-        """More atoms, and axes of tensors given by hand (they replace what was known of those tensors)."""
+        """Return a symmetry with more atoms, and with given axes of tensors, which replace the known ones."""
         more = {atom.name: atom for atom in atoms}
         given = {name: tuple(value) for name, value in (axes or {}).items()}
         causes = {name: own for name, own in self.causes.items() if name not in given}
@@ -278,7 +282,7 @@ class Symmetry:
         return cls(atoms, axes, buffers, aliases, causes, canonical)
 
     def __str__(self) -> str:
-        """A table: atom, size, and the tensors (with axis) it acts on."""
+        """Return a table: atom, size, and the tensors (with axis) it acts on."""
         rows = [("atom", "size", "acts on")]
         for name, atom in self.atoms.items():
             size = " × ".join(str(self.atoms[a].size) for a in (*self.ancestors(name), name))
@@ -291,7 +295,7 @@ class Symmetry:
 
 
 def _explanation(axis: Axis, causes: Sequence[str]) -> str:
-    """What an axis moves with, and what pins the rest of it."""
+    """Return what an axis moves with, and what pins the rest of it."""
     atoms = dict.fromkeys(atom for segment in axis for atom in segment.atoms)
     pinned = any(f.atom is None and f.size > 1 for s in axis for f in s.factors)
     if not atoms and not pinned:

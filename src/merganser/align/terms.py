@@ -43,7 +43,7 @@ class TermLayout:
         return self.symmetry.trees
 
     def weights(self, state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        """The arrays (m₁, …, m_k, rest) of one model, one for each term."""
+        """Return the arrays (m₁, …, m_k, rest) of one model, one per term."""
 
         def real(array: Tensor) -> Tensor:
             # Re⟨a, b⟩ of complex weights is the inner product of their real and imaginary parts.
@@ -56,13 +56,13 @@ class TermLayout:
 
     @cached_property
     def paths(self) -> dict[str, tuple[Path, ...]]:
-        """For every tree the paths that occur in some term."""
+        """The paths of every tree that occur in some term."""
         used = dict.fromkeys(path for term in self.terms for path in term.paths)
         return {root: tuple(path for path in used if path[0] == root) for root in self.trees}
 
     @cached_property
     def places(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        """For every tree the (term, axis) pairs it moves."""
+        """The (term, axis) pairs that every tree moves."""
         return {
             root: tuple(
                 (position, axis)
@@ -77,5 +77,5 @@ class TermLayout:
         return tuple(self.symmetry.atoms[name].size for name in path)
 
     def gathers(self, root: str, permutations: Permutations) -> dict[Path, Tensor]:
-        """The gathers of every path of one tree."""
+        """Return the gathers of every path of one tree."""
         return {path: torch.tensor(composite(self.symmetry, path, permutations)) for path in self.paths[root]}

@@ -1,4 +1,4 @@
-"""Transport of a task vector to another base of the same architecture: what was learned on one release, on the next."""
+"""Move a task vector to another base of the same architecture."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def transport(
         source: The base it was fine-tuned from.
         target: The base to move it to; a module, if there are `gradient_batches`.
         symmetry: The symmetry of the architecture, from `mg.align.symmetry`.
-        scale: The factor of the task vector, or several to choose from by `score`.
-        score: A function of weights, higher being better. Do not score on the data you test on.
+        scale: The factor on the task vector, or several to choose from by `score`.
+        score: A function of weights, higher is better. Do not score on the data you test on.
         alignment: π, if it is known.
         gradient_batches: A few labelled batches `(inputs, targets)` of the task.
         loss: The loss of outputs and targets whose gradient is taken.
@@ -66,7 +66,7 @@ def transport(
         The moved weights.
 
     Raises:
-        InputError: The models do not fit the symmetry, or there are several scales and no score.
+        InputError: If the models do not fit the symmetry, or there are several scales and no score.
 
     Example:
         >>> symmetry = mg.align.symmetry(base, images)
