@@ -54,7 +54,7 @@ def test_wide_values_are_not_deep() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1, "a": 1}', "the key 'a' stands twice"),
+        ('{"a": 1, "a": 1}', "the key 'a' is repeated"),
         ('"\\ud800"', "surrogates not allowed"),
         ("\ufeff{}", "BOM"),
         (b"\xef\xbb\xbf{}", "BOM"),

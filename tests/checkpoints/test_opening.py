@@ -95,7 +95,7 @@ def test_other_broken_directories(tmp_path: Path) -> None:
         ('{"weight_map": 3}', "not a weight index"),
         ("{}", "not a weight index"),
         ('{"weight_map": ' + "[" * 5000, "not valid JSON: nested deeper"),
-        ('{"weight_map": {"a": "x", "a": "y"}}', "the key 'a' stands twice"),
+        ('{"weight_map": {"a": "x", "a": "y"}}', "the key 'a' is repeated"),
     ):
         (directory / "model.safetensors.index.json").write_text(text)
         with pytest.raises(CheckpointError, match=message):

@@ -106,7 +106,7 @@ def test_errors_reach_the_caller(models, tmp_path):
     with pytest.raises(InputError, match="two experts are called 'math'"):
         call(library.app, "build", tmp_path / "lib", "math=x", "math=y", "--base", models["base"])
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="cannot be made"):
+    with pytest.raises(InputError, match="cannot be created"):
         call(library.app, "build", tmp_path / "file", f"math={models['math']}", "--base", models["base"])
     with pytest.raises(CheckpointError, match="not an expert library"):
         call(library.app, "list", models["base"])

@@ -385,7 +385,7 @@ def test_a_study_of_failures_says_why_and_is_tried_again(tmp_path):
     ("known", "message"),
     [
         (Calibration(answers=np.full((2, ITEMS), 7.0)), r"answers lie in \[0, 1\]; found 7 to 7"),
-        (Calibration(answers=np.zeros((2, 3))), "tells of 3 items"),
+        (Calibration(answers=np.zeros((2, 3))), "covers 3 items"),
         (Calibration(answers=np.zeros((2, 3, 4))), "not an array of shape"),
     ],
 )

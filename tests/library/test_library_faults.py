@@ -138,7 +138,7 @@ def test_a_budget_that_is_too_small_leaves_nothing_behind(models, tmp_path):
 def test_an_impossible_place_is_named(models, tmp_path):
     (tmp_path / "file").write_text("mine")
     for place in (tmp_path / "file", tmp_path / "file/lib", "/proc/lib", tmp_path / ("x" * 300)):
-        with pytest.raises(InputError, match=r"cannot be made"):
+        with pytest.raises(InputError, match=r"cannot be created"):
             Library.build(models["base"], experts(models), place)
     with pytest.raises(CheckpointError, match="not an expert library"):
         Library(tmp_path / "file")

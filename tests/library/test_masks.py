@@ -195,7 +195,7 @@ def test_input_is_checked_before_any_work(world, tmp_path, monkeypatch):
         for threshold, message in (
             ({"math": 0.2}, "missing for the expert 'code'"),
             ({"math": 0.2, "code": 0.2, "chat": 0.2, "caht": 0.2}, "did you mean 'chat'"),
-            (-1, "number from 0 up, got -1"),
+            (-1, "number of at least 0, got -1"),
             (float("nan"), "got nan"),
             (float("inf"), "got inf"),
             ("0.4", "got '0.4'"),

@@ -91,7 +91,7 @@ def test_resumes_to_the_same_bits(tmp_path):
     assert json.loads((tmp_path / "history.json").read_text())["rounds"][0]["number"] == 1
     with pytest.raises(InputError, match="started with alpha 1.0, but now it is 0.2; use another directory"):
         atm(base, steps(module, data), budget=9, alpha=0.2, path=tmp_path)
-    with pytest.raises(InputError, match="begun with base"):
+    with pytest.raises(InputError, match="started with base"):
         atm({n: v + 1 for n, v in base.items()}, steps(module, data), budget=9, path=tmp_path)
 
 
