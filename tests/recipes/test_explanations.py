@@ -28,7 +28,7 @@ FAULTS = {
     "exclude": ("exclude: 3", "exclude: expected a glob"),
     "chat_template": ("chat_template: 3", "chat_template: expected text, got 3"),
     "layers": ("", "slices[0].sources[0].layer_range: [3, 1] contains no layer"),
-    "entry": ("", "slices[1].sources[0]: says no model"),
+    "entry": ("", "slices[1].sources[0]: names no model"),
     "entry's layers": (
         "",
         "slices[1].sources[0].layer_range: expected [first, last) as two whole numbers, got nothing",

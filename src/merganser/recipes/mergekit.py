@@ -212,7 +212,7 @@ class _Translator:
                 self.notes.append(f"{place}.parameters.{name} has no effect: it is one value for the whole merge")
                 del parameters[name]
         if "model" not in raw:
-            self.problems.add(place, "says no model")
+            self.problems.add(place, "names no model")
             return REPORTED
         model = self._model(raw["model"], where, f"{place}.model")
         self.places[where] = place
