@@ -99,8 +99,7 @@ def _choose(merge: Merge) -> tuple[dict[str, int], list[str]]:
     if model is None:
         raise InputError(
             "output.quantize: fp8 needs a config.json of an architecture that the installed transformers knows, "
-            "to tell "
-            "which weights are Linear"
+            "to tell which weights are Linear"
         )
     kinds = {f"{name}.weight": type(each).__name__ for name, each in model.named_modules()}
     shapes = {output.name: output.spec for output in merge.plan.outputs}

@@ -104,8 +104,7 @@ def in_gguf(merge: Merge, form: str) -> Merge:
     if model is None:
         raise InputError(
             f"output.quantize: {form} writes a GGUF file, which needs the settings and tokenizer of a GGUF "
-            "model: add one "
-            "of a known architecture to the models"
+            "model: add one of a known architecture to the models"
         )
     outputs = {output.name: output.spec.shape for output in merge.plan.outputs}
     tied = set(merge.plan.aliases) | ({"lm_head.weight"} - set(model.stored))

@@ -32,8 +32,7 @@ class SourceFiles:
         if changed is not None:
             raise CheckpointError(
                 f"{changed} was written, replaced or removed during the merge: the result would mix two versions "
-                "and was "
-                "discarded; merge again once the file no longer changes"
+                "and was discarded; merge again once the file no longer changes"
             )
 
 

@@ -224,8 +224,7 @@ class Applied(View):
             if stored in codes:
                 raise CheckpointError(
                     f"the task vector changes {name!r}, {base.spec(name)} of {base.label}, which belongs to the "
-                    "codes of "
-                    "a quantised model; dequantise it first"
+                    "codes of a quantised model; dequantise it first"
                 )
             if stored in self._moved:
                 raise CheckpointError(

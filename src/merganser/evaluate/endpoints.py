@@ -86,8 +86,7 @@ class Server:
         if not logs or not places or len(logs) != len(places):
             raise InputError(
                 f"{self.url}: does not return log-probabilities of the prompt (echo with logprobs), which score "
-                "options; "
-                "use kind choice instead, which reads what the model writes"
+                "options; use kind choice instead, which reads what the model writes"
             )
         # A token that spans the end of the prompt counts for the continuation.
         ends = [*places[1:], len(prompt) + len(rest)]

@@ -78,8 +78,7 @@ class StudyTask:
         if self.subset is not None and not 1 <= self.subset <= self.pool:
             raise InputError(
                 f"{where}: a subset of {self.subset} is more than the {self.pool} items left after "
-                f"{self.items - self.pool} "
-                "were held out for the test"
+                f"{self.items - self.pool} were held out for the test"
             )
         if isinstance(self.c, str) and self.c not in ("adaptive", "bias-variance"):
             raise InputError(f"{where}: c is a number in [0, 1], 'adaptive' or 'bias-variance', not {self.c!r}")

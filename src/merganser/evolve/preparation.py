@@ -219,8 +219,7 @@ def cautions(task: StudyTask, endpoints: int, known: Calibration) -> list[str]:
         return []
     return [
         f"task {task.name!r}: its IRT is fitted to only {models} models; fewer than {ENOUGH_MODELS} determine "
-        "items poorly: "
-        "give answers of more models (calibration), or use random items and the naive estimator"
+        "items poorly: give answers of more models (calibration), or use random items and the naive estimator"
     ]
 
 

@@ -65,8 +65,7 @@ def check_absent(options: TokenizerOptions, where: str) -> None:
     if options.absent in FITTED and options.source == "union":
         raise RecipeError(
             f"{where}.absent: {options.absent} fits tokens in the embedding of one model, but a union has no "
-            "such model; "
-            "name a model as the source"
+            "such model; name a model as the source"
         )
 
 

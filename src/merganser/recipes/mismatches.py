@@ -174,8 +174,7 @@ class Mismatches:
             label, have = self.table.models[model].label, self.table.models[0].label
             yield (
                 f"{name!r} of {label} is quantised in a way that the config of the output, {have}'s, does not "
-                "describe; "
-                f"{advice}"
+                f"describe; {advice}"
             )
 
 

@@ -90,8 +90,7 @@ class HttpFile:
             if response.status_code == 200:
                 raise CheckpointError(
                     f"{self.url}: the server does not support range requests, so the file cannot be read in "
-                    "parts; download it "
-                    "and give its path"
+                    "parts; download it and give its path"
                 )
             if response.status_code == 416:
                 raise CheckpointError(f"{self.url}: the file is empty")
