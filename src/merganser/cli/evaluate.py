@@ -19,7 +19,9 @@ def command(
     checkpoint: Annotated[str, typer.Argument(metavar="CKPT", help="Checkpoint directory, file or hub id.")],
     parents: Annotated[
         list[str] | None,
-        typer.Option("--parent", metavar="CKPT", help="Model that CKPT was merged from; may be repeated."),
+        typer.Option(
+            "--parent", metavar="CKPT", help="Model it was made from; may be repeated. Default: as its lock file says."
+        ),
     ] = None,
     tasks: Task = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Questions per task, drawn at random; default: all.")] = None,

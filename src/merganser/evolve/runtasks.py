@@ -14,8 +14,6 @@ from merganser.evolve.design import StudyTask
 from merganser.evolve.holdout import Grouped, connected, hold_out
 from merganser.evolve.runschema import RunFile, TaskEntry
 
-#: The kind of a task of the lm-evaluation-harness.
-HARNESS = "lm-eval"
 #: Default extractor, estimator and c: for a subset with a calibration, and for any other.
 INFORMED = ("irt", "gmp-irt", "adaptive")
 UNINFORMED = ("random", "naive", 0.5)

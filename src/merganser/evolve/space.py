@@ -227,8 +227,8 @@ class Space:
         return tuple(parse_constraint(text, known) for text in self.constraints)
 
     def decode(self, genome: Array) -> dict[str, Value]:
-        """Return the values of a genome, by name of variable."""
-        return {v.name: v.parameter.domain.decode(float(u)) for v, u in zip(self.variables, genome, strict=True)}
+        """The values a genome stands for, by name of variable."""
+        return {v.name: v.domain.decode(float(u)) for v, u in zip(self.variables, genome, strict=True)}
 
     def encode(self, values: Values) -> Array:
         """Return a genome with these values."""
@@ -245,8 +245,9 @@ class Space:
     def recipe(self, template: Mapping[str, Any], labels: Sequence[str], values: Values) -> dict[str, Any]:
         """Return `template` (a native recipe, with models in the order of `labels`) with the values set.
 
-        Values over depth become gradient lists, values per group a choice by glob with the template's value for other
-        tensors. If the method is searched, parameters that the chosen one lacks are left out.
+        Values over depth become gradient lists, values per group a choice by glob, the template's value for the rest;
+        chosen layers become slices.
+        When the method is searched, parameters that the chosen one does not know are left out.
         """
         document: dict[str, Any] = {**template, "models": [dict(model) for model in template["models"]]}
         document["parameters"] = dict(template.get("parameters") or {})

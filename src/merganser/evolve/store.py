@@ -210,8 +210,9 @@ class Store:
         with self._writing():
             self._connection.execute("REPLACE INTO artifacts VALUES (?, ?)", (name, content))
 
-    def add(self, trial: Trial, answers: Mapping[str, Answers]) -> Trial:
-        """Record a trial and its answers in one transaction; return it with its id."""
+    def add(self, trial: Trial, answers: Mapping[str, Answers], costs: Costs | None = None) -> Trial:
+        """Record a trial, its answers and what it cost in one transaction; returns it with its id."""
+        before = self.costs() if costs else {}
         row = {
             "kind": trial.kind,
             "label": trial.label,

@@ -79,35 +79,6 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Questions asked of candidates, and the number for full evaluations; questions asked of endpoints for
-    calibration, and of candidates at the end (re-ranking, stability). Seconds of one worker, including merging: of
-    `models` candidates, and all.
-    """
-
-    asked: int
-    full: int
-    calibration: int
-    again: int
-    models: int
-    search_seconds: float
-    seconds: float
-
-    @property
-    def models_per_hour(self) -> float:
-        """Return the number of candidates that one worker evaluates in an hour."""
-        return 3600 * self.models / self.search_seconds if self.search_seconds > 0 else float("nan")
-
-    @property
-    def saved(self) -> float:
-        """Return the factor of saved questions, including those for calibration and re-ranking."""
-        return self.full / max(1, self.asked + self.calibration + self.again)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.__dict__, "saved": self.saved, "models_per_hour": self.models_per_hour}
-
-
-@dataclass(frozen=True)
 class Summary:
     winners: tuple[Winner, ...]
     endpoints: Mapping[str, Tested]

@@ -78,7 +78,13 @@ def workers(evaluate: Evaluate, count: int = 1, *, ray: str | None = None) -> Wo
 
 
 def perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
-    """Run a job; an exception of the evaluator becomes the outcome's error."""
+    """Do a job; whatever the evaluator raises becomes the outcome's error. An evaluator that has a method `take_costs`
+    tells what the job cost."""
+    outcome = _perform(evaluate, job, worker)
+    return replace(outcome, costs=getattr(evaluate, "take_costs", dict)())
+
+
+def _perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
     began = time.perf_counter()
     answers: dict[str, list[float]] = {}
     asked: dict[str, list[int]] = {task: [] for task in job.items}

@@ -76,8 +76,12 @@ class Layout:
 
 
 def layout(names: Iterable[str]) -> Layout:
-    """Find the stacks, in time linear in the number of names."""
-    names = list(names)
+    """Find the stacks; linear in the number of names. Models that are merged mostly have the same names."""
+    return _layout(tuple(names))
+
+
+@lru_cache(maxsize=4)
+def _layout(names: tuple[str, ...]) -> Layout:
     numbers: dict[tuple[str, str], set[int]] = {}
     counts: dict[tuple[str, str], int] = {}
     positions: dict[str, list[tuple[tuple[str, str], int, str]]] = {}
