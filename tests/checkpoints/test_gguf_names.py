@@ -41,6 +41,32 @@ def test_transformers_reads_the_same(tmp_path):
     assert opened.spec("model.norm.weight").element.name == "bfloat16"
 
 
+@pytest.mark.parametrize("method", ["linear", "passthrough"])
+def test_a_config_is_made_of_the_settings(method, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "m.gguf", llama())
+    files = [str(tmp_path / name / "m.gguf") for name in "ab"]
+    document = {"method": method, "models": files}
+    if method == "passthrough":
+        document = {
+            "method": method,
+            "slices": [{"path": files[0], "layers": [0, 2]}, {"path": files[1], "layers": [1, 2]}],
+        }
+    plan = mg.recipes.plan(mg.recipes.load(document))
+    assert any("the output gets one from the settings of the file" in note for note in plan.notes)
+    out = mg.run(document, tmp_path / "out")
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    own = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a", gguf_file="m.gguf").config
+    keys = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
+            "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "model_type")  # fmt: skip
+    assert {key: getattr(model.config, key) for key in keys} == {key: getattr(own, key) for key in keys}
+    assert model.config.num_hidden_layers == (LAYERS if method == "linear" else LAYERS + 1)
+    assert torch.isfinite(model(torch.arange(5)[None]).logits).all()
+
+
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "phi3", "gemma2"])
 def test_other_architectures_agree_with_transformers_on_names(architecture, tmp_path):
     weights = llama()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from merganser import recipes
-from merganser.errors import CheckpointError
+from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.prefixes import wrapped
 
 NAMES = {"model.embed.weight", "model.layers.0.w", "model.layers.1.w", "lm_head.weight"}
@@ -44,6 +44,16 @@ def test_a_plan_says_it_in_one_line(header, make_llama):
     first = message(["a", "b"])
     assert first.count("\n") == 0
     assert "b calls '_orig_mod.model.layers." in first
-    assert "remove the prefix '_orig_mod.' from the names of b and save it again" in first
-    assert "remove the prefix '_orig_mod.' from the names of b" in message(["b", "a"])
-    assert "add the prefix 'text.' to the names of a" in message(["c", "a"])
+    assert "take the prefix '_orig_mod.' off the names of b and save it again" in first
+    assert "take the prefix '_orig_mod.' off the names of b" in message(["b", "a"])
+    assert "put the prefix 'text.' before the names of a" in message(["c", "a"])
+
+
+def test_a_map_may_stand_in_a_recipe_of_mergekit():
+    entry = {"model": "./llm", "map": {"model.": "model.language_model."}, "parameters": {"weight": 0.5}}
+    document = {"merge_method": "linear", "models": [{"model": "./vlm", "parameters": {"weight": 0.5}}, entry]}
+    read = recipes.load(document).parts[0].slices[0].models
+    assert [each.map for each in read] == [{}, {"model.": "model.language_model."}]
+    document["models"][1]["map"] = {"model.": 3}
+    with pytest.raises(RecipeError, match=r"models\[1\].map"):
+        recipes.load(document)

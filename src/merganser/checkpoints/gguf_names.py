@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, select_rows
 from merganser.checkpoints.gguf_file import GGUFFile
-from merganser.checkpoints.json_file import read_config
 from merganser.errors import CheckpointError, require
 
 if TYPE_CHECKING:
@@ -151,13 +150,3 @@ def open_gguf(file: GGUFFile) -> Checkpoint:
     """Return a GGUF file under the names of transformers, or unchanged if these are unknown."""
     names = hugging_face_names(file)
     return GGUFModel(file, names) if names else file
-
-
-def gguf_notes(checkpoint: Checkpoint) -> list[str]:
-    """Return notes on a GGUF file that provides the config of the output."""
-    if not isinstance(checkpoint, GGUFModel) or read_config(checkpoint.directory):
-        return []
-    return [
-        f"{checkpoint.label} has no config.json beside it, so the output gets none; put the model's config.json and "
-        "tokenizer files beside it, or name a directory as the base"
-    ]

@@ -140,8 +140,9 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
             if folder not in made_here:
                 copied |= _to_copy(template, (f"{folder}/{file.name if file.suffix != '.json' else '*'}",))
         for name, edits in (("config.json", sidecars.config), ("generation_config.json", sidecars.generation)):
-            if edits and (template / name).is_file():
-                made[name] = _rendered(edited(read_object(template / name), edits))
+            there = (template / name).is_file()
+            if edits and (there or any(path == ("model_type",) for path, _ in edits)):
+                made[name] = _rendered(edited(read_object(template / name) if there else {}, edits))
     if origin is not None:
         patterns = _TOKENIZER_FILES if sidecars.chat_template is not None else (*_TOKENIZER_FILES, _TEMPLATES)
         copied |= _to_copy(origin, patterns)

@@ -11,6 +11,7 @@ from typing import Any
 from merganser.checkpoints.adapter import separates_head
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.chat_templates import TEMPLATES
+from merganser.checkpoints.gguf_config import gguf_config
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.sidecars import Edit, Sidecars, TokenizerFiles, code_files, freeze_edits
 from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem, written_file
@@ -38,7 +39,8 @@ def describe(
     edits, notes = layer_edits([table.config(i) for i in range(len(table))], restacked)
     nested = table.models[0].plan
     inherited = nested.sidecars if nested else Sidecars()
-    edits = [*inherited.config, *edits]
+    written = [((key,), value) for key, value in gguf_config(table.checkpoints[0]).items()]
+    edits = [*written, *inherited.config, *edits]
     edits += untied_edits(config) if separates_head(table.checkpoints[0]) else []
     edits += dtype_edits(config, dtype)
     kept, remarks = quantisation_edits(config, table, outputs)

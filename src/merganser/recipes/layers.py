@@ -120,7 +120,7 @@ def chain_depths(names: Iterable[str]) -> dict[str, float]:
             chain, place = _LINKS[parts[link]]
             blocks = chains.setdefault((".".join(parts[:link]), chain), {})
             blocks.setdefault((place, *_position(parts[link:])), []).append(name)
-    found = {}
+    found: dict[str, float] = {}
     for blocks in chains.values():
         if len({position[0] for position in blocks}) < 2:
             continue  # an ordinary stack

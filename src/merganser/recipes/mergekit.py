@@ -201,7 +201,7 @@ class _Translator:
             return entry
         return REPORTED
 
-    def _entry(self, raw: Any, where: str, place: str, keys: tuple[str, ...] = ("model", "parameters")) -> Any:
+    def _entry(self, raw: Any, where: str, place: str, keys: tuple[str, ...] = ("model", "map", "parameters")) -> Any:
         if not isinstance(raw, dict):
             self.problems.add(place, f"expected a mapping with the key model, got {kind_of(raw)}")
             return REPORTED
@@ -219,6 +219,9 @@ class _Translator:
         if model is REPORTED:
             return model
         entry = {"path": model} if isinstance(model, str) else model
+        if raw.get("map") is not None:
+            self.places[f"{where}.map"] = f"{place}.map"
+            entry = entry | {"map": raw["map"]}
         return entry | {"parameters": parameters} if parameters else entry
 
     def _model(self, raw: Any, where: str, place: str) -> Any:
