@@ -153,15 +153,13 @@ def save_adapter(
     if modules := sorted(saved_modules):
         settings["modules_to_save"] = modules
     settings |= {key: value for key, value in config.items() if value is not None}
-    publish(
-        out,
-        lambda directory: (
-            save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"}),
-            (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n"),
-            origin.lock(directory, WEIGHTS),
-        ),
-        overwrite=overwrite,
-    )
+
+    def write(directory: Path) -> None:
+        save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+        (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+        origin.lock(directory, WEIGHTS)
+
+    publish(out, write, overwrite=overwrite)
     return rank
 
 

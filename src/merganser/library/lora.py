@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,7 +98,13 @@ def extract_lora(
     policy = RankPolicy.choose(None, energy, budget, 1) if given and rank is None else None
     stored = dtype_of(dtype, DTYPES, "adapters")
     tuned, origin = open_checkpoint(finetuned), open_checkpoint(base)
-    made_by = {"function": "extract_lora", "rank": rank, "energy": energy, "budget": budget, "whole": whole}
+    made_by: dict[str, Any] = {
+        "function": "extract_lora",
+        "rank": rank,
+        "energy": energy,
+        "budget": budget,
+        "whole": whole,
+    }
     made_by |= {"include": list(include), "exclude": list(exclude), "dtype": str(dtype)}
     sources = AdapterOrigin(made_by, [(tuned.label, tuned), (origin.label, origin)])
     inputs = [path for source in (finetuned, base, tuned.label, origin.label) for path in paths_in(source)]

@@ -72,11 +72,11 @@ def sample_models(merge: Merge) -> Samples:
     with ThreadPoolExecutor(_CONNECTIONS) as pool:
         runs = dict(zip(wanted, pool.map(lambda source: _read(merge, source), wanted), strict=True))
     notes, lengths = [], {}
-    for (model, reference, is_base), found in chosen.items():
+    for (model, other, is_base), found in chosen.items():
         known = [(a, b) for first, second in found if (a := runs[first]) and (b := runs[second])]
         theirs, ours = ([x for both in known for x in both[side][0]] for side in (0, 1))
         cosine = _cosine(theirs, ours)
-        labels = [merge.plan.models[i].label for i in (model, reference)]
+        labels = [merge.plan.models[i].label for i in (model, other)]
         if len(theirs) < _ENOUGH or cosine is None:
             continue
         if cosine < STRANGE:
