@@ -16,7 +16,7 @@ QUICK := multi_task compression theory mergeability auto adaptive evolve single_
   lowrank alignment irt taskvectors merge_speed
 BENCH = MERGANSER_ZOO=$(ZOO) MERGANSER_DATA=$(DATA) $(BIN)/python -m
 
-.PHONY: demo test lint docs format results zoo bench bench-quick clean fuzz crash
+.PHONY: demo test lint docs format results zoo bench bench-quick clean fuzz crash architectures
 
 demo: $(VENV)/.installed
 	$(BIN)/merganser demo demo-output --overwrite
@@ -31,6 +31,10 @@ fuzz: $(VENV)/.installed
 # Commands killed at random moments, and every operation of the disk made to fail; prints tried, clean, wrong.
 crash: $(VENV)/.installed
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m crash --kills $(KILLS)
+
+# Tiny models of all architectures in the list, merged, slerped and stacked, loaded and run by transformers.
+architectures: $(VENV)/.installed
+	MERGANSER_ARCHITECTURES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/recipes/test_architectures.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

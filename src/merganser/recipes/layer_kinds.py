@@ -21,7 +21,7 @@ from typing import Any
 from merganser.recipes.stacking import Origin
 
 Section = Mapping[str, Any]
-_EACH = re.compile(r"layer|block|pattern|_types?(_list)?$|heads|multipliers")
+_EACH = re.compile(r"layer|block|pattern|_types?(_list)?$|heads|multipliers|window$|^intermediate_size$")
 _NUMBERS = re.compile(r"layers$|idx|indices|indexes")
 #: Keys with a flag per layer, although the values could be layer numbers.
 _FLAGS = ("no_rope_layers",)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 from merganser.errors import CheckpointError
 from merganser.recipes.layer_kinds import Kinds
 from merganser.recipes.stacking import Restacked
 
 Names = frozenset[str]
+#: A layer of layers.
+_STAGE = re.compile(r"^\d+\.|(^|\.)(layers?|blocks?)\.\d+\.")
 
 
 def check_places(
@@ -45,6 +48,43 @@ def check_places(
         f"{labels[0]} the layer in this place {'does not have it' if has else 'has it'}{more}{why[model]}; "
         "choose slices that keep layers of each kind in their places, or models of one architecture"
     )
+
+
+def check_shapes(
+    each: Restacked, kinds: Kinds, shape: Callable[[str], Sequence[int]], heads: object, outside: Iterable[str]
+) -> None:
+    """Refuse another order of layers where shapes depend on their number: stages of a vision model, contacts of ESM.
+
+    Args:
+        each: The stack.
+        kinds: What the configs say of single layers.
+        shape: Returns the shape of a tensor of the template.
+        heads: The number of heads in a layer, if the config says it.
+        outside: The tensors that are in no layer.
+
+    Raises:
+        CheckpointError: A tensor has another shape in another layer of the same kind, or a column for each head of each
+            layer.
+    """
+    seen: dict[tuple[str, str], tuple[str, Sequence[int]]] = {}
+    for i, names in enumerate(each.before):
+        for rest in names:
+            own = each.stack.name(i, rest)
+            # A list of widths in the config says what kind a stage is, and nothing of what it follows.
+            key = (rest, "" if _STAGE.search(rest) else repr(kinds.of((0, i))))
+            first, usual = seen.setdefault(key, (own, shape(own)))
+            if shape(own) != usual:
+                raise CheckpointError(
+                    f"slices: {own!r} is {list(shape(own))} and {first!r} {list(usual)}: what is numbered under "
+                    f"{each.stack.title!r} are stages that fit their own places only; keep their order"
+                )
+    for name in outside:
+        columns = shape(name)[-1:]
+        if "contact_head" in name and type(heads) is int and columns == (heads * each.stack.layers,):
+            raise CheckpointError(
+                f"slices: {name!r} has a column for each head of each of the {each.stack.layers} layers; leave it out "
+                "with `output: {exclude: [...]}`"
+            )
 
 
 def _expected(each: Restacked, kinds: Kinds, before: Sequence[Names], made: Sequence[Names]) -> list[Names]:

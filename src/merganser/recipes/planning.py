@@ -23,7 +23,7 @@ from merganser.recipes.configs import describe
 from merganser.recipes.differences import other_architecture
 from merganser.recipes.dtypes import Dtypes
 from merganser.recipes.kernels import averaged_kernels
-from merganser.recipes.layer_places import check_places
+from merganser.recipes.layer_places import check_places, check_shapes
 from merganser.recipes.layer_settings import kinds
 from merganser.recipes.mismatches import Mismatches, is_buffer, is_computed, tied_source
 from merganser.recipes.quantisation import quantise
@@ -229,6 +229,10 @@ class _Planner:
         why = [f": {other}" if (other := other_architecture(self.table, i)) else "" for i in models]
         known = kinds([self.table.config(i) for i in models], each)
         check_places(each, known, [self.table.models[i].label for i in models], counts, why)
+        if not each.unchanged:
+            heads = self.table.config(0).get("num_attention_heads")
+            outside = [job.name for job in self.stacking.jobs if job.offset is None and not self._excluded(job.name)]
+            check_shapes(each, known, lambda name: self.table.checkpoints[0].spec(name).shape, heads, outside)
 
     def _output(self, job: TensorJob) -> Output | None:
         roles = self._roles_of(job)
