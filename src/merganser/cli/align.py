@@ -14,6 +14,7 @@ from merganser.cli.factories import derive_symmetry
 from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Json, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
+from merganser.cli.progress import ProgressReporter
 from merganser.plain import plain
 from merganser.report.tables import Table
 
@@ -102,14 +103,24 @@ def _align(
 
     opened = [open_checkpoint(path) for path in named.values()]
     check_replaceable(out, [file for checkpoint in opened for file in checkpoint.files()])
-    states = [checkpoint.state_dict() for checkpoint in opened]
-    if permutations is not None:
-        found = align.Universe.load(permutations, states)
-    else:
-        found = _match(states, derive(), matching, seed)
-    stored = [once({*checkpoint.names(), *checkpoint.aliases()}, found.symmetry) for checkpoint in opened]
-    report = {"method": "given" if permutations else matching, **_report(list(named), found)}
-    publish(out, lambda directory: _write(found, list(named), stored, report, directory), overwrite=overwrite)
+    steps = len(named) + 4
+    with ProgressReporter("aligning", "steps") as reporter:
+        states = []
+        for name, checkpoint in zip(named, opened, strict=True):
+            reporter.step(f"reading {name}", steps)
+            states.append(checkpoint.state_dict())
+        if permutations is not None:
+            found = align.Universe.load(permutations, states)
+        else:
+            reporter.step("deriving the symmetry", steps)
+            symmetry = derive()
+            reporter.step("matching", steps)
+            found = _match(states, symmetry, matching, seed)
+        reporter.step("comparing", steps)
+        stored = [once({*checkpoint.names(), *checkpoint.aliases()}, found.symmetry) for checkpoint in opened]
+        report = {"method": "given" if permutations else matching, **_report(list(named), found)}
+        reporter.step("writing", steps)
+        publish(out, lambda directory: _write(found, list(named), stored, report, directory), overwrite=overwrite)
     _show({**report, "out": str(out)}, as_json)
 
 

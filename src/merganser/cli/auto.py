@@ -16,6 +16,7 @@ from merganser.cli.interrupts import explain_interrupt
 from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Device, Json, Memory, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
+from merganser.cli.progress import ProgressReporter
 from merganser.units import parse_size
 
 if TYPE_CHECKING:
@@ -89,7 +90,16 @@ def command(
         for remark in remarks:
             say(_wrap(f"note: {remark.text}"), sys.stderr)
 
-    with explain_interrupt(lambda: f"{beside} keeps the answers so far; continue with: {same_command()}"):
+    expected = [0]
+    with (
+        explain_interrupt(lambda: f"{beside} keeps the answers so far; go on with: {same_command()}"),
+        ProgressReporter("racing", "questions") as reporter,
+    ):
+
+        def on_answer(label: str, asked: int, total: int) -> None:
+            reporter(total, max(total, *expected), label)
+            reporter.line(f"{total:8,} asked  +{asked:<5} {label}")
+
         try:
             decision = pilot(
                 merges,
@@ -99,8 +109,9 @@ def command(
                 questions=questions,
                 calibration=_calibrations(calibration or []),
                 journal=beside / "answers.jsonl",
-                on_answer=lambda label, asked, total: say(f"{total:8,} asked  +{asked:<5} {label}", sys.stderr),
+                on_answer=on_answer,
                 on_look=on_look,
+                on_plan=expected.append,
             )
         finally:
             with suppress(OSError):
@@ -150,8 +161,12 @@ def _write(recipe: dict[str, Any], out: Path, overwrite: bool, memory: int, devi
     from merganser.recipes.running import run
 
     partial = out.with_name(f"{out.name}.partial")
-    with explain_interrupt(lambda: f"{partial} keeps what is finished; continue with: {same_command()}"):
-        run(recipe, out, resume=partial.exists(), overwrite=overwrite, memory=memory, device=device)
+    with (
+        explain_interrupt(lambda: f"{partial} keeps what is finished; go on with: {same_command()}"),
+        ProgressReporter("merging") as reporter,
+    ):
+        options: dict[str, Any] = {"overwrite": overwrite, "memory": memory, "device": device}
+        run(recipe, out, resume=partial.exists(), on_progress=reporter.follow, **options)
 
 
 def _show(decision: Decision, out: Path, beside: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from merganser.cli.options import Json, LibraryPath, MovedBase
 from merganser.cli.output import emit, say
+from merganser.cli.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,24 +42,26 @@ def command(
 
     candidates, table = _texts(texts), _embeddings(embeddings)
     opened = Library(library, base)
-    for tensor in tensors:
-        found = decode(
-            opened,
-            expert,
-            tensor,
-            candidates,
-            table,
-            projection=projection,
-            side=cast("Side", side),
-            rank=rank,
-            count=count,
-        )
-        if as_json:
-            emit({"expert": expert, "tensor": tensor, "texts": found})
-            continue
-        say(f"{expert}  {tensor}")
-        for concept in found:
-            say(f"  {concept.share:6.1%}  {concept.text}")
+    with ProgressReporter("decoding", "matrices") as reporter:
+        for tensor in tensors:
+            reporter.step(tensor, len(tensors))
+            found = decode(
+                opened,
+                expert,
+                tensor,
+                candidates,
+                table,
+                projection=projection,
+                side=cast("Side", side),
+                rank=rank,
+                count=count,
+            )
+            if as_json:
+                emit({"expert": expert, "tensor": tensor, "texts": found})
+                continue
+            say(f"{expert}  {tensor}")
+            for concept in found:
+                say(f"  {concept.share:6.1%}  {concept.text}")
 
 
 def _texts(path: Path) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from merganser.cli.options import Device, Json, Task
 from merganser.cli.output import emit, say
+from merganser.cli.progress import ProgressReporter
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -36,14 +36,17 @@ def command(
     from merganser.evaluate import tasks as questions
     from merganser.evaluate.models import evaluate
 
-    found = evaluate(
-        checkpoint,
-        parents,
-        [questions.Task.parse(text) for text in tasks or ()],
-        limit=limit,
-        device=device,
-        on_step=lambda step: say(step, sys.stderr),
-    )
+    asked = [questions.Task.parse(text) for text in tasks or ()]
+    steps = 1 + (1 + len(parents or ())) * (2 + len(asked))  # of each model: loading, perplexity, tasks
+    with ProgressReporter("evaluating", "steps") as reporter:
+        found = evaluate(
+            checkpoint,
+            parents or (),
+            asked,
+            limit=limit,
+            device=device,
+            on_step=lambda step: reporter.step(step, steps),
+        )
     if as_json:
         emit(found.to_dict())
     else:

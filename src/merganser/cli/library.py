@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,10 +20,14 @@ from merganser.cli.options import (
     Tensors,
 )
 from merganser.cli.output import emit, say, wrote
+from merganser.cli.progress import ProgressReporter
 from merganser.errors import InputError
 from merganser.units import parse_size, show_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from merganser.checkpoints.base import Checkpoint
     from merganser.library.library import Library
 
 _MARKS = {True: "ok ", False: "BAD", None: "?  "}
@@ -79,20 +82,22 @@ def build(
     """Build a library; after an interruption, run the same command again."""
     from merganser.library.library import Library
 
-    built = Library.build(
-        base,
-        _all_named(experts),
-        library,
-        rank_fraction=rank_fraction,
-        energy=energy,
-        budget=parse_size(budget) if budget else None,
-        codes=codes or None,
-        grams=_all_named(grams or []),
-        dtype=dtype,
-        copy_base=copy_base,
-        randomized=randomized,
-        on_step=lambda action, name: say(f"{action} {name}", sys.stderr),
-    )
+    named = _all_named(experts)
+    with ProgressReporter("building", "steps") as reporter:
+        built = Library.build(
+            base,
+            named,
+            library,
+            rank_fraction=rank_fraction,
+            energy=energy,
+            budget=parse_size(budget) if budget else None,
+            codes=codes or None,
+            grams=_all_named(grams or []),
+            dtype=dtype,
+            copy_base=copy_base,
+            randomized=randomized,
+            on_step=_steps(reporter, base, len(named), coded=budget is not None and dtype is None),
+        )
     _show(built, as_json)
 
 
@@ -113,17 +118,21 @@ def add(
     name, path = _named(expert)
     given = _all_named(grams or [])
     if others := given.keys() - {name}:
-        raise InputError(f"--gram {min(others)}: does not match the expert to add, {name}")
-    grown = _open(library, base).add(
-        name,
-        path,
-        rank_fraction=rank_fraction,
-        energy=energy,
-        budget=parse_size(budget) if budget else None,
-        codes=codes or None,
-        gram=given.get(name),
-        randomized=randomized,
-    )
+        raise InputError(f"--gram {min(others)}: the expert that is added is {name}")
+    opened = _open(library, base)
+    coded = budget is not None or opened.manifest.policy.get("codes")
+    with ProgressReporter("adding", "steps") as reporter:
+        grown = opened.add(
+            name,
+            path,
+            rank_fraction=rank_fraction,
+            energy=energy,
+            budget=parse_size(budget) if budget else None,
+            codes=codes or None,
+            gram=given.get(name),
+            randomized=randomized,
+            on_step=_steps(reporter, opened.base, 1, coded=bool(coded)),
+        )
     _show(grown, as_json)
 
 
@@ -185,7 +194,9 @@ def extract(
     elif form == "checkpoint":
         if rank is not None or budget is not None or low_rank_only:
             raise InputError("a rank, a budget and --low-rank-only are for adapters: add --as lora")
-        wrote(opened.extract(name, out, resume=resume, overwrite=overwrite), as_json)
+        with ProgressReporter("writing", as_json=as_json) as reporter:
+            opened.extract(name, out, resume=resume, overwrite=overwrite, on_progress=reporter.follow)
+        wrote(out, as_json)
     else:
         raise InputError(f"--as {form}: choose checkpoint or lora")
 
@@ -212,7 +223,9 @@ def merge(
     if rank_fraction is not None:
         settings["rank_fraction"] = rank_fraction
     merged = _open(library, base).merge(experts or None, **settings)
-    wrote(save(merged, out, resume=resume, overwrite=overwrite), as_json)
+    with ProgressReporter("merging", as_json=as_json) as reporter:
+        save(merged, out, resume=resume, overwrite=overwrite, on_progress=reporter.follow)
+    wrote(out, as_json)
 
 
 @app.command()
@@ -230,28 +243,42 @@ def report(
     from merganser.library.reporting import by_layer, stored_tensors
 
     opened = _open(library, base)
-    found = [each for name in experts or opened.experts for each in stored_tensors(opened, name)]
+    names, found = experts or list(opened.experts), []
+    with ProgressReporter("reading", "experts") as reporter:
+        for name in names:
+            reporter.step(name, len(names))
+            found += stored_tensors(opened, name)
     layers = by_layer(found)
     if as_json:
         emit({"layers": layers, "tensors": found if tensors else None})
         return
     if tensors:
-        for each in found:
-            _row(f"{each.expert}: {each.tensor}", each.nbytes, each.bits, each.lost, each.code)
-    for layer in layers:
-        codes = ", ".join(f"{count} {code}" for code, count in layer.codes.items())
-        _row(layer.layer, layer.nbytes, layer.bits, layer.lost, codes)
+        say(_stored_table("tensor", [(f"{e.expert}: {e.tensor}", e.nbytes, e.bits, e.lost, e.code) for e in found]))
+        say("")
+    rows = [(layer.layer, layer.nbytes, layer.bits, layer.lost, _count(layer.codes)) for layer in layers]
+    say(_stored_table("layer", rows))
 
 
-def _row(name: str, nbytes: int, bits: float, lost: float | None, codes: str) -> None:
-    share = "    ?" if lost is None else f"{lost:6.2%}"
-    say(f"{name:<48} {show_size(nbytes):>12} {bits:7.3f} bits an entry {share:>8} lost   {codes}")
+def _count(codes: dict[str, int]) -> str:
+    return ", ".join(f"{count} {code}" for code, count in codes.items())
+
+
+def _stored_table(what: str, rows: Sequence[tuple[str, int, float, float | None, str]]) -> str:
+    from merganser.report.tables import Table
+
+    shown = [
+        (name, show_size(nbytes), f"{bits:.3f}", "?" if lost is None else f"{lost:.2%}", codes)
+        for name, nbytes, bits, lost, codes in rows
+    ]
+    return Table((what, "size", "bits/entry", "lost", "codes"), shown).text()
 
 
 @app.command()
 def verify(library: LibraryPath, base: MovedBase = None, as_json: Json = False) -> None:
-    """Read every byte and compare it with the library's records; exit with 1 if anything differs."""
-    findings = _open(library, base).verify()
+    """Read every byte and compare it with what the library says; exit code 1 if something is wrong."""
+    opened = _open(library, base)
+    with ProgressReporter("verifying", "files") as reporter:
+        findings = opened.verify(lambda part: reporter.step(part, 1 + len(opened.experts)))
     if as_json:
         emit(findings)
     else:
@@ -259,6 +286,15 @@ def verify(library: LibraryPath, base: MovedBase = None, as_json: Json = False) 
             say(f"{_MARKS[finding.sound]}  {finding.part}: {finding.message}")
     if any(finding.sound is False for finding in findings):
         raise typer.Exit(1)
+
+
+def _steps(reporter: ProgressReporter, base: str | Checkpoint, experts: int, coded: bool) -> Callable[[str, str], None]:
+    """Report what a library does, of the most steps it takes: a look at each expert, and each tensor of each."""
+    from merganser.checkpoints.opening import open as open_checkpoint
+
+    tensors = len(open_checkpoint(base).names())
+    total = experts + experts * tensors + (tensors if coded else 0)
+    return lambda action, name: reporter.step(f"{action} {name}", total)
 
 
 def _open(path: Path, base: str | None) -> Library:

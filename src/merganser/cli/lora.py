@@ -8,6 +8,7 @@ import typer
 
 from merganser.cli.options import Base, Json, LowRankOnly, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
+from merganser.cli.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from merganser.library.adapter_merging import MergeSpace
@@ -49,20 +50,22 @@ def command(
     """Extract the best LoRA adapter for the difference of two checkpoints, in PEFT's format."""
     from merganser.library.lora import extract_lora
 
-    report = extract_lora(
-        finetuned,
-        base,
-        out,
-        rank=rank,
-        energy=energy,
-        budget=budget,
-        include=include or ("*",),
-        exclude=exclude or (),
-        whole=not low_rank_only,
-        dtype=dtype,
-        fan_in_fan_out=fan_in_fan_out,
-        overwrite=overwrite,
-    )
+    with ProgressReporter("extracting", "tensors") as reporter:
+        report = extract_lora(
+            finetuned,
+            base,
+            out,
+            rank=rank,
+            energy=energy,
+            budget=budget,
+            include=include or ("*",),
+            exclude=exclude or (),
+            whole=not low_rank_only,
+            dtype=dtype,
+            fan_in_fan_out=fan_in_fan_out,
+            overwrite=overwrite,
+            on_progress=reporter,
+        )
     show_report(report, as_json)
 
 
@@ -98,20 +101,22 @@ def merge_command(
     settings: dict[str, Any] = {}
     if density:
         settings["density"] = density[0] if len(density) == 1 else density
-    report = merge_adapters(
-        adapters,
-        out,
-        space=cast("MergeSpace", space),
-        method=method,
-        weights=weight or None,
-        scale=scale,
-        rank=rank,
-        base=base,
-        dtype=dtype,
-        seed=seed,
-        overwrite=overwrite,
-        **settings,
-    )
+    with ProgressReporter("merging", "weights") as reporter:
+        report = merge_adapters(
+            adapters,
+            out,
+            space=cast("MergeSpace", space),
+            method=method,
+            weights=weight or None,
+            scale=scale,
+            rank=rank,
+            base=base,
+            dtype=dtype,
+            seed=seed,
+            overwrite=overwrite,
+            on_progress=reporter,
+            **settings,
+        )
     show_report(report, as_json)
 
 

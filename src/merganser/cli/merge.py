@@ -70,7 +70,7 @@ def command(
     plan RECIPE`.
     """
     from merganser.engine.allocator import keep_freed_memory
-    from merganser.engine.execute import DEFAULT_MEMORY, Progress
+    from merganser.engine.execute import DEFAULT_MEMORY
     from merganser.recipes.running import run
 
     keep_freed_memory()
@@ -92,10 +92,6 @@ def command(
     complete: list[Path] = []
     partial = out.with_name(f"{out.name}.partial") if out.name else out
     with explain_interrupt(lambda: left_in(partial)), ProgressReporter("merging", as_json=as_json) as reporter:
-
-        def on_progress(progress: Progress) -> None:
-            reporter(progress.done, progress.total, progress.name)
-
         path = run(
             recipe,
             out,
@@ -111,7 +107,7 @@ def command(
             changes=changes,
             digest=digest,
             on_merge=on_merge,
-            on_progress=on_progress,
+            on_progress=reporter.follow,
             on_complete=complete.append,
         )
     seconds = time.monotonic() - began

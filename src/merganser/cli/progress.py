@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from merganser.cli.output import emit, say
 from merganser.units import show_size, show_time
+
+if TYPE_CHECKING:
+    from merganser.engine.execute import Progress
 
 LOG_SECONDS = 10.0
 BYTES = "bytes"
@@ -26,6 +29,7 @@ class ProgressReporter:
         self._began = time.monotonic()
         self._first: int | None = None
         self._spoke = self._began
+        self._steps = 0
 
     def __enter__(self) -> ProgressReporter:
         if not self._json and sys.stderr.isatty():
@@ -55,6 +59,15 @@ class ProgressReporter:
             self._spoke = now
             left = f"  {show_time((total - done) / rate)} left" if rate > 0 else ""
             say(f"{done / max(1, total):4.0%}  {self._amounts(done, total, rate)}{left}", sys.stderr)
+
+    def follow(self, progress: Progress) -> None:
+        """Report the progress of a merge."""
+        self(progress.done, progress.total, progress.name)
+
+    def step(self, name: str, total: int) -> None:
+        """Report that a step begins; those before it are done. There may be fewer than `total` in the end."""
+        self(self._steps, max(total, self._steps + 1), name)
+        self._steps += 1
 
     def line(self, text: str) -> None:
         """Print a line on standard error without breaking the bar."""

@@ -11,6 +11,7 @@ import typer
 from merganser.cli.factories import derive_symmetry
 from merganser.cli.options import DryRun, Json, Memory, Out, Overwrite, Resume, Workers
 from merganser.cli.output import emit, say
+from merganser.cli.progress import ProgressReporter
 from merganser.cli.views import write_view
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def command(
     from merganser.engine.publishing import check_out
     from merganser.errors import InputError, one_of
     from merganser.evaluate.references import imported
+    from merganser.evaluate.search import ALPHAS
 
     one_of("--matching", matching, MATCHINGS)
     one_of("--start", start, ("propagate", "spectra", "identity"))
@@ -90,8 +92,18 @@ def command(
     _check(models)
     if not resume:
         check_out(out, overwrite, [file for each in models for file in each.files()])
-    symmetry, tested = _derive(models[2], matching, model, shape, kind, outputs, allow_unused)
-    view, report = _transport(models, symmetry, matching, start, scale, scales, judge)
+    with ProgressReporter("transporting", "steps") as reporter:
+        steps = 2 + (len(scales or ALPHAS) if judge else 0)
+        reporter.step("deriving the symmetry", steps)
+        symmetry, tested = _derive(models[2], matching, model, shape, kind, outputs, allow_unused)
+        reporter.step("matching", steps)
+
+        def scored(weights: Mapping[str, Tensor]) -> float:
+            assert judge is not None
+            reporter.step("scoring a scale", steps)
+            return float(judge(weights))
+
+        view, report = _transport(models, symmetry, matching, start, scale, scales, scored if judge else None)
     report |= {"event": "transport", "self_tested": tested}
     emit(report) if as_json else _show(report)
     write_view(view, out, dtype, dry_run, resume, overwrite, memory, workers, as_json)

@@ -38,7 +38,7 @@ def command(
     bit, and compares the sources with the bytes that were merged. Nothing is written.
     """
     from merganser import origin
-    from merganser.engine.execute import DEFAULT_MEMORY, Progress
+    from merganser.engine.execute import DEFAULT_MEMORY
     from merganser.errors import InputError, MerganserError
 
     if not rebuild and (sample is not None or moved or root is not None):
@@ -51,10 +51,6 @@ def command(
     problems = list(found.problems)
     if rebuild and not problems:
         with ProgressReporter("rebuilding", as_json=as_json) as reporter:
-
-            def on_progress(progress: Progress) -> None:
-                reporter(progress.done, progress.total, progress.name)
-
             found = origin.rebuild(
                 directory,
                 root=root,
@@ -62,13 +58,13 @@ def command(
                 sample=sample,
                 workers=workers,
                 memory=limit,
-                on_progress=on_progress,
+                on_progress=reporter.follow,
             )
         _show("rebuilt", found, as_json)
         problems += found.problems
     if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise MerganserError(f"{directory} differs from its lock file: {problems[0]}{more}")
+        counted = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise MerganserError(f"{directory} is not what its lock file says: {counted}, listed above")
 
 
 def _split(given: str) -> tuple[str, str]:

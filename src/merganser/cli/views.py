@@ -28,7 +28,7 @@ def write_view(
     as_json: bool,
 ) -> None:
     """Show what a view will compute, and write it unless this is a dry run."""
-    from merganser.engine.execute import DEFAULT_MEMORY, Progress
+    from merganser.engine.execute import DEFAULT_MEMORY
     from merganser.recipes.saving import prepare_copy, save
 
     limit = parse_size(memory) if memory else DEFAULT_MEMORY
@@ -41,10 +41,6 @@ def write_view(
         explain_interrupt(lambda: left_in(out.with_name(f"{out.name}.partial"))),
         ProgressReporter("writing", as_json=as_json) as reporter,
     ):
-
-        def on_progress(progress: Progress) -> None:
-            reporter(progress.done, progress.total, progress.name)
-
         save(
             view,
             out,
@@ -53,7 +49,7 @@ def write_view(
             overwrite=overwrite,
             workers=workers,
             memory=limit,
-            on_progress=on_progress,
+            on_progress=reporter.follow,
             on_complete=complete.append,
         )
     seconds = time.monotonic() - began

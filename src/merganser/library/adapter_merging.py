@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -54,6 +54,7 @@ def merge_adapters(
     dtype: str | torch.dtype = "bfloat16",
     seed: int = 0,
     overwrite: bool = False,
+    on_progress: Callable[[int, int, str], None] = lambda done, total, name: None,
     **settings: Any,
 ) -> AdapterReport:
     """Merge LoRA adapters of one base into one adapter.
@@ -74,6 +75,7 @@ def merge_adapters(
         dtype: float32, bfloat16 or float16.
         seed: Seed of random rules.
         overwrite: Replace `out`.
+        on_progress: Called with the weights done, those in all, and the name of the next.
         **settings: Other parameters of the method, such as `density`; per-model ones as sequences.
 
     Returns:
@@ -103,11 +105,12 @@ def merge_adapters(
     mixer = _Mixer(files, space, rule, tuple(weights or [1.0] * len(files)), scale, rank, seed)
     updates: dict[str, StoredUpdate] = {}
     seen = kept = 0.0
-    with noting_reads(origin.reads):
-        for name in dict.fromkeys(name for file in files for name in file.updates):
-            updates[name], before, after = mixer.merge(name)
-            seen, kept = seen + before, kept + after
-        whole, notes = mixer.merge_whole(base)
+    names = list(dict.fromkeys(name for file in files for name in file.updates))
+    for number, name in enumerate(names):
+        on_progress(number, len(names), name)
+        updates[name], before, after = mixer.merge(name)
+        seen, kept = seen + before, kept + after
+    whole, notes = mixer.merge_whole(base)
     keys = ("base_model_name_or_path", "task_type", "fan_in_fan_out", "ensure_weight_tying", "bias")
     config = {
         key: next((f.config[key] for f in files if f.config.get(key) not in (None, "none")), None) for key in keys

@@ -76,7 +76,7 @@ class Compressor:
         path = self.directory / SHARED_FILE
         return StoredFile(sha256=write_tensors(path, entries, {}, blobs.items()), nbytes=path.stat().st_size)
 
-    def compress(self, name: str, expert: Checkpoint, plan: Mapping[str, Any]) -> ExpertRecord:
+    def compress(self, name: str, expert: Checkpoint, plan: Mapping[str, Any], on_step: Step) -> ExpertRecord:
         """Write the file of one expert as planned."""
         if plan["fingerprint"] != expert.fingerprint():
             raise CheckpointError(f"{expert.label}: has changed since the build of {name!r} started")
@@ -84,21 +84,28 @@ class Compressor:
         file = expert_file(name)
         path = self.directory / file
         if "codes" in plan:
-            sha256 = self._write_codes(path, name, expert, plan["codes"], ledger)
+            sha256 = self._write_codes(path, name, expert, plan["codes"], ledger, on_step)
         else:
             slots = [Slot(tensor, expert.spec(tensor), rank) for tensor, rank in plan["ranks"].items() if rank != 0]
             entries = {key: spec for slot in slots for key, spec in slot.entries(self.dtype).items()}
-            stored = self._stored(name, expert, slots, plan, ledger)
+            stored = self._stored(name, expert, slots, plan, ledger, on_step)
             sha256 = write_tensors(path, entries, self._metadata(name), stored, plan["room"])
         return ExpertRecord(file, path.stat().st_size, sha256, expert.label, plan["fingerprint"], ledger.share)
 
     def _stored(
-        self, name: str, expert: Checkpoint, slots: Sequence[Slot], plan: Mapping[str, Any], ledger: _Ledger
+        self,
+        name: str,
+        expert: Checkpoint,
+        slots: Sequence[Slot],
+        plan: Mapping[str, Any],
+        ledger: _Ledger,
+        on_step: Step,
     ) -> Iterator[tuple[str, Tensor]]:
         decompose = randomized_svd if self.randomized else top_svd
         for dropped in (tensor for tensor, rank in plan["ranks"].items() if rank == 0):
             ledger.add(delta := task_matrix(self.base, expert, dropped), lost=delta)
         for slot in slots:
+            on_step("compressing", f"{name}: {slot.name}")
             if slot.rank is None:
                 yield f"{slot.name}::full", self._whole(expert, slot.name, ledger)
                 continue
@@ -111,13 +118,16 @@ class Compressor:
             ledger.add(delta, lost=delta - product(*stored))
             yield from zip(slot.entries(self.dtype), stored, strict=True)
 
-    def _write_codes(self, path: Path, name: str, expert: Checkpoint, plan: Mapping[str, str], ledger: _Ledger) -> str:
-        """Write the file of an expert in codes, which are computed first because they decide its size."""
+    def _write_codes(
+        self, path: Path, name: str, expert: Checkpoint, plan: Mapping[str, str], ledger: _Ledger, on_step: Step
+    ) -> str:
+        """Write the file of an expert in codes; they are made first, since they decide its size."""
         mixer = self._mixer(())
         blobs: dict[str, Tensor] = {}
         whole: dict[str, TensorSpec] = {}
         dropped: dict[str, float] = {}
         for tensor, choice in ((tensor, TensorChoice.parse(text)) for tensor, text in plan.items()):
+            on_step("compressing", f"{name}: {tensor}")
             if choice.full:
                 whole[f"{tensor}::full"] = expert.spec(tensor)
                 continue

@@ -150,8 +150,7 @@ class Library(Shown):
                 manifest = begin(directory, wanted, opened)
             compressor = Compressor(directory, opened, manifest, randomized, weights)
             for name in list(manifest.pending):
-                on_step("compressing", name)
-                record = compressor.compress(name, checkpoints[name], manifest.pending[name])
+                record = compressor.compress(name, checkpoints[name], manifest.pending[name], on_step)
                 manifest = manifest.with_expert(name, record)
                 manifest.write(directory)
         return cls(directory, None if copied else opened)
@@ -167,6 +166,7 @@ class Library(Shown):
         codes: Sequence[str] | None = None,
         gram: Reference | None = None,
         randomized: bool = False,
+        on_step: Step = lambda action, name: None,
     ) -> Library:
         """Add an expert, by default with the rule of the library, and return the new library.
 
@@ -182,6 +182,7 @@ class Library(Shown):
             codes: The codes a budget may use; by default those of the library.
             gram: Gram matrices of its inputs.
             randomized: Use a randomised SVD.
+            on_step: Called with what is done and the name of the expert or tensor.
         """
         check_name(name)
         told = (rank_fraction, energy, budget) != (None, None, None)
@@ -196,8 +197,9 @@ class Library(Shown):
             policy = with_codes(policy, codes, own.codes)
             weights = _open_grams({name: gram} if gram is not None else {}, policy, [name])
             compressor = Compressor(self.path, self.base, current.manifest, randomized, weights)
-            plan, _ = compressor.plan({name: opened}, policy, lambda action, which: None)
-            current.manifest.with_expert(name, compressor.compress(name, opened, plan[name])).write(self.path)
+            plan, _ = compressor.plan({name: opened}, policy, on_step)
+            record = compressor.compress(name, opened, plan[name], on_step)
+            current.manifest.with_expert(name, record).write(self.path)
         return Library(self.path, self.base)
 
     def remove(self, name: str) -> Library:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -60,6 +60,7 @@ def extract_lora(
     dtype: str | torch.dtype = "bfloat16",
     fan_in_fan_out: bool | None = None,
     overwrite: bool = False,
+    on_progress: Callable[[int, int, str], None] = lambda done, total, name: None,
 ) -> AdapterReport:
     """Extract the best adapter for the difference of two checkpoints, in PEFT's format.
 
@@ -81,6 +82,7 @@ def extract_lora(
         dtype: float32, bfloat16 or float16.
         fan_in_fan_out: Whether weights are stored input × output, as in GPT-2; by default decided by the model's class.
         overwrite: Replace `out`.
+        on_progress: Called with the tensors done, those in all, and the name of the next.
 
     Returns:
         A report of the adapter's content, and of what was left out.
@@ -114,13 +116,13 @@ def extract_lora(
         tuned, origin = as_modules(tuned, model), as_modules(origin, model)
     check_fit(origin, tuned)
     modules = AdapterModules(origin, tuned, fan_in_fan_out, model)
-    draft = _Draft(modules, origin, stored, whole, sources)
-    with noting_reads(sources.reads):
-        changed = list(_changed(tuned, origin, modules))
-        wanted = [name for name in changed if _matches(name, include) and not _matches(name, exclude)]
-        ranks = _ranks(wanted, tuned, origin, draft, rank or _DEFAULT_RANK, policy)
-        for name in changed:
-            draft.add(name, tuned, ranks.get(name, 0) if name in wanted else None)
+    draft = _Draft(modules, origin, stored, whole)
+    changed = list(_changed(tuned, origin, modules))
+    wanted = [name for name in changed if _matches(name, include) and not _matches(name, exclude)]
+    ranks = _ranks(wanted, tuned, origin, draft, rank or _DEFAULT_RANK, policy)
+    for number, name in enumerate(changed):
+        on_progress(number, len(changed), name)
+        draft.add(name, tuned, ranks.get(name, 0) if name in wanted else None)
     return draft.write(Path(out), tuned, overwrite, patterns=policy is not None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -39,6 +39,8 @@ class RaceSize:
 
     most: int
     unseen: int
+    #: Questions that all contenders together are asked, at most.
+    total: int
 
 
 def plan_size(board: Scoreboard, models: int, merges: int, questions: int) -> RaceSize:
@@ -61,7 +63,7 @@ def plan_size(board: Scoreboard, models: int, merges: int, questions: int) -> Ra
 
     budget = board.meter.budget.questions
     most = fit_to_budget(cost, limit, budget, f"{merges} merges and {models} models")
-    return RaceSize(most, unseen(most))
+    return RaceSize(most, unseen(most), cost(most))
 
 
 def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved: int) -> Heat:
@@ -142,9 +144,11 @@ def decide(
     merges: Sequence[Contender],
     remarks: tuple[Remark, ...],
     questions: int,
+    on_plan: Callable[[int], None] = lambda total: None,
 ) -> Decision:
-    """Race, refine, check, and return the decision."""
+    """Race, refine, check, and say what to do; `on_plan` is told how many questions that takes at most."""
     planned = plan_size(board, len(models), len(merges), questions)
+    on_plan(planned.total)
     if board.meter.budget.seconds is not None:
         board.ask(models[0], 1)  # tells how long a question takes
     reserved = 3 * board.cost(0, planned.unseen, unseen=True)

@@ -112,6 +112,7 @@ def pilot(
     journal: str | os.PathLike[str] | None = None,
     on_answer: OnAnswer = lambda label, asked, total: None,
     on_look: Callable[[tuple[Remark, ...]], None] = lambda remarks: None,
+    on_plan: Callable[[int], None] = lambda total: None,
 ) -> Decision:
     """Inspect, race and decide; `auto` without the weights."""
     if questions < 1:
@@ -141,7 +142,8 @@ def pilot(
     place = None if journal is None else Path(journal)
     with AnswerJournal(place, json.dumps(identity), Meter(limits)) as kept:
         board = Scoreboard(asked, merges, kept, on_answer)
-        return decide(board, [Contender(name) for name in (*names, merges.base_name)], candidates, remarks, questions)
+        models = [Contender(name) for name in (*names, merges.base_name)]
+        return decide(board, models, candidates, remarks, questions, on_plan)
 
 
 def build_exam(
