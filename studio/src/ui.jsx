@@ -1,6 +1,7 @@
 // Small parts that every screen is made of.
 import { useEffect, useId, useState } from "preact/hooks";
 import { get } from "./api.js";
+import { number } from "./format.js";
 
 export const Card = ({ title, actions, children, class: given = "", ...rest }) => (
   <section class={`card ${given}`} {...rest}>
@@ -14,13 +15,16 @@ export const Busy = ({ children = "Loading…" }) => <p class="busy" role="statu
 export const Badge = ({ kind = "", children }) => <span class={`badge ${kind}`}>{children}</span>;
 export const Button = ({ kind = "", ...rest }) => <button type="button" class={`button ${kind}`} {...rest} />;
 
+/** A text with `code` in it. */
+export const Prose = ({ text }) => text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : part));
+
 export function Field({ label, help, children }) {
   const id = useId();
   return (
     <div class="field">
       <label for={id}>{label}</label>
       {typeof children === "function" ? children(id) : children}
-      {help && <small class="muted">{help}</small>}
+      {help && <small class="muted"><Prose text={help} /></small>}
     </div>
   );
 }
@@ -104,6 +108,13 @@ export const Progress = ({ job }) => {
     <div class="progress" role="progressbar" aria-label={job.title} aria-valuemin={0} aria-valuemax={100} aria-valuenow={share == null ? undefined : Math.round(100 * share)}>
       <i class={share == null ? "unknown" : ""} style={{ width: share == null ? "30%" : `${100 * share}%` }} />
     </div>
+  );
+};
+/** A score with its 95 % interval, between 0 and 1 unless `scale` says otherwise. */
+export const Interval = ({ label, value, low, high, scale: [from, to] = [0, 1] }) => {
+  const at = (v) => 100 * Math.min(1, Math.max(0, ((v ?? from) - from) / (to - from || 1)));
+  return (
+    <div class="interval"><span>{label}</span><span class="track" aria-hidden="true"><i style={{ left: `${at(low)}%`, width: `${at(high) - at(low)}%` }} /><b style={{ left: `${at(value)}%` }} /></span><span class="num">{number(value)}{low != null && ` (${number(low)} to ${number(high)})`}</span></div>
   );
 };
 export const STATUS = { done: "good", running: "info", starting: "info", failed: "bad", cancelled: "warn", interrupted: "warn" };

@@ -25,7 +25,7 @@ def answer(candidate, items):
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory, llamas):
-    """Three language models, a library of two experts, a study, recipes in both dialects; never written to."""
+    """Three language models, a library of two experts, a study, recipes in both dialects, a quiz; never written to."""
     pytest.importorskip("pymoo")
     from merganser.evolve import Design, Objective, Range, SearchParameter, Space, Study, StudyTask
     from merganser.library import Library
@@ -37,6 +37,8 @@ def built(tmp_path_factory, llamas):
     Library.build(folder / "base", experts, folder / "library", copy_base=True)
     (folder / "recipe.yml").write_text("method: ties\nbase: base\nmodels: [math, code]\nparameters: {density: 0.5}\n")
     (folder / "kit.yml").write_text("merge_method: linear\nmodels:\n  - {model: math, parameters: {weight: 1}}\n")
+    quiz = [{"question": f"w{i} w{i + 1}", "options": ["w1 w2", "w3"], "answer": i % 2} for i in range(20)]
+    (folder / "quiz.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in quiz))
     space = Space((SearchParameter("weight", Range(0, 2), models=("math", "code")),))
     objectives = (Objective.of("quiz"),)
     design = Design(space, (StudyTask("quiz", 40),), objectives, ("math", "code"), population=5, generations=2)

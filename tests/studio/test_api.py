@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 
 import merganser as mg
+from merganser.methods import registry
+from merganser.methods.base import Method
+from merganser.methods.parameters import param
 from merganser.report.directories import DIRECTORIES, FILES
 from merganser.studio.discovery import discover
 from merganser.studio.roots import Outside, Roots
@@ -20,7 +24,7 @@ def test_home_shows_what_is_in_the_folder(client, folder):
     expected = dict.fromkeys(("base", "math", "code"), "checkpoint") | dict.fromkeys(
         ("recipe.yml", "kit.yml"), "recipe"
     )
-    assert kinds == expected | {"library": "library", "study.sqlite": "study"}
+    assert kinds == expected | {"library": "library", "study.sqlite": "study", "quiz.jsonl": "questions"}
     base = next(item for item in found["items"] if item["path"] == "base")
     opened = mg.open(folder / "base")
     assert base["facts"]["parameters"] == sum(opened.spec(name).numel for name in opened.names())
@@ -94,12 +98,40 @@ def test_a_checkpoint_and_its_difference_from_another(client, folder):
     assert end["only_first"] == end["only_second"] == end["reshaped"] == []
 
 
-def test_methods_have_what_a_form_needs(client):
-    ties = next(method for method in client.get("/api/methods").json() if method["name"] == "ties")
-    density = next(p for p in ties["parameters"] if p["name"] == "density")
-    assert (density["low"], density["high"]) == (0, 1)
-    assert ties["base"] == "required"
-    assert "arXiv" in ties["description"]
+def test_the_form_is_made_from_the_schema_of_recipes(client, monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+    @registry.register
+    @dataclass(frozen=True)
+    class Stranger(Method):
+        """Somebody else's rule."""
+
+        name: ClassVar[str] = "stranger"
+        summary: ClassVar[str] = "of a plugin"
+        twist: float = param(0.25, "how much to twist", low=0, high=0.5)
+
+        def merge(self, group, state=None):
+            return group.models[0]
+
+    schema = client.get("/api/schema").json()
+    rules = {name: rule["then"] for rule in schema["$defs"]["methods"]["allOf"] for name in _names(rule)}
+    methods = client.get("/api/methods").json()
+    assert {method["name"] for method in methods} <= set(rules)
+    density = rules["ties"]["properties"]["parameters"]["properties"]["density"]
+    assert (density["minimum"], density["maximum"], density["default"]) == (0, 1, 0.2)
+    assert "arXiv" in rules["ties"]["description"]
+    twist = rules["stranger"]["properties"]["parameters"]["properties"]["twist"]
+    assert twist == {
+        "description": "how much to twist",
+        "$ref": "#/$defs/real",
+        "default": 0.25,
+        "minimum": 0,
+        "maximum": 0.5,
+    }
+
+
+def _names(rule):
+    return rule["if"]["properties"]["method"]["enum"]
 
 
 def test_a_recipe_as_text_and_as_a_form(client):
@@ -125,6 +157,11 @@ def test_problems_name_their_lines(client):
     [problem] = client.post("/api/recipe", json={"text": text}).json()["problems"]
     assert problem["line"] == 5
     assert "did you mean 'weight'" in problem["message"]
+    text = (
+        "method: ties\nbase: base\nmodels: [math, code]\nparameters:\n  scale: 1\n  density: 3\noutput: {dtype: int3}\n"
+    )
+    problems = client.post("/api/recipe", json={"text": text}).json()["problems"]
+    assert [problem["line"] for problem in problems] == [6, 7]
     broken = client.post("/api/recipe", json={"text": "method: [\n"}).json()["problems"]
     assert broken[0]["line"] in (1, 2)
 
@@ -192,6 +229,12 @@ def test_a_sentence_finds_its_experts(client):
     found = client.post("/api/route", json={"path": "library", "text": "w1 w2 w3"}).json()
     assert sum(found["weights"].values()) == pytest.approx(1, abs=1e-4)
     assert set(found["chosen"]) <= {"math", "code"}
+    assert found["explained"]
+    for layer in found["explained"].values():
+        assert all(0 <= share <= 1 for share in layer.values())
+    if len(found["explained"]) == 1:  # of one layer, the expert that explains most weighs most
+        [layer] = found["explained"].values()
+        assert max(layer, key=layer.get) == max(found["weights"], key=found["weights"].get)
 
 
 @pytest.mark.parametrize(

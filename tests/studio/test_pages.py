@@ -161,6 +161,38 @@ def test_the_mixer_follows_a_slider_and_pins(server, visit):
     assert "weight: 1.5" in page.get_by_label("Recipe as YAML").input_value()
 
 
+def test_the_form_and_the_text_of_a_recipe_follow_each_other(server, visit):
+    page = visit(server)
+    show(page, "recipe?path=recipe.yml")
+    yaml = page.get_by_label("Recipe as YAML")
+    page.get_by_label("dtype").select_option("float16")
+    page.wait_for_function("() => document.querySelector('textarea').value.includes('dtype: float16')")
+    page.get_by_label("Method", exact=True).select_option("iso_cts")
+    page.get_by_text("iso_cts × ").wait_for()
+    page.get_by_label("common_fraction, number").wait_for()
+    yaml.fill("method: ties\nbase: base\nmodels: [math, code]\nparameters: {density: 7}\n")
+    page.get_by_text("Line 4.").wait_for()
+    yaml.fill("method: slerp\nmodels: [math, code]\nparameters: {t: 0.25}\n")
+    page.get_by_text("slerp × ").wait_for()
+    assert page.get_by_label("t, number", exact=True).input_value() == "0.25"
+
+
+def test_two_pinned_mixes_answer_the_same_questions(server, visit):
+    page = visit(server)
+    show(page, "mixer")
+    page.get_by_label("Prompt").fill("w1 w2")
+    page.get_by_label("Questions").select_option("quiz.jsonl")
+    page.get_by_text("20 of 20 items").first.wait_for()
+    page.get_by_role("button", name="Pin as A").click()
+    page.get_by_role("slider", name="weight").first.press("End")
+    page.get_by_text("95 % interval").first.wait_for()
+    page.get_by_text("20 of 20 items").first.wait_for()
+    page.get_by_role("button", name="Pin as B").click()
+    page.get_by_role("heading", name="A or B").wait_for()
+    page.get_by_role("button", name="Ask both").click()
+    page.get_by_text("95 % interval").first.wait_for()
+
+
 def test_a_job_goes_on_when_the_server_is_killed(tmp_path, built, visit):
     started = Server(shutil.copytree(built, tmp_path / "models"))
     try:

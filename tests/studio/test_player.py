@@ -112,3 +112,59 @@ def test_what_cannot_be_played_says_why(client, folder):
         assert message in error["message"]
     [error] = events(client.post("/api/play", json={"documents": [MIX], "prompt": {"text": ""}}))[-1:]
     assert "empty" in error["message"]
+
+
+def test_questions_are_scored_as_evaluate_scores_them(client, folder, transformers):
+    import numpy as np
+
+    from merganser.evaluate.tasks import Task
+    from merganser.evolve.intervals import score_interval
+
+    alone = {"method": "passthrough", "models": [{"path": "math"}]}
+    found = events(client.post("/api/play", json={"documents": [alone], "questions": {"path": "quiz.jsonl"}}))
+    scores = [e for e in found if e["event"] == "score"]
+    assert [e["count"] for e in scores] == [8, 16, 20], "the score refreshes as questions are answered"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "math").float()
+    task = Task.parse(f"multiple-choice:{folder / 'quiz.jsonl'}")
+    assert scores[-1]["value"] == pytest.approx(task.score(model, str(folder / "math")))
+    interval = score_interval(np.array(scores[-1]["answers"]))
+    assert (scores[-1]["low"], scores[-1]["high"]) == pytest.approx((interval.low, interval.high))
+    few = {"path": "quiz.jsonl", "limit": 5}
+    [*_, last, _] = events(client.post("/api/play", json={"documents": [alone], "questions": few}))
+    assert last["answers"] == scores[-1]["answers"][:5], "a smaller sample is the beginning of a larger one"
+
+
+def test_two_mixes_that_answered_the_same_are_told_apart_or_not(client):
+    def verdict(left, right, **options):
+        return client.post("/api/verdict", json={"left": left, "right": right, **options})
+
+    ones, zeros = [1.0] * 30, [0.0] * 30
+    assert verdict(ones, zeros).json()["verdict"] == "better"
+    assert verdict(ones, zeros, lower_is_better=True).json()["verdict"] == "worse"
+    assert verdict(ones[:3], [1.0, 0.0, 1.0]).json() | {"low": 0, "high": 0} == {
+        "verdict": "cannot tell",
+        "count": 3,
+        "value": pytest.approx(1 / 3),
+        "low": 0,
+        "high": 0,
+    }
+    assert "the same questions" in verdict(ones, zeros[:4]).json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ('{"foo": 1}\n', None, "no questions that are known by their fields"),
+        ('{"text": "w1", "label": 0}\n', None, "are for text classifiers"),
+        ('{"text": "w1"}\n', "judged", "unknown kind of questions"),
+        ('{"question": "w1", "options": ["a", "b"], "answer": 7}\n', None, "must be a whole number from 0 below 2"),
+    ],
+)
+def test_questions_that_cannot_be_asked_say_why(client, folder, text, kind, message):
+    (folder / "odd.jsonl").write_text(text)
+    body = {"documents": [MIX], "questions": {"path": "odd.jsonl", "kind": kind}}
+    error = events(client.post("/api/play", json=body))[-1]
+    assert error["event"] == "error"
+    assert message in error["message"]
+    outside = {"documents": [MIX], "questions": {"path": "../odd.jsonl"}}
+    assert client.post("/api/play", json=outside).status_code == 403

@@ -11,14 +11,16 @@ from typing import Any
 
 from merganser.errors import InputError, MerganserError, require
 from merganser.plain import plain
+from merganser.recipes import recipe_schema  # here, not in handlers: first requests would race to import the package
 from merganser.studio import results, views
-from merganser.studio.bodies import JobBody, OverlapBody, PlayBody, RecipeBody, RouteBody, SaveBody
+from merganser.studio.bodies import JobBody, OverlapBody, PlayBody, RecipeBody, RouteBody, SaveBody, VerdictBody
 from merganser.studio.commands import build_command
 from merganser.studio.discovery import discover
 from merganser.studio.gate import Gate
 from merganser.studio.jobs import Jobs
 from merganser.studio.machine import describe_machine
 from merganser.studio.player import Player, Prompt
+from merganser.studio.questions import Questions, compare_answers
 from merganser.studio.roots import Outside, Roots
 from merganser.studio.streaming import async_lines, lines, watch
 
@@ -43,6 +45,7 @@ class Studio:
             ("GET", "/api/checkpoint", self.checkpoint),
             ("GET", "/api/difference", self.difference),
             ("GET", "/api/methods", self.methods),
+            ("GET", "/api/schema", self.schema),
             ("GET", "/api/recipe", self.open_recipe),
             ("POST", "/api/recipe", self.check_recipe),
             ("POST", "/api/recipe/save", self.save_recipe),
@@ -56,6 +59,7 @@ class Studio:
             ("POST", "/api/jobs/{name}/resume", self.resume_job),
             ("POST", "/api/play", self.play),
             ("DELETE", "/api/play", self.free),
+            ("POST", "/api/verdict", self.verdict),
             ("POST", "/api/overlap", self.overlap),
             ("GET", "/api/study", self.study),
             ("GET", "/api/study/watch", self.watch_study),
@@ -78,6 +82,9 @@ class Studio:
 
     def methods(self) -> Any:
         return views.show_methods()
+
+    def schema(self) -> Any:
+        return recipe_schema()
 
     def open_recipe(self, path: str) -> Any:
         file = self._roots.find(path)
@@ -125,11 +132,16 @@ class Studio:
 
         prompt = Prompt(**body.prompt.model_dump()) if body.prompt else None
         texts = [*body.texts, *(TEXTS if body.builtin else ())]
-        return self._stream(self._player.play(body.documents, prompt, texts, body.compare))
+        asked = body.questions
+        questions = Questions(self._roots.find(asked.path), asked.kind, asked.limit) if asked else None
+        return self._stream(self._player.play(body.documents, prompt, texts, body.compare, questions))
 
     def free(self) -> Any:
         self._player.free()
         return self._player.describe()
+
+    def verdict(self, body: VerdictBody) -> Any:
+        return compare_answers(body.left, body.right, body.lower_is_better)
 
     def overlap(self, body: OverlapBody) -> Any:
         return results.show_overlap(self._roots, body.base, body.experts, body.matrix)

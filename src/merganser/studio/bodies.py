@@ -40,6 +40,22 @@ class PromptBody(BaseModel):
     chat: bool = False
 
 
+class QuestionsBody(BaseModel):
+    """A file of questions; see `questions.Questions`."""
+
+    path: str
+    kind: str | None = None
+    limit: int = Field(64, ge=1, le=10_000)
+
+
+class VerdictBody(BaseModel):
+    """Answers of two models to the same questions, in the same order."""
+
+    left: list[float] = Field(max_length=10_000)
+    right: list[float] = Field(max_length=10_000)
+    lower_is_better: bool = False
+
+
 class PlayBody(BaseModel):
     """Recipes to play one after the other; see `Player.play`. `builtin` scores the built-in texts."""
 
@@ -48,6 +64,7 @@ class PlayBody(BaseModel):
     texts: list[str] = Field(default_factory=list)
     builtin: bool = False
     compare: bool = False
+    questions: QuestionsBody | None = None
 
 
 class OverlapBody(BaseModel):

@@ -1,4 +1,4 @@
-"""What lies in a folder: checkpoints, libraries, studies, recipes. Nothing heavy is imported, only headers are read."""
+"""What lies in a folder: checkpoints, libraries, studies, recipes, questions. Only headers are read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.strict_json import parse_json, read_json
+from merganser.studio.questions import guess_kind
 from merganser.studio.roots import Outside, Roots
 
 DEEPEST, MOST = 6, 2000
@@ -88,6 +89,8 @@ def _file_kind(path: Path, inside: str | None) -> str | None:
         return "sweep"
     if path.suffix in (".yml", ".yaml") and inside is None:
         return _yaml_kind(path)
+    if path.suffix == ".jsonl" and inside is None and guess_kind(path):
+        return "questions"
     return "checkpoint" if path.suffix in _WEIGHTS and inside is None else None
 
 
@@ -114,6 +117,8 @@ def _item(roots: Roots, kind: str, path: Path, counted: list[Path], files: dict[
 def _facts(kind: str, counted: list[Path], files: dict[str, Path]) -> dict[str, Any]:
     if kind in ("checkpoint", "adapter"):
         return _weights(counted) | _config(files.get("config.json"))
+    if kind == "questions":
+        return {"kind": guess_kind(counted[0])}
     if kind == "library" and "library.json" in files:
         experts = _object(files["library.json"]).get("experts")
         return {"experts": list(experts) if isinstance(experts, dict) else []}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from merganser.errors import InputError, require
 from merganser.studio.machine import free_memory
+from merganser.studio.questions import Questions
 from merganser.studio.roots import Roots
 from merganser.units import show_size
 
@@ -47,6 +48,7 @@ class _Live:
     tokenizer: Any
     kind: str
     config: str
+    directory: Path
     sources: dict[str, Checkpoint]
 
 
@@ -94,6 +96,7 @@ class Player:
         prompt: Prompt | None = None,
         texts: Sequence[str] = (),
         compare: bool = False,
+        questions: Questions | None = None,
     ) -> Iterator[Event]:
         """Merge one recipe after the other and let each speak.
 
@@ -102,9 +105,11 @@ class Player:
             prompt: What each is asked; nothing if there is none.
             texts: Texts to score: the mean loss per token, in nats.
             compare: Score what the first model writes, token by token, with every model.
+            questions: A file of questions that each is asked.
 
         Yields:
-            Events, each with the `index` of its recipe: `merged`, `token`, `classes`, `loss`, `likelihood`, `end`.
+            Events, each with the `index` of its recipe: `merged`, `token`, `classes`, `loss`, `likelihood`, `score`
+            (again and again, with what is answered so far), `end`.
 
         Raises:
             InputError: If a recipe is wrong, or its model cannot be played.
@@ -127,6 +132,8 @@ class Player:
                 if texts:
                     loss = self._in_turn(turn, lambda: self._loss(texts))
                     yield {"index": index, "event": "loss", "loss": loss}
+                if questions is not None:
+                    yield from ({"index": index, **event} for event in self._score(turn, questions))
                 yield {"index": index, "event": "end"}
             except Superseded:
                 return
@@ -179,7 +186,7 @@ class Player:
             stale = any(now.sources.get(name, checkpoint) is not checkpoint for name, checkpoint in opened.items())
             live = LiveModule(now.live.module) if stale else now.live
             live.finite = live.finite and opened.keys() <= now.sources.keys()
-            return _Live(live, now.tokenizer, kind, config, {**now.sources, **opened})
+            return _Live(live, now.tokenizer, kind, config, directory, {**now.sources, **opened})
         self._now = None  # two models need not be in memory at once
         size = sum(output.spec.numel for output in merge.plan.outputs)
         available, _ = free_memory()
@@ -188,7 +195,7 @@ class Player:
         module = Loader(kind, str(directory), self._device)().eval().requires_grad_(False)
         if 4 * size <= _ROOM * available:
             module = module.float()
-        return _Live(LiveModule(module), load_tokenizer(directory), kind, config, dict(opened))
+        return _Live(LiveModule(module), load_tokenizer(directory), kind, config, directory, dict(opened))
 
     def _speak(self, turn: int, prompt: Prompt) -> Iterator[Event]:
         assert self._now is not None
@@ -202,6 +209,20 @@ class Player:
                 return
             if piece:
                 yield {"event": "token", "text": piece}
+
+    def _score(self, turn: int, questions: Questions) -> Iterator[Event]:
+        """Answers to a few questions at a time, so that a later request does not wait for all of them."""
+        assert self._now is not None
+        module, directory = self._now.live.module, self._now.directory
+        exam = self._in_turn(turn, lambda: questions.open(directory))
+        wanted = "sequence-classification" if exam.kind == "classification" else "causal-lm"
+        if self._now.kind != wanted:
+            asked = "text classifiers" if exam.kind == "classification" else "language models"
+            raise InputError(f"{questions.path.name}: questions of kind {exam.kind} are for {asked}")
+        answers: list[float] = []
+        for part in exam.parts():
+            answers += self._in_turn(turn, lambda part=part: exam.ask(module, part))
+            yield {"event": "score", **exam.describe(answers)}
 
     def _classify(self, text: str) -> Event:
         import torch

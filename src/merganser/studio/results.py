@@ -108,17 +108,16 @@ def predict_budgets(library: Library) -> list[dict[str, Any]]:
 
     The energy is the share of ‖Δ‖² of a task vector Δ that is kept, with ranks chosen as a build with that budget
     of plain factors chooses them among the components the library holds. A build from the experts themselves keeps at
-    least that, and one that is free to choose codes about that or more.
+    least that, and one that is free to choose codes about that or more. Of a library in codes nothing can be said: a
+    smaller budget may take other codes altogether.
     """
     from merganser.checkpoints.dtypes import dtype_of
     from merganser.library.expert_file import ExpertFile
     from merganser.library.ranks import Changed, RankPolicy, allot
     from merganser.library.storage import FACTOR_DTYPES, header_room
 
-    records = library.manifest.experts
-    if RankPolicy.from_dict(library.manifest.policy).codes:  # a smaller budget may take other codes altogether
-        energy = {name: record.energy for name, record in records.items()}
-        return [{"bytes": sum(library.size().experts.values()), "energy": energy}]
+    if RankPolicy.from_dict(library.manifest.policy).codes:
+        return []
     changed: dict[str, list[Changed]] = {}
     whole: dict[str, float] = {}
     for name in library.experts:
@@ -187,15 +186,26 @@ class Routes:
         self._known: tuple[str, AdaptiveModel, Any] | None = None
 
     def route(self, path: str, text: str) -> dict[str, Any]:
-        """Return the weight that a sentence gives each expert, and why: its residuals layer by layer.
+        """Return the weight that a sentence gives each expert, and why.
+
+        `explained` is by layer and expert ‖V_tᵀz‖²/‖z‖², the share of the layer's input z that lies in the span of the
+        right singular vectors V_t of what the expert changed there; the residual that weighs experts is what is left.
 
         Raises:
             InputError: If the library's base is not a text model with a tokenizer.
         """
+        from merganser.routing.routers import residuals
+
         _, model, tokenizer = self._open(path)
         encoded = dict(tokenizer(text, return_tensors="pt"))
         encoded.pop("token_type_ids", None)
-        routing = model.route(encoded)
+        seen = model.first_pass(encoded)
+        routing = model.decide(model.router.weights(seen.inputs), 1)
+        explained = {}
+        for layer, bases in getattr(model.router, "subspaces", {}).items():
+            z = seen.inputs[layer]
+            left = (residuals(z, bases)[0] / z[0].double().norm()).square()
+            explained[layer] = dict(zip(routing.tasks, (1 - left).tolist(), strict=True))
         weights = dict(zip(routing.tasks, routing.weights[0].tolist(), strict=True))
         return {
             "weights": weights,
@@ -203,7 +213,7 @@ class Routes:
             "fallback": bool(routing.fallback[0]),
             "threshold": model.settings.threshold,
             "top": model.settings.top,
-            "layers": list(model.router.layers),
+            "explained": explained,
         }
 
     def _open(self, path: str) -> tuple[str, AdaptiveModel, Any]:

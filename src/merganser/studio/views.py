@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from merganser.errors import InputError, MerganserError
 from merganser.plain import to_yaml
+from merganser.studio.problems import list_problems
 from merganser.studio.roots import Roots
 
 
@@ -83,41 +83,11 @@ def compare_checkpoints(roots: Roots, first: str, second: str) -> Iterator[dict[
 
 
 def show_methods() -> list[dict[str, Any]]:
-    """Return every method with its formula, when to use it, and its parameters with bounds and defaults."""
-    from merganser.methods.catalogue import describe
-    from merganser.methods.registry import parameters, registry
+    """Return what the schema of recipes does not say of every method: what it needs and how much it must see."""
+    from merganser.methods.catalogue import catalogue
 
-    found = []
-    for name, method in registry().items():
-        row = describe(method)
-        given = [
-            {
-                "name": p.name,
-                "help": p.help,
-                "kind": p.kind.__name__,
-                "default": p.default,
-                "required": p.required,
-                "per_model": p.per_model,
-                "low": p.low,
-                "high": p.high,
-                "choices": p.choices,
-            }
-            for p in parameters(method).values()
-        ]
-        low, high = method.models
-        found.append(
-            {
-                "name": name,
-                "summary": row.summary,
-                "description": row.description,
-                "base": row.base,
-                "models": [low, None if math.isinf(high) else high],
-                "reach": row.reach,
-                "statistics": row.statistics,
-                "parameters": given,
-            }
-        )
-    return found
+    names = ("name", "also", "base", "reach", "statistics")
+    return [{name: getattr(row, name) for name in names} for row in catalogue()]
 
 
 def read_recipe(roots: Roots, written: str | Mapping[str, Any], beside: str | None = None) -> dict[str, Any]:
@@ -150,7 +120,7 @@ def read_recipe(roots: Roots, written: str | Mapping[str, Any], beside: str | No
                 found["native"] = to_yaml(native_document(text if "\n" in text else f"{text}\n"))
         found["plan"] = _plan(roots, text, beside)
     except MerganserError as error:
-        found["problems"] = _problems(str(error), text)
+        found["problems"] = list_problems(str(error), text)
     return found
 
 
@@ -163,26 +133,6 @@ def _plan(roots: Roots, text: str, beside: str | None) -> dict[str, Any]:
     prepare_sidecars(merge.plan.sidecars, merge.sources)
     summary = summarise(merge, DEFAULT_MEMORY, None, strict=False)
     return summary | {"copied": sum(output.copies for output in merge.plan.outputs)}
-
-
-def _problems(message: str, text: str) -> list[dict[str, Any]]:
-    """One entry a problem, with the line of the text it is about where that can be told."""
-    heading, *lines = message.split("\n")
-    told = [line.strip() for line in lines if line.strip()] if re.search(r"\d+ problems$", heading) else [message]
-    return [{"message": each.removeprefix("recipe: "), "line": _line(each, text)} for each in told]
-
-
-def _line(message: str, text: str) -> int | None:
-    if known := re.search(r"\bline (\d+)", message):
-        return int(known[1])
-    lines = text.split("\n")
-    quoted = re.findall(r"'([^']+)'", message)
-    if place := re.search(r"models\[(\d+)\]", message):
-        entries = [i for i, line in enumerate(lines, 1) if re.match(r"\s*- ", line)]
-        if int(place[1]) < len(entries):
-            return entries[int(place[1])]
-    words = [*quoted, *re.findall(r"[\w./-]+", message.removeprefix("recipe: "))[:2]]
-    return next((i for word in words for i, line in enumerate(lines, 1) if len(word) > 2 and word in line), None)
 
 
 def save_recipe(roots: Roots, path: str, text: str, overwrite: bool = False) -> str:

@@ -1,14 +1,17 @@
-import { useMemo, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { kept, useKept, useStream } from "../api.js";
 import { HeatMap } from "../charts.jsx";
-import { name, number } from "../format.js";
-import { Button, Card, Check, Failure, Note, Picker, Select, TextField, useItems } from "../ui.jsx";
+import { number } from "../format.js";
+import { useSchema } from "../schema.js";
+import { Busy, Button, Card, Check, Failure, Note, Picker, Select, TextField, useItems } from "../ui.jsx";
+import { Asking, Scored, useQuestions, Verdict } from "../questions.jsx";
 import { describe, PROMPT, Prompting } from "./mixer.jsx";
+import { MethodChoice } from "./recipe.jsx";
 
 const alone = (path) => ({ method: "passthrough", models: [{ path }] });
 const collect = (before, e) => {
   const found = [...before], o = found[e.index] ?? { text: "" };
-  found[e.index] = e.event === "token" ? { ...o, text: o.text + e.text } : e.event === "likelihood" ? { ...o, tokens: e.tokens } : e.event === "loss" ? { ...o, loss: e.loss } : e.event === "classes" ? { ...o, classes: e.classes } : e.event === "end" ? { ...o, done: true } : o;
+  found[e.index] = e.event === "token" ? { ...o, text: o.text + e.text } : e.event === "likelihood" ? { ...o, tokens: e.tokens } : e.event === "loss" ? { ...o, loss: e.loss } : e.event === "classes" ? { ...o, classes: e.classes } : e.event === "score" ? { ...o, score: e } : e.event === "end" ? { ...o, done: true } : o;
   return found;
 };
 const shuffled = (list) => list.map((v) => [Math.random(), v]).sort((a, b) => a[0] - b[0]).map(([, v]) => v);
@@ -21,7 +24,7 @@ export function Compare() {
   const [view, setView] = useState("side");
   return (
     <>
-      <div class="head"><div><h1>Compare</h1><p class="muted">One prompt, several models, one after the other in the same memory.</p></div>
+      <div class="head"><div><h1>Compare</h1><p class="muted">One prompt or a file of questions, several models, one after the other in the same memory.</p></div>
         <div class="row" role="group" aria-label="View"><Button kind={view === "side" ? "primary" : ""} aria-pressed={view === "side"} onClick={() => setView("side")}>Side by side</Button><Button kind={view === "grid" ? "primary" : ""} aria-pressed={view === "grid"} onClick={() => setView("grid")}>X/Y grid</Button></div></div>
       <Card title="Prompt"><Prompting prompt={prompt} set={setPrompt} /></Card>
       {view === "side" ? <Side items={items} chosen={chosen} choose={choose} pins={pins} prompt={prompt} /> : <Grid items={items} prompt={prompt} />}
@@ -35,12 +38,13 @@ function Side({ items, chosen, choose, pins, prompt }) {
   const [found, set] = useState([]);
   const [votes, setVotes] = useKept("votes", {});
   const [voted, setVoted] = useState(false);
+  const [questions, asked, ask] = useQuestions();
   const play = useStream("/api/play", (e) => set((before) => collect(before, e)));
   const models = [...pins.map((p) => ({ label: p.label, document: p.document })), ...chosen.map((p) => ({ label: p, document: alone(p) }))];
   const run = () => {
     const now = blind ? shuffled(models) : models;
     setOrder(now); set([]); setVoted(false);
-    play.start({ documents: now.map((m) => m.document), prompt, compare: true });
+    play.start({ documents: now.map((m) => m.document), prompt, compare: true, questions });
   };
   const vote = (label) => { setVoted(true); if (label) setVotes({ ...votes, [label]: (votes[label] ?? 0) + 1 }); };
   const reference = found[0]?.tokens;
@@ -50,6 +54,7 @@ function Side({ items, chosen, choose, pins, prompt }) {
       <Card title="Models">
         {pins.length > 0 && <Note>From the mixer: {pins.map((p) => `${p.label} (${describe(p.document)})`).join("; ")}</Note>}
         <Picker label="Checkpoints" items={items} chosen={chosen} onInput={choose} most={6} />
+        <Asking chosen={asked} set={ask} />
         <div class="row"><Check label="Blind: hide which is which until you have voted" checked={blind} onInput={setBlind} />
           <Button kind="primary" disabled={models.length < 1} onClick={run}>{play.running ? "Start again" : "Ask all"}</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
         <Failure error={play.error} />
@@ -60,6 +65,9 @@ function Side({ items, chosen, choose, pins, prompt }) {
           {found[i]?.tokens && <details open={!blind}><summary>{i === 0 ? "How sure it is of its own words" : `The words of ${blind && !voted ? "model 1" : order[0].label}, by this model`}</summary>
             <p class="tokens">{found[i].tokens.map(([t, p], k) => <Token key={k} text={t} own={p} first={i ? reference?.[k]?.[1] : undefined} />)}</p>
             <p class="muted">mean log-probability {number(mean(found[i].tokens))}{i > 0 && reference ? `, ${signed(mean(found[i].tokens) - mean(reference))} against the first` : ""}</p></details>}
+          {found[i]?.classes && <ul class="plain">{found[i].classes.slice(0, 5).map(([c, p]) => <li key={c} class="bar-row"><span>{c}</span><span class="bar"><i style={{ width: `${100 * p}%` }} /></span><span class="num">{number(p)}</span></li>)}</ul>}
+          <Scored score={found[i]?.score} />
+          {i > 0 && (!blind || voted) && <Verdict left={found[i]?.score} right={found[0]?.score} names={[m.label, order[0].label]} />}
           {blind && done && !voted && <Button kind="primary" onClick={() => vote(m.label)}>This is the best</Button>}
         </Card>))}</div>}
       {blind && done && !voted && <Button onClick={() => vote(null)}>Cannot tell</Button>}
@@ -93,31 +101,48 @@ function Tally({ votes }) {
   );
 }
 
+/** What an axis can be: the weight of a model, or a number that all models share. */
+const axes = (method, models) => [
+  ...(method?.parameters ?? []).filter((p) => p.per_model && p.kind === "number").flatMap((p) => models.map((m) => [`${p.name} of ${m}`, (d, v) => ({ ...d, models: d.models.map((e) => (e.path === m ? { ...e, [p.name]: v } : e)) })])),
+  ...(method?.parameters ?? []).filter((p) => !p.per_model && p.kind === "number").map((p) => [p.name, (d, v) => ({ ...d, parameters: { ...d.parameters, [p.name]: v } })]),
+];
+const numbers = (text) => text.split(/[\s,]+/).filter(Boolean).map(Number).filter((x) => Number.isFinite(x)).slice(0, 7);
+
 function Grid({ items, prompt }) {
-  const paths = items.map((i) => i.path);
-  const [base, setBase] = useState(""), [a, setA] = useState(""), [b, setB] = useState("");
-  const [values, setValues] = useState("0, 0.5, 1");
-  const [found, set] = useState([]);
-  const [shown, setShown] = useState(null);
-  const play = useStream("/api/play", (e) => set((before) => collect(before, e)));
-  const steps = useMemo(() => values.split(/[\s,]+/).map(Number).filter((x) => Number.isFinite(x)).slice(0, 7), [values]);
-  const cells = steps.flatMap((y) => steps.map((x) => ({ x, y })));
+  const { methods: all, error } = useSchema();
+  const methods = all?.filter((m) => !m.statistics.length && m.reach !== "whole");
+  const [given, set] = useKept("grid", { method: "task_arithmetic", base: "", models: [], x: "", y: "", xs: "0, 0.5, 1", ys: "0, 0.5, 1" });
+  const [found, collectAll] = useState([]), [shown, show] = useState(null);
+  const play = useStream("/api/play", (e) => collectAll((before) => collect(before, e)));
+  const paths = items.map((i) => i.path), method = methods?.find((m) => m.name === given.method);
+  const known = axes(method, given.models), names = known.map(([n]) => n), put = (values) => set({ ...given, ...values });
+  const [xs, ys] = [numbers(given.xs), numbers(given.ys)];
+  const ready = given.models.length && names.includes(given.x) && names.includes(given.y) && given.x !== given.y && xs.length && ys.length && (method?.needs !== "required" || given.base);
   const run = () => {
-    set([]); setShown({ steps, a, b });
-    play.start({ documents: cells.map(({ x, y }) => ({ method: "task_arithmetic", base, models: [{ path: a, weight: x }, { path: b, weight: y }] })), prompt, builtin: true });
+    const start = { method: given.method, ...(given.base && method.needs !== "none" ? { base: given.base } : {}), models: given.models.map((path) => ({ path })) };
+    const [, setX] = known.find(([n]) => n === given.x), [, setY] = known.find(([n]) => n === given.y);
+    collectAll([]); show({ x: given.x, y: given.y, xs, ys });
+    play.start({ documents: ys.flatMap((y) => xs.map((x) => setY(setX(start, x), y))), prompt, builtin: true });
   };
+  const losses = found.map((f) => f?.loss).filter((l) => l != null).map(Math.exp);
+  const at = (i, j) => found[i * shown.xs.length + j];
+  if (error) return <Failure error={error} />;
+  if (!methods) return <Busy />;
   return (
     <>
       <Card title="Grid">
-        <div class="row"><Select label="Base" value={base} empty="Choose…" options={paths} onInput={setBase} /><Select label="Across: weight of" value={a} empty="Choose…" options={paths} onInput={setA} /><Select label="Down: weight of" value={b} empty="Choose…" options={paths} onInput={setB} /><TextField label="Weights" value={values} onInput={setValues} /></div>
-        <div class="row"><Button kind="primary" disabled={!base || !a || !b || !steps.length} onClick={run}>Fill the grid</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
+        <div class="row"><MethodChoice methods={methods} value={given.method} onInput={(m) => put({ method: m })} />{method?.needs !== "none" && <Select label="Base" value={given.base} empty="None" options={paths} onInput={(base) => put({ base })} />}</div>
+        <Picker label="Models" items={items.filter((i) => i.path !== given.base)} chosen={given.models} onInput={(models) => put({ models })} />
+        <div class="row"><Select label="Across" value={given.x} empty="Choose…" options={names} onInput={(x) => put({ x })} /><TextField label="Values across" value={given.xs} onInput={(v) => put({ xs: v })} />
+          <Select label="Down" value={given.y} empty="Choose…" options={names} onInput={(y) => put({ y })} /><TextField label="Values down" value={given.ys} onInput={(v) => put({ ys: v })} /></div>
+        <div class="row"><Button kind="primary" disabled={!ready} onClick={run}>Fill the grid</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
         <Failure error={play.error} />
       </Card>
       {shown && <Card title="What each says">
-        <HeatMap title={`Perplexity over the weights of ${name(shown.a)} (across) and ${name(shown.b)} (down)`} rows={shown.steps.map(String)} columns={shown.steps.map(String)} cell={32} low={Math.min(...found.map((f) => Math.exp(f?.loss ?? 99)))}
-          values={shown.steps.map((_, i) => shown.steps.map((_, j) => { const l = found[i * shown.steps.length + j]?.loss; return l == null ? null : Math.exp(l); }))} format={(v) => number(v, 4)} />
-        <div class="scroll" tabindex="0" role="region" aria-label="Texts over the grid"><table class="grid-table"><thead><tr><th scope="col">{name(shown.b)} \ {name(shown.a)}</th>{shown.steps.map((x) => <th key={x} scope="col">{x}</th>)}</tr></thead>
-          <tbody>{shown.steps.map((y, i) => <tr key={y}><th scope="row">{y}</th>{shown.steps.map((x, j) => { const f = found[i * shown.steps.length + j]; return <td key={x}>{f?.text}{f?.loss != null && <small class="muted"> ({number(Math.exp(f.loss), 4)})</small>}</td>; })}</tr>)}</tbody></table></div>
+        <HeatMap title={`Perplexity: ${shown.x} across, ${shown.y} down`} rows={shown.ys.map(String)} columns={shown.xs.map(String)} cell={32} low={losses.length ? Math.min(...losses) : 0}
+          values={shown.ys.map((_, i) => shown.xs.map((_, j) => (at(i, j)?.loss == null ? null : Math.exp(at(i, j).loss))))} format={(v) => number(v, 4)} />
+        <div class="scroll" tabindex="0" role="region" aria-label="Texts over the grid"><table class="grid-table"><thead><tr><th scope="col">{shown.y} \ {shown.x}</th>{shown.xs.map((x) => <th key={x} scope="col">{x}</th>)}</tr></thead>
+          <tbody>{shown.ys.map((y, i) => <tr key={y}><th scope="row">{y}</th>{shown.xs.map((x, j) => <td key={x}>{at(i, j)?.text}{at(i, j)?.loss != null && <small class="muted"> ({number(Math.exp(at(i, j).loss), 4)})</small>}</td>)}</tr>)}</tbody></table></div>
       </Card>}
     </>
   );

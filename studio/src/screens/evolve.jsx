@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import { go, post, query, useWatch } from "../api.js";
 import { Chart, Parallel } from "../charts.jsx";
 import { duration, number } from "../format.js";
-import { Badge, Busy, Button, Card, cell, Failure, Note, Select, Table, TextField, useItems } from "../ui.jsx";
+import { Badge, Busy, Button, Card, cell, Failure, Interval, Note, Select, Table, TextField, useItems } from "../ui.jsx";
 
 export function Evolve({ path }) {
   const studies = useItems("study"), runs = useItems("run");
@@ -60,8 +60,3 @@ function Study({ path }) {
   );
 }
 const front = (valid, on) => valid.filter((t) => on.has(t.label)).sort((a, b) => Object.values(a.objectives)[0] - Object.values(b.objectives)[0]);
-
-/** A score with its 95 % interval. */
-const Interval = ({ label, value, low, high }) => (
-  <div class="interval"><span>{label}</span><span class="track" aria-hidden="true"><i style={{ left: `${100 * Math.max(0, low)}%`, width: `${100 * (Math.min(1, high) - Math.max(0, low))}%` }} /><b style={{ left: `${100 * Math.min(1, Math.max(0, value))}%` }} /></span><span class="num">{number(value)} ({number(low)} to {number(high)})</span></div>
-);

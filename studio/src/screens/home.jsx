@@ -11,10 +11,11 @@ const KINDS = [
   ["run", "Search plans", "evolve"],
   ["alignment", "Alignments", "landscape"],
   ["sweep", "Sweeps", null],
+  ["questions", "Questions", null],
 ];
 const facts = ({ kind, facts: f, bytes: size }) => [
   f.parameters && `${count(f.parameters)} parameters`, f.dtypes?.join(", "), f.layers && `${f.layers} layers`,
-  f.experts && `${f.experts.length} experts`, kind !== "recipe" && kind !== "run" && bytes(size),
+  f.experts && `${f.experts.length} experts`, f.kind, kind !== "recipe" && kind !== "run" && bytes(size),
 ].filter(Boolean).join(" · ");
 
 export function Home() {

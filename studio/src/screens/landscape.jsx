@@ -16,7 +16,7 @@ export function Landscape() {
   const run = (plane) => {
     const ends = [b, ...(aligned ? [aligned] : [])], xs = steps(points), grid = steps(Math.min(points, 9), -0.25, 1.25);
     const documents = plane
-      ? grid.flatMap((y) => grid.map((x) => linear({ [a]: 1 - x - y, [b]: x, [c]: y })))
+      ? ends.flatMap((end) => grid.flatMap((y) => grid.map((x) => linear({ [a]: 1 - x - y, [end]: x, [c]: y }))))
       : ends.flatMap((end) => xs.map((x) => linear({ [a]: 1 - x, [end]: x })));
     set([]); show({ plane, a, b, c, ends, xs, grid });
     play.start({ documents, texts: text.trim() ? [text] : [], builtin: !text.trim() });
@@ -38,14 +38,19 @@ export function Landscape() {
         <Chart title="Loss along the line" x="share of the second model" y="loss per token, nats" series={lines.map((l) => ({ name: `to ${name(l.end)}`, x: shown.xs, y: l.y }))} />
         {lines.map((l) => <Barrier key={l.end} {...l} />)}
       </Card>}
-      {shown?.plane && <Card title="Plane">
-        <HeatMap title={`Loss per token. ${name(shown.a)} at (0, 0), ${name(shown.b)} at (1, 0) to the right, ${name(shown.c)} at (0, 1) below`} rows={shown.grid.map((v) => number(v, 2))} columns={shown.grid.map((v) => number(v, 2))} cell={32}
-          low={Math.min(...losses.filter((v) => v != null))} values={shown.grid.map((_, i) => shown.grid.map((_, j) => losses[i * shown.grid.length + j] ?? null))} format={(v) => number(v, 4)} />
-      </Card>}
+      {shown?.plane && <div class={shown.ends.length > 1 ? "columns even" : ""}>{shown.ends.map((end, k) => <Card key={end} title={shown.ends.length > 1 ? `Plane, ${k ? "aligned" : "as they are"}` : "Plane"}>
+        <Plane {...shown} b={end} losses={losses.slice(k * shown.grid.length ** 2, (k + 1) * shown.grid.length ** 2)} all={losses} />
+      </Card>)}</div>}
     </>
   );
 }
 
+/** A plane through three models; two planes share their colours. */
+const Plane = ({ a, b, c, grid, losses, all }) => {
+  const sound = all.filter((v) => v != null), ticks = grid.map((v) => number(v, 2));
+  return <HeatMap title={`Loss per token. ${name(a)} at (0, 0), ${name(b)} at (1, 0) to the right, ${name(c)} at (0, 1) below`} rows={ticks} columns={ticks} cell={32} low={Math.min(...sound)} high={Math.max(...sound)}
+    values={grid.map((_, i) => grid.map((_, j) => losses[i * grid.length + j] ?? null))} format={(v) => number(v, 4)} />;
+};
 const Barrier = ({ end, y }) => {
   if (y.some((v) => v == null)) return null;
   const height = Math.max(...y) - (y[0] + y.at(-1)) / 2;

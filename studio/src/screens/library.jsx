@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { go, post, query, useGet } from "../api.js";
-import { Chart } from "../charts.jsx";
+import { Chart, HeatMap } from "../charts.jsx";
 import { bytes, name, number, percent } from "../format.js";
 import { Badge, Busy, Button, Card, cell, Failure, Note, Picker, Select, Slider, Table, TextField, useItems } from "../ui.jsx";
 
@@ -43,7 +43,8 @@ function Shown({ data, path }) {
         <div class="tile"><span class="muted">Ranks by</span><strong>{data.policy.kind} {data.policy.kind === "budget" ? bytes(data.policy.value) : number(data.policy.value)}</strong></div>
       </div>
       <Card title="Experts"><Table caption="Experts" columns={["expert", "size", "energy kept", "made from"]} rows={data.experts.map((e) => [e.name, cell(e.bytes, bytes(e.bytes)), cell(e.energy, percent(e.energy, 1)), e.source])} /></Card>
-      <Budget data={data} path={path} />
+      {data.budgets.length > 1 ? <Budget data={data} path={path} />
+        : <Card title="A smaller budget"><Note>The experts are stored in codes, and a smaller budget may take other codes altogether: what it loses is known once it is built, with <code>merganser library build --budget</code>.</Note></Card>}
       <Routing path={path} experts={data.experts} />
     </>
   );
@@ -78,9 +79,18 @@ function Routing({ path, experts }) {
       {found && <>
         <ul class="plain">{Object.entries(found.weights).sort((a, b) => b[1] - a[1]).map(([e, w]) => (
           <li key={e} class="bar-row"><span>{e} {found.chosen.includes(e) && <Badge kind="good">fires</Badge>}</span><span class="bar"><i style={{ width: `${100 * w}%` }} /></span><span class="num">{number(w)}</span></li>))}</ul>
-        <Note>{found.fallback ? "No expert reached the threshold, so the best one was taken. " : ""}An expert fires if its weight is at least {found.threshold} and it is among the best {found.top}. The weight is how well its task subspace explains the activations at {found.layers.length > 2 ? `${found.layers.length} layers, such as ${found.layers[0]}` : found.layers.join(" and ")}.</Note>
+        <Note>{found.fallback ? "No expert reached the threshold, so the best one was taken. " : ""}An expert fires if its weight is at least {number(found.threshold)} and it is among the best {found.top}. It weighs the more, the larger the share of a layer's input that lies in the directions it has learned there:</Note>
+        <Why explained={found.explained} names={experts.map((e) => e.name)} />
       </>}
       {!experts.length && <Note>The library has no experts.</Note>}
     </Card>
   );
+}
+
+/** The share of each layer's input that each expert explains. */
+function Why({ explained, names }) {
+  const layers = Object.keys(explained);
+  if (!layers.length) return null;
+  const values = layers.map((l) => names.map((n) => explained[l][n] ?? null));
+  return <HeatMap title="Share of the input explained, layers downwards" rows={layers} columns={names} values={values} low={Math.min(...values.flat().filter((v) => v != null))} cell={22} format={(v) => percent(v, 2)} />;
 }

@@ -1,9 +1,12 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { go, keep, kept, link, remove, useGet, useKept, useStream } from "../api.js";
+import { go, keep, link, remove, useKept, useStream } from "../api.js";
 import { SERIES } from "../charts.jsx";
-import { count, name, number } from "../format.js";
+import { Value } from "../form.jsx";
+import { name, number } from "../format.js";
+import { Asking, Scored, useQuestions, Verdict } from "../questions.jsx";
+import { useSchema } from "../schema.js";
 import { Busy, Button, Card, Check, Failure, Note, Select, Slider, useItems } from "../ui.jsx";
-import { MethodCard, MethodChoice, Value } from "./recipe.jsx";
+import { MethodCard, MethodChoice } from "./recipe.jsx";
 
 const SPAN = { weight: [0, 1.5], density: [0, 1], scale: [0, 2] };
 const PROMPT = { text: "Once upon a time", tokens: 40, temperature: 0, seed: 0, chat: false };
@@ -17,14 +20,15 @@ export const documentOf = (mix) => {
 
 export function Mixer() {
   const items = useItems("checkpoint", "adapter").filter((i) => i.facts.live || i.kind === "adapter" || i.facts.architecture);
-  const { data: all, error } = useGet("/api/methods");
+  const { methods: all, error } = useSchema();
   const methods = useMemo(() => all?.filter((m) => !m.statistics.length && m.reach !== "whole"), [all]);
   const [mix, set] = useKept("mix", null);
   useEffect(() => {
     if (mix?.models?.length || items.length < 1) return;
-    const oldest = [...items].filter((i) => i.facts.live).sort((a, b) => a.path.length - b.path.length);
-    const tuned = oldest.slice(1, 3);
-    if (tuned.length) set({ method: "task_arithmetic", base: oldest[0].path, models: tuned.map((i) => ({ path: i.path, weight: 0.5 })), parameters: {} });
+    // Fine-tunes are usually called after their base, or it is called the base.
+    const likely = [...items].filter((i) => i.facts.live).sort((a, b) => /base/i.test(b.path) - /base/i.test(a.path) || a.path.length - b.path.length);
+    const tuned = likely.slice(1, 3);
+    if (tuned.length) set({ method: "task_arithmetic", base: likely[0].path, models: tuned.map((i) => ({ path: i.path, weight: 0.5 })), parameters: {} });
   }, [items.length]);
   if (error) return <Failure error={error} />;
   if (!methods) return <Busy />;
@@ -41,45 +45,46 @@ export function Mixer() {
 function Desk({ mix, set, methods, items }) {
   const [prompt, setPrompt] = useKept("prompt", PROMPT);
   const [measure, setMeasure] = useKept("measure", false);
+  const [questions, chosen, choose] = useQuestions();
   const [out, setOut] = useState({ text: "" });
   const [pins, setPins] = useKept("pins", {});
   const document = useMemo(() => documentOf(mix), [mix]);
   const timer = useRef();
   const play = useStream("/api/play", (e) => setOut((o) => {
-    if (e.event === "merged") return { ...o, merged: e, text: "", fresh: true, loss: null };
+    if (e.event === "merged") return { ...o, merged: e, text: "", loss: null, score: null };
     if (e.event === "token") return { ...o, text: o.text + e.text };
     if (e.event === "classes") return { ...o, classes: e.classes };
     if (e.event === "loss") return { ...o, loss: e.loss };
+    if (e.event === "score") return { ...o, score: e };
     return o;
   }));
-  const listen = () => play.start({ documents: [document], prompt, builtin: measure });
+  const listen = () => play.start({ documents: [document], prompt, builtin: measure, questions });
   useEffect(() => {
     clearTimeout(timer.current);
     timer.current = setTimeout(listen, 120);
     return () => clearTimeout(timer.current);
-  }, [document, prompt, measure]);
+  }, [document, prompt, measure, questions?.path, questions?.limit]);
   const method = methods.find((m) => m.name === mix.method) ?? methods[0];
-  const per = method.parameters.filter((p) => p.per_model && p.kind === "float");
-  const shared = method.parameters.filter((p) => !p.per_model && p.kind !== "tuple");
+  const per = method.parameters.filter((p) => p.per_model && p.kind === "number");
+  const shared = method.parameters.filter((p) => !p.per_model);
   const change = (values) => set({ ...mix, ...values });
   const setModel = (i, values) => change({ models: mix.models.map((m, k) => (k === i ? { ...m, ...values } : m)) });
-  const now = { document, text: out.text, loss: out.loss, mix };
+  const now = { document, text: out.text, loss: out.loss, score: out.score, mix };
   return (
     <div class="columns mixer">
       <div>
         <Card title="Mix">
           <MethodChoice methods={methods} value={method.name} onInput={(m) => change({ method: m, parameters: {} })} />
           <details><summary>About {method.name}</summary><MethodCard method={method} /></details>
-          {method.base !== "none" && <Select label="Base" value={mix.base} empty="None" options={items.map((i) => i.path)} onInput={(base) => change({ base })} />}
+          {method.needs !== "none" && <Select label="Base" value={mix.base} empty="None" options={items.map((i) => i.path)} onInput={(base) => change({ base })} />}
           {mix.models.map((m, i) => (
             <div class="model" key={i} style={{ borderColor: SERIES[i % SERIES.length] }}>
               <div class="row between"><strong>{name(m.path)}</strong>
-                <span class="row"><Check label="by depth" checked={Array.isArray(m.weight)} onInput={(on) => setModel(i, { weight: on ? [m.weight ?? 1, m.weight ?? 1] : m.weight?.[0] })} />
-                  <Button kind="small" aria-label={`Remove ${m.path}`} disabled={mix.models.length < 2} onClick={() => change({ models: mix.models.filter((_, k) => k !== i) })}>Remove</Button></span></div>
-              {per.map((p) => <Depth key={p.name} parameter={p} label={p.name} value={m[p.name]} onInput={(v) => setModel(i, { [p.name]: v })} />)}
+                <Button kind="small" aria-label={`Remove ${m.path}`} disabled={mix.models.length < 2} onClick={() => change({ models: mix.models.filter((_, k) => k !== i) })}>Remove</Button></div>
+              {per.map((p) => <Depth key={p.name} parameter={p} label={p.name} of={` of ${name(m.path)}`} value={m[p.name]} onInput={(v) => setModel(i, { [p.name]: v })} />)}
             </div>))}
           <Select label="Add a model" value="" empty="Choose…" options={items.map((i) => i.path).filter((p) => !mix.models.some((m) => m.path === p))} onInput={(path) => path && change({ models: [...mix.models, { path, weight: 0.5 }] })} />
-          {shared.length > 0 && <><h3>For all models</h3>{shared.map((p) => SPAN[p.name] ? <Depth key={p.name} parameter={p} label={p.name} value={mix.parameters?.[p.name]} onInput={(v) => change({ parameters: { ...mix.parameters, [p.name]: v } })} /> : <Value key={p.name} parameter={p} value={mix.parameters?.[p.name]} onInput={(v) => change({ parameters: { ...mix.parameters, [p.name]: v } })} />)}</>}
+          {shared.length > 0 && <><h3>For all models</h3>{shared.map((p) => SPAN[p.name] && typeof (p.default ?? 1) === "number" ? <Depth key={p.name} parameter={p} label={p.name} value={mix.parameters?.[p.name]} onInput={(v) => change({ parameters: { ...mix.parameters, [p.name]: v } })} /> : <Value key={p.name} parameter={p} value={mix.parameters?.[p.name]} onInput={(v) => change({ parameters: { ...mix.parameters, [p.name]: v } })} />)}</>}
           <div class="row"><Button kind="primary" onClick={() => { keep("draft", { document }); go("recipe"); }}>To a recipe</Button>
             <Button onClick={() => remove("/api/play").then(() => setOut({ text: "" }))}>Free the memory</Button></div>
         </Card>
@@ -93,14 +98,19 @@ function Desk({ mix, set, methods, items }) {
           </div>
           <p class="muted" role="status">{out.merged ? `${out.merged.tensors} of ${out.merged.of} tensors merged again in ${number(out.merged.seconds, 2)} s (${number(out.merged.processor, 2)} s of processor)` : play.running ? "Loading the models: the first time takes a while…" : ""}{out.loss != null && ` · perplexity ${number(Math.exp(out.loss), 4)} on built-in texts`}</p>
           <Failure error={play.error} />
+          <Asking chosen={chosen} set={choose} />
+          {questions && <Scored score={out.score} />}
+          {["A", "B"].map((k) => pins[k]?.score && out.score && pins[k].score !== out.score && !(pins.A && pins.B) && <Verdict key={k} left={out.score} right={pins[k].score} names={["This mix", `pin ${k}`]} />)}
           <div class="row"><Check label="Measure perplexity" checked={measure} onInput={setMeasure} />
             <Button disabled={!out.text} onClick={() => setPins({ ...pins, A: now })}>Pin as A</Button><Button disabled={!out.text} onClick={() => setPins({ ...pins, B: now })}>Pin as B</Button>
             {pins.A && pins.B && <Button onClick={() => { keep("compare", [pins.A, pins.B].map((p, i) => ({ label: `Pin ${"AB"[i]}`, document: p.document }))); go("compare"); }}>Compare A and B</Button>}</div>
         </Card>
+        {pins.A && pins.B && <Paired pins={pins} setPins={setPins} questions={questions} />}
         <div class="pins">{["A", "B"].filter((k) => pins[k]).map((k) => (
           <Card key={k} title={`Pin ${k}`} actions={<><Button kind="small" onClick={() => set(pins[k].mix)}>Back to it</Button><Button kind="small" aria-label={`Remove pin ${k}`} onClick={() => setPins({ ...pins, [k]: undefined })}>Remove</Button></>}>
             <p class="said">{pins[k].text}</p>
             <p class="muted">{describe(pins[k].document)}{pins[k].loss != null && ` · perplexity ${number(Math.exp(pins[k].loss), 4)}`}</p>
+            <Scored score={pins[k].score} />
           </Card>))}</div>
       </div>
     </div>
@@ -109,16 +119,33 @@ function Desk({ mix, set, methods, items }) {
 
 export const describe = (d) => `${d.method}: ${d.models.map((m) => `${name(m.path)} ${Array.isArray(m.weight) ? m.weight.join("→") : m.weight ?? ""}`).join(", ")}${Object.entries(d.parameters ?? {}).map(([k, v]) => `, ${k} ${v}`).join("")}`;
 
-/** A slider, or two where the value changes over depth. */
-function Depth({ parameter: p, label, value, onInput }) {
-  const [low, high] = SPAN[p.name] ?? [p.low ?? 0, p.high ?? 2];
-  const one = value ?? p.default ?? 1;
-  if (!Array.isArray(one)) return <Slider label={label} help={p.help} min={low} max={high} value={one} onInput={onInput} />;
+/** The verdict on both pins, once they have answered the same questions. */
+function Paired({ pins, setPins, questions }) {
+  const [scores, set] = useState([]);
+  const ask = useStream("/api/play", (e) => e.event === "score" && set((before) => Object.assign([...before], { [e.index]: e })));
+  useEffect(() => { if (scores.length === 2 && !ask.running) setPins({ A: { ...pins.A, score: scores[0] }, B: { ...pins.B, score: scores[1] } }); }, [ask.running]);
+  const [a, b] = [pins.A.score, pins.B.score], ready = a && b && a.mark === b.mark && a.count === b.count;
+  if (!questions && !ready) return null;
   return (
-    <>
-      <Slider label={`${label}, first layer`} help={p.help} min={low} max={high} value={one[0]} onInput={(v) => onInput([v, one.at(-1)])} />
-      <Slider label={`${label}, last layer`} help={p.help} min={low} max={high} value={one.at(-1)} onInput={(v) => onInput([one[0], v])} />
-    </>
+    <Card title="A or B">
+      {ready ? <Verdict left={a} right={b} names={["A", "B"]} /> : <p class="muted">They have not answered the same questions yet.</p>}
+      {ask.running && <><Scored label="A" score={scores[0]} /><Scored label="B" score={scores[1]} /></>}
+      {questions && <Button disabled={ask.running} onClick={() => { set([]); ask.start({ documents: [pins.A.document, pins.B.document], questions }); }}>{ask.running ? "Asking…" : ready ? "Ask both again" : "Ask both"}</Button>}
+      <Failure error={ask.error} />
+    </Card>
+  );
+}
+
+/** A slider, or two where the value changes over depth. */
+function Depth({ parameter: p, label, value, onInput, of = "" }) {
+  const [low, high] = SPAN[p.name] ?? [p.low ?? 0, p.high ?? 2];
+  const one = value ?? p.default ?? 1, deep = Array.isArray(one);
+  const part = (text, i, v) => <Slider key={i} label={`${label}${text}`} help={p.help} min={low} max={high} value={v} onInput={(x) => onInput(deep ? (i ? [one[0], x] : [x, one.at(-1)]) : x)} />;
+  return (
+    <div class="depth">
+      {deep ? [part(", first layer", 0, one[0]), part(", last layer", 1, one.at(-1))] : part("", 0, one)}
+      <Check label="by depth" aria-label={`${label}${of} by depth`} checked={deep} onInput={(on) => onInput(on ? [one, one] : one[0])} />
+    </div>
   );
 }
 

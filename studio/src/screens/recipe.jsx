@@ -1,17 +1,17 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { get, go, keep, kept, post, query, useGet } from "../api.js";
+import { get, go, keep, kept, post, query } from "../api.js";
+import { Fields, Node, put, Value } from "../form.jsx";
 import { bytes } from "../format.js";
-import { Badge, Busy, Button, Card, Check, Failure, Field, home, Note, Select, Slider, TextField, useItems } from "../ui.jsx";
+import { useSchema } from "../schema.js";
+import { Badge, Busy, Button, Card, Failure, home, Note, Prose, Select, TextField, useItems } from "../ui.jsx";
 
-/** A text with `code` in it. */
-const Prose = ({ text }) => text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : part));
 const entry = (m) => (typeof m === "string" ? { path: m } : m);
 
 export function Recipe({ path }) {
   const [state, set] = useState(null);
   const [error, fail] = useState();
   const turn = useRef(0);
-  const { data: methods } = useGet("/api/methods");
+  const { schema, methods, error: missing } = useSchema();
   const send = async (body, wait = 250) => {
     const mine = ++turn.current;
     await new Promise((resolve) => setTimeout(resolve, wait));
@@ -39,10 +39,10 @@ export function Recipe({ path }) {
     <>
       <div class="head"><div><h1>Recipe</h1>{path && <p class="muted path">{path}</p>}</div>
         <div class="row">{path && <Button onClick={() => { keep("draft", null); go("recipe"); }}>New recipe</Button>}</div></div>
-      <Failure error={error} />
+      <Failure error={error ?? missing} />
       {!state || !methods ? !error && <Busy /> : (
         <div class="columns even">
-          <div>{state.native ? <Translated text={state.native} write={write} /> : <Form state={state} methods={methods} edit={edit} />}</div>
+          <div>{state.native ? <Translated text={state.native} write={write} /> : <Form state={state} schema={schema} methods={methods} edit={edit} />}</div>
           <div><Written state={state} write={write} /><Plan state={state} path={path} /></div>
         </div>)}
     </>
@@ -56,39 +56,53 @@ const Translated = ({ text, write }) => (
   </Card>
 );
 
-function Form({ state, methods, edit }) {
-  const models = useItems("checkpoint", "adapter");
+/** Fields that have a place of their own on the form; the others are under "More", whatever the schema has. */
+const PLACED = ["method", "base", "models", "parameters", "output"];
+
+function Form({ state, schema, methods, edit }) {
+  const items = useItems("checkpoint", "adapter");
   const d = state.document;
-  if (!d || !d.method || d.slices || !Array.isArray(d.models ?? []))
-    return <Card title="Form"><Note>This recipe uses more than the form has. Edit it as text.</Note></Card>;
-  const method = methods.find((m) => m.name === d.method);
-  const given = (d.models ?? []).map(entry);
-  const put = (values) => edit(Object.fromEntries(Object.entries({ ...d, ...values }).filter(([, v]) => v !== undefined && v !== "" && !(typeof v === "object" && v && !Array.isArray(v) && !Object.keys(v).length))));
-  const setModel = (i, values) => put({ models: given.map((m, k) => (k === i ? { ...m, ...values } : m)) });
-  const per = method?.parameters.filter((p) => p.per_model && p.kind === "float") ?? [];
+  if (!d) return <Card title="Form"><Note>The form follows once the text is one recipe.</Note></Card>;
+  const { properties } = schema.root, entries = schema.resolve({ $ref: "#/$defs/entry" });
+  const method = methods.find((m) => m.name === d.method || m.also.includes(d.method)) ?? { parameters: [] };
+  const set = (key, value) => edit(put(d, key, value));
+  const parameter = (name, value) => set("parameters", put(d.parameters, name, value));
+  const listed = d.models === undefined || Array.isArray(d.models), given = listed ? (d.models ?? []).map(entry) : [];
+  const setModel = (i, model) => set("models", given.map((m, k) => (k === i ? model : m)));
+  const per = method.parameters.filter((p) => p.per_model), shared = method.parameters.filter((p) => !p.per_model);
+  const further = Object.keys(d.parameters ?? {}).filter((k) => !shared.some((p) => p.name === k));
+  const paths = (now) => [...new Set([...items.map((m) => m.path), ...(typeof now === "string" ? [now] : [])])];
+  const fresh = items.map((m) => m.path).find((p) => p !== d.base && !given.some((g) => g.path === p)) ?? "";
+  const change = (name) => edit({ ...put(d, "parameters"), method: name, ...(listed && d.models ? { models: given.map((m) => Object.fromEntries(Object.entries(m).filter(([k]) => !per.some((p) => p.name === k)))) } : {}) });
   return (
     <>
       <Card title="Models">
-        {method?.base !== "none" && <Select label={`Base${method?.base === "required" ? "" : " (optional)"}`} value={d.base} empty="None" options={models.map((m) => m.path)} onInput={(base) => put({ base: base || undefined })} />}
-        {given.map((m, i) => (
+        {typeof d.base === "object" ? <Node schema={schema} of={properties.base} label="base" value={d.base} onInput={(v) => set("base", v)} />
+          : <Select label="base" help={`${schema.resolve(properties.base).description} ${method.base ?? ""}`} value={d.base} empty="None" options={paths(d.base)} onInput={(v) => set("base", v)} />}
+        {listed ? given.map((m, i) => (
           <div class="model" key={i}>
-            <Select label={`Model ${i + 1}`} value={m.path} empty={m.recipe ? "A recipe of its own" : "Choose…"} options={[...new Set([...models.map((x) => x.path), m.path].filter(Boolean))]} onInput={(path) => setModel(i, { path })} />
-            {per.map((p) => <Value key={p.name} parameter={p} value={m[p.name] ?? d.parameters?.[p.name]} onInput={(v) => setModel(i, { [p.name]: v })} />)}
-            <Button class="button small" aria-label={`Remove model ${i + 1}`} onClick={() => put({ models: given.filter((_, k) => k !== i) })}>Remove</Button>
-          </div>))}
-        <Button onClick={() => put({ models: [...given, { path: models.map((m) => m.path).find((p) => p !== d.base && !given.some((g) => g.path === p)) ?? "" }] })}>Add a model</Button>
+            {m.recipe ? <Node schema={schema} of={entries.properties.recipe} label={`Model ${i + 1}, a recipe`} value={m.recipe} onInput={(v) => setModel(i, put(m, "recipe", v))} />
+              : <Select label={`Model ${i + 1}`} value={m.path} empty="Choose…" options={paths(m.path)} onInput={(v) => setModel(i, { ...m, path: v })} />}
+            {per.map((p) => <Value key={p.name} parameter={p} value={m[p.name] ?? d.parameters?.[p.name]} onInput={(v) => setModel(i, put(m, p.name, v))} />)}
+            <details open={Object.keys(m).some((k) => k !== "path" && k !== "recipe" && !per.some((p) => p.name === k))}><summary>More about model {i + 1}</summary>
+              <Fields schema={schema} of={entries} value={m} except={["path", "recipe", ...schema.perModel]} onInput={(v) => setModel(i, v)} /></details>
+            <Button kind="small" aria-label={`Remove model ${i + 1}`} onClick={() => set("models", given.filter((_, k) => k !== i))}>Remove</Button>
+          </div>)) : <Node schema={schema} of={properties.models} label="models" value={d.models} onInput={(v) => set("models", v)} />}
+        {listed && <Button onClick={() => set("models", [...given, { path: fresh }])}>Add a model</Button>}
       </Card>
       <Card title="Method">
-        <MethodChoice methods={methods} value={d.method} onInput={(name) => put({ method: name, parameters: undefined, models: given.map(({ path }) => ({ path })) })} />
-        {method && <MethodCard method={method} />}
-        {method?.parameters.filter((p) => !p.per_model && p.kind !== "tuple").map((p) => <Value key={p.name} parameter={p} value={d.parameters?.[p.name]} onInput={(v) => put({ parameters: { ...d.parameters, [p.name]: v } })} />)}
-        <Select label="Numbers of the output" value={d.output?.dtype} empty="As the base" options={["float32", "bfloat16", "float16"]} onInput={(dtype) => put({ output: { ...d.output, dtype: dtype || undefined } })} />
+        <MethodChoice methods={methods} value={method.name} onInput={change} />
+        {method.name && <MethodCard method={method} />}
+        {shared.map((p) => <Value key={p.name} parameter={p} value={d.parameters?.[p.name]} onInput={(v) => parameter(p.name, v)} />)}
+        {further.map((k) => per.some((p) => p.name === k) ? <Value key={k} parameter={{ ...per.find((p) => p.name === k), name: `${k}, all models` }} value={d.parameters[k]} onInput={(v) => parameter(k, v)} /> : <Node key={k} schema={schema} of={schema.resolve(properties.parameters).properties[k] ?? {}} label={k} value={d.parameters[k]} onInput={(v) => parameter(k, v)} />)}
       </Card>
+      <Card title="Output"><Fields schema={schema} of={schema.resolve(properties.output)} value={d.output} onInput={(v) => set("output", v)} /></Card>
+      <Card title="More"><Fields schema={schema} of={{ properties }} value={d} except={PLACED} onInput={edit} /></Card>
     </>
   );
 }
 
-export const MethodChoice = ({ methods, value, onInput }) => <Select label="Method" value={value} options={methods.map((m) => [m.name, `${m.name}: ${m.summary}`])} onInput={onInput} />;
+export const MethodChoice = ({ methods, value, onInput }) => <Select label="Method" value={value} empty={value ? undefined : "Choose…"} options={methods.map((m) => [m.name, `${m.name}: ${m.summary}`])} onInput={onInput} />;
 
 export function MethodCard({ method }) {
   const [first, ...rest] = method.description.split("\n\n");
@@ -96,19 +110,9 @@ export function MethodCard({ method }) {
     <div class="method">
       <p class="formula"><Prose text={first} /></p>
       {rest.length > 0 && <details><summary>When to use it, and where it comes from</summary>{rest.map((p) => <p key={p}><Prose text={p} /></p>)}</details>}
-      <p class="muted">{method.base === "required" ? "Works on task vectors: needs a base." : method.base === "none" ? "Works on the models themselves." : "A base is optional."}{method.statistics.length ? ` Needs ${method.statistics.join(", ")} statistics.` : ""}</p>
+      <p class="muted">{method.needs === "required" ? "Works on task vectors: needs a base." : method.needs === "none" ? "Works on the models themselves." : "A base is optional."}{method.statistics.length ? ` Needs ${method.statistics.join(", ")} statistics.` : ""}</p>
     </div>
   );
-}
-
-/** The control for a parameter: a slider, a list or a box; a gradient over depth is shown as text. */
-export function Value({ parameter: p, value, onInput }) {
-  const now = value ?? p.default;
-  if (p.choices) return <Select label={p.name} help={p.help} value={now} options={p.choices} onInput={onInput} />;
-  if (p.kind === "bool") return <Check label={`${p.name}: ${p.help}`} checked={!!now} onInput={onInput} />;
-  if (typeof now === "object" && now !== null) return <Field label={p.name}><code>{JSON.stringify(now)}</code></Field>;
-  if (p.kind === "int" || now == null) return <TextField label={p.name} help={p.help} value={now ?? ""} inputmode="decimal" onInput={(t) => onInput(t === "" ? undefined : Number(t))} />;
-  return <Slider label={p.name} help={p.help} value={now} min={p.low ?? 0} max={p.high ?? Math.max(2, now)} onInput={onInput} />;
 }
 
 function Written({ state, write }) {
