@@ -16,7 +16,7 @@ export function Asking({ chosen, set }) {
   return (
     <div class="row">
       <Select label="Questions" value={chosen.path} empty="None" options={files.map((f) => [f.path, `${f.path} (${f.facts.kind})`])} onInput={(path) => set({ ...chosen, path })}
-        help={files.length ? "Asked of every mix." : "Put a .jsonl file of questions into the folder: question, options, answer; question, answer; or text."} />
+        help={files.length ? "Asked of each." : "Put a .jsonl file of questions into the folder: question, options, answer; question, answer; or text."} />
       {chosen.path && <Slider label="How many, at most" min={8} max={256} step={8} value={chosen.limit} onInput={(v) => set({ ...chosen, limit: Math.max(1, Math.min(10000, Math.round(v))) })} />}
     </div>
   );
@@ -45,4 +45,4 @@ export function Verdict({ left, right, names }) {
   const told = { better: `${names[0]} is better than ${names[1]}`, worse: `${names[0]} is worse than ${names[1]}`, "cannot tell": `Cannot tell ${names[0]} from ${names[1]} with ${found.count} items` }[found.verdict];
   return <Note kind={{ better: "good", worse: "warn" }[found.verdict] ?? ""}>{told}: item by item the difference is {signed(found.value)}, 95 % interval {signed(found.low)} to {signed(found.high)}.</Note>;
 }
-const signed = (x) => (x == null ? "–" : `${x >= 0 ? "+" : "−"}${number(Math.abs(x))}`);
+const signed = (x) => (x == null ? "–" : `${x > 0 ? "+" : x < 0 ? "−" : ""}${number(Math.abs(x))}`);

@@ -166,7 +166,7 @@ def test_the_form_and_the_text_of_a_recipe_follow_each_other(server, visit):
     show(page, "recipe?path=recipe.yml")
     yaml = page.get_by_label("Recipe as YAML")
     page.get_by_label("dtype").select_option("float16")
-    page.wait_for_function("() => document.querySelector('textarea').value.includes('dtype: float16')")
+    page.wait_for_function("() => [...document.querySelectorAll('textarea')].some(t => t.value.includes('float16'))")
     page.get_by_label("Method", exact=True).select_option("iso_cts")
     page.get_by_text("iso_cts × ").wait_for()
     page.get_by_label("common_fraction, number").wait_for()

@@ -152,7 +152,7 @@ function Depth({ parameter: p, label, value, onInput, of = "" }) {
 export function Prompting({ prompt, set }) {
   const [text, write] = useState(prompt.text);
   const timer = useRef();
-  const type = (t) => { write(t); clearTimeout(timer.current); timer.current = setTimeout(() => set({ ...prompt, text: t }), 500); };
+  const type = (t) => { write(t); clearTimeout(timer.current); timer.current = setTimeout(() => set((before) => ({ ...before, text: t })), 500); };
   return (
     <>
       <textarea aria-label="Prompt" rows="2" value={text} onInput={(e) => type(e.currentTarget.value)} />
