@@ -142,7 +142,7 @@ def test_a_library_of_codes_and_its_report(models, tmp_path):
     assert shown["experts"]["again"]["bytes"] <= 900
     assert sum(each["bytes"] for each in shown["experts"].values()) <= 3400
     header, *lines = call(library.app, "report", lib).stdout.splitlines()
-    assert header.split() == ["layer", "size", "bits/entry", "lost", "codes"]
+    assert header.split() == ["layer", "size", "bits", "lost", "codes"]
     assert [line.split()[0] for line in lines] == ["a", "norm"]
     assert all("%" in line for line in lines)
     told = json.loads(call(library.app, "report", lib, "--expert", "again", "--tensors", "--json").stdout)
@@ -159,3 +159,11 @@ def test_a_library_of_codes_and_its_report(models, tmp_path):
         call(library.app, "extract", lib, "math", tmp_path / "out", "--budget", "600")
     with pytest.raises(InputError, match="has no expert 'nobody'"):
         call(library.app, "report", lib, "-e", "nobody")
+
+
+def test_layers_are_reported_in_natural_order():
+    from merganser.library.reporting import TensorReport, by_layer
+
+    names = [f"layers.{number}.weight" for number in (0, 1, 10, 2)]
+    found = by_layer([TensorReport("math", name, "levels", 8, 64, 0.0, 1.0) for name in names])
+    assert [layer.layer for layer in found] == ["layers.0", "layers.1", "layers.2", "layers.10"]

@@ -35,6 +35,14 @@ def test_one_method_shows_its_formula_parameters_and_other_names():
     assert "base        required" in shown
 
 
+@pytest.mark.parametrize("arguments", [(), ("ties",), ("breadcrumbs_ties",)])
+def test_sixty_columns_are_enough(monkeypatch, arguments):
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = call(*arguments)
+    assert max(map(len, shown.splitlines())) <= 60
+    assert "ties" in shown
+
+
 def test_a_method_is_found_under_another_tools_name():
     other = next((alias, method) for method in registry().values() for alias in method.also)
     assert call(other[0]).startswith(f"{other[1].name} (also")

@@ -239,7 +239,7 @@ def report(
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Show the size, the loss and the codes of every layer."""
+    """Show what each layer takes, in all and in bits for each entry, what it lost, and in which codes it is stored."""
     from merganser.library.reporting import by_layer, stored_tensors
 
     opened = _open(library, base)
@@ -267,10 +267,10 @@ def _stored_table(what: str, rows: Sequence[tuple[str, int, float, float | None,
     from merganser.report.tables import Table
 
     shown = [
-        (name, show_size(nbytes), f"{bits:.3f}", "?" if lost is None else f"{lost:.2%}", codes)
+        (name, show_size(nbytes), f"{bits:.2f}", "?" if lost is None else f"{lost:.2%}", codes)
         for name, nbytes, bits, lost, codes in rows
     ]
-    return Table((what, "size", "bits/entry", "lost", "codes"), shown).text()
+    return Table((what, "size", "bits", "lost", "codes"), shown).text()
 
 
 @app.command()

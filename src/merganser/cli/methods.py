@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from merganser.cli.options import Json
-from merganser.cli.output import emit, say
+from merganser.cli.output import emit, say, terminal_width, wrap
 from merganser.report.tables import Table
+
+#: Columns from which there is room for the parameters of every method in the list.
+WIDE = 100
 
 if TYPE_CHECKING:
     from merganser.methods.catalogue import MethodRow, ParameterRow
@@ -37,12 +40,12 @@ def command(
         emit(rows)
         return
     for row in rows:
-        settings = ", ".join(map(_setting, row.parameters))
-        say(f"{row.name:<20} {row.summary}" + (f" ({settings})" if settings else ""))
-    say(f"\n{len(rows)} methods; `merganser methods NAME` shows one with its formula.")
+        settings = ", ".join(map(_setting, row.parameters)) if terminal_width() >= WIDE else ""
+        say(wrap(f"{row.name:<20} {row.summary}" + (f" ({settings})" if settings else ""), " " * 21))
+    say("\n" + wrap(f"{len(rows)} methods; `merganser methods NAME` shows one with its formula."))
     for package, why in load_plugins().items():
         say(f"The plugin {package} could not be imported: {why}")
-    say(f"From Python with data (mg.tuning): {', '.join(FUNCTIONS_OF_DATA)}.")
+    say(wrap(f"From Python with data (mg.tuning): {', '.join(FUNCTIONS_OF_DATA)}."))
 
 
 def _function_of_data(name: str) -> MethodRow:
@@ -63,15 +66,28 @@ def _one(row: MethodRow) -> str:
         f"reach       {row.reach}",
         *([f"statistics  {', '.join(row.statistics)}"] if row.statistics else []),
     ]
-    parts = [f"{row.name}{also}: {row.summary}", row.description, "\n".join(facts)]
+    parts = [wrap(f"{row.name}{also}: {row.summary}"), _fitted(row.description), "\n".join(facts)]
     if row.parameters:
-        parts.append(
-            Table(
-                ("parameter", "default", "values", "per model", "meaning"),
-                [(p.name, p.default, p.bounds, "yes" if p.per_model else "", _meaning(p)) for p in row.parameters],
-            ).text()
-        )
+        cells = [(p.name, p.default, p.bounds, "yes" if p.per_model else "", _meaning(p)) for p in row.parameters]
+        table = Table(("parameter", "default", "values", "per model", "meaning"), cells).text()
+        narrow = max(map(len, table.splitlines())) > terminal_width()
+        parts.append("\n".join(map(_entry, row.parameters)) if narrow else table)
     return "\n\n".join(parts)
+
+
+def _fitted(text: str) -> str:
+    """Paragraphs as they were written if they fit, else filled anew."""
+    if max(map(len, text.splitlines())) <= terminal_width():
+        return text
+    return "\n\n".join(wrap(" ".join(part.split())) for part in text.split("\n\n"))
+
+
+def _entry(parameter: ParameterRow) -> str:
+    """A parameter where a table has no room."""
+    each = ", per model" if parameter.per_model else ""
+    bounds = f" ({parameter.bounds})" if parameter.bounds else ""
+    head = f"{parameter.name}, default {parameter.default}{bounds}{each}"
+    return f"{wrap(head, '  ')}\n{wrap(f'  {_meaning(parameter)}', '  ')}"
 
 
 def _meaning(parameter: ParameterRow) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +42,18 @@ def wrote(path: Path, as_json: bool) -> None:
         emit({"event": "done", "path": str(path)})
     else:
         say(f"wrote {path}")
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or of COLUMNS; without either, as in a pipe, more than any line has."""
+    known = "COLUMNS" in os.environ or sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if known else 10_000
+
+
+def wrap(text: str, indent: str = "") -> str:
+    """Break a paragraph at the terminal's width; lines after the first begin with `indent`."""
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": indent}
+    return textwrap.fill(text, max(40, terminal_width()), **options)
 
 
 def emit(content: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from merganser.checkpoints.tensor_names import natural_order
 from merganser.library.codes.catalogue import CODES
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def stored_tensors(library: Library, name: str) -> list[TensorReport]:
 
 
 def by_layer(tensors: Iterable[TensorReport]) -> list[LayerReport]:
-    """Return the sums over layers: the numbered module a tensor belongs to, or the module itself.
+    """Return the sums over layers in natural order: the numbered module a tensor belongs to, or the module itself.
 
     Args:
         tensors: Records of one expert or of several.
@@ -94,7 +95,7 @@ def by_layer(tensors: Iterable[TensorReport]) -> list[LayerReport]:
     for each in tensors:
         groups.setdefault(layer_of(each.tensor), []).append(each)
     found = []
-    for layer, group in groups.items():
+    for layer, group in sorted(groups.items(), key=lambda pair: natural_order(pair[0])):
         known = [(each.error, each.energy) for each in group if each.error is not None and each.energy is not None]
         energy = sum(pair[1] for pair in known)
         lost = sum(pair[0] for pair in known) / energy if energy and _all_known(group) else None
