@@ -12,7 +12,7 @@ from merganser.align import match, scramble, symmetry, transport
 from merganser.align.head_spectra import match_heads
 from merganser.align.permutations import apply, inverse
 from merganser.align.solver import layout_and_weights
-from merganser.align.transports import transported
+from merganser.align.transports import match_bases, transported
 from merganser.checkpoints import open as open_checkpoint
 from merganser.errors import InputError
 
@@ -143,6 +143,15 @@ def test_heads_are_told_apart_by_their_spectra():
             for g in range(6)
         ]
         assert int(np.argmin(gaps)) == found[h]
+
+
+def test_heads_are_also_matched_by_spectra_unless_a_start_is_given():
+    module, free = attention(24, 6)
+    state, other = trained_like(module, 1), trained_like(module, 2)
+    plain = match(state, other, free)
+    by_heads = match(state, other, free, start="spectra", tries=1)
+    assert match_bases(state, other, free).objective == max(plain.objective, by_heads.objective)
+    assert match_bases(state, other, free, start="propagate").objective == plain.objective
 
 
 def test_a_match_from_spectra_finds_what_was_planted():

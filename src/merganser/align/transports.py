@@ -59,7 +59,8 @@ def transport(
         alignment: π, if it is known.
         gradient_batches: A few labelled batches `(inputs, targets)` of the task.
         loss: The loss of outputs and targets whose gradient is taken.
-        method: How to match the bases; see `match`.
+        method: How to match the bases; see `match`. By weights, and if no `start` is given, attention heads are also
+            matched by their spectra first, and the better of both matches is taken.
         **options: Further options of `match`.
 
     Returns:
@@ -77,7 +78,7 @@ def transport(
         raise InputError("gradient_batches run the target: give a module, not weights")
     tuned, base, new = states_of([finetuned, source, target], symmetry)
     if alignment is None:
-        alignment = match(target, source, symmetry, method, **options)
+        alignment = match_bases(target, source, symmetry, method, **options)
     permutations = alignment.permutations if isinstance(alignment, Match) else alignment
     wide = {
         name: torch.promote_types(tensor.dtype, torch.float32)
@@ -98,6 +99,16 @@ def transport(
         name: (tensor.to(wide[name]) + best * moved[name]).to(tensor.dtype) if name in wide else tensor.clone()
         for name, tensor in new.items()
     }
+
+
+def match_bases(target: Model, source: Model, symmetry: Symmetry, method: str = "weights", **options: Any) -> Match:
+    """Match the source base to the target base; attention heads also by their spectra first, if no start is given."""
+    found = match(target, source, symmetry, method, **options)
+    heads = any(tree.children for tree in symmetry.trees.values())
+    if method != "weights" or "start" in options or not heads or found.optimal:
+        return found
+    by_heads = match(target, source, symmetry, **options | {"start": "spectra", "tries": 1})
+    return max(found, by_heads, key=lambda each: each.objective)
 
 
 def mean_gradient(

@@ -43,9 +43,15 @@ def command(
     ] = None,
     matching: Annotated[str, typer.Option(help="How to match the bases: weights, frank_wolfe or none.")] = "weights",
     start: Annotated[
-        str, typer.Option(help="Start of --matching weights: propagate, spectra (of attention heads) or identity.")
-    ] = "propagate",
-    kind: Annotated[str, typer.Option(help="Symmetry between the bases: permutation or orthogonal.")] = "permutation",
+        str | None,
+        typer.Option(
+            help="Where --matching weights begins: propagate, spectra (of attention heads) or identity; default: "
+            "propagate and, if there are heads, spectra, whichever matches better."
+        ),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="What may differ between bases: permutation or orthogonal.")
+    ] = "permutation",
     model: Annotated[
         str | None,
         typer.Option(
@@ -81,7 +87,8 @@ def command(
     from merganser.evaluate.search import ALPHAS
 
     one_of("--matching", matching, MATCHINGS)
-    one_of("--start", start, ("propagate", "spectra", "identity"))
+    if start is not None:
+        one_of("--start", start, ("propagate", "spectra", "identity"))
     one_of("--kind", kind, ("permutation", "orthogonal"))
     if scales and score is None:
         raise InputError("--try-scale needs --score to choose by; add --score, or give one --scale")
@@ -160,15 +167,14 @@ def _transport(
     models: list[Checkpoint],
     symmetry: Symmetry,
     matching: str,
-    start: str,
+    start: str | None,
     scale: float | None,
     candidates: list[float] | None,
     judge: Any,
 ) -> tuple[Checkpoint, dict[str, Any]]:
-    from merganser.align.matching import match
     from merganser.align.permutations import identity
     from merganser.align.state import states_of
-    from merganser.align.transports import transport, transported
+    from merganser.align.transports import match_bases, transport, transported
     from merganser.checkpoints.memory import StateDict
     from merganser.evaluate.search import ALPHAS
 
@@ -178,8 +184,8 @@ def _transport(
     if matching != "none":
         states = states_of([new, old], symmetry)
         report["cosine"] = {"before": _cosine(states[0], states[1], symmetry)}
-        options = {"start": start} if matching == "weights" else {}
-        found = match(states[0], states[1], symmetry, matching, **options)
+        options = {"start": start} if matching == "weights" and start else {}
+        found = match_bases(states[0], states[1], symmetry, matching, **options)
         permutations = found.permutations
         report["cosine"]["after"] = _cosine(states[0], found.apply(states[1]), symmetry)
         report["note"] = found.note
