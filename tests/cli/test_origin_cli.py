@@ -42,7 +42,7 @@ def test_verify(call) -> None:
     code, out, err = call("verify", "out")
     assert code == 1
     assert "wrong    config.json has changed" in out
-    assert "error: out is not what its lock file says: 1 problem, listed above" in err
+    assert "error: out differs from its lock file: 1 problem, listed above" in err
     assert "config.json" not in err, "what is wrong is said once"
 
 

@@ -92,7 +92,7 @@ def command(
 
     expected = [0]
     with (
-        explain_interrupt(lambda: f"{beside} keeps the answers so far; go on with: {same_command()}"),
+        explain_interrupt(lambda: f"{beside} keeps the answers so far; continue with: {same_command()}"),
         ProgressReporter("racing", "questions") as reporter,
     ):
 
@@ -162,7 +162,7 @@ def _write(recipe: dict[str, Any], out: Path, overwrite: bool, memory: int, devi
 
     partial = out.with_name(f"{out.name}.partial")
     with (
-        explain_interrupt(lambda: f"{partial} keeps what is finished; go on with: {same_command()}"),
+        explain_interrupt(lambda: f"{partial} keeps what is finished; continue with: {same_command()}"),
         ProgressReporter("merging") as reporter,
     ):
         options: dict[str, Any] = {"overwrite": overwrite, "memory": memory, "device": device}

@@ -45,13 +45,11 @@ def command(
     start: Annotated[
         str | None,
         typer.Option(
-            help="Where --matching weights begins: propagate, spectra (of attention heads) or identity; default: "
+            help="Start of --matching weights: propagate, spectra (of attention heads) or identity; default: "
             "propagate and, if there are heads, spectra, whichever matches better."
         ),
     ] = None,
-    kind: Annotated[
-        str, typer.Option(help="What may differ between bases: permutation or orthogonal.")
-    ] = "permutation",
+    kind: Annotated[str, typer.Option(help="Symmetry between the bases: permutation or orthogonal.")] = "permutation",
     model: Annotated[
         str | None,
         typer.Option(

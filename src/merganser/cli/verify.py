@@ -64,7 +64,7 @@ def command(
         problems += found.problems
     if problems:
         counted = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise MerganserError(f"{directory} is not what its lock file says: {counted}, listed above")
+        raise MerganserError(f"{directory} differs from its lock file: {counted}, listed above")
 
 
 def _split(given: str) -> tuple[str, str]:

@@ -106,11 +106,12 @@ def merge_adapters(
     updates: dict[str, StoredUpdate] = {}
     seen = kept = 0.0
     names = list(dict.fromkeys(name for file in files for name in file.updates))
-    for number, name in enumerate(names):
-        on_progress(number, len(names), name)
-        updates[name], before, after = mixer.merge(name)
-        seen, kept = seen + before, kept + after
-    whole, notes = mixer.merge_whole(base)
+    with noting_reads(origin.reads):
+        for number, name in enumerate(names):
+            on_progress(number, len(names), name)
+            updates[name], before, after = mixer.merge(name)
+            seen, kept = seen + before, kept + after
+        whole, notes = mixer.merge_whole(base)
     keys = ("base_model_name_or_path", "task_type", "fan_in_fan_out", "ensure_weight_tying", "bias")
     config = {
         key: next((f.config[key] for f in files if f.config.get(key) not in (None, "none")), None) for key in keys

@@ -121,7 +121,7 @@ class Compressor:
     def _write_codes(
         self, path: Path, name: str, expert: Checkpoint, plan: Mapping[str, str], ledger: _Ledger, on_step: Step
     ) -> str:
-        """Write the file of an expert in codes; they are made first, since they decide its size."""
+        """Write the file of an expert in codes; they are computed first because they decide its size."""
         mixer = self._mixer(())
         blobs: dict[str, Tensor] = {}
         whole: dict[str, TensorSpec] = {}

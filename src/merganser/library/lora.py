@@ -116,13 +116,14 @@ def extract_lora(
         tuned, origin = as_modules(tuned, model), as_modules(origin, model)
     check_fit(origin, tuned)
     modules = AdapterModules(origin, tuned, fan_in_fan_out, model)
-    draft = _Draft(modules, origin, stored, whole)
-    changed = list(_changed(tuned, origin, modules))
-    wanted = [name for name in changed if _matches(name, include) and not _matches(name, exclude)]
-    ranks = _ranks(wanted, tuned, origin, draft, rank or _DEFAULT_RANK, policy)
-    for number, name in enumerate(changed):
-        on_progress(number, len(changed), name)
-        draft.add(name, tuned, ranks.get(name, 0) if name in wanted else None)
+    draft = _Draft(modules, origin, stored, whole, sources)
+    with noting_reads(sources.reads):
+        changed = list(_changed(tuned, origin, modules))
+        wanted = [name for name in changed if _matches(name, include) and not _matches(name, exclude)]
+        ranks = _ranks(wanted, tuned, origin, draft, rank or _DEFAULT_RANK, policy)
+        for number, name in enumerate(changed):
+            on_progress(number, len(changed), name)
+            draft.add(name, tuned, ranks.get(name, 0) if name in wanted else None)
     return draft.write(Path(out), tuned, overwrite, patterns=policy is not None)
 
 

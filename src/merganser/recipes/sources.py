@@ -11,6 +11,7 @@ from typing import Any
 from merganser.checkpoints.adapter import adapter_notes, separates_head
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dequantised import quantisation_notes
+from merganser.checkpoints.expert_orders import MatchedExperts
 from merganser.checkpoints.gguf_config import gguf_config, gguf_notes
 from merganser.checkpoints.grafting import Grafted
 from merganser.checkpoints.json_file import read_config

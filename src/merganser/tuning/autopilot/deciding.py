@@ -146,7 +146,7 @@ def decide(
     questions: int,
     on_plan: Callable[[int], None] = lambda total: None,
 ) -> Decision:
-    """Race, refine, check, and say what to do; `on_plan` is told how many questions that takes at most."""
+    """Race, refine, check, and return the decision; `on_plan` is called with the largest number of questions."""
     planned = plan_size(board, len(models), len(merges), questions)
     on_plan(planned.total)
     if board.meter.budget.seconds is not None:
