@@ -272,3 +272,11 @@ def test_a_damaged_tokenizer_is_a_broken_model(copy):
     found = evaluate(copy)
     assert found.verdict == "broken"
     assert "tokenizer cannot be loaded" in found.checks[-1].message
+
+
+def test_a_model_without_a_tokenizer_is_doubtful_not_broken(copy):
+    for file in copy.glob("token*"):
+        file.unlink()
+    found = evaluate(copy)
+    assert found.verdict == "doubtful"
+    assert "no tokenizer files" in found.checks[-1].message

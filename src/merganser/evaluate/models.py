@@ -208,7 +208,8 @@ def _examined(
     checks, found = [loaded.check], None
     tokenizer = _tokenizer(directory)
     if tokenizer is None:
-        checks.append(Check("tokenizer", "fail" if kind == "causal-lm" else "skip", "none beside the weights"))
+        finding = "no tokenizer files next to the weights, so no text was tried"
+        checks.append(Check("tokenizer", "warn" if kind == "causal-lm" else "skip", finding))
     else:
         checks += [language.check_vocabulary(loaded.module, tokenizer), language.check_outputs(loaded, tokenizer)]
         if kind == "causal-lm":
