@@ -41,9 +41,9 @@ def test_points_of_different_fitness_do_not_cover_each_other(record):
 def test_how_many_estimates_beat_the_guess_is_counted(record):
     name, results = record
     results["estimates"]["mae_of_the_endpoints_mean"] = 0.0
-    assert "0 of the 84 estimates below are nearer" in written(name, results)
+    assert "0 of the 84 estimates below are closer" in written(name, results)
     results["estimates"]["mae_of_the_endpoints_mean"] = 1.0
-    assert "84 of the 84 estimates below are nearer" in written(name, results)
+    assert "84 of the 84 estimates below are closer" in written(name, results)
 
 
 def test_the_goal_of_the_overhead_follows_the_numbers(record):
@@ -53,7 +53,7 @@ def test_the_goal_of_the_overhead_follows_the_numbers(record):
     assert "is met by neither" in written(name, results)
     results["overhead"] |= {few: 0.5, full: 0.002, "machinery_over_asking_full": 0.000093}
     text = written(name, results)
-    assert "is met over a full evaluation." in text
+    assert "is met for a full evaluation." in text
     assert "0.0093 % of a full evaluation" in text, "what is small does not become nothing"
 
 
@@ -65,7 +65,7 @@ def test_a_coarse_error_is_called_so(record):
     results["larger"]["fitness"]["full"]["bootstrap_error"] = 0.12
     text = written(name, results)
     assert "up to 12.0 points" in text
-    assert "to be within it says little" in text
+    assert "being within it says little" in text
 
 
 def test_experts_that_did_not_get_better_are_named():

@@ -265,10 +265,10 @@ def test_a_difference_is_told_in_standard_errors() -> None:
 
 
 def test_compression_names_what_is_farther_off_than_the_error() -> None:
-    assert "all 1 ways to store them stay within it" in text_of("compression", COMPRESSION)
+    assert "It stays within one standard error of the experts." in text_of("compression", COMPRESSION)
     far = {**COMPRESSION["rows"][1], "normalised": 0.5}
     text = text_of("compression", COMPRESSION | {"rows": [COMPRESSION["rows"][0], far]})
-    assert "farther off is TSV-C rank 1/8 int8 (50.0 %)" in text
+    assert "These do not: TSV-C rank 1/8 int8 (50.0 %)." in text
 
 
 def test_compression_says_which_goals_are_met() -> None:

@@ -93,7 +93,7 @@ def _verdict(goal: Goal, stored: Sequence[Mapping[str, Any]]) -> str:
     told = f"Goal: {percent(goal.share)} % of the experts' accuracy in at most {goal.bytes}."
     small = [row for row in stored if goal.small(row)]
     if not small:
-        return f"{told} Not met: nothing here is that small."
+        return f"{told} Nothing here is that small: not met."
     good = [row for row in small if row["normalised"] >= goal.share]
     row = min(good, key=lambda row: row["bytes"]) if good else max(small, key=lambda row: row["normalised"])
     name = " ".join(filter(None, (row["method"], row["setting"], row["dtype"])))
