@@ -113,21 +113,28 @@ def values(schema: dict[str, Any]) -> str:
     """Return the values that a schema allows, in words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        known = {"reference": "a model", "recipe": "a recipe", "parameters": "[parameters](methods.md) of the method"}
-        return known.get(name, f"{name.removesuffix('Entry').lower()}, see below")
+        known = {
+            "reference": "model",
+            "recipe": "[recipe](#recipe)",
+            "parameters": "[parameters](methods.md) of the method",
+        }
+        place = f"{'run-file' if name.endswith('Entry') else 'recipe'}-{name.removesuffix('Entry').lower()}"
+        return known.get(name, f"[{name.removesuffix('Entry').lower()}](#{place})")
     if "enum" in schema:
-        return "a method" if len(schema["enum"]) > 20 else ", ".join(f"`{value}`" for value in schema["enum"])
+        return (
+            "[method](methods.md)" if len(schema["enum"]) > 20 else ", ".join(f"`{value}`" for value in schema["enum"])
+        )
     if "anyOf" in schema:
         found = [values(each) for each in schema["anyOf"] if each.get("type") != "null"]
-        return " or ".join(dict.fromkeys(found))
+        return "; or ".join(dict.fromkeys(found))
     if isinstance(schema.get("type"), list):
         return " or ".join(values({**schema, "type": kind}) for kind in schema["type"] if kind != "null")
     if schema.get("type") == "array":
-        return f"a list of: {values(schema.get('items', {}))}"
+        return f"list of {values(schema.get('items', {}))}"
     inner = schema.get("additionalProperties")
     if schema.get("type") == "object":
-        return f"names to: {values(inner)}" if isinstance(inner, dict) and inner else "a mapping"
-    words = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false"}
+        return f"mapping from names to {values(inner)}" if isinstance(inner, dict) and inner else "mapping"
+    words = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
     return words.get(schema.get("type", ""), "any value")
 
 

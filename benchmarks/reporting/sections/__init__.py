@@ -106,7 +106,7 @@ PAGES = (
     ),
     Page(
         "peers",
-        "Beside other programs",
+        "Compared with other programs",
         (
             Section("peers", "Other programs", peers.parts),
             Section("parity", "Parity with mergekit", speed.parity),
