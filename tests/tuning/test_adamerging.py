@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import merganser as mg
 from merganser.errors import InputError
 from merganser.tuning.adamerging import learn_coefficients
 from merganser.tuning.entropy import prediction_entropy
@@ -89,3 +90,25 @@ def test_mistakes(setting):
         learn_coefficients(module, base, vectors, {"a": inputs["a"], "b": []})
     with pytest.raises(InputError, match="did you mean '0.weight'"):
         learn_coefficients(module, base, {"a": {"0.weigth": vectors["a"]["0.weight"]}, "b": vectors["b"]}, inputs)
+
+
+@pytest.mark.parametrize("learn", [mg.tuning.adamerge, mg.tuning.adarank])
+def test_networks_with_running_statistics(learn):
+    """Which are merged but have no derivatives."""
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    base(torch.randn(30, 5))
+    experts = {}
+    for name in ("a", "b"):
+        experts[name] = copy.deepcopy(base)
+        with torch.no_grad():
+            for parameter in experts[name].parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        experts[name](2 * torch.randn(30, 5))
+    data = {name: [torch.randn(20, 5)] for name in experts}
+    weights, _ = learn(experts, base, data, steps=5, learning_rate=0.05)
+    means = [model[1].running_mean for model in (base, *experts.values())]
+    wanted = means[0] + 0.3 * sum(mean - means[0] for mean in means[1:])
+    torch.testing.assert_close(weights["1.running_mean"], wanted)
+    plain = mg.merge(experts, "task_arithmetic", base, scale=0.3)
+    assert not torch.allclose(weights["0.weight"], plain["0.weight"])

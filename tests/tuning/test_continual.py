@@ -56,6 +56,26 @@ def test_what_is_no_continual_merge_is_refused(tmp_path):
         mg.tuning.Continual.load(tmp_path / "plain", base)
 
 
+def test_a_saved_merge_does_not_go_on_from_another_base(tmp_path):
+    base, experts = models(2)
+    line = mg.tuning.Continual(base)
+    line.add(experts[0])
+    line.save(tmp_path / "one")
+    with pytest.raises(CheckpointError, match="give the base it was made with"):
+        mg.tuning.Continual.load(tmp_path / "one", experts[1])
+
+
+def test_an_expert_that_is_not_finite_is_refused():
+    base, experts = models(2)
+    line = mg.tuning.Continual(base)
+    line.add(experts[0])
+    before = line.weights()
+    with pytest.raises(CheckpointError, match="NaN or infinite"):
+        line.add({**experts[1], "norm": torch.full((6,), float("nan"))})
+    assert line.count == 1
+    close(line.weights(), before)
+
+
 def test_an_expert_that_did_not_move_changes_only_the_mean_norm():
     base, experts = models(1)
     line = mg.tuning.Continual(base)

@@ -77,3 +77,9 @@ def test_layers_that_nothing_reaches_are_an_error(setting):
     base, experts, data = setting
     with pytest.raises(InputError, match="no linear layer"):
         mg.tuning.regmean_pp(experts, base, data, include=["head*"])
+
+
+def test_no_batches_are_an_error(setting):
+    base, experts, data = setting
+    with pytest.raises(InputError, match="data of b: no batches"):
+        mg.tuning.regmean_pp(experts, base, {**data, "b": []})

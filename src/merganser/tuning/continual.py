@@ -61,9 +61,11 @@ class Continual:
             expert: A path, hub id, state dict, module or checkpoint, fine-tuned from the base.
 
         Raises:
-            CheckpointError: If it cannot be opened, or its tensors are not those of the base.
+            CheckpointError: If it cannot be opened, its tensors are not those of the base, or not all are finite.
         """
         vector = TaskVector(expert, self.base).state_dict()
+        if not math.isfinite(norm := _norm(vector)):
+            raise CheckpointError("the expert holds NaN or infinite values, which would stay in the merge for good")
         if self._sum and (other := vector.keys() ^ self._sum.keys()):
             raise CheckpointError(f"the expert and those before it differ in the tensor {sorted(other)[0]!r}")
         self._sum = {
@@ -72,7 +74,7 @@ class Continual:
             else delta.float()
             for name, delta in vector.items()
         }
-        self._mean += (_norm(vector) - self._mean) / (self.count + 1)
+        self._mean += (norm - self._mean) / (self.count + 1)
         self.count += 1
 
     @property
@@ -98,6 +100,7 @@ class Continual:
         vector = TaskVector(self.weights(), self.base)
         written = save(open_checkpoint(self.base) + vector, out, overwrite=overwrite)
         state = {"experts": self.count, "gain": self.gain, "share": self._rule.share}
+        state["norm"] = _norm(vector.state_dict())
         (written / STATE).write_text(json.dumps(state) + "\n")
         return written
 
@@ -113,16 +116,22 @@ class Continual:
             The merge, ready for one more expert.
 
         Raises:
-            CheckpointError: If the directory contains no such state.
+            CheckpointError: If the directory holds no such state, or was made with another base.
         """
         try:
             state = parse_json((Path(directory) / STATE).read_text())
-            count, gain, share = int(state["experts"]), float(state["gain"]), float(state["share"])
+            count = int(state["experts"])
+            gain, share, norm = (float(state[key]) for key in ("gain", "share", "norm"))
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{directory}: no state of a continual merge in {STATE} ({error})") from None
         found = cls(base, share=share)
         vector = TaskVector(str(directory), base).state_dict()
         found.count, found._mean = count, _norm(vector)
+        if not math.isclose(found._mean, norm, rel_tol=1e-3, abs_tol=1e-12):
+            raise CheckpointError(
+                f"{directory}: the merge is {norm:.5g} away from its base, and {found._mean:.5g} from this one; give "
+                "the base it was made with, or start anew if the weights have been changed"
+            )
         found._sum = {name: value.float() * gain for name, value in vector.items()}
         return found
 

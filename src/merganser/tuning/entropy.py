@@ -33,11 +33,17 @@ def minimise_entropy(
     learning_rate: float = 1e-3,
     steps: int = 500,
 ) -> Descent:
-    """Minimise Σ_t H(softmax f(x_t; θ)) by Adam, one batch per task and step; `merged` computes θ from `learned`."""
+    """Minimise Σ_t H(softmax f(x_t; θ)) by Adam, one batch a task and step; `merged` makes θ of what is `learned`.
+
+    Buffers, such as the running statistics of BatchNorm, are merged too but teach nothing: they have no derivatives.
+    """
     if empty := [task for task, batches in inputs.items() if not batches]:
         raise InputError(f"no inputs for task {empty[0]!r}")
 
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+
     def entropy(weights: Weights, task: str, batch: Inputs) -> Tensor:
+        weights = {name: value.detach() if name in buffers else value for name, value in weights.items()}
         logits = call(module, weights, batch)
         return prediction_entropy(heads[task](logits) if heads else logits)
 

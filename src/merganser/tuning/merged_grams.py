@@ -55,6 +55,8 @@ def regmean_pp(
     """
     module = evaluation_copy(require_module(base, "base"))
     batches = match_data(data, models)
+    if empty := [key for key, each in batches.items() if next(iter(each), None) is None]:
+        raise InputError(f"data of {empty[0]}: no batches")
     names = list(module.state_dict())
     states = {key: _read(model, names) for key, model in label(models).items()}
     for key, state in states.items():
