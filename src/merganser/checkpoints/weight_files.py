@@ -25,8 +25,11 @@ def open_weights(path: Path) -> WeightFile:
 
 def read_header(file: WeightFile) -> bytes:
     """Return what stands before the weights: names, dtypes, shapes and settings."""
-    extents = file.header.tensors if isinstance(file, GGUFFile) else file.entries
-    first = min((each.start for each in extents.values()), default=file.path.stat().st_size)
+    if isinstance(file, GGUFFile):
+        starts = [each.start for each in file.header.tensors.values()]
+    else:
+        starts = [each.start for each in file.entries.values()]
+    first = min(starts, default=file.path.stat().st_size)
     with file.path.open("rb") as opened:
         return opened.read(first)
 

@@ -99,9 +99,10 @@ def prepare_copy(source: Checkpoint, dtype: str | torch.dtype | None = None) -> 
     output = {} if dtype is None else {"dtype": dtype_name(dtype)}
     lineage = source.lineage()
     is_view = lineage != Lineage()
-    # A view has no recipe: its label is not a reference, even if it looks like one.
-    document = {"method": "passthrough", "models": ["view" if is_view else source.label], "output": output}
-    prepared = prepare(load(document, held=document["models"]), lambda _: source)
+    # No recipe makes a view again: its label is no reference, whatever it looks like.
+    named = ["view" if is_view else source.label]
+    document = {"method": "passthrough", "models": named, "output": output}
+    prepared = prepare(load(document, held=named), lambda _: source)
     if not is_view:
         return prepared, document if source.files() else None
     told = replace(prepared.plan.sidecars, lineage=lineage, recipe="")
