@@ -13,7 +13,7 @@ memory), Q requests of latency ℓ, of which p are under way at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -176,7 +176,7 @@ def decomposition_cost(shape: tuple[int, ...], models: int) -> float:
     return float((max(shape) + EIGENVECTORS * n) * n**2 * models)
 
 
-def _add_up(tensors: list[tuple[tuple[int, ...], int, int, int, str]]) -> Work:
+def _add_up(tensors: Sequence[tuple[tuple[int, ...], int, int, int, str]]) -> Work:
     """Sum over tensors given as shape, bytes read, bytes written, models, kind of rule."""
     amounts: dict[str, float] = {}
     largest = 0.0
