@@ -102,3 +102,10 @@ def _front(trials: Sequence[Trial], values: Sequence[Sequence[float]], objective
         if not ((points <= point).all(1) & (points < point).any(1)).any()
     ]
     return list({trial.label: trial for trial in reversed(front)}.values())[::-1]
+
+
+def spread(valid: Sequence[Trial], objective: Objective, count: int) -> list[Trial]:
+    """Return candidates spread evenly over the ranking by an objective, the best one first."""
+    unique = list({trial.label: trial for trial in valid}.values())
+    ranked = sorted(unique, key=lambda t: t.objectives[objective.name], reverse=objective.maximize)
+    return [ranked[round(place)] for place in np.linspace(0, len(ranked) - 1, min(count, len(ranked)))]

@@ -17,7 +17,7 @@ from merganser.evolve.outcomes import check_answers
 from merganser.evolve.preparation import Calibration, Prepared, check, prepare, read_prepared, split, to_bytes
 from merganser.evolve.progress import Event, forecast
 from merganser.evolve.racing import Race, choose_incumbents, estimate_stopped, race_order
-from merganser.evolve.ranking import COPIED, best, failed_alike, nothing, pareto, reranked, reranked_front, top
+from merganser.evolve.ranking import COPIED, best, failed_alike, nothing, pareto, reranked, reranked_front, spread, top
 from merganser.evolve.searchers import searcher
 from merganser.evolve.space import key
 from merganser.evolve.store import Answers, Store, Trial
@@ -282,9 +282,8 @@ class StudyRun:
         test = {name: prepared.split.test.tolist() for name, prepared in self.tasks.items()}
         pool = {name: prepared.split.pool.tolist() for name, prepared in self.tasks.items()}
         if self.design.stability:
-            self._evaluate(
-                "full", [t.values or {} for t in self._spread(valid, self.design.stability)], pool, "stability"
-            )
+            chosen = spread(valid, self.design.objectives[0], self.design.stability)
+            self._evaluate("full", [t.values or {} for t in chosen], pool, "stability")
         self._evaluate("test", [t.values or {} for t in self._winners(valid, pool)], test, "test")
         self._evaluate("test", [*self.design.endpoints, *self.design.references], test, "test")
         self.store.set(ended=True)
@@ -299,7 +298,7 @@ class StudyRun:
         if len(objectives) > 1:
             front = pareto(valid, objectives)
             if self.design.rerank and few:
-                chosen = self._spread(front, self.design.rerank * len(objectives))
+                chosen = spread(front, self.design.objectives[0], self.design.rerank * len(objectives))
                 self._evaluate("full", [trial.values or {} for trial in chosen], pool, "rerank")
                 return reranked_front(valid, self.store.trials("full"), objectives) or front
             return front
@@ -309,13 +308,6 @@ class StudyRun:
             if found := reranked(valid, self.store.trials("full"), objectives[0]):
                 return [found]
         return [best(valid, objectives)]
-
-    def _spread(self, valid: Sequence[Trial], count: int) -> list[Trial]:
-        """Return candidates spread evenly over the ranking by the first objective, the best one first."""
-        first = self.design.objectives[0]
-        unique = list({trial.label: trial for trial in valid}.values())
-        ranked = sorted(unique, key=lambda t: t.objectives[first.name], reverse=first.maximize)
-        return [ranked[round(place)] for place in np.linspace(0, len(ranked) - 1, min(count, len(ranked)))]
 
     def _evaluate(
         self, kind: str, candidates: Sequence[Candidate], items: Mapping[str, Sequence[int]], phase: str
@@ -340,13 +332,8 @@ class StudyRun:
         score: Callable[[Mapping[str, Answers]], tuple[dict[str, float], dict[str, Any]]],
     ) -> Trial:
         """Record an outcome: the trial with its scores, or its failure with the reason."""
-        ran = replace(
-            trial,
-            seconds=outcome.seconds,
-            worker=outcome.worker,
-            attempts=outcome.job.attempt,
-            finished=time.time(),
-        )
+        run = {"seconds": outcome.seconds, "worker": outcome.worker, "attempts": outcome.job.attempt}
+        ran = replace(trial, finished=time.time(), **run)
         if outcome.answers is None:
             return self.store.add(replace(ran, state="failed", error=outcome.error), {}, outcome.costs)
         try:

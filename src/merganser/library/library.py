@@ -20,11 +20,11 @@ from merganser.library.building import Compressor, Step
 from merganser.library.changes import check_fit
 from merganser.library.codes.catalogue import CHOICES
 from merganser.library.expert_file import ExpertFile
-from merganser.library.manifest import SHARED_FILE, ExpertRecord, Manifest, StoredFile, check_name, expert_file, locked
+from merganser.library.manifest import SHARED_FILE, ExpertRecord, Manifest, check_name, expert_file, locked
 from merganser.library.ranks import RankPolicy, with_codes
 from merganser.library.sizes import Finding, Size
 from merganser.library.starting import begin, factor_dtype, interrupted, make
-from merganser.library.storage import FACTOR_DTYPES, checksum, delete, partial_of
+from merganser.library.storage import FACTOR_DTYPES, delete, find_damage, partial_of
 from merganser.library.views import Expert, MergedExperts
 from merganser.methods.registry import build as build_method
 from merganser.methods.tsv import TSV
@@ -234,7 +234,7 @@ class Library(Shown):
         """Return an expert as a checkpoint, rebuilt while it is read. Its file is verified by its checksum once."""
         if name not in self._checked:
             record = self._record(name)
-            if problem := self._damage(self.path / record.file, record):
+            if problem := find_damage(self.path / record.file, record.nbytes, record.sha256):
                 raise CheckpointError(f"{self.path / record.file}: {problem}; build or add the expert {name!r} again")
             self._checked[name] = Expert(self.base, self._file(record), name)
         return self._checked[name]
@@ -242,7 +242,9 @@ class Library(Shown):
     def shared(self) -> ExpertFile | None:
         """Return the file of the shared part, if there is one; it is verified by its checksum once."""
         if self._shared is None and self.manifest.shared is not None:
-            if problem := self._damage(self.path / SHARED_FILE, self.manifest.shared):
+            if problem := find_damage(
+                self.path / SHARED_FILE, self.manifest.shared.nbytes, self.manifest.shared.sha256
+            ):
                 raise CheckpointError(f"{self.path / SHARED_FILE}: {problem}; build the library again")
             self._shared = ExpertFile(self.path / SHARED_FILE)
         return self._shared
@@ -285,11 +287,11 @@ class Library(Shown):
         on_part("base")
         findings = [self._verify_base()]
         if self.manifest.shared is not None:
-            problem = self._damage(self.path / SHARED_FILE, self.manifest.shared)
+            problem = find_damage(self.path / SHARED_FILE, self.manifest.shared.nbytes, self.manifest.shared.sha256)
             findings.append(Finding("shared", problem is None, problem or "the shared part is intact"))
         for name, record in self.manifest.experts.items():
             on_part(name)
-            problem = self._damage(self.path / record.file, record)
+            problem = find_damage(self.path / record.file, record.nbytes, record.sha256)
             if problem is None:
                 try:
                     Expert(self.base, self._file(record), name)
@@ -323,14 +325,6 @@ class Library(Shown):
         if name not in self.manifest.experts:
             raise InputError(f"{self.path}: has no expert {name!r}{did_you_mean(name, self.experts)}")
         return self.manifest.experts[name]
-
-    @staticmethod
-    def _damage(path: Path, record: ExpertRecord | StoredFile) -> str | None:
-        if not path.is_file():
-            return "missing"
-        if path.stat().st_size != record.nbytes:
-            return f"damaged: {path.stat().st_size} bytes instead of {record.nbytes}"
-        return None if checksum(path) == record.sha256 else "damaged: its checksum differs from the manifest"
 
 
 def _open_grams(

@@ -193,3 +193,12 @@ def checksum(path: Path) -> str:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def find_damage(path: Path, nbytes: int, sha256: str) -> str | None:
+    """Return what is wrong with a file that should have this size and checksum; None if nothing is."""
+    if not path.is_file():
+        return "missing"
+    if path.stat().st_size != nbytes:
+        return f"damaged: {path.stat().st_size} bytes instead of {nbytes}"
+    return None if checksum(path) == sha256 else "damaged: its checksum differs from the manifest"

@@ -15,7 +15,7 @@ from merganser.methods.registry import aliases as parameter_aliases
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.references import missing, places
 from merganser.recipes.schema import Problems
-from merganser.recipes.settings import Choice, Gradient, Scalar, Setting
+from merganser.recipes.settings import Case, Choice, Gradient, Scalar, Setting
 from merganser.units import parse_size
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
@@ -178,6 +178,24 @@ def scalar_or_gradient(value: Any, candidates: list[Parameter], where: str) -> S
         raise RecipeError(f"{where}: a gradient needs at least one value")
     # An interpolated value lies between its neighbours, so checking the given values checks them all.
     return Gradient(tuple(scalar(v, candidates, f"{where}[{i}]") for i, v in enumerate(value)))
+
+
+def by_glob(value: Any, candidates: list[Parameter], where: str) -> Choice | None:
+    """Read `{"*.mlp.*": 0.2, "*": 0.5}`: a value per pattern, where the first match wins."""
+    if isinstance(value, list) and value and all(isinstance(v, dict) and "value" in v for v in value):
+        raise RecipeError(
+            f'{where}: lists of filter and value are mergekit\'s format; here write {{"*.mlp.*": value, "*": value}}'
+        )
+    if not isinstance(value, dict):
+        return None
+    if not value:
+        raise RecipeError(f"{where}: expected a value for each glob, got an empty mapping")
+    return Choice(
+        tuple(
+            Case(str(glob), scalar_or_gradient(each, candidates, f"{where}[{str(glob)!r}]"))
+            for glob, each in value.items()
+        )
+    )
 
 
 def settings(

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from merganser.errors import RecipeError, did_you_mean
-from merganser.methods.parameters import Parameter
 from merganser.methods.registry import lookup
 from merganser.recipes import fields, options
 from merganser.recipes.checkpoint_globs import expand
@@ -45,7 +44,6 @@ from merganser.recipes.schema import (
     Slice,
     Written,
 )
-from merganser.recipes.settings import Case, Choice
 
 Nested = Callable[[Any, str], Recipe]
 KEYS = (
@@ -291,14 +289,14 @@ class _NativeReader:
                 words = [*keys, *declared.names]
                 self.problems.add(where, f"unknown key or parameter {key!r}{did_you_mean(str(key), words)}")
                 del beside[key]
-        found = fields.settings(beside, declared, where, self.problems, by_glob)
+        found = fields.settings(beside, declared, where, self.problems, fields.by_glob)
         under = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
         for name in found.keys() & under.keys():
             self.problems.add(f"{where}.{name}", "is given twice, here and under parameters")
         return found | under
 
     def _settings(self, raw: Any, declared: Declared, where: str) -> dict[str, Any]:
-        return fields.settings(raw, declared, where, self.problems, by_glob) if self.judges else {}
+        return fields.settings(raw, declared, where, self.problems, fields.by_glob) if self.judges else {}
 
     def _override(self, raw: Any, where: str, declared: Declared) -> Override | None:
         with self.problems.collect():
@@ -334,21 +332,3 @@ def statistics_of(declared: Declared) -> tuple[str, ...]:
 def expect_entry(raw: Any, where: str) -> None:
     if not isinstance(raw, dict):
         raise RecipeError(f"{where}: expected a path, a mapping with a path, or a recipe, got {kind_of(raw)}")
-
-
-def by_glob(value: Any, candidates: list[Parameter], where: str) -> Choice | None:
-    """Read `{"*.mlp.*": 0.2, "*": 0.5}`: a value per pattern, where the first match wins."""
-    if isinstance(value, list) and value and all(isinstance(v, dict) and "value" in v for v in value):
-        raise RecipeError(
-            f'{where}: lists of filter and value are mergekit\'s format; here write {{"*.mlp.*": value, "*": value}}'
-        )
-    if not isinstance(value, dict):
-        return None
-    if not value:
-        raise RecipeError(f"{where}: expected a value for each glob, got an empty mapping")
-    return Choice(
-        tuple(
-            Case(str(glob), fields.scalar_or_gradient(each, candidates, f"{where}[{str(glob)!r}]"))
-            for glob, each in value.items()
-        )
-    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import filecmp
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,15 @@ from merganser.checkpoints.vocabulary import Fit, VocabularyMap
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.absent_tokens import FITTED, absent_rows, check_absent, check_shared, describe_shared, match_rows
 from merganser.recipes.mismatches import tied_source
-from merganser.recipes.schema import Recipe, TokenizerOptions, TokenRow
+from merganser.recipes.schema import Recipe, TokenizerOptions
 from merganser.recipes.sources import SourceTable
+from merganser.recipes.token_rows import TokenRows, find_rule
 
 _EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|shared|tok_embeddings|embedding|embeddings)(\.weight)?$"
 )
 _SQUARE_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_projection|decoder|output)\.weight$")
 _POSITIONS = re.compile(r"pos|wpe|token_type")
-Sources = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
     rows = max(heights[model], max(ids.values(), default=-1) + 1)
     if options.pad_to_multiple_of:
         rows += -rows % options.pad_to_multiple_of
-    rules = {token: _rule(row, token, tokens, heights, table, where) for token, row in options.tokens.items()}
+    rules = {token: find_rule(row, token, tokens, heights, table, where) for token, row in options.tokens.items()}
     matched = [match_rows(options, tokens[model], each, height) for each, height in zip(tokens, heights, strict=True)]
     forced = {t for t, row in options.tokens.items() if row.force}
-    builder = _Rows(ids, tokens, matched, heights, rules, forced, bool(options.absent))
+    builder = TokenRows(ids, tokens, matched, heights, rules, forced, bool(options.absent))
     by_row = {i: token for token, i in ids.items()}
     maps: list[VocabularyMap | None] = []
     for i in range(len(table)):
@@ -295,62 +295,3 @@ def _output_ids(
         )
     added = [added_token(token, following + k, like) for k, (token, like) in enumerate(wanted.items())]
     return ids | {record["content"]: record["id"] for record in added}, added
-
-
-def _rule(
-    row: TokenRow, token: str, tokens: Sequence[Tokens], heights: Sequence[int], table: SourceTable, where: str
-) -> Sources | None:
-    """Return the source that a recipe names for one token; None leaves it to the general rule."""
-    where = f"{where}.tokens[{token!r}]"
-    if row.zero:
-        return ()
-    if row.model is None:
-        return None
-    model = table.named(row.model, where)
-    source = row.token if row.token is not None else token
-    found = source if isinstance(source, int) else tokens[model].ids.get(source)
-    if found is None or not 0 <= found < heights[model]:
-        raise RecipeError(f"{where}: {table.models[model].label} has no row for the token {source!r}")
-    return ((model, found),)
-
-
-@dataclass
-class _Rows:
-    ids: Mapping[str, int]
-    tokens: Sequence[Tokens]
-    #: Token -> row, for each model.
-    matched: Sequence[Mapping[str, int]]
-    heights: Sequence[int]
-    rules: Mapping[str, Sources | None]
-    forced: set[str]
-    #: Whether a model's rows are made only of its own rows.
-    alone: bool
-    #: The rows of the tokens that the current model lacks.
-    absent: dict[str, RowRun] = field(default_factory=dict)
-
-    def row(self, model: int, token: str | None, row: int) -> RowRun:
-        """Return the source of a row of the output in a model."""
-        if token is None:
-            return RowRun(1, self._padding(model, row))
-        own = self.matched[model].get(token)
-        if own is not None and token not in self.forced:
-            return RowRun(1, ((model, own),))
-        rule = self.rules.get(token)
-        if rule is not None:
-            return RowRun(1, rule)
-        if token in self.absent:
-            return self.absent[token]
-        holders = [(i, found) for i, each in enumerate(self.matched) if (found := each.get(token)) is not None]
-        return RowRun(1, tuple(holders[:1] if holders and holders[0][0] == 0 else holders))
-
-    def _padding(self, model: int, row: int) -> Sources | None:
-        for i in (model,) if self.alone else (model, 0):
-            if row < self.heights[i] and row not in self._named(i):
-                return ((i, row),)
-        return None
-
-    def _named(self, model: int) -> set[int]:
-        cache: dict[int, set[int]] = self.__dict__.setdefault("_cache", {})
-        if model not in cache:
-            cache[model] = set(self.tokens[model].ids.values())
-        return cache[model]

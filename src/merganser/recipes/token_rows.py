@@ -1,0 +1,76 @@
+"""Find the rows that a token of the output has in each model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from merganser.checkpoints.row_runs import RowRun
+from merganser.checkpoints.tokenizer import Tokens
+from merganser.errors import RecipeError
+from merganser.recipes.schema import TokenRow
+from merganser.recipes.sources import SourceTable
+
+#: Rows that are averaged, as pairs of a model and a row in it.
+Sources = tuple[tuple[int, int], ...]
+
+
+def find_rule(
+    row: TokenRow, token: str, tokens: Sequence[Tokens], heights: Sequence[int], table: SourceTable, where: str
+) -> Sources | None:
+    """Return the source that a recipe names for one token; None leaves it to the general rule."""
+    where = f"{where}.tokens[{token!r}]"
+    if row.zero:
+        return ()
+    if row.model is None:
+        return None
+    model = table.named(row.model, where)
+    source = row.token if row.token is not None else token
+    found = source if isinstance(source, int) else tokens[model].ids.get(source)
+    if found is None or not 0 <= found < heights[model]:
+        raise RecipeError(f"{where}: {table.models[model].label} has no row for the token {source!r}")
+    return ((model, found),)
+
+
+@dataclass
+class TokenRows:
+    """The source of every row of the output in each model."""
+
+    ids: Mapping[str, int]
+    tokens: Sequence[Tokens]
+    #: Token -> row, for each model.
+    matched: Sequence[Mapping[str, int]]
+    heights: Sequence[int]
+    rules: Mapping[str, Sources | None]
+    forced: set[str]
+    #: Whether a model's rows are made only of its own rows.
+    alone: bool
+    #: The rows of the tokens that the current model lacks.
+    absent: dict[str, RowRun] = field(default_factory=dict)
+
+    def row(self, model: int, token: str | None, row: int) -> RowRun:
+        """Return the source of a row of the output in a model."""
+        if token is None:
+            return RowRun(1, self._padding(model, row))
+        own = self.matched[model].get(token)
+        if own is not None and token not in self.forced:
+            return RowRun(1, ((model, own),))
+        rule = self.rules.get(token)
+        if rule is not None:
+            return RowRun(1, rule)
+        if token in self.absent:
+            return self.absent[token]
+        holders = [(i, found) for i, each in enumerate(self.matched) if (found := each.get(token)) is not None]
+        return RowRun(1, tuple(holders[:1] if holders and holders[0][0] == 0 else holders))
+
+    def _padding(self, model: int, row: int) -> Sources | None:
+        for i in (model,) if self.alone else (model, 0):
+            if row < self.heights[i] and row not in self._named(i):
+                return ((i, row),)
+        return None
+
+    def _named(self, model: int) -> set[int]:
+        cache: dict[int, set[int]] = self.__dict__.setdefault("_cache", {})
+        if model not in cache:
+            cache[model] = set(self.tokens[model].ids.values())
+        return cache[model]
