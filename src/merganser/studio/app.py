@@ -29,7 +29,7 @@ _TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css":
 
 
 class Studio:
-    """The handlers of the API. Paths are as `Roots.show` gives them; what is wrong is raised as a `MerganserError`."""
+    """The handlers of the API. Paths are in the form of `Roots.show`; problems are raised as `MerganserError`."""
 
     def __init__(self, roots: Roots, state: Path, device: str) -> None:
         self._roots = roots
@@ -187,10 +187,10 @@ def create_app(roots: Sequence[str | os.PathLike[str]], state: Path, token: str,
     fastapi = require("fastapi", "studio")
     exceptions = require("fastapi.exceptions", "studio")
     responses = require("fastapi.responses", "studio")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing the page asks for may reach the network
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # requests of the page must not reach the network
 
     class PlainResponse(responses.JSONResponse):  # type: ignore[misc, name-defined]
-        """JSON, with null for what it has no number for."""
+        """JSON with null in place of NaN and infinity."""
 
         def render(self, content: Any) -> bytes:
             return json.dumps(plain(content), allow_nan=False).encode()

@@ -1,4 +1,4 @@
-"""What requests to the API carry."""
+"""The bodies of requests to the API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 
 class RecipeBody(BaseModel):
-    """A recipe as text or as a document, and the directory its relative paths are beside."""
+    """A recipe as text or as a document, and the directory that its relative paths refer to."""
 
     text: str | None = None
     document: dict[str, Any] | None = None
@@ -24,7 +24,7 @@ class SaveBody(BaseModel):
 
 
 class JobBody(BaseModel):
-    """A job to start: its kind, and the values its command is made of."""
+    """A job to start: its kind, and the values for its command."""
 
     kind: str
     values: dict[str, Any] = Field(default_factory=dict)
@@ -68,7 +68,7 @@ class PlayBody(BaseModel):
 
 
 class OverlapBody(BaseModel):
-    """A base, its experts by name, and the matrix to look at."""
+    """A base, its experts by name, and the matrix to show."""
 
     base: str
     experts: dict[str, str]

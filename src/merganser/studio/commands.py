@@ -1,4 +1,4 @@
-"""What the page may have run: a list of commands of ours, each made from a few values that are checked."""
+"""The commands that the page may run, each built from a few checked values."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _shown(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _output(roots: Roots, text: Any) -> Path:
-    """A place to write: inside, and neither hidden nor one of the directories themselves."""
+    """Return a place to write: inside the directories, not hidden, and not one of the directories themselves."""
     if not isinstance(text, str) or not text.strip():
         raise InputError("name the place to write to")
     path = roots.find(text.strip())
@@ -126,7 +126,7 @@ def _output(roots: Roots, text: Any) -> Path:
 
 
 def _named(roots: Roots, experts: Any) -> list[str]:
-    """`NAME=PATH` for every expert; of a path given alone, its last part is the name."""
+    """Return `NAME=PATH` for every expert; a path without a name is named after its last part."""
     if not isinstance(experts, (list, dict)) or not experts:
         raise InputError("name the experts")
     pairs = experts.items() if isinstance(experts, dict) else [(Path(e).stem or e, e) for e in map(str, experts)]

@@ -22,7 +22,7 @@ _HEADER_LIMIT = 100 << 20
 
 @dataclass(frozen=True)
 class Item:
-    """Something to open: its kind, path as the page sends it, bytes, time of its last change, and facts about it."""
+    """An item to open: its kind, its path for the page, bytes, time of the last change, and facts about it."""
 
     kind: str
     path: str
@@ -95,7 +95,7 @@ def _file_kind(path: Path, inside: str | None) -> str | None:
 
 
 def _yaml_kind(path: Path) -> str | None:
-    """A recipe, or the run file of a search, by the keys at the start of its lines."""
+    """Recognise a recipe, or the run file of a search, by the keys at the start of its lines."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(1 << 16)
@@ -126,7 +126,7 @@ def _facts(kind: str, counted: list[Path], files: dict[str, Path]) -> dict[str, 
 
 
 def _config(path: Path | None) -> dict[str, Any]:
-    """What a config says about the network; `live` if it can write text in the mixer."""
+    """Return what a config says about the network; `live` if it can generate text in the mixer."""
     if path is None:
         return {}
     config = _object(path)
@@ -137,7 +137,7 @@ def _config(path: Path | None) -> dict[str, Any]:
 
 
 def _weights(files: list[Path]) -> dict[str, Any]:
-    """Parameters and dtypes, from the headers of safetensors files."""
+    """Return parameters and dtypes, from the headers of safetensors files."""
     parameters, dtypes = 0, set()
     for path in files:
         if path.suffix != ".safetensors":

@@ -1,4 +1,4 @@
-"""Who may speak to the studio: this machine's own pages, with the token."""
+"""Access control: only this machine's own pages, with the token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Jobs: commands of ours in processes of their own. All that is known of them is on disk, so nothing is lost with the
-server or the browser."""
+"""Jobs: merganser commands in their own processes. Their state is on disk, so that it survives server and browser."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from merganser.errors import InputError
 from merganser.strict_json import parse_json, read_json
 
 Status = Literal["starting", "running", "done", "failed", "cancelled", "interrupted"]
-#: Seconds until a job whose process never came to life counts as interrupted.
+#: Seconds until a job whose process never started counts as interrupted.
 PATIENCE = 30.0
 _TAIL = 1 << 16
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a job runs: the arguments of `merganser`, and how people call it.
+    """The command of a job: the arguments of `merganser`, and a title.
 
     `text` is given on standard input. `resumable` says that the command can be resumed; `shown` is the screen and the
     path that show the result.
@@ -150,7 +149,7 @@ class Jobs:
         raise InputError(f"job {name} has no result")
 
     def cancel(self, name: str) -> dict[str, Any]:
-        """Interrupt a job as Ctrl-C would; what it has finished is kept for a resume."""
+        """Interrupt a job like Ctrl-C; finished work is kept for a resume."""
         directory = self._directory(name)
         if _held(directory / "lock"):
             (directory / "cancelled").touch()
@@ -159,7 +158,7 @@ class Jobs:
         return self.describe(name)
 
     def resume(self, name: str) -> dict[str, Any]:
-        """Run a job again that did not end well, from where it stopped if its command can.
+        """Run a failed job again, from where it stopped if its command can resume.
 
         Raises:
             InputError: If it is running or done.
@@ -178,7 +177,7 @@ class Jobs:
         return self.describe(name)
 
     def remove(self, name: str) -> None:
-        """Forget a job that is not running; what it has made stays."""
+        """Forget a job that is not running; its output stays."""
         if self.describe(name)["status"] in ("starting", "running"):
             raise InputError(f"job {name} is running: cancel it first")
         shutil.rmtree(self._directory(name))
@@ -191,7 +190,7 @@ class Jobs:
 
 
 def _held(lock: Path) -> bool:
-    """Whether a living process holds a lock: the system lets go of it for those that are killed."""
+    """Return whether a living process holds a lock; the system releases the locks of killed processes."""
     try:
         handle = os.open(lock, os.O_RDWR)
     except FileNotFoundError:
@@ -220,7 +219,7 @@ def _tail(path: Path) -> str:
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    """The last events; lines that are cut or no events are left out."""
+    """Return the last events, without incomplete or invalid lines."""
     found = []
     for line in _tail(path).splitlines():
         with contextlib.suppress(ValueError):

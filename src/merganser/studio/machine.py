@@ -1,4 +1,4 @@
-"""What is left of the machine: disk and memory."""
+"""The free disk and memory of the machine."""
 
 from __future__ import annotations
 

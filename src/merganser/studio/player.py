@@ -1,4 +1,4 @@
-"""One model in memory that becomes whatever recipe it is asked for, and writes, answers and scores text.
+"""One model in memory that is loaded with any recipe, and generates, answers and scores text.
 
 The mixer, the comparison, the grid and the landscape are all this: a list of recipes, each merged into the same live
 module, of which only the tensors that differ from the last one are computed.
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from merganser.engine.merge import Merge
 
 Event = dict[str, Any]
-#: Share of the free memory that a model in float32 may take; above it, the model keeps its own dtype.
+#: Share of the free memory that a float32 model may take; a larger model keeps its own dtype.
 _ROOM = 0.5
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What to say to a model, and how it may answer. A temperature of 0 takes the likeliest token every time."""
+    """A prompt and generation settings. A temperature of 0 always takes the most likely token."""
 
     text: str
     tokens: int = 48
@@ -42,7 +42,7 @@ class Prompt:
 
 @dataclass
 class _Live:
-    """The module in memory, what it is for, and the checkpoints it has been filled from."""
+    """The module in memory, its purpose, and the checkpoints it was filled from."""
 
     live: LiveModule
     tokenizer: Any
@@ -57,7 +57,7 @@ class Superseded(Exception):
 
 
 class Player:
-    """Plays recipes on one live model; the latest request wins, and the one before it ends.
+    """Plays recipes on one live model; a new request ends the previous one.
 
     Args:
         roots: The directories that models come from.
@@ -85,7 +85,7 @@ class Player:
         }
 
     def free(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         with self._lock:
             self._turn += 1
             self._now = None
@@ -98,7 +98,7 @@ class Player:
         compare: bool = False,
         questions: Questions | None = None,
     ) -> Iterator[Event]:
-        """Merge one recipe after the other and let each speak.
+        """Merge one recipe after the other and let each generate text.
 
         Args:
             documents: Native recipes, as data.
@@ -139,7 +139,7 @@ class Player:
                 return
 
     def _in_turn(self, turn: int, work: Any) -> Any:
-        """One step of a request, unless a later request has come. The lock is never held while the client reads."""
+        """Run one step of a request, unless a later request has come. The lock is not held while the client reads."""
         with self._lock:
             if turn != self._turn:
                 raise Superseded
@@ -168,7 +168,7 @@ class Player:
         }
 
     def _module(self, merge: Merge, opened: Mapping[str, Checkpoint]) -> _Live:
-        """The module in memory if it fits the merge, else a new one, in float32 where that fits into memory."""
+        """Return the module in memory if it fits the merge, else a new one, in float32 if that fits into memory."""
         from merganser.engine.live import LiveModule
         from merganser.evaluate.language import kind_of_model
         from merganser.evaluate.loaders import Loader
@@ -236,7 +236,7 @@ class Player:
         return {"event": "classes", "classes": sorted(rows, key=lambda row: -row[1])}
 
     def _loss(self, texts: Sequence[str]) -> float:
-        """Mean negative log-likelihood per token over all texts."""
+        """Return the mean negative log-likelihood per token over all texts."""
         rows = [self._likelihood(text) for text in texts]
         values: list[float] = [-row[1] for found in rows for row in found if row[1] is not None]
         if not values:
@@ -244,7 +244,7 @@ class Player:
         return sum(values) / len(values)
 
     def _likelihood(self, text: str, after: Prompt | None = None) -> list[list[Any]]:
-        """Every token of a text with its log-probability; the first has none unless it comes after a prompt."""
+        """Return every token of a text with its log-probability; the first has none unless it follows a prompt."""
         import torch
 
         assert self._now is not None
@@ -261,7 +261,7 @@ class Player:
 
 
 class _Decoding:
-    """A reply in the making, a token at a time."""
+    """A reply that is generated token by token."""
 
     def __init__(self, now: _Live | None, prompt: Prompt) -> None:
         import torch
@@ -279,7 +279,7 @@ class _Decoding:
         self._ends = {now.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
 
     def step(self) -> str | None:
-        """The text that the next token adds, which may be none yet; None at the end."""
+        """Return the text that the next token adds, which may be empty; None at the end."""
         import torch
 
         with torch.inference_mode():
@@ -295,7 +295,7 @@ class _Decoding:
         self._written.append(token)
         self._next = torch.tensor([[token]], device=self._next.device)
         text = str(self._tokenizer.decode(self._written, skip_special_tokens=True))
-        if text.endswith("\ufffd"):  # half of a character
+        if text.endswith("\ufffd"):  # an incomplete character
             return ""
         new, self._shown = text[len(self._shown) :], text
         return new

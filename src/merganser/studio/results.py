@@ -1,4 +1,4 @@
-"""What the screens show of studies, libraries and interference, as plain data."""
+"""Data of studies, libraries and interference for the screens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Budgets at which the loss of a library is predicted.
 STEPS = 25
-#: Singular vectors in a picture of overlaps, all experts together.
+#: Maximum singular vectors in a picture of overlaps, over all experts.
 VECTORS = 64
 
 
@@ -154,7 +154,7 @@ def predict_budgets(library: Library) -> list[dict[str, Any]]:
 
 
 def _squares(file: ExpertFile, tensor: str, kind: str) -> Any:
-    """σ² of a task matrix as far as it is stored, and zeros for the components that are not."""
+    """Return the stored σ² of a task matrix, with zeros for components that are not stored."""
     if kind != "factors":
         return None
     values = file.factors(tensor).s.square().numpy()
@@ -179,7 +179,7 @@ def show_overlap(roots: Roots, base: str, experts: Mapping[str, str], matrix: st
 
 
 class Routes:
-    """Routers of libraries of text models, the last one kept in memory."""
+    """Routers for libraries of text models; the last one is kept in memory."""
 
     def __init__(self, roots: Roots) -> None:
         self._roots = roots

@@ -1,4 +1,4 @@
-"""The directories the studio may look at; everything else is refused."""
+"""The directories that the studio may access; everything else is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Outside(InputError):
-    """A path that is not in a directory the studio was given."""
+    """A path outside the directories of the studio."""
 
 
 class Roots:
@@ -43,7 +43,7 @@ class Roots:
 
     @property
     def home(self) -> Path:
-        """The directory that relative paths are in."""
+        """The directory that relative paths refer to."""
         return self.directories[0]
 
     def find(self, text: str) -> Path:
@@ -79,7 +79,7 @@ class Roots:
             return False
 
     def open(self, reference: str) -> Checkpoint:
-        """Open a checkpoint inside the directories; one that has not changed is opened once."""
+        """Open a checkpoint inside the directories; an unchanged one is opened once."""
         from merganser.checkpoints.opening import open as open_checkpoint
 
         place = self.locate(reference)

@@ -19,7 +19,7 @@ from merganser.strict_json import read_json
 
 
 def run(directory: Path) -> int:
-    """Run the command of a job to its end and write down how it ended.
+    """Run the command of a job to its end and record how it ended.
 
     Args:
         directory: The directory of the job.
@@ -27,7 +27,7 @@ def run(directory: Path) -> int:
     Returns:
         The exit code of the command.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the command, which says what it leaves behind
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the command, which reports what it leaves behind
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     job = read_json(directory / "job.json")

@@ -1,4 +1,4 @@
-"""The directory that outlives the server: the token, and the jobs."""
+"""The directory that survives the server: the token, and the jobs."""
 
 from __future__ import annotations
 

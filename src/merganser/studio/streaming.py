@@ -10,7 +10,7 @@ from typing import Any
 from merganser.errors import MerganserError
 from merganser.plain import plain
 
-#: Seconds between two looks at what may have changed on disk.
+#: Seconds between two checks for changes on disk.
 LOOK = 0.5
 
 
@@ -47,7 +47,7 @@ def lines(events: Iterator[Mapping[str, Any]]) -> Iterator[str]:
             yield _line(event)
     except MerganserError as error:
         yield _line({"event": "error", "message": str(error)})
-    except Exception as error:  # models fail in as many ways as there are architectures
+    except Exception as error:  # models raise many kinds of errors
         reason = (str(error).strip().splitlines() or [""])[0]
         yield _line({"event": "error", "message": f"{type(error).__name__}: {reason}"})
 

@@ -1,4 +1,4 @@
-"""What the screens show of checkpoints, recipes and methods, as plain data."""
+"""Data of checkpoints, recipes and methods for the screens."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def read_recipe(roots: Roots, written: str | Mapping[str, Any], beside: str | No
         found["document"] = document if isinstance(document, dict) else None
         found["dialect"] = "mergekit" if "merge_method:" in text else "native"
         if found["dialect"] == "mergekit":
-            with contextlib.suppress(MerganserError):  # the plan says better what is wrong
+            with contextlib.suppress(MerganserError):  # the plan reports the problem better
                 found["native"] = to_yaml(native_document(text if "\n" in text else f"{text}\n"))
         found["plan"] = _plan(roots, text, beside)
     except MerganserError as error:
