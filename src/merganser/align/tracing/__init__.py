@@ -1,6 +1,6 @@
-"""From a module to what its operations say about the axes of its weights.
+"""Trace a module and learn from its operations which axes of its weights move together.
 
-`graph` walks the exported program; `rules` say what each operation does to axes; `dims` is the union-find they write
-to; `coverage` pins what the examples left out; `nesting` decides which permutations may depend on an index; `emission`
-turns the result into a `Symmetry`.
+`graph` interprets the exported program; `rules` define the effect of each operation on axes; `dims` is their
+union-find; `coverage` pins what the examples left out; `nesting` decides which permutations may depend on an index;
+`emission` turns the result into a `Symmetry`.
 """

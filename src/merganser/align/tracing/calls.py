@@ -1,4 +1,4 @@
-"""One operation of the graph, with its arguments by name, and the registry of rules that say what it does to axes."""
+"""One operation of the graph with its arguments by name, and the registry of rules for axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result: TypeAlias = Axes | list[Axes]
 
 
 class Unsupported(Exception):
-    """A rule meets a case it does not cover: the operation is treated as unknown, everything it touches is pinned."""
+    """A rule does not cover this case: the operation is treated as unknown, and everything it touches is pinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +32,24 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the (first) output."""
+        """Return the shape of the (first) output."""
         return self.shapes[0]
 
     @property
     def input(self) -> Axes:
-        """The first tensor argument (`self` or `input`)."""
+        """Return the first tensor argument (`self` or `input`)."""
         return next(value for value in self.arguments.values() if isinstance(value, Axes))
 
     @property
     def tensors(self) -> list[Axes]:
-        """Every tensor among the arguments, also inside lists."""
+        """Return every tensor among the arguments, also inside lists."""
         found: list[Axes] = []
         for value in self.arguments.values():
             found += [v for v in (value if type(value) is list else [value]) if isinstance(v, Axes)]
         return found
 
     def forbid(self, parents: Iterable[Dim], children: Iterable[Dim]) -> None:
-        """Units of `children` must not depend on the index of `parents`, which this operation mixes."""
+        """Forbid units of `children` to depend on the index of `parents`, which this operation mixes."""
         children = [child for child in children if child.size != 1]
         self.forbidden.extend(
             Forbidden(parent, child)
@@ -60,15 +60,15 @@ class Call:
         )
 
     def mix(self, dims: Iterable[Dim]) -> None:
-        """Make use of all units of these axes inside the operation, though its results have them too."""
+        """Mark all units of these axes as used inside the operation, although its results have them too."""
         self.consumed.append(([Axes(dims)], []))
 
     def hint(self, dim: Dim, label: str) -> None:
-        """Suggest what an atom on this axis is called."""
+        """Suggest a name for an atom on this axis."""
         self.hints.append((dim, label))
 
     def dims(self, name: str = "dim", rank: int | None = None) -> list[int]:
-        """An argument that names axes (an int, a list, or None for all), as non-negative positions."""
+        """Return an argument that names axes (an int, a list, or None for all), as non-negative positions."""
         rank = len(self.input) if rank is None else rank
         value = self.arguments.get(name)
         if value is None or value == []:
@@ -93,7 +93,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def replaced(axes: Axes, dims: Sequence[int], new: Sequence[Dim]) -> Axes:
-    """`axes` with some of them replaced."""
+    """Return `axes` with some of them replaced."""
     result = list(axes)
     for place, dim in zip(dims, new, strict=True):
         result[place] = dim

@@ -1,4 +1,4 @@
-"""What a trace did not reach: parts of weights that its example inputs left out and others may use.
+"""Handle parts of weights that the example inputs did not reach, and that other inputs may use.
 
 A bare dim is *reached* if it is in an output of the module, or if some operation mixes it away (the inputs of a linear
 layer, an axis that is summed). One that is never reached was cut off by slices: rows of a position table beyond the
@@ -16,10 +16,11 @@ from merganser.align.tracing.unification import collapse
 
 
 def pin_unreached(state: Iterable[Sequence[Dim]], trace: Trace) -> None:
-    """Leave no freedom that holds for the example inputs only.
+    """Remove freedom that holds only for the example inputs.
 
-    An axis of a weight that was cut, with a part left out, may be cut elsewhere by other inputs: it is pinned whole.
-    Where an index was selected and others were not, all of them are taken to play the same role and share their units.
+    An axis of a weight that was cut, with a part left out, may be cut elsewhere by other inputs: it is pinned
+    completely. If an index was selected and others were not, all indices are assumed to play the same role and share
+    their units.
     """
     axes = [axis for tensor in state for axis in tensor]
     reached = _reached(trace)

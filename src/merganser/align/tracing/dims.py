@@ -1,6 +1,6 @@
 """Axes as nodes of a union-find that also knows structure.
 
-A `Dim` is what is known of an axis: at first a bare set of `size` interchangeable units. It may turn out to be
+A `Dim` is what is known about an axis: at first a bare set of `size` interchangeable units. It may turn out to be
 
 - the same as another axis (`Same`, the union-find);
 - a product of smaller ones (`Product`: heads × head-dim, channels × pixels);
@@ -8,7 +8,7 @@ A `Dim` is what is known of an axis: at first a bare set of `size` interchangeab
 - one with other units at every index of a third axis (`Family`: q, k and v stacked along an axis of three);
 - pinned: its units cannot move.
 
-Here are the nodes and how to read them; `unification` is how operations teach them more.
+This module has the nodes and functions to read them; `unification` refines them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _cause = ContextVar("cause", default="the code of the module")
 
 @contextmanager
 def because(cause: str) -> Iterator[None]:
-    """Whatever is pinned inside this context is pinned by `cause`."""
+    """Give `cause` as the reason for everything that is pinned inside this context."""
     token = _cause.set(cause)
     try:
         yield
@@ -97,7 +97,7 @@ class Positions(Axes):
         return found
 
     def run(self, size: int) -> range | None:
-        """The positions on an axis of some size, if they are neighbours in order."""
+        """Return the positions on an axis of some size, if they are contiguous and in order."""
         found = [position % size for position in self.value]
         run = range(found[0], found[0] + len(found)) if found else range(0)
         return run if found and found == list(run) else None
@@ -108,7 +108,7 @@ def fresh(shape: Iterable[int], *, pinned: bool = False) -> Axes:
 
 
 def find(dim: Dim) -> Dim:
-    """The representative of a dim."""
+    """Return the representative of a dim."""
     while isinstance(dim.form, Same):
         if isinstance(dim.form.target.form, Same):
             dim.form = dim.form.target.form
@@ -122,7 +122,7 @@ def find(dim: Dim) -> Dim:
 
 
 def factors(dim: Dim) -> list[Dim]:
-    """A dim as an ordered product, outermost first; no factor is itself a product or of size 1."""
+    """Return a dim as an ordered product, outermost first; no factor is itself a product or of size 1."""
     dim = find(dim)
     if isinstance(dim.form, Product):
         return [factor for part in dim.form.parts for factor in factors(part)]
@@ -130,13 +130,13 @@ def factors(dim: Dim) -> list[Dim]:
 
 
 def parts(dim: Dim) -> list[Dim]:
-    """A dim as a concatenation; no part is itself a concatenation."""
+    """Return a dim as a concatenation; no part is itself a concatenation."""
     dim = find(dim)
     return [p for part in dim.form.parts for p in parts(part)] if isinstance(dim.form, Sum) else [dim]
 
 
 def leaves(dim: Dim) -> Iterator[Dim]:
-    """Every bare dim below."""
+    """Yield every bare dim below."""
     dim = find(dim)
     if dim.form is None:
         yield dim
@@ -150,14 +150,14 @@ def is_pinned(dim: Dim) -> bool:
 
 
 def pin(*dims: Dim, cause: bool | str = True) -> None:
-    """Hold dims in place; `cause` says why, by default that of the surrounding `because`."""
+    """Pin dims; `cause` is the reason, by default that of the surrounding `because`."""
     for dim in dims:
         for leaf in leaves(dim):
             leaf.pinned = leaf.pinned or (_cause.get() if cause is True else cause)
 
 
 def merge(dims: Iterable[Dim]) -> Dim:
-    """The product of dims, outermost first."""
+    """Return the product of dims, outermost first."""
     found = [dim for dim in dims if dim.size != 1]
     if len(found) <= 1:
         return found[0] if found else ONE
@@ -165,7 +165,7 @@ def merge(dims: Iterable[Dim]) -> Dim:
 
 
 def concat(dims: Sequence[Dim]) -> Dim:
-    """The dims one after another."""
+    """Return the concatenation of dims."""
     if len(dims) == 1:
         return dims[0]
     return Dim(sum(dim.size for dim in dims), form=sum_of(dims))
@@ -177,12 +177,12 @@ def sum_of(dims: Sequence[Dim]) -> Sum:
 
 
 def family(index: Dim, members: Sequence[Dim]) -> Dim:
-    """The dim that is `members[i]` at index i of `index`."""
+    """Return the dim that is `members[i]` at index i of `index`."""
     return find(Dim(members[0].size, form=Family(index, tuple(members))))
 
 
 def select(dim: Dim, index: Dim, i: int) -> Dim:
-    """A dim as seen at index i of the axis `index`."""
+    """Return a dim at index i of the axis `index`."""
     dim, index = find(dim), find(index)
     if isinstance(dim.form, Family):
         if find(dim.form.index) is index:

@@ -1,4 +1,4 @@
-"""From settled dims to a `Symmetry`: atoms get names, axes get segments."""
+"""Convert settled dims to a `Symmetry`: name atoms, and build segments of axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from merganser.align.tracing.rotations import rotations
 def emit(
     state: Mapping[str, Axes], trace: Trace, buffers: Iterable[str], aliases: Mapping[str, str], rotate: bool = False
 ) -> Symmetry:
-    """The symmetry of the tensors in `state` under everything the trace has learnt; with `rotate`, rotations too."""
+    """Return the symmetry of the tensors in `state` from the trace; with `rotate`, including rotations."""
     values: list[Sequence[Dim]] = [*trace.values, *([dim] for axes in state.values() for dim in axes)]
     settle(values, trace.forbidden)
     _pin_squares(dim for axes in state.values() for dim in axes)
@@ -42,7 +42,7 @@ def emit(
     segments = {name: tuple(_axis(axis, names) for axis in axes) for name, axes in cut.items()}
     causes = {name: tuple(_causes(axis) for axis in axes) for name, axes in cut.items()}
     forms = [rotation.form for rotation in turned.values()]
-    for norm in (norm for form in forms for norm in form.normalisations):  # ones and zeros in the canonical form
+    for norm in (norm for form in forms for norm in form.normalisations):  # constant in the canonical form
         for constant in (norm.scale, norm.shift):
             if constant is not None:
                 segments[constant] = (product(Factor(None, state[constant][0].size)),)
@@ -60,14 +60,14 @@ def _causes(axis: Sequence[Strand]) -> tuple[str, ...]:
 
 
 def _pin_squares(axes: Iterable[Dim]) -> None:
-    """Units that stand twice on one axis (a flattened outer product) stay: their matching would not be linear."""
+    """Pin units that occur twice on one axis (a flattened outer product): their matching would not be linear."""
     with because("its place beside itself on one axis of a weight"):
         for piece in (piece for axis in axes for piece in pieces([axis])):
             pin(*(dim for dim, times in Counter(piece.dims).items() if times > 1))
 
 
 def _names(homes: Mapping[Dim, str], above: Mapping[Dim, Dim], hints: Sequence[tuple[Dim, str]]) -> dict[Dim, str]:
-    """An atom is called after the module of the first tensor it acts on; `:part` tells several of one module apart."""
+    """Name an atom after the module of the first tensor it acts on; `:part` distinguishes several of one module."""
     labels: dict[Dim, str] = {}
     for dim, label in hints:
         for leaf in leaves(dim):
@@ -94,7 +94,7 @@ def _axis(axis: Sequence[Strand], names: Mapping[Dim, str]) -> Axis:
 
 
 def _joined_factors(segment: AxisSegment) -> AxisSegment:
-    """Neighbouring pinned factors made one."""
+    """Join neighbouring pinned factors."""
     factors: list[Factor] = []
     strides: list[int] = []
     for factor, stride in zip(segment.factors, segment.strides, strict=True):
@@ -108,7 +108,7 @@ def _joined_factors(segment: AxisSegment) -> AxisSegment:
 
 
 def _joined_tails(a: AxisSegment, b: AxisSegment) -> AxisSegment | None:
-    """Two segments that differ only in how long their innermost, pinned, factors are, if they continue each other."""
+    """Join two consecutive segments that differ only in the length of their innermost, pinned factors."""
     (*outer, tail), (*other, end) = a.factors, b.factors
     continues = a.strides == b.strides and a.offset + tail.size * a.strides[-1] == b.offset
     if outer != other or not continues or tail.atom is not None or end.atom is not None:

@@ -1,4 +1,4 @@
-"""From a module and example arguments to an exported program, or to a sentence that says why not."""
+"""Export a module with example arguments, or explain why it cannot be exported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     """Trace `module`, undecomposed.
 
     Raises:
-        InputError: The module does not run on these arguments, or its control flow depends on values of tensors.
+        InputError: If the module does not run on these arguments, or its control flow depends on values of tensors.
     """
     try:
         with _silence():
@@ -37,7 +37,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Do not show the graphs, tracebacks and warnings that torch prints while it traces."""
+    """Hide the graphs, tracebacks and warnings that torch prints while it traces."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -49,7 +49,7 @@ def _silence() -> Iterator[None]:
 
 
 def _failure(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
-    """What goes wrong without any tracing: a wrong example, not a forward pass that cannot be traced."""
+    """Return the error without tracing, which means a wrong example, not an untraceable forward pass."""
     try:
         module(*args, **kwargs)
     except Exception as error:
@@ -62,7 +62,7 @@ def _summary(error: Exception) -> str:
 
 
 def _users_line(error: BaseException) -> str:
-    """`" at file:line (code)"` of the innermost frame outside PyTorch and this package."""
+    """Return `" at file:line (code)"` of the innermost frame outside PyTorch and this package."""
     ours = (Path(torch.__file__).parent, Path(__file__).parents[2])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)

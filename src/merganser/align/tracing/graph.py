@@ -1,4 +1,4 @@
-"""Walk an exported graph and let every operation say what it does to the axes of its tensors."""
+"""Interpret an exported graph: every operation is applied to the axes of its tensors."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _CUTTING = {"select", "unbind", "slice", "narrow", "split", "split_with_sizes", 
 
 @dataclass(slots=True)
 class Trace:
-    """What the walks found: axes of every intermediate tensor, forbidden nestings, hints for names.
+    """The result of interpreting graphs: axes of every intermediate tensor, forbidden nestings, hints for names.
 
-    `outputs` are the results of whole programs with what they are; `consumed` has the operands and results of
+    `outputs` are the results of whole programs with their descriptions; `consumed` has the operands and results of
     operations that cut nothing.
     """
 
@@ -94,7 +94,7 @@ class Trace:
             a.name: args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
             for i, a in enumerate(target._schema.arguments)
         }
-        if shapes and all(0 in shape for shape in shapes):  # nothing flows through it
+        if shapes and all(0 in shape for shape in shapes):  # it has no data
             return _pinned(node)
         call = Call(op, arguments, shapes, self.forbidden, self.hints, self.consumed)
         if rule is None or not shapes:
@@ -113,7 +113,7 @@ class Trace:
 
 
 def _unknown(node: Node, touched: Iterable[Axes]) -> Result | None:
-    """Nothing is known of this operation: what it reads and what it returns cannot be permuted."""
+    """Pin everything that an unknown operation reads and returns."""
     touched = list(touched)
     if not all(is_pinned(dim) for axes in touched for dim in axes):
         logger.info("unknown operation %s pins its operands%s", node.target, location(node))
@@ -124,7 +124,7 @@ def _unknown(node: Node, touched: Iterable[Axes]) -> Result | None:
 
 
 def _operator_name(target: torch._ops.OpOverload) -> str:
-    """The name of an ATen operator without overload and underscore; of another one with its namespace."""
+    """Return the name of an ATen operator without overload and underscore; of another one with its namespace."""
     namespace, name = target._schema.name.split("::")
     return name.rstrip("_") if namespace == "aten" else f"{namespace}::{name}"
 
@@ -137,7 +137,7 @@ def _pinned(node: Node) -> Result | None:
 
 
 def location(node: Node) -> str:
-    """`" at file:line"` of the innermost code behind a node that is not PyTorch's, if known."""
+    """Return `" at file:line"` of the innermost code behind a node that is not PyTorch's, if known."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     found = [frame for frame in frames if not frame[0].startswith(_TORCH)] or frames
     if not found:
@@ -164,7 +164,7 @@ def _resolve(value: Any, env: Mapping[Node, Any]) -> Any:
 
 
 def tensors(value: Any) -> list[Axes]:
-    """Every traced tensor in a structure."""
+    """Return every traced tensor in a structure."""
     if isinstance(value, Axes):
         return [value]
     if isinstance(value, dict):

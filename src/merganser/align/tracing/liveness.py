@@ -1,4 +1,4 @@
-"""What of a program has an effect on the outputs that count: nothing else may pin units."""
+"""Remove the parts of a program that do not affect the outputs that count, so that they do not pin units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from merganser.errors import InputError
 
 
 def keep_outputs(program: torch.export.ExportedProgram, outputs: Outputs | None) -> list[str]:
-    """Let the graph of a program return only the chosen outputs and the buffers it writes; say what each of them is."""
+    """Restrict the outputs of a program to the chosen ones and the buffers it writes; return their descriptions."""
     output = program.graph.output_node()
     every = list(zip(program.graph_signature.output_specs, output.args[0], strict=True))
     nodes = [node for spec, node in every if spec.kind is OutputKind.USER_OUTPUT]
@@ -37,7 +37,7 @@ def keep_outputs(program: torch.export.ExportedProgram, outputs: Outputs | None)
 
 
 def _stand_in(node: object) -> object:
-    """A tensor without values for every tensor that a program returns."""
+    """Return a tensor without values for every tensor that a program returns."""
     value = node.meta.get("val") if isinstance(node, Node) else node
     return torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value
 
@@ -45,8 +45,8 @@ def _stand_in(node: object) -> object:
 def eliminate_dead(module: GraphModule, weights: Iterable[str] = ()) -> None:
     """Remove operations without an effect on the outputs of a graph.
 
-    `weights` names placeholders of weights. The first use of one that nothing else uses stays: a head that is computed
-    and not returned shall move with the units it reads.
+    `weights` names placeholders of weights. The first use of one that nothing else uses is kept: a head that is
+    computed and not returned must move with the units it reads.
     """
     nodes = list(module.graph.nodes)
     live = _ancestors(node for node in nodes if node.op == "output" or _writes(module, node))
@@ -70,7 +70,7 @@ def _ancestors(roots: Iterable[Node]) -> set[Node]:
 
 
 def _writes(module: GraphModule, node: Node) -> bool:
-    """Whether an operation changes one of its arguments, or a region holds one that does."""
+    """Return whether an operation changes one of its arguments, or a region contains one that does."""
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.is_mutable
     regions = [argument for argument in node.all_input_nodes if argument.op == "get_attr"]

@@ -1,4 +1,4 @@
-"""Which atoms may be nested in which, and which families must collapse.
+"""Decide which atoms may be nested in which, and which families must collapse.
 
 The units of an axis d may be permuted differently at every index of an axis h (a head, or q/k/v in a fused
 projection) iff the index is always at hand and never mixed away:
@@ -21,7 +21,7 @@ from merganser.align.tracing.unification import collapse
 
 @dataclass(frozen=True, slots=True)
 class Forbidden:
-    """Units of `child` may not depend on the index of `parent`."""
+    """Units of `child` must not depend on the index of `parent`."""
 
     parent: Dim
     child: Dim
@@ -29,14 +29,14 @@ class Forbidden:
 
 @dataclass(frozen=True, slots=True)
 class Strand:
-    """One way through the concatenations and families of some axes: bare dims with their strides."""
+    """One path through the concatenations and families of some axes: bare dims with their strides."""
 
     offset: int
     dims: tuple[Dim, ...]
     strides: tuple[int, ...]
 
 
-#: Units nested across axes, in all: matching them takes a square matrix of this side, 2 GB at the most.
+#: Maximum units nested across axes: matching them needs a square matrix of this side, at most 2 GB.
 LARGEST_FAMILY = 1 << 14
 #: The bare dims of a part of a weight, axis by axis.
 _Block = tuple[tuple[Dim, ...], ...]
@@ -48,7 +48,7 @@ class _Orphan(Exception):
 
 
 def pieces(axes: Iterable[Dim]) -> Iterator[Strand]:
-    """All pieces of some axes (of one axis: its segments)."""
+    """Yield all pieces of some axes (for one axis, its segments)."""
     return _expand([(axis, 1) for axis in axes], 0)
 
 
@@ -91,13 +91,13 @@ def settle(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden]) -> N
 
 
 def _mixed(rule: Forbidden) -> Dim | None:
-    """A family of the child whose index is in the parent."""
+    """Return a family of the child whose index is in the parent."""
     indices = set(leaves(rule.parent))
     return next((dim for dim, index in families(rule.child) if index in indices), None)
 
 
 def families(dim: Dim) -> Iterator[tuple[Dim, Dim]]:
-    """Every family below, with its index."""
+    """Yield every family below, with its index."""
     dim = find(dim)
     below: tuple[Dim, ...] = ()
     if isinstance(dim.form, Family):
@@ -110,7 +110,7 @@ def families(dim: Dim) -> Iterator[tuple[Dim, Dim]]:
 
 
 def _orphan(axes: Sequence[Dim]) -> Dim | None:
-    """A family without its index among the axes of a tensor."""
+    """Return a family without its index among the axes of a tensor."""
     try:
         for _ in pieces(axes):
             pass
@@ -120,7 +120,7 @@ def _orphan(axes: Sequence[Dim]) -> Dim | None:
 
 
 def companions(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden]) -> dict[Dim, list[Dim]]:
-    """For every free bare dim, the bare dims whose index its units may depend on."""
+    """Return for every free bare dim the bare dims whose index its units may depend on."""
     found: dict[Dim, list[Dim]] = {}
     for axes in values:
         for piece in pieces(axes):
@@ -136,7 +136,9 @@ def companions(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden]) 
 
 
 def enumerate_pinned(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden]) -> None:
-    """Where an index is pinned (heads with a slope of their own), what may depend on it gets units at each index."""
+    """Give dims their own units at each index of a pinned index (heads with their own slope) that they may depend
+    on.
+    """
     while True:
         pairs = [
             (dim, index)
@@ -156,10 +158,10 @@ def parents(
     weights: Sequence[Sequence[Dim]],
     order: Sequence[Dim],
 ) -> dict[Dim, Dim]:
-    """The parent of every atom that has one. `order` lists the atoms, outer ones before inner ones.
+    """Return the parent of every atom that has one. `order` lists the atoms, outer ones before inner ones.
 
-    Of several possible parents the innermost is taken, if the atom may depend on all of that parent's ancestors too.
-    Parents on the same axis of all weights are looked for first, those across axes for atoms without family then.
+    Of several possible parents the innermost is chosen, if the atom may depend on all of that parent's ancestors too.
+    Parents on the same axis of all weights come first, then those across axes for atoms without a family.
     """
     alone = companions([[axis] for axes in weights for axis in axes], forbidden)
     possible = {**alone, **companions(values, forbidden)}
@@ -185,20 +187,20 @@ def parents(
 
 
 def _blocks(axes: Sequence[Dim]) -> Iterator[_Block]:
-    """A weight cut at the pieces of each of its axes."""
+    """Yield the blocks of a weight, split at the pieces of each of its axes."""
     return cartesian(*([piece.dims for piece in pieces([axis])] for axis in axes))
 
 
 def _fits_beside(block: _Block, dim: Dim, ancestors: Sequence[Dim], chain: Mapping[Dim, Sequence[Dim]]) -> bool:
-    """Whether the ancestors of `dim` stand beside it in a block of a weight."""
+    """Return whether the ancestors of `dim` are beside it in a block of a weight."""
     return all(axis.count(ancestor) == 1 for axis in block if dim in axis for ancestor in ancestors)
 
 
 def _fits_across(block: _Block, dim: Dim, ancestors: Sequence[Dim], chain: Mapping[Dim, Sequence[Dim]]) -> bool:
-    """Whether a block of a weight leaves no doubt which indices the units of `dim` depend on.
+    """Return whether a block of a weight determines which indices the units of `dim` depend on.
 
-    Its ancestors stand beside it, or each of them once on all axes together. Across axes there is one line of descent
-    only: two nested atoms that are not nested in each other would take a joint assignment of all their pairs.
+    Its ancestors are beside it, or each of them once on all axes together. Across axes there is only one line of
+    descent: two nested atoms that are not nested in each other would need a joint assignment of all their pairs.
     """
     if dim.size * prod(ancestor.size for ancestor in ancestors) > LARGEST_FAMILY:
         return False

@@ -1,4 +1,4 @@
-"""Which units may be rotated, not only permuted: those that every operation reads and writes linearly.
+"""Find units that may be rotated, not only permuted: those that every operation reads and writes linearly.
 
 A bare dim may be turned by any orthogonal map if each operation that sees it is linear in it (layers, sums, products
 with numbers), contracts it with itself (scores of attention), moves it as a whole, or normalises it alone. The scale
@@ -28,7 +28,7 @@ _NORMS = {"layer_norm": "centred", "rms_norm": "orthogonal", "_fused_rms_norm": 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One operation of a program with the axes of what it read and returned."""
+    """One operation of a program with the axes of its operands and results."""
 
     node: Node
     op: str
@@ -39,7 +39,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The group of maps of some units, and what must be done to weights before they act."""
+    """The group of maps of some units, and the preparation of weights that it needs."""
 
     group: Group
     form: CanonicalForm
@@ -62,7 +62,7 @@ def rotations(
 
 
 class _Units:
-    """One dim with the operations that touch it."""
+    """One dim with the operations that use it."""
 
     def __init__(
         self, dim: Dim, uses: Sequence[Use], weights: Mapping[str, Axes], tied: set[str], parent: Dim | None
@@ -77,7 +77,7 @@ class _Units:
         return any(leaf is self.dim for axis in axes for leaf in leaves(axis))
 
     def _place(self, axes: Axes) -> int:
-        """The one axis that has the units."""
+        """Return the only axis that has the units."""
         places = [place for place, axis in enumerate(axes) if any(leaf is self.dim for leaf in leaves(axis))]
         if len(places) != 1:
             raise _Fixed
@@ -99,7 +99,7 @@ class _Units:
         return Rotation("orthogonal", CanonicalForm(norms, (), (product,) if product else ()))
 
     def _check(self, use: Use) -> str | None:
-        """Refuse an operation that is not linear in the units; the group of a normalisation."""
+        """Refuse an operation that is not linear in the units; return the group of a normalisation."""
         reads, writes = [axes for axes in use.operands if self._has(axes)], all(map(self._has, use.results))
         if use.op in _SHAPE and writes and len(reads) == len([a for a in use.operands if a]):
             return None
@@ -145,12 +145,12 @@ class _Units:
             raise _Fixed
 
     def _scales(self, use: Use) -> bool:
-        """Whether an operation multiplies the units by a weight of their own: the scale of a normalisation."""
+        """Return whether an operation multiplies the units by their own weight: the scale of a normalisation."""
         owned = [axes for axes in use.operands if id(axes) in self.names and len(axes) == 1 and self._has(axes)]
         return use.op == "mul" and len(owned) == 1 and len(use.operands) == 2 and all(map(self._has, use.operands))
 
     def _square(self, node: Any) -> bool:
-        """Whether a node is x², of which only the mean over the units is used: ‖x‖² does not change."""
+        """Return whether a node is x², used only for its mean over the units: ‖x‖² is invariant."""
         use = self.by_node.get(node) if isinstance(node, Node) else None
         if use is None or use.op != "pow" or use.arguments.get("exponent") != 2:
             return False
@@ -181,7 +181,9 @@ class _Units:
         return self.names[id(axes)]
 
     def _readers(self, node: Node) -> Iterator[Reader]:
-        """The linear layers that read what a node returns, unchanged but for its shape or a mean over other axes."""
+        """Yield the linear layers that read a node's result, unchanged except for its shape or a mean over other
+        axes.
+        """
         for user in node.users:
             use = self.by_node.get(user)
             if use is None:
@@ -204,7 +206,7 @@ class _Units:
             yield from use.operands
 
     def _contracted(self) -> set[str]:
-        """The weights that some operation sums over the units of."""
+        """Return the weights that some operation sums over the units of."""
         found = set()
         for use in self.uses:
             if use.op in _BILINEAR | {"convolution", "conv1d", "conv2d", "conv3d"}:
@@ -213,7 +215,7 @@ class _Units:
         return found - {""}
 
     def _product(self) -> HeadProduct | None:
-        """The two sets of weights between which the units stand, if there are no others and nothing is added there."""
+        """Return the two sets of weights that the units connect, if there are no others and nothing is added there."""
         sides: list[list[str]] = []
         for use in self.uses:
             if use.op in ("add", "sub"):

@@ -1,9 +1,9 @@
 """Tensors read at indices that were computed: the experts that a router picks.
 
-`topk` over an axis of experts returns indices that *point* to that axis: when experts change places, so do they. What
-is read at them from weights with an axis of experts has none itself, but every sample still knows its expert: units
-may have an order of their own for each expert for as long as samples are kept apart. Everything here is conservative:
-an operation that is not listed pins the experts, or takes their orders away from the units.
+`topk` over an axis of experts returns indices that *point* to that axis: when experts are permuted, so are the indices.
+A tensor read at them from weights with an axis of experts has no such axis itself, but every sample still has its
+expert: units may have a separate order for each expert as long as samples are kept apart. The rules are conservative:
+an operation that is not listed pins the experts, or removes their orders from the units.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Picked(Axes):
 
 
 def at_hand(axes: Axes) -> Axes:
-    """The axes of a tensor and the one whose index is known for each of its samples."""
+    """Return the axes of a tensor, and the axis whose index is known for each of its samples."""
     return Axes([*axes, axes.pointers.target]) if isinstance(axes, Picked) else axes
 
 
 def pin_targets(tensors: Sequence[Axes]) -> None:
-    """Hold in place what indices point to: their values matter."""
+    """Pin the targets of indices: their values matter."""
     pin(*(axes.target for axes in tensors if isinstance(axes, Pointers)))
 
 
 def follow(call: Call, result: Result, *, in_place: bool) -> Result:
-    """The result of an operation that was read off plain axes, with what is still known of indices and samples."""
+    """Return the result of an operation on plain axes, with what is still known about indices and samples."""
     if call.op == "topk" or (call.op == "index" and isinstance(result, Picked)):  # their rules refuse such operands
         return result
     pointers = [axes for axes in call.tensors if isinstance(axes, Pointers)]
@@ -82,7 +82,7 @@ def _plain(result: Result) -> Result:
 
 
 def _sample(call: Call, picked: Sequence[Picked]) -> int | None:
-    """Where the samples are in the results, counted from the last axis, if the operation keeps them apart."""
+    """Return the axis of samples in the results, counted from the last axis, if the operation keeps them apart."""
     places = {len(axes) - axes.sample for axes in picked}
     if len(places) != 1 or any(axes.pointers is not picked[0].pointers for axes in picked):
         return None

@@ -1,4 +1,4 @@
-"""Which tensors are the same memory: tied weights are one weight."""
+"""Detect tensors that share memory: tied weights are one weight."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 
 def identity(tensor: torch.Tensor) -> Hashable:
-    """Equal for tensors that see the same memory in the same way."""
+    """Return a key that is equal for tensors that are the same view of the same memory."""
     if tensor.is_meta or tensor.numel() == 0:
         return id(tensor)
     return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 def overlapping(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors that share memory with another one without being the same view of it."""
+    """Return tensors that share memory with another one without being the same view of it."""
     found: list[torch.Tensor] = []
     furthest: dict[torch.device, tuple[int, torch.Tensor]] = {}
     for tensor in sorted((t for t in tensors if not t.is_meta and t.numel()), key=lambda t: t.data_ptr()):

@@ -1,7 +1,7 @@
-"""How the nodes of `dims` learn: axes are unified, split into products, cut into concatenations, told apart by index.
+"""Refine the nodes of `dims`: unify axes, split them into products, cut them into concatenations, separate indices.
 
-Knowledge only ever grows more restrictive, so the order in which operations are seen does not matter for soundness.
-Where two structures do not fit together (4 × 3 against 3 × 4), both are pinned.
+Knowledge only becomes more restrictive, so the order of operations does not matter for soundness. If two structures do
+not fit together (4 × 3 against 3 × 4), both are pinned.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def unify(a: Dim, b: Dim) -> None:
         raise ValueError(f"axes of sizes {a.size} and {b.size} cannot be the same")
     if b.form is None or (isinstance(a.form, Family | Sum) and not isinstance(b.form, Family)):
         a, b = b, a
-    # From here: if one is bare it is a; if one is a family it is b; a sum stands after a product.
+    # From here: if one is bare it is a; if one is a family it is b; a sum comes after a product.
     if isinstance(b.form, Family):
         _unify_with_family(a, b, b.form)
     elif a.form is None:
@@ -80,7 +80,7 @@ def _unify_with_family(a: Dim, b: Dim, form: Family) -> None:
 
 
 def _below(dim: Dim, top: Dim) -> bool:
-    """Whether `dim` is a member of the family `top`, at any depth of families."""
+    """Return whether `dim` is a member of the family `top`, at any depth of families."""
     if not isinstance(top.form, Family):
         return False
     return any(root is dim or _below(dim, root) for root in map(find, top.form.members))
@@ -127,7 +127,7 @@ def _link(a: Dim, b: Dim) -> None:
 
 
 def split(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
-    """A dim as a product of the given sizes."""
+    """Return a dim as a product of the given sizes."""
     wanted = [size for size in sizes if size != 1]
     found = iter(_split(find(dim), wanted))
     return [next(found) if size != 1 else ONE for size in sizes]
@@ -185,7 +185,7 @@ def _split_sum(dim: Dim, sizes: list[int]) -> list[Dim] | None:
 
 
 def cut(dim: Dim, at: int) -> tuple[Dim, Dim]:
-    """A dim as its first `at` units and the rest."""
+    """Return a dim as its first `at` units and the rest."""
     dim = find(dim)
     if at in (0, dim.size):
         raise ValueError(f"nothing to cut at {at} of {dim.size}")
@@ -224,16 +224,16 @@ def _enumerate_outermost(dim: Dim, at: int) -> bool:
 
 
 def narrow(dim: Dim, start: int, length: int) -> Dim:
-    """The units start, …, start + length − 1 of a dim."""
+    """Return the units start, …, start + length − 1 of a dim."""
     if start > 0:
         dim = cut(dim, start)[1]
     return cut(dim, length)[0] if length < dim.size else dim
 
 
 def enumerate_index(index: Dim, others: Iterable[Dim]) -> None:
-    """Somebody tells the indices of `index` apart: pin it, and let every other axis have its own units at each index.
+    """Pin `index`, whose indices are distinguished, and give every other axis its own units at each index.
 
-    That this is sound for an axis (every tensor that has it has `index` too) is for `nesting.settle` to check.
+    `nesting.settle` checks that this is sound for an axis (every tensor that has it has `index` too).
     """
     index = find(index)
     if index.form is None and not index.pinned and index.size <= ENUMERABLE:
