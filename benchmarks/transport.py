@@ -38,6 +38,7 @@ from benchmarks.zoo.text_tasks import Sentences, load_encoder, load_task, pool
 from benchmarks.zoo.vision import load_model
 from merganser.align import Symmetry, match, scramble, symmetry, transport
 from merganser.align.permutations import identity
+from merganser.align.transports import match_bases
 
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.5)
 #: Steps and rate of fine-tuning images.
@@ -111,8 +112,8 @@ def image_cases(network: str, seeds: Sequence[int], data: Path, cache: Path) -> 
         kept = list(pairs)
         return lambda model: accuracy(model, kept)
 
-    validation = held(new.inputs[-5000:], new.targets[-5000:], 1000)
-    scores = [held(task.test_inputs, task.test_targets, 4000) for task in (new, upright)]
+    validation = held(new.inputs[-5000:], new.targets[-5000:], 500)
+    scores = [held(task.test_inputs, task.test_targets, 2000) for task in (new, upright)]
     few = batches(new, 77, 4)
     bases = {seed: _base(network, seed, upright, cache) for seed in seeds}
     tuned = {seed: fine_tune(base, batches(new, seed, steps), rate) for seed, base in bases.items()}
@@ -212,11 +213,11 @@ def measure(case: Case, known: dict[str, Symmetry]) -> Iterator[dict[str, Any]]:
     yield row("the new base as it is", False, None, case.target)
     free = known["permutation"]
     ways = {"not matched": (free, identity(free))}
-    ways["permutations"] = (free, match(case.target, case.source, free).permutations)
+    ways["permutations"] = (free, match_bases(case.target, case.source, free).permutations)
     found = match(case.target, case.source, free, "activations", batches=inputs, standardize=True)
     ways["permutations by activations"] = (free, found.permutations)
     if wide := known.get("orthogonal"):
-        ways["orthogonal maps"] = (wide, match(case.target, case.source, wide).permutations)
+        ways["orthogonal maps"] = (wide, match_bases(case.target, case.source, wide).permutations)
     for way, (group, maps) in ways.items():
         for mask in (False, True):
             few = case.few if mask else None
