@@ -43,6 +43,7 @@ export function Verdict({ left, right, names }) {
   if (error) return <Failure error={error} />;
   if (!found || !n) return null;
   const told = { better: `${names[0]} is better than ${names[1]}`, worse: `${names[0]} is worse than ${names[1]}`, "cannot tell": `Cannot tell ${names[0]} from ${names[1]} with ${found.count} items` }[found.verdict];
-  return <Note kind={{ better: "good", worse: "warn" }[found.verdict] ?? ""}>{told}: item by item the difference is {signed(found.value)}, 95 % interval {signed(found.low)} to {signed(found.high)}.</Note>;
+  const sentence = told[0].toUpperCase() + told.slice(1);
+  return <Note kind={{ better: "good", worse: "warn" }[found.verdict] ?? ""}>{sentence}: item by item the difference is {signed(found.value)}, 95 % interval {signed(found.low)} to {signed(found.high)}.</Note>;
 }
 const signed = (x) => (x == null ? "–" : `${x > 0 ? "+" : x < 0 ? "−" : ""}${number(Math.abs(x))}`);

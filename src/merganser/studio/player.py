@@ -214,15 +214,15 @@ class Player:
         """Answers to a few questions at a time, so that a later request does not wait for all of them."""
         assert self._now is not None
         module, directory = self._now.live.module, self._now.directory
-        exam = self._in_turn(turn, lambda: questions.open(directory))
-        wanted = "sequence-classification" if exam.kind == "classification" else "causal-lm"
+        quiz = self._in_turn(turn, lambda: questions.open(directory))
+        wanted = "sequence-classification" if quiz.kind == "classification" else "causal-lm"
         if self._now.kind != wanted:
-            asked = "text classifiers" if exam.kind == "classification" else "language models"
-            raise InputError(f"{questions.path.name}: questions of kind {exam.kind} are for {asked}")
+            asked = "text classifiers" if quiz.kind == "classification" else "language models"
+            raise InputError(f"{questions.path.name}: questions of kind {quiz.kind} are for {asked}")
         answers: list[float] = []
-        for part in exam.parts():
-            answers += self._in_turn(turn, lambda part=part: exam.ask(module, part))
-            yield {"event": "score", **exam.describe(answers)}
+        for part in quiz.parts():
+            answers += self._in_turn(turn, lambda part=part: quiz.ask(module, part))
+            yield {"event": "score", **quiz.describe(answers)}
 
     def _classify(self, text: str) -> Event:
         import torch

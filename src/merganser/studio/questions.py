@@ -42,7 +42,7 @@ def guess_kind(path: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class Exam:
+class Quiz:
     """Questions in their order, with the tokenizer of the model that answers them."""
 
     kind: str
@@ -91,7 +91,7 @@ class Questions:
     kind: str | None = None
     limit: int = 64
 
-    def open(self, tokenizer: Path) -> Exam:
+    def open(self, tokenizer: Path) -> Quiz:
         """Read and check the questions.
 
         Raises:
@@ -110,12 +110,12 @@ class Questions:
 
 
 @lru_cache(maxsize=4)
-def _open(path: Path, kind: str, limit: int, tokenizer: str, mark: str) -> Exam:
+def _open(path: Path, kind: str, limit: int, tokenizer: str, mark: str) -> Quiz:
     from merganser.evaluate.sampling import sampled
     from merganser.evaluate.tasks import Task
 
     examiner = Task(path.stem, kind, str(path)).examiner(tokenizer)
-    return Exam(kind, mark, examiner, sampled(examiner)[:limit])
+    return Quiz(kind, mark, examiner, sampled(examiner)[:limit])
 
 
 def compare_answers(left: Sequence[float], right: Sequence[float], lower_is_better: bool = False) -> dict[str, Any]:

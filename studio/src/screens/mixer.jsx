@@ -100,7 +100,7 @@ function Desk({ mix, set, methods, items }) {
           <Failure error={play.error} />
           <Asking chosen={chosen} set={choose} />
           {questions && <Scored score={out.score} />}
-          {["A", "B"].map((k) => pins[k]?.score && out.score && pins[k].score !== out.score && !(pins.A && pins.B) && <Verdict key={k} left={out.score} right={pins[k].score} names={["This mix", `pin ${k}`]} />)}
+          {["A", "B"].map((k) => pins[k]?.score && out.score && pins[k].score !== out.score && !(pins.A && pins.B) && <Verdict key={k} left={out.score} right={pins[k].score} names={["this mix", `pin ${k}`]} />)}
           <div class="row"><Check label="Measure perplexity" checked={measure} onInput={setMeasure} />
             <Button disabled={!out.text} onClick={() => setPins({ ...pins, A: now })}>Pin as A</Button><Button disabled={!out.text} onClick={() => setPins({ ...pins, B: now })}>Pin as B</Button>
             {pins.A && pins.B && <Button onClick={() => { keep("compare", [pins.A, pins.B].map((p, i) => ({ label: `Pin ${"AB"[i]}`, document: p.document }))); go("compare"); }}>Compare A and B</Button>}</div>
