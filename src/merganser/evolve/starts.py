@@ -34,8 +34,8 @@ def starting_values(
         >>> starting_values(Space((Parameter("weight", Range(0, 1)),)), "linear", ["a", "b"], {}, 4)  # doctest: +SKIP
     """
     if any(parameter.name == LAYERS for parameter in space.parameters):
-        wholes: list[dict[str, Value]] = [{v.name: f"{label}+0" for v in space.variables} for label in labels]
-        return tuple(wholes[:most])
+        alone: list[dict[str, Value]] = [{v.name: f"{label}+0" for v in space.variables} for label in labels]
+        return tuple(alone[:most])
     if not any(parameter.name == "weight" for parameter in space.parameters):
         return ()
     uniform = 1 / max(len(labels), 1)
