@@ -332,8 +332,8 @@ class StudyRun:
         score: Callable[[Mapping[str, Answers]], tuple[dict[str, float], dict[str, Any]]],
     ) -> Trial:
         """Record an outcome: the trial with its scores, or its failure with the reason."""
-        run = {"seconds": outcome.seconds, "worker": outcome.worker, "attempts": outcome.job.attempt}
-        ran = replace(trial, finished=time.time(), **run)
+        attempts, now = outcome.job.attempt, time.time()
+        ran = replace(trial, seconds=outcome.seconds, worker=outcome.worker, attempts=attempts, finished=now)
         if outcome.answers is None:
             return self.store.add(replace(ran, state="failed", error=outcome.error), {}, outcome.costs)
         try:
