@@ -52,9 +52,9 @@ def sampled(place: object, names: list[str], base: str | None = "base", method: 
 
 CASES = [
     (["math", "code"], "base", []),
-    (["math", "other"], "base", ["other is no fine-tune of the base"]),
+    (["math", "other"], "base", ["other is not a fine-tune of the base"]),
     (["math", "code", "long"], "base", ["the task vector of {}/long is about 25 times as long"]),
-    (["math", "code"], "other", ["math is no fine-tune of the base", "code is no fine-tune of the base"]),
+    (["math", "code"], "other", ["math is not a fine-tune of the base", "code is not a fine-tune of the base"]),
     (["math", "other"], None, ["other is not related to"]),
 ]
 

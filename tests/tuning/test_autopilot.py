@@ -184,7 +184,7 @@ def test_an_expert_of_another_base_is_named_and_tried_without():
     _, decision = mg.tuning.auto(experts, base, data=data)
     (remark,) = [remark for remark in decision.remarks if remark.kind == "other base"]
     assert remark.experts == ("task2",)
-    assert "no fine-tune of this base" in remark.text
+    assert "not a fine-tune of this base" in remark.text
     assert any("without task2" in label for rung in decision.rungs for label in rung.scores)
     _, guessed = mg.tuning.auto(experts, base)
     assert {model["path"] for model in guessed.recipe["models"]} == {"task0", "task1"}

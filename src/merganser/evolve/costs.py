@@ -1,4 +1,4 @@
-"""What a study costs: seconds of merging, asking and fitting, and the floating-point operations of the questions."""
+"""The cost of a study: seconds of merging, asking and fitting, and the floating-point operations of the questions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Costs: TypeAlias = Mapping[str, float]
 
 
 def add_costs(left: Costs, right: Costs) -> dict[str, float]:
-    """Return the sum, part by part."""
+    """Return the sum of two costs, name by name."""
     return {name: left.get(name, 0.0) + right.get(name, 0.0) for name in (*left, *(n for n in right if n not in left))}
 
 
 @dataclass(frozen=True)
 class PartCost:
-    """What a part of a study took, of one worker: seconds of merging and of asking, operations of its questions."""
+    """The cost of a part of a study, for one worker: seconds of merging and asking, and FLOPs of its questions."""
 
     name: str
     models: int
@@ -34,9 +34,19 @@ class PartCost:
 
 @dataclass(frozen=True)
 class StudyCost:
-    """Questions asked of candidates, and how many a full evaluation of each would have been; those asked of endpoints
-    for calibration, and again of candidates at the end (re-ranking, stability). Seconds of one worker, merging
-    included: of the `models` candidates, and of everything; seconds of `fitting` estimators; and all `parts`."""
+    """The cost of a study.
+
+    Attributes:
+        asked: Questions asked of candidates.
+        full: Questions that full evaluations of all candidates would have asked.
+        calibration: Questions asked of endpoints for calibration.
+        again: Questions asked of candidates at the end (re-ranking, stability).
+        models: Candidates that were evaluated.
+        search_seconds: Seconds of one worker for the candidates, including merging.
+        seconds: Seconds of one worker for everything.
+        fitting: Seconds of fitting estimators.
+        parts: The cost of each part.
+    """
 
     asked: int
     full: int
@@ -50,23 +60,23 @@ class StudyCost:
 
     @property
     def models_per_hour(self) -> float:
-        """Candidates that one worker merges and asks in an hour."""
+        """Return the number of candidates that one worker evaluates in an hour."""
         return 3600 * self.models / self.search_seconds if self.search_seconds > 0 else float("nan")
 
     @property
     def saved(self) -> float:
-        """How many times fewer, the questions for calibration and re-ranking counted."""
+        """Return the factor of saved questions, including those for calibration and re-ranking."""
         return self.full / max(1, self.asked + self.calibration + self.again)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "saved": self.saved, "models_per_hour": self.models_per_hour}
 
     def describe(self) -> str:
-        """Say what the search took, in a line."""
+        """Describe the cost of the search in one line."""
         merging, flops = sum(part.merging for part in self.parts), sum(part.flops for part in self.parts)
         said = (
             f"{self.models} models were merged and asked {self.asked / max(self.models, 1):.0f} questions each: "
-            f"{self.models_per_hour:,.0f} models an hour and worker"
+            f"{self.models_per_hour:,.0f} models per hour and worker"
         )
         if self.seconds > 0 and merging:
             said += f"; merging took {merging / self.seconds:.0%} of the time"
@@ -74,7 +84,7 @@ class StudyCost:
 
 
 def measure_cost(store: Store, pool: int) -> StudyCost:
-    """Return what a study has cost so far; `pool` are the items that a full evaluation asks."""
+    """Return the cost of a study so far; `pool` is the number of items of a full evaluation."""
     spent = store.costs()
     done = [trial for trial in store.trials() if trial.state == "done" and trial.cached_from is None]
     evaluated = [trial for trial in done if trial.kind == "candidate"]

@@ -1,6 +1,6 @@
-"""A few stored numbers of every model, compared before anything is merged or downloaded: who does not belong?
+"""Compare a small sample of every model's weights before anything is merged or downloaded.
 
-Without torch or numpy, and from afar: some kilobytes of each model, by range requests.
+This needs neither torch nor numpy. Of remote models it reads a few kilobytes, by range requests.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from dataclasses import dataclass
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Source
 
-#: Cosine of an expert's matrices with the base's below which it is no fine-tune of this base: unrelated networks have
+#: Cosine of an expert's matrices with the base's below which it is not a fine-tune of this base. Unrelated networks have
 #: about 0, fine-tunes of language models more than 0.9.
 STRANGE = 0.25
-#: Length of a task vector, relative to the others', from which it decides alone.
+#: Length of a task vector, relative to the others', from which it dominates a sum.
 LONG = 5.0
 _TENSORS, _ENTRIES, _CONNECTIONS = 16, 512, 16
-#: Entries below which chance alone could give any cosine.
+#: Fewest entries that make a cosine meaningful.
 _ENOUGH = 512
 _FORMATS = {"float64": "d", "float32": "f", "float16": "e", "bfloat16": "f"}
-#: A model, what it is compared with, and whether that is the base.
+#: A model, the model it is compared with, and whether that is the base.
 _Pair = tuple[int, int, bool]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a sample of the weights says.
+    """The result of `sample_models`.
 
     Attributes:
-        notes: Sentences on models that are unrelated, and on task vectors that are far longer than the others.
-        nbytes: Bytes that were read.
+        notes: Notes on unrelated models, and on task vectors that are far longer than the others.
+        nbytes: The number of bytes read.
     """
 
     notes: tuple[str, ...]
@@ -42,16 +42,16 @@ class Samples:
 
 
 def sample_models(merge: Merge) -> Samples:
-    """Compare stored numbers of the models with those of the base, or of the first model where there is no base.
+    """Compare a sample of the models' weights with the base, or with the first model if there is no base.
 
-    Reads runs of 512 numbers from up to 16 matrices that a merge combines, in every model of it. Models whose numbers
-    are not stored as such (quantised ones, adapters, nested merges) are left out.
+    Reads runs of 512 numbers from up to 16 matrices of every model. Models that do not store plain numbers (quantised
+    ones, adapters, nested merges) are left out.
 
     Args:
-        merge: What `prepare` made of a recipe.
+        merge: The merge, from `prepare`.
 
     Returns:
-        What is remarkable, and how much was read.
+        The notes, and the number of bytes read.
 
     Raises:
         CheckpointError: If a model cannot be read.
@@ -80,7 +80,7 @@ def sample_models(merge: Merge) -> Samples:
         if len(theirs) < _ENOUGH or cosine is None:
             continue
         if cosine < STRANGE:
-            what = "is no fine-tune of the base" if is_base else "is not related to"
+            what = "is not a fine-tune of the base" if is_base else "is not related to"
             notes.append(
                 f"{labels[0]} {what} {labels[1]}: the cosine of {len(theirs)} of their weights is {cosine:.2f} "
                 "(fine-tunes of one model: above 0.9; unrelated ones: 0); merge models that share a base"
@@ -102,7 +102,7 @@ def _spread(found: Sequence[tuple[Source, Source]]) -> list[tuple[Source, Source
 
 
 def _read(merge: Merge, source: Source) -> tuple[Sequence[float], bytes] | None:
-    """Return numbers from the middle of a tensor, with their bytes; None if they are not stored as such."""
+    """Return numbers from the middle of a tensor, with their bytes; None if they are not stored as plain numbers."""
     checkpoint = merge.sources[source.model]
     spec = checkpoint.spec(source.name)
     count = min(_ENTRIES, spec.numel)
@@ -126,6 +126,6 @@ def _long(lengths: dict[str, float]) -> Iterable[str]:
         usual = statistics.median(others) if others else 0.0
         if usual > 0 and length / usual >= LONG:
             yield (
-                f"the task vector of {label} is about {length / usual:.0f} times as long as the others': it decides a "
-                "sum alone; give it a smaller weight, or normalize the task vectors"
+                f"the task vector of {label} is about {length / usual:.0f} times as long as the others': it dominates "
+                "the merge; give it a smaller weight, or try norms: equal"
             )

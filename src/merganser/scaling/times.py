@@ -30,7 +30,7 @@ EIGENVECTORS = 16
 
 @dataclass(frozen=True)
 class Machine:
-    """What `merganser.scaling.constants.measure` finds out; rates are per second.
+    """The constants of a machine, from `merganser.scaling.constants.measure`; rates are per second.
 
     Attributes:
         cores: Processors that a program may use.
@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """What a merge has to do, whatever does it.
+    """The amount of work of a merge, independent of the machine.
 
     Attributes:
         bytes_in: Bytes to read.
@@ -85,9 +85,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a merge may use: machines of some cores and disks; `cached` says that the inputs are in memory.
+    """The resources of a merge: machines with cores and disks. `cached` means that the inputs are in memory.
 
-    Disks read and write at the measured rates unless `read`, `write` and `latency` say otherwise (an object store).
+    Disks read and write at the measured rates unless `read`, `write` and `latency` are given (for an object store).
     """
 
     cores: int
@@ -156,7 +156,7 @@ def merge_of(shapes: Mapping[str, tuple[int, ...]], models: int, kind: str, item
 
 
 def decomposition_cost(shape: tuple[int, ...], models: int) -> float:
-    """Return what decomposing the matrices of some models costs: (d + 16n)·n²·T for d × n with n ≤ d.
+    """Return the cost of decomposing the matrices of T models: (d + 16n)·n²·T for d × n with n ≤ d.
 
     d·n² is a Gram matrix; its eigenvectors and making those of all models orthogonal cost as much as 16n more rows
     (17 in TSV-Merge of eight matrices, between 1024 × 1024 and 4096 × 1024).

@@ -77,7 +77,7 @@ def look(base: Checkpoint, experts: Mapping[str, Checkpoint]) -> tuple[Remark, .
     for name, cosine, length in zip(names, with_base, lengths / np.sqrt(gram[-1, -1]), strict=True):
         if cosine < STRANGE:
             text = (
-                f"{name} is no fine-tune of this base: the cosine of their matrices is {cosine:.2f} (unrelated "
+                f"{name} is not a fine-tune of this base: the cosine of their matrices is {cosine:.2f} (unrelated "
                 f"networks: 0) and its task vector is {length:.2g} times as long as the base"
             )
             found.append(Remark("other base", text, (name,)))
@@ -120,7 +120,7 @@ def _norms(names: Sequence[str], kept: Sequence[int], lengths: Entries) -> list[
         others = [lengths[j] for j in kept if j != i]
         ratio = float(lengths[i] / np.median(others)) if others else 1.0
         if ratio >= LONG:
-            text = f"{names[i]} is {ratio:.0f} times as long as the other task vectors: it decides a sum alone"
+            text = f"{names[i]} is {ratio:.0f} times as long as the other task vectors: it dominates a sum"
             found.append(Remark("long", text, (names[i],)))
     if found or len(kept) < 2:
         return found
