@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Source
 
-#: Cosine of an expert's matrices with the base's below which it is not a fine-tune of this base. Unrelated networks have
-#: about 0, fine-tunes of language models more than 0.9.
+#: Cosine of the matrices of an expert and the base below which it is not a fine-tune of this base. Unrelated networks
+#: have about 0, fine-tunes of language models more than 0.9.
 STRANGE = 0.25
 #: Length of a task vector, relative to the others', from which it dominates a sum.
 LONG = 5.0
