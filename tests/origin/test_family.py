@@ -41,11 +41,11 @@ def test_the_tree_goes_through_merges_of_merges(grandchild: Path) -> None:
 def test_what_cannot_be_followed_is_said(grandchild: Path, tmp_path_factory, monkeypatch) -> None:
     (Path("child") / "merganser.lock.json").write_text("{}")
     (note,) = mg.origin.trace(grandchild).notes
-    assert note == "child: its merganser.lock.json is not the one that was there when it was merged"
+    assert note == "child: its merganser.lock.json has changed since it was merged"
     place = grandchild.resolve()
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
     family = mg.origin.trace(place)
-    assert family.notes == ("child: was merged itself; its merganser.lock.json is not at hand",)
+    assert family.notes == ("child: was merged itself, but its merganser.lock.json is missing",)
     assert "child: its licence is not known" in family.terms
 
 
@@ -93,5 +93,5 @@ def test_terms_are_named() -> None:
     terms = " ".join(describe_terms(["cc-by-nc-4.0", "gemma", "mit", "something"]))
     assert "no commercial use" in terms
     assert "gemma: its own terms" in terms
-    assert "something: not a licence that is known here" in terms
+    assert "something: unknown licence" in terms
     assert "mit" not in terms

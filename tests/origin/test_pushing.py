@@ -78,7 +78,7 @@ def test_tokens_are_not_shown(models: Path, hub: Hub) -> None:
     hub.failure = RuntimeError("401 for Bearer abc.def with hf_abcDEF123\nmore")
     with pytest.raises(MerganserError) as caught:
         mg.origin.push(out, "org/name")
-    assert str(caught.value) == "org/name: the hub did not take it: 401 for … with …"
+    assert str(caught.value) == "org/name: the upload failed: 401 for … with …"
 
 
 @pytest.mark.parametrize("name", ["name", "a/b/c", "org/name@main", "../x", "org/"])

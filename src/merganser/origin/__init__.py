@@ -1,4 +1,4 @@
-"""Proof of origin: lock files, checking and rebuilding outputs, family trees, uploads. Start at `lock_file.py`."""
+"""Proof of origin: lock files, verifying and rebuilding outputs, lineage, uploads. Start at `lock_file.py`."""
 
 from merganser.origin.family import FamilyTree, trace
 from merganser.origin.lock_file import Ancestor, LockFile, read_lock

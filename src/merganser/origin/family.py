@@ -1,4 +1,4 @@
-"""`trace`: what an output descends from, through the lock files of what it was made of."""
+"""`trace`: find what an output descends from, by the lock files of its sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from merganser.errors import CheckpointError
 from merganser.origin.licences import describe_terms, find_conflicts
 from merganser.origin.lock_file import Ancestor, read_lock
 
-#: Merges of merges of merges … that are followed.
+#: Largest depth of nested merges that is followed.
 _DEEPEST = 64
 
 
@@ -35,7 +35,7 @@ class FamilyTree:
 
     @property
     def licences(self) -> dict[str, tuple[str, ...]]:
-        """The licences of the ancestors that have files of their own, each with who has it; `unknown` for none."""
+        """Return licences -> the ancestors under them, for those with their own files; `unknown` if there is none."""
         found: dict[str, dict[str, None]] = {}
         for each in self.root.walk():
             if each.files and not each.made_of:
@@ -44,17 +44,17 @@ class FamilyTree:
 
     @property
     def conflicts(self) -> list[str]:
-        """Which licences do not go together, one sentence each."""
+        """Return the conflicts between licences, one sentence each."""
         return find_conflicts(set(self.licences) - {"unknown"})
 
     @property
     def terms(self) -> list[str]:
-        """What the licences ask of whoever shares the output."""
+        """Return what the licences require of those who share the output."""
         unknown = [f"{label}: its licence is not known" for label in self.licences.get("unknown", ())]
         return [*describe_terms(set(self.licences) - {"unknown"}), *unknown]
 
     def lines(self) -> list[str]:
-        """Return the tree as text, a line for each ancestor."""
+        """Return the tree as text, one line per ancestor."""
         return [describe(self.root), *_branches(self.root, "")]
 
 
@@ -82,7 +82,7 @@ def _printable(text: str) -> str:
 
 
 def trace(directory: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None) -> FamilyTree:
-    """Follow the lock files of an output and of whatever it was made of, as far as those are at hand.
+    """Follow the lock files of an output and of its sources, as far as they exist.
 
     Args:
         directory: The output.
@@ -107,7 +107,7 @@ def trace(directory: str | os.PathLike[str], *, root: str | os.PathLike[str] | N
 
 
 def _follow(ancestor: Ancestor, root: Path, over: tuple[str, ...], notes: list[str]) -> Ancestor:
-    """An ancestor with its own ancestors, those that its own lock file names."""
+    """Return an ancestor with the ancestors in its own lock file."""
     if ancestor.lock is None or ancestor.lock in over or len(over) > _DEEPEST:
         made = tuple(_follow(each, root, over, notes) for each in ancestor.made_of)
         return replace(ancestor, made_of=made)
@@ -115,9 +115,9 @@ def _follow(ancestor: Ancestor, root: Path, over: tuple[str, ...], notes: list[s
     file = lock_path(place)
     try:
         if not file.is_file():
-            raise CheckpointError(f"{ancestor.label}: was merged itself; its {file.name} is not at hand")
+            raise CheckpointError(f"{ancestor.label}: was merged itself, but its {file.name} is missing")
         if digest_file(file) != ancestor.lock:
-            raise CheckpointError(f"{ancestor.label}: its {file.name} is not the one that was there when it was merged")
+            raise CheckpointError(f"{ancestor.label}: its {file.name} has changed since it was merged")
         lock = read_lock(place)
     except (CheckpointError, OSError) as error:
         notes.append(str(error))
@@ -127,6 +127,6 @@ def _follow(ancestor: Ancestor, root: Path, over: tuple[str, ...], notes: list[s
 
 
 def _methods(recipe: object) -> tuple[str, ...]:
-    """The methods that a resolved recipe names at its top."""
+    """Return the methods that a resolved recipe uses at its top level."""
     method = recipe.get("method") if isinstance(recipe, dict) else None
     return (method,) if isinstance(method, str) else ()

@@ -1,4 +1,4 @@
-"""Licences of models together: which terms a merge carries, and which do not go together.
+"""Licences of merged models: the terms of the merge, and conflicts between them.
 
 A table of what the licences' own texts say about derived works, by the names the hub uses. It finds what to look at;
 it is not legal advice.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: Derived works must have this licence again, or one of those that it names as compatible.
+#: Licences that derived works must keep -> the licences that they accept instead.
 _SHARE_ALIKE = {
     "gpl-2.0": {"gpl-2.0"},
     "gpl-3.0": {"gpl-3.0", "agpl-3.0"},
@@ -18,13 +18,13 @@ _SHARE_ALIKE = {
     "cc-by-nc-sa-3.0": {"cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0"},
     "cc-by-nc-sa-4.0": {"cc-by-nc-sa-4.0"},
 }
-#: Their terms go with whatever is derived, beside other terms.
+#: Licences whose terms apply to derived works, in addition to other terms.
 _OWN_TERMS = ("llama", "gemma", "openrail", "bigscience", "creativeml", "deepseek", "qwen", "tongyi", "falcon", "apple")
 _FREE = ("apache-2.0", "mit", "bsd", "isc", "cc0", "cc-by-3.0", "cc-by-4.0", "unlicense", "wtfpl", "zlib", "cdla-perm")
 
 
 def find_conflicts(licences: Iterable[str]) -> list[str]:
-    """Return what does not go together, one sentence each.
+    """Return the conflicts between licences, one sentence each.
 
     Args:
         licences: Licences by the hub's names.
@@ -40,13 +40,13 @@ def find_conflicts(licences: Iterable[str]) -> list[str]:
             if name not in _SHARE_ALIKE or other in _SHARE_ALIKE[name] or _is_free(other):
                 continue
             if other in _SHARE_ALIKE and (name in _SHARE_ALIKE[other] or other < name):
-                continue  # compatible the other way round, or said already
+                continue  # compatible in the other direction, or already reported
             found.append(f"{name} asks for its own licence on derived works, which {other} does not allow")
     return found
 
 
 def describe_terms(licences: Iterable[str]) -> list[str]:
-    """Return which terms a merge of models under these licences carries, beyond naming the authors."""
+    """Return the terms of a merge of models under these licences, besides attribution."""
     known = sorted(set(licences))
     restricted = [name for name in known if "-nc" in name or "noncommercial" in name or "non-commercial" in name]
     own = [name for name in known if name.startswith(_OWN_TERMS)]
@@ -55,11 +55,7 @@ def describe_terms(licences: Iterable[str]) -> list[str]:
         *(f"{name}: no commercial use" for name in restricted),
         *(f"{name}: derived works must be under the same licence" for name in known if name in _SHARE_ALIKE),
         *(f"{name}: its own terms and names go with derived works; read them" for name in own),
-        *(
-            f"{name}: not a licence that is known here; read it"
-            for name in unknown
-            if not _is_without_derivatives(name)
-        ),
+        *(f"{name}: unknown licence; read its terms" for name in unknown if not _is_without_derivatives(name)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Lock files as they are read: by anyone, from anyone, so nothing in one is trusted before it is checked."""
+"""Read lock files. They may come from anyone, so everything in them is checked before it is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = ("model", "adapter", "library", "merge", "view", "memory")
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A model that others were made of.
+    """A model that an output was made from.
 
     Attributes:
         label: What the recipe called it.
@@ -48,7 +48,7 @@ class Ancestor:
     lock: str | None = None
 
     def walk(self) -> Iterator[Ancestor]:
-        """Yield this and everything it was made of."""
+        """Yield this model and everything it was made from."""
         yield self
         for each in self.made_of:
             yield from each.walk()
@@ -56,7 +56,7 @@ class Ancestor:
 
 @dataclass(frozen=True)
 class LockFile:
-    """What `merganser.lock.json` says.
+    """The content of a `merganser.lock.json`.
 
     Attributes:
         digest: The algorithm of the digests of tensors.
@@ -111,11 +111,11 @@ def read_lock(directory: str | os.PathLike[str]) -> LockFile:
 
 
 def parse_lock(data: Mapping[str, Any], where: str) -> LockFile:
-    """Return what the JSON object of a lock file says, or refuse it."""
+    """Return the content of a lock file from its JSON object, or raise an error."""
 
     def expect(holds: bool, what: str) -> None:
         if not holds:
-            raise CheckpointError(f"{where}: {what}; the file is damaged, or no lock file of merganser")
+            raise CheckpointError(f"{where}: {what}; the file is damaged, or not a lock file of merganser")
 
     written = data.get("format")
     if isinstance(written, int) and written > FORMAT:

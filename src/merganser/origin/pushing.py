@@ -19,7 +19,7 @@ _SECRET = re.compile(r"hf_\w+|(?i:bearer)\s+\S+")
 
 @dataclass(frozen=True)
 class Upload:
-    """What goes to the hub.
+    """The files of an upload to the hub.
 
     Attributes:
         repository: Where it goes.
@@ -78,7 +78,7 @@ def push(
     lock = read_lock(directory)
     if check and (problems := verify(place).problems):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise InputError(f"{place} is not what its lock file says: {problems[0]}{more}; nothing was uploaded")
+        raise InputError(f"{place} differs from its lock file: {problems[0]}{more}; nothing was uploaded")
     names = sorted({*lock.outputs, *lock.files, LOCK_FILE, "README.md"})
     files = {name: (place / name).stat().st_size for name in names if (place / name).is_file()}
     if dry_run:
@@ -93,12 +93,12 @@ def push(
             revision=revision,
             commit_message="Upload a model merged with merganser",
         )
-    except Exception as error:  # the hub client has many ways to say that it could not
+    except Exception as error:  # the hub client raises many kinds of errors
         reason = _SECRET.sub("…", (str(error).strip().splitlines() or [type(error).__name__])[0])
-        raise MerganserError(f"{repository}: the hub did not take it: {reason}") from None
+        raise MerganserError(f"{repository}: the upload failed: {reason}") from None
     return Upload(repository, files, f"{hub.constants.ENDPOINT}/{repository}")
 
 
 def _literal(name: str) -> str:
-    """A glob that fits one name."""
+    """Return a glob that matches only this name."""
     return re.sub(r"([*?\[])", r"[\1]", name)

@@ -1,4 +1,4 @@
-"""`rebuild`: compute an output once more from its sources, and compare bit by bit."""
+"""`rebuild`: compute an output again from its sources and compare it bit by bit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rebuild(
     memory: int = DEFAULT_MEMORY,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Verification:
-    """Compute an output again by the recipe in its lock file, and compare every bit. Nothing is written.
+    """Compute an output again with the recipe in its lock file and compare every bit, without writing anything.
 
     Args:
         directory: The output.
@@ -67,7 +67,7 @@ def rebuild(
     """
     place, lock = Path(directory), read_lock(directory)
     if lock.recipe is None:
-        raise InputError(f"{lock_path(place)}: has no recipe: what it was made of cannot be computed from files alone")
+        raise InputError(f"{lock_path(place)}: has no recipe, so the output cannot be computed again")
     moved = dict(sources or {})
     merge = _prepare(lock, Path(root) if root is not None else None, moved)
     files = {name: open_weights(find_output(place, name)) for name in lock.outputs}
@@ -88,7 +88,8 @@ def rebuild(
     if not problems:
         problems += _changed_headers(merge.plan, place, files, lock.fingerprint)
     if sample is not None and sample < len(outputs):
-        outputs = random.SystemRandom().sample(outputs, max(1, sample))  # nobody can know beforehand which
+        # Unpredictable, so that a forger cannot prepare for it.
+        outputs = random.SystemRandom().sample(outputs, max(1, sample))
     chosen = {output.name: homes[output.name].read_bytes(inside[output.name]) for output in outputs}
     sink = ComparingSink(chosen, {output.name for output in merge.plan.outputs} - chosen.keys())
     settings = Arithmetic(allow_nan=True, digest=lock.digest)
@@ -99,7 +100,7 @@ def rebuild(
 
 
 class ComparingSink:
-    """Compares what is computed with what is there.
+    """Compares computed tensors with the stored ones.
 
     Args:
         expected: The bytes of the outputs to compare.
@@ -110,7 +111,7 @@ class ComparingSink:
         self._expected = expected
         self._skipped = skipped
         self._lock = threading.Lock()
-        #: Outputs that are not the same -> in how many bytes.
+        #: Outputs that differ -> the number of different bytes.
         self.different: dict[str, int] = {}
         self.read: dict[str, dict[str, str]] = {}
 
@@ -136,7 +137,7 @@ class ComparingSink:
 
 
 def _prepare(lock: LockFile, root: Path | None, moved: Mapping[str, str]) -> Merge:
-    """The merge of the recipe in a lock file, under the names it was done with: randomness is drawn by those."""
+    """Prepare the recipe of a lock file, with the original names of models, which seed random numbers."""
     recipe, back = _relocate(lock.recipe, moved)
     merge = prepare(load(recipe, root), open_checkpoint)
     models = tuple(replace(model, label=back.get(model.label, model.label)) for model in merge.plan.models)
@@ -150,14 +151,14 @@ def _changed_headers(plan: Plan, place: Path, files: Mapping[str, WeightFile], f
     else:
         headers = {shard.file: shard.header for shard in lay_out(plan)}
     return [
-        f"{name}: its header is not the one that the recipe makes"
+        f"{name}: its header differs from the recipe's"
         for name, file in files.items()
         if read_header(file) != headers.get(name)
     ]
 
 
 def _relocate(recipe: object, moved: Mapping[str, str]) -> tuple[dict[str, object], dict[str, str]]:
-    """The recipe with models where they are now, and what those were called; a model may be one of `model+adapter`."""
+    """Return the recipe with the new paths of models, and their old names; a model may be part of `model+adapter`."""
     names: dict[str, str] = {}
     found: set[str] = set()
 
@@ -176,7 +177,7 @@ def _relocate(recipe: object, moved: Mapping[str, str]) -> tuple[dict[str, objec
     relocated = walk(recipe)
     assert isinstance(relocated, dict)
     if unknown := sorted(moved.keys() - found):
-        raise InputError(f"moved: the recipe in the lock file names no {unknown[0]!r}; write the model as it does")
+        raise InputError(f"moved: the recipe in the lock file has no model {unknown[0]!r}; use the name in the recipe")
     return relocated, names
 
 
@@ -185,7 +186,7 @@ def _changed_sources(merge: Merge, lock: LockFile, read: Digests) -> list[str]:
     for model, source in zip(merge.plan.models, merge.sources, strict=True):
         ancestry.describe(model, source)
     return [
-        f"source {file}: {name!r} is not the tensor that was merged"
+        f"source {file}: {name!r} has changed since the merge"
         for file, found in ancestry.files.items()
         for name, digest in found["tensors"].items()
         if lock.sources.get(file, {}).get(name) != digest

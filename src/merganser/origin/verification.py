@@ -1,4 +1,4 @@
-"""`verify`: whether an output is, byte for byte, what its lock file says."""
+"""`verify`: check that an output is byte for byte as its lock file describes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from merganser.origin.lock_file import LockFile, read_lock
 
 @dataclass(frozen=True)
 class Verification:
-    """What was compared, and what is wrong.
+    """The result of comparing an output with its lock file.
 
     Attributes:
         tensors: How many tensors were compared.
@@ -99,7 +99,7 @@ def verify(
 
 
 def find_output(place: Path, name: str) -> Path:
-    """Return where a file of weights is that the lock file of an output names; a single file may have been renamed.
+    """Return the path of a file of weights that a lock file names; a single file may have been renamed.
 
     Raises:
         CheckpointError: If the name leads out of the output.
@@ -120,7 +120,7 @@ def _other_files(place: Path, lock: LockFile) -> Iterator[str]:
 
 
 def _stored(reader: WeightFile, file: str, tensors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The tensors of a file that are there, by their names in it: those of a module's folder have a prefix outside."""
+    """Yield the tensors that a file contains, by their names there; the lock file prefixes those of a folder."""
     there = set(reader.names())
     for name, expected in tensors.items():
         own = stored_name(file, name)

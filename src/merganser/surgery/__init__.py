@@ -1,4 +1,4 @@
-"""What changes the architecture of a model: another tokenizer, dense models as experts; and the order of experts."""
+"""Change the architecture of a model: its tokenizer, dense models as experts, and the order of experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experts of a mixture in the order of another mixture's: the same function, ready to be merged."""
+"""Put the experts of a mixture in the order of another mixture's, without changing its function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 
 
 def match_experts(model: Reference, reference: Reference) -> MatchedExperts:
-    """Put the experts of a mixture in the order of another's, layer by layer; the model computes what it did.
+    """Put the experts of a mixture in the order of another's, layer by layer; the model's function does not change.
 
     The order of a layer maximises Σ_e ⟨W_ref[e], W_model[π(e)]⟩ over the weights of the experts and their rows of the
     router (one linear assignment a layer). Experts stored one by one or fused, and any router with a row for each

@@ -1,4 +1,4 @@
-"""The gates of a mixture of experts made of dense models: a matrix (experts, hidden) for every layer."""
+"""Build the gates of a mixture of experts made of dense models: a matrix (experts, hidden) per layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from merganser.errors import InputError, require
 from merganser.surgery.moe_recipes import ExpertEntry, MoERecipe
 
 _EMBEDDING = "model.embed_tokens.weight"
-#: Rows of the embedding that stand for hidden states, at most, and the ridge of the regression on them.
+#: Maximum number of embedding rows used as hidden states, and the ridge of the regression on them.
 _SAMPLES, _RIDGE = 8192, 1e-2
 
 
@@ -62,7 +62,7 @@ def _unit(vectors: Tensor) -> Tensor:
 
 
 def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Sequence[str]], Tensor]:
-    """Prompts -> a vector for every layer, (layers, hidden)."""
+    """Return a function from prompts to a vector per layer, (layers, hidden)."""
     transformers = require("transformers", "hf")
     if base.directory is None or not (base.directory / "config.json").is_file():
         raise InputError(f"gate_mode: {recipe.gate_mode} runs prompts through {base.label}, which has no config.json")
@@ -85,7 +85,7 @@ def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Seq
 
     def states(prompts: Sequence[str]) -> Tensor:
         found = []
-        for prompt in prompts:  # one by one: padding would be averaged in, or taken for the last token
+        for prompt in prompts:  # one by one: padding would enter the average, or be the last token
             with torch.inference_mode():
                 output = model(input_ids=torch.tensor([ids(prompt)]), output_hidden_states=True)
             inputs = torch.cat(output.hidden_states[:layers]).float()  # (layers, tokens, hidden)
@@ -96,7 +96,7 @@ def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Seq
 
 
 def _load_base(transformers: Any, base: Checkpoint) -> Any:
-    """The base in float32, with the weights of the checkpoint: an adapter's, too."""
+    """Return the base in float32 with the weights of the checkpoint, including an adapter."""
     config = transformers.AutoConfig.from_pretrained(base.directory)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     model.load_state_dict({name: base.read(name).float() for name in base.names()}, strict=False)
@@ -105,7 +105,7 @@ def _load_base(transformers: Any, base: Checkpoint) -> Any:
 
 
 def singular_gates(base: Checkpoint, experts: Sequence[Checkpoint], layers: int) -> Tensor:
-    """Return data-free gates: an expert is chosen for hidden states that its task singular vectors see.
+    """Return data-free gates: an expert is chosen for hidden states with energy in its task singular vectors.
 
     An expert's change of the gate and up projections, Δ_e = [ΔW_gate; ΔW_up] = U Σ Vᵀ, says which inputs it was tuned
     for. The energy of a normed hidden state h in its leading right singular vectors (a 1/experts share of them, as in
@@ -140,7 +140,7 @@ def singular_gates(base: Checkpoint, experts: Sequence[Checkpoint], layers: int)
 
 
 def _energy(base: Checkpoint, expert: Checkpoint, prefix: str, states: Tensor, share: int) -> Tensor:
-    """E_e(h) for each of the states; of an expert that equals the base, zero."""
+    """Return E_e(h) for each state; zero for an expert that equals the base."""
     gram = torch.zeros((states.shape[1], states.shape[1]), dtype=torch.float64)
     for part in ("gate_proj", "up_proj"):
         name = f"{prefix}mlp.{part}.weight"

@@ -1,4 +1,4 @@
-"""Dense models as the experts of one mixture (upcycling by merging)."""
+"""Combine dense models into a mixture of experts (upcycling by merging)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def moe(recipe: str | os.PathLike[str] | Mapping[str, Any] | MoERecipe) -> Merged:
-    """Make a mixture of experts of dense models: the base's attention, every expert's MLPs, and gates between them.
+    """Make a mixture of experts from dense models: the base's attention, every expert's MLPs, and gates.
 
     mergekit-moe's recipes run as they are. Mixtral (of Llama and Mistral models), Qwen2-MoE, Qwen3-MoE and DeepSeek
     layouts, named as their checkpoints on the hub are, so that transformers, vLLM and llama.cpp read them.
@@ -94,14 +94,14 @@ def _noised(model: Checkpoint, entry: ExpertEntry, seed: int) -> Checkpoint:
 def _check_shapes(
     base: Checkpoint, experts: Sequence[Checkpoint], labels: Sequence[str], layout: MoELayout, config: Mapping[str, Any]
 ) -> int:
-    """Refuse models whose MLPs do not fit the base's; returns the number of layers."""
+    """Check that all MLPs have the shapes of the base's, and return the number of layers."""
     layers = 0
     while f"model.layers.{layers}.mlp.gate_proj.weight" in base:
         layers += 1
     if not layers or layers != config.get("num_hidden_layers", layers):
         raise InputError(f"{labels[0]}: expected an MLP with gate_proj, up_proj and down_proj in every layer")
     if config.get("attention_bias") and not layout.biases:
-        raise InputError(f"{labels[0]} has biases in its attention, for which {layout.name} has no place")
+        raise InputError(f"{labels[0]} has biases in its attention, which {layout.name} does not support")
     for label, expert in zip(labels[1:], experts, strict=True):
         for layer in range(layers):
             for part in _PARTS:
@@ -117,7 +117,7 @@ def _check_shapes(
 
 
 def _made(layout: MoELayout, base: Checkpoint, gates: Tensor, routed: int, layers: int) -> dict[str, Tensor]:
-    """The tensors that no model has: gates, and biases of zero where the layout has them."""
+    """Return the tensors that no model has: gates, and zero biases if the layout has biases."""
     dtype = base.spec("model.embed_tokens.weight").dtype
     found = {}
     for layer in range(layers):
@@ -141,7 +141,7 @@ def _outputs(
     layers: int,
     made: Checkpoint,
 ) -> list[Output]:
-    """Copies of the base's tensors and the gates, and the experts' MLPs under their new names."""
+    """Return the outputs: the base's tensors, the gates, and the experts' MLPs under their new names."""
     found = [
         Output(name, base.spec(name), "passthrough", (Source(0, name),)) for name in base.names() if ".mlp." not in name
     ]
@@ -158,7 +158,7 @@ def _outputs(
 
 
 def _notes(recipe: MoERecipe, gates: Tensor) -> list[str]:
-    """What to know: gates that hardly differ choose the same experts for everything."""
+    """Return notes on gates that hardly differ, which choose the same experts for everything."""
     conditions = torch.linalg.cond(gates[:, : len(recipe.experts)].double())
     alike = (conditions > 5).nonzero().flatten().tolist()
     paths = {each.path for each in recipe.experts}
@@ -172,7 +172,7 @@ def _notes(recipe: MoERecipe, gates: Tensor) -> list[str]:
 
 
 class Noised(View):
-    """A model with Gaussian noise on its MLPs, drawn for every row by its name and number."""
+    """A model with Gaussian noise on its MLPs, drawn per row from its name and index."""
 
     def __init__(self, source: Checkpoint, scale: float, key: str) -> None:
         super().__init__(source, f"{source.label} with noise {scale:g} ({key})")

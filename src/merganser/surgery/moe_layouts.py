@@ -1,4 +1,4 @@
-"""The layouts of mixtures of experts: what their tensors are called and what their configs say."""
+"""The layouts of mixtures of experts: names of tensors and settings in the config."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from merganser.errors import InputError, did_you_mean
 from merganser.surgery.moe_recipes import PROMPTED, MoERecipe
 
 _DEEPSEEK = "deepseek-ai/deepseek-moe-16b-base--"
-#: What configs of dense models leave out, where mixtures have another default.
+#: Settings that configs of dense models omit and for which mixtures have another default.
 _DEFAULTS = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048, "attention_bias": False}
 
 
 @dataclass(frozen=True)
 class MoELayout:
-    """A kind of mixture: which dense models it is made of, and how it names and configures its parts.
+    """A kind of mixture: the dense models it can be made from, and its names and settings.
 
     Attributes:
         name: What recipes call it.
@@ -43,7 +43,7 @@ class MoELayout:
     biases: bool = False
 
     def config(self, dense: Mapping[str, Any], recipe: MoERecipe) -> dict[str, Any]:
-        """Return what the config of the mixture says besides that of the dense base."""
+        """Return the settings of the mixture in addition to those of the dense base."""
         count, wide = len(recipe.experts), dense.get("intermediate_size")
         found: dict[str, Any] = {
             **{key: value for key, value in _DEFAULTS.items() if key not in dense},
@@ -101,7 +101,7 @@ LAYOUTS = (
 
 
 def choose_layout(recipe: MoERecipe, kinds: Sequence[str], labels: Sequence[str]) -> MoELayout:
-    """Return the layout a recipe asks for, or the first that its models allow.
+    """Return the layout that a recipe names, or the first that its models allow.
 
     Args:
         recipe: The recipe.

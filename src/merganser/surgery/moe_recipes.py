@@ -1,4 +1,4 @@
-"""Recipes for mixtures of experts, in the words of mergekit-moe.
+"""Recipes for mixtures of experts, in the format of mergekit-moe.
 
 base_model: ./base                # attention, norms, embeddings
 gate_mode: hidden                 # hidden, hidden_avg, cheap_embed, random, uniform_random or singular
@@ -28,7 +28,7 @@ from merganser.recipes.fields import expect, known_keys
 from merganser.recipes.schema import Problems
 
 GATES = ("hidden", "hidden_last", "hidden_avg", "cheap_embed", "random", "uniform_random", "uniform", "singular")
-#: Gates that are made of prompts.
+#: Gates that are computed from prompts.
 PROMPTED = ("hidden", "hidden_last", "hidden_avg", "cheap_embed")
 _KEYS = ("base_model", "experts", "gate_mode", "dtype", "experts_per_token", "shared_experts", "architecture", "seed")
 _NO_RANKS = (
@@ -40,7 +40,7 @@ _EXPERT_KEYS = ("source_model", "positive_prompts", "negative_prompts", "noise_s
 
 @dataclass(frozen=True)
 class ExpertEntry:
-    """A model whose MLPs become an expert, and the prompts that its gate is made of."""
+    """A model whose MLPs become an expert, and the prompts for its gate."""
 
     path: str
     where: str
@@ -52,7 +52,7 @@ class ExpertEntry:
 
 @dataclass(frozen=True)
 class MoERecipe:
-    """A mixture of experts as the user asked for it.
+    """The recipe of a mixture of experts.
 
     Attributes:
         base: The model of attention, norms and embeddings.
@@ -86,7 +86,7 @@ class MoERecipe:
 
 
 def load_moe(source: str | os.PathLike[str] | Mapping[str, Any]) -> MoERecipe:
-    """Read a recipe for a mixture of experts, in the words of mergekit-moe.
+    """Read a recipe for a mixture of experts, in the format of mergekit-moe.
 
     Args:
         source: The path of a YAML file, or a mapping.

@@ -1,4 +1,4 @@
-"""A model with the tokenizer of another one."""
+"""Give a model the tokenizer of another one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def transplant(
     terms: int | None = None,
     pad_to_multiple_of: int | None = None,
 ) -> Merged:
-    """Give a model the tokenizer of another model; its embedding and its head get a row for each of the new tokens.
+    """Give a model the tokenizer of another model; its embedding and head get a row per new token.
 
     Tokens that both have keep the model's rows, matched by the bytes they stand for and special ones by their role.
     The other rows are made by a rule:
@@ -51,7 +51,7 @@ def transplant(
     """
     one_of("rule for absent tokens", absent, ABSENT)
     if terms is not None and absent != "omp":
-        raise InputError(f"terms={terms} is for absent='omp'; absent={absent!r} combines no rows that it could count")
+        raise InputError(f"terms={terms} is for absent='omp'; absent={absent!r} does not combine rows")
     changed, source = open_checkpoint(model), open_checkpoint(donor)
     if changed.label == source.label:
         raise InputError(f"{changed.label} is both the model and the donor; name another model as the donor")
