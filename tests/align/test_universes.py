@@ -116,7 +116,7 @@ def test_saved_universe_is_read_back_whole(tmp_path):
         assert torch.equal(swapped.to_universe(1)[name], tensor)
     other = {name: tensor + 1 for name, tensor in models[1].items()}
     for wrong in (other, models[0]):
-        with pytest.raises(InputError, match=r"model 1 .* is none of those that .*u\.safetensors was found for"):
+        with pytest.raises(InputError, match=r"model 1 .* is not one of the models of .*u\.safetensors"):
             Universe.load(tmp_path / "u.safetensors", [models[0], wrong, models[2]])
     with pytest.raises(InputError, match="3 models, got 2"):
         Universe.load(tmp_path / "u.safetensors", models[:2])

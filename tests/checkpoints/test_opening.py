@@ -88,7 +88,7 @@ def test_other_broken_directories(tmp_path: Path) -> None:
     index["weight_map"] = {"a": "model-1.safetensors"} | {"a ": "model-2.safetensors"}
     save_file({"a": torch.ones(2), "a ": torch.ones(1)}, directory / "model-2.safetensors")
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="'a' is in .* and again in model-2"):
+    with pytest.raises(CheckpointError, match="'a' is in both .* and model-2"):
         mg.open(directory)
     for text, message in (
         ("[]", "expected a JSON object"),
@@ -101,7 +101,7 @@ def test_other_broken_directories(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=message):
             mg.open(directory)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=r"no model\.safetensors.*it holds nothing"):
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors.*it contains nothing"):
         mg.open(tmp_path / "empty")
 
 

@@ -228,7 +228,7 @@ def test_more_files_to_read_than_may_be_open(tmp_path: Path) -> None:
     (tmp_path / "a" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     code, err = with_open_files(64, 64, "inspect", tmp_path / "a")
     assert code == 2
-    assert "too many open files; raise their number (ulimit -n)" in err
+    assert "too many open files; raise the limit (ulimit -n)" in err
     code, err = with_open_files(64, 1000, "inspect", tmp_path / "a")
     assert code == 0, err
 

@@ -69,7 +69,7 @@ def test_a_source_that_changes_meanwhile_is_refused(
 def test_reading_beyond_the_end_of_a_file_that_was_cut_short(recipe: dict[str, Any], tmp_path: Path) -> None:
     opened = mg.open(tmp_path / "b")
     cut_short(tmp_path / "b" / "model.safetensors")
-    with pytest.raises(CheckpointError, match="was cut short while it was read"):
+    with pytest.raises(CheckpointError, match="was truncated while it was read"):
         opened.read("w3")
 
 

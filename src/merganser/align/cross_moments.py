@@ -98,7 +98,7 @@ def unit_grams(
                 gram = (units @ units.T).double()
                 grams[path] = grams[path].add_(gram) if path in grams else gram
     if not seen:
-        raise InputError("no batch was seen; an iterator is spent after one pass: give a list or a data loader")
+        raise InputError("no batch was seen; an iterator is exhausted after one pass: give a list or a data loader")
     return grams
 
 

@@ -1,4 +1,4 @@
-"""C²M³: n models in one shared space, the universe, with maps between them that close every cycle.
+"""C²M³: map n models to one shared space, the universe, with cycle-consistent maps between them.
 
 Every model i has permutations P_i to the universe; the map from j to i is P_iᵀ ∘ P_j, so that going round any
 cycle comes back exactly. `universe` finds them by Frank-Wolfe on the summed agreement of all pairs of images.
@@ -28,7 +28,7 @@ from merganser.notebooks import Shown
 
 @dataclass(frozen=True)
 class Universe(Shown):
-    """Models, and permutations that put each of them into the common space.
+    """Models, and permutations that map each of them to the common space.
 
     Attributes:
         symmetry: The symmetry of the architecture.
@@ -59,21 +59,21 @@ class Universe(Shown):
         return len(self.models)
 
     def to_universe(self, model: int) -> State:
-        """Model `model` as it looks in the universe: the same function, its units reordered."""
+        """Return model `model` in the universe: the same function with its units reordered."""
         self._check_members([model])
         return apply(self.symmetry, self.permutations[model], self.models[model])
 
     def pairwise(self, target: int, source: int) -> Permutations:
-        """The permutations that put model `source` in the space of model `target`."""
+        """Return the permutations that map model `source` to the space of model `target`."""
         self._check_members([target, source])
         return compose(self.symmetry, self.permutations[source], inverse(self.symmetry, self.permutations[target]))
 
     def merged(self, weights: Sequence[float] | None = None) -> State:
-        """The weighted mean of the models in the universe."""
+        """Return the weighted mean of the models in the universe."""
         return average([self.to_universe(model) for model in range(len(self))], weights)
 
     def subset(self, members: Sequence[int]) -> Universe:
-        """Some of the models, matched as they were together with all the others."""
+        """Return some of the models, with the permutations that were found for all."""
         self._check_members(members)
         models = tuple(self.models[m] for m in members)
         permutations = tuple(self.permutations[m] for m in members)
@@ -97,13 +97,13 @@ class Universe(Shown):
         return worst
 
     def save(self, path: str | PathLike[str]) -> None:
-        """The permutations, the symmetry and the trace as one safetensors file (not the weights)."""
+        """Save the permutations, the symmetry and the trace, but not the weights, as one safetensors file."""
         models = tuple(fingerprint(state, self.symmetry) for state in self.models)
         Record(self.symmetry, models, self.permutations, self.objective, self.trace).save(path)
 
     @classmethod
     def load(cls, path: str | PathLike[str], models: Sequence[Model]) -> Universe:
-        """What `save` wrote, for the models it was found for, which are known by their weights, in any order."""
+        """Load a saved universe for its models, which are identified by their weights and may be in any order."""
         record = Record.load(path)
         if len(record.models) != len(models):
             raise InputError(f"{path} is a universe of {len(record.models)} models, got {len(models)}")
@@ -115,8 +115,8 @@ class Universe(Shown):
             found = next((i for i in left if record.models[i] == own), None)
             if found is None:
                 raise InputError(
-                    f"model {position} (they count from 0) is none of those that {path} was found for: permutations "
-                    "fit the units of one model only; match these models anew"
+                    f"model {position} (counting from 0) is not one of the models of {path}: permutations "
+                    "fit the units of one model only; match these models again"
                 )
             left.remove(found)
             permutations.append(record.permutations[found])
@@ -128,7 +128,7 @@ class Universe(Shown):
             raise InputError("a subset of a universe needs at least one model")
         for model in members:
             if not 0 <= model < len(self):
-                raise InputError(f"no model {model} in a universe of {len(self)}, which count from 0")
+                raise InputError(f"no model {model} in a universe of {len(self)} models (counting from 0)")
 
 
 def universe(

@@ -1,4 +1,4 @@
-"""Zipping: many units of several models made one, also of models of different widths, wholly or up to a layer.
+"""Zipping: combine units of several models, also of different widths, in all layers or up to one.
 
 With groups of units (see `unit_groups`) every model i has a 0/1 matrix Z_i, (groups, units). Weights become
 
@@ -35,7 +35,7 @@ from merganser.modules.batches import Inputs, reusable
 
 @dataclass(frozen=True)
 class Zip:
-    """Models zipped into one network, or into one with a head for each of them.
+    """Models zipped into one network, with one head or with a head per model.
 
     Attributes:
         symmetry: The symmetry of the result.
@@ -63,7 +63,7 @@ class Zip:
             InputError: The result has several heads; `module` makes a network of them.
         """
         if len(self.states) > 1:
-            raise InputError(f"the result has {len(self.states)} heads: module(template) makes a network of them")
+            raise InputError(f"the result has {len(self.states)} heads; module(template) makes a network from them")
         return self.states[0]
 
     def module(self, template: nn.Module) -> nn.Module:
@@ -83,7 +83,7 @@ def zip(
     into: Symmetry | None = None,
     until: str | None = None,
 ) -> Zip:
-    """Zip models: units that respond alike, within a model or across models, become one (ZipIt).
+    """Zip models: combine units that respond alike, within a model or across models (ZipIt).
 
     Args:
         models: Modules with the same layers; widths may differ.
@@ -113,7 +113,7 @@ def zip(
     tail = tail_tensors(models[0], batches, until) if until is not None else frozenset()
     for alias, name in symmetries[0].aliases.items():
         if (alias in tail) != (name in tail):
-            raise InputError(f"{alias!r} and {name!r} are one weight, and only one of them would stay separate")
+            raise InputError(f"{alias!r} and {name!r} are one weight, but only one of them would stay separate")
     maps = _maps(models, symmetries, result, batches, tail)
     count = len(models) if until is not None else 1
     merge = partial(_merged, models, states, symmetries, result, maps)
@@ -124,7 +124,7 @@ def zip(
 
 @dataclass
 class _Maps:
-    """Where every unit of every model goes: groups for atoms that are grouped, permutations for the others."""
+    """The target of every unit of every model: groups for grouped atoms, permutations for the others."""
 
     symmetries: Sequence[Symmetry]
     groups: dict[str, tuple[Index, ...]]
@@ -132,7 +132,7 @@ class _Maps:
     notes: list[str] = field(default_factory=list)
 
     def places(self, path: Path, model: int) -> Tensor:
-        """For every unit of a path the place it goes to."""
+        """Return the target of every unit of a path."""
         if path[0] in self.groups:
             return torch.from_numpy(self.groups[path[0]][model])
         return torch.from_numpy(np.argsort(composite(self.symmetries[model], path, self.permutations[model])))
@@ -147,7 +147,7 @@ def _maps(
 ) -> _Maps:
     first = next(iter(batches), None)
     if first is None:
-        raise InputError("no batch was seen; an iterator is spent after one pass: give a list or a data loader")
+        raise InputError("no batch was seen; an iterator is exhausted after one pass: give a list or a data loader")
     separate = {atom for atom, places in result.occurrences.items() if all(name in tail for name, _ in places)}
     alone = groupable(models[0], symmetries[0], first)
     grams = unit_grams(models, symmetries, batches, standardize=True)
@@ -188,7 +188,7 @@ def _merged(
     name: str,
     members: Sequence[int],
 ) -> Tensor:
-    """One tensor of the result, made of those of some models."""
+    """Return one tensor of the result from those of some models."""
     first = states[members[0]][name]
     if not (first.is_floating_point() or first.is_complex()):
         return first.clone()
@@ -212,25 +212,25 @@ def _merged(
 
 
 def _gather(array: Tensor, axis: int, goes: Tensor, size: int) -> Tensor:
-    """Sum what goes to the same place along an axis."""
+    """Sum entries with the same target along an axis."""
     shape = [*array.shape]
     shape[axis] = size
     return torch.zeros(shape, dtype=array.dtype).index_add_(axis, goes, array)
 
 
 def _spread(share: Tensor, axis: int, size: int) -> Tensor:
-    """A share that does not depend on what is read."""
+    """Return a share that does not depend on the input."""
     return share.select(axis, 0).unsqueeze(axis).expand(*share.shape[:axis], size, *share.shape[axis + 1 :])
 
 
 def _check(models: Sequence[nn.Module], symmetries: Sequence[Symmetry]) -> None:
     if len(models) < 2 or not all(isinstance(model, nn.Module) for model in models):
-        raise InputError("zipping runs two or more models: give a list of modules, not weights")
+        raise InputError("zipping needs two or more modules, not weights")
     if len(symmetries) != len(models):
         raise InputError(f"{len(models)} models need a symmetry each, or one for all, not {len(symmetries)}")
     for place, own in enumerate(symmetries):
         check_symmetry(own)
         if rotated := next((atom.name for atom in own.atoms.values() if atom.group != "permutation"), None):
-            raise InputError(f"{rotated!r} is rotated, and zipping groups units: derive symmetries of permutations")
+            raise InputError(f"{rotated!r} is rotated, but zipping groups units; derive symmetries of permutations")
         if own.atoms.keys() != symmetries[0].atoms.keys() or own.axes.keys() != symmetries[0].axes.keys():
-            raise InputError(f"model {place} has other layers than model 0: only widths may differ")
+            raise InputError(f"model {place} has different layers from model 0; only widths may differ")

@@ -1,4 +1,4 @@
-"""The one protocol behind which every source of weights stands."""
+"""The protocol of all sources of weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rows = tuple[int, int]
 
 @dataclass(frozen=True, init=False)
 class TensorSpec:
-    """Shape and dtype of a tensor, known before it is read.
+    """The shape and dtype of a tensor, known before it is read.
 
     Args:
         shape: The shape.
@@ -46,7 +46,7 @@ class TensorSpec:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype as torch has it."""
+        """Return the dtype of torch."""
         return self.element.dtype
 
     @property
@@ -77,39 +77,39 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
         <All keys matched successfully>
     """
 
-    #: How messages call this checkpoint.
+    #: The name of this checkpoint in messages.
     label: str
-    #: Where its sidecars (config, tokenizer) live, if on disk.
+    #: The directory of its sidecars (config, tokenizer), if it is on disk.
     directory: Path | None = None
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Every stored tensor once, in the order of the source; tied names are in `aliases`."""
+        """Return the names of all stored tensors in the order of the source; `aliases` has the tied names."""
 
     @abstractmethod
     def spec(self, name: str) -> TensorSpec:
-        """Shape and dtype, from the header alone. Accepts tied names."""
+        """Return shape and dtype from the header alone; accepts tied names."""
 
     @abstractmethod
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        """The tensor, or its rows `[start, stop)` along the first axis. Never to be written into.
+        """Return the tensor, or its rows `[start, stop)` along the first axis; do not write into it.
 
         A view that computes may return a wider dtype than `spec` names, so that rounding happens once, at the end.
         """
 
     def aliases(self) -> Mapping[str, str]:
-        """Tied names: alias -> the stored name it shares its weights with."""
+        """Return tied names: alias -> the stored name with the same weights."""
         return {}
 
     def fingerprint(self) -> str:
-        """Changes when the weights may have changed; reads headers only where the source allows."""
+        """Return a text that changes when the weights may have changed; reads only headers if the source allows it."""
         digest = hashlib.sha256()
         for name in self.names():
             digest.update(f"{name} {self.spec(name)}\n".encode())
         return digest.hexdigest()
 
     def files(self) -> Sequence[Path]:
-        """The files its weights are read from; none for weights in memory."""
+        """Return the files that weights are read from; none for weights in memory."""
         return ()
 
     def digest(self, name: str, algorithm: str) -> str:
@@ -121,7 +121,7 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
         return Lineage()
 
     def overhead(self, name: str, entries: int) -> int:
-        """Bytes that reading so many entries of a tensor takes besides those entries."""
+        """Return the bytes that reading so many entries of a tensor takes besides those entries."""
         return 0
 
     def peek(self, name: str, first: int, count: int) -> bytes | None:
@@ -129,7 +129,7 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
         return None
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
-        """A hint that these rows will be read soon; rows that a source does not have are ignored."""
+        """Announce that these rows will be read soon; rows that do not exist are ignored."""
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self:
@@ -177,7 +177,7 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
 
 
 class View(Checkpoint):
-    """A checkpoint made from another one; passes on whatever a subclass does not change.
+    """A checkpoint made from another one; a subclass overrides what it changes.
 
     Args:
         source: The checkpoint that is viewed.
@@ -221,7 +221,7 @@ class View(Checkpoint):
 
 
 def is_integer(dtype: torch.dtype | Element) -> bool:
-    """Integer and boolean tensors (counters, position ids) are copied, never averaged."""
+    """Return whether a dtype is integer or boolean; such tensors (counters, position ids) are never averaged."""
     return not (dtype.is_floating_point or dtype.is_complex)
 
 

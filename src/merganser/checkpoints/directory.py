@@ -1,4 +1,4 @@
-"""A Hugging Face directory: one file, or shards named by an index, and modules in folders of their own."""
+"""A Hugging Face directory: one file, or shards named by an index, and modules in their own folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INDEX = ".index.json"
 
 
 class Directory(Checkpoint):
-    """Several files as one checkpoint: those of a directory, or of the index that is named."""
+    """Several files as one checkpoint: those of a directory, or of an index."""
 
     def __init__(
         self, path: str | os.PathLike[str], shards: Mapping[str, Checkpoint] | None = None, label: str = ""
@@ -49,7 +49,7 @@ class Directory(Checkpoint):
         for file, shard in self._shards.items():
             for name in shard.names():
                 if name in self._owner:
-                    raise CheckpointError(f"{path}: {name!r} is in {self._owner[name].label} and again in {file}")
+                    raise CheckpointError(f"{path}: {name!r} is in both {self._owner[name].label} and {file}")
                 self._owner[name] = shard
             self._aliases |= {k: v for k, v in shard.aliases().items() if k not in self._owner}
         self._names = list(self._owner)
@@ -90,7 +90,7 @@ class Directory(Checkpoint):
 
 
 class Prefixed(View):
-    """A checkpoint whose names all begin with a prefix."""
+    """A checkpoint whose names all start with a prefix."""
 
     def __init__(self, source: Checkpoint, prefix: str) -> None:
         super().__init__(source, source.label)
@@ -124,7 +124,7 @@ def _open_shards(directory: Path) -> dict[str, Checkpoint]:
         return _open(file)
     several = sorted(p.name for p in directory.iterdir() if p.suffix == ".safetensors")
     found = ", ".join(several) or ", ".join(sorted(p.name for p in directory.iterdir())[:8]) or "nothing"
-    raise CheckpointError(f"{directory}: no model.safetensors, no index and no pytorch_model.bin; it holds {found}")
+    raise CheckpointError(f"{directory}: no model.safetensors, no index and no pytorch_model.bin; it contains {found}")
 
 
 def _open(file: Path) -> dict[str, Checkpoint]:

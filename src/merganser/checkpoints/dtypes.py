@@ -1,4 +1,4 @@
-"""Dtypes by name: what a header says of the elements of a tensor, known without loading torch."""
+"""Dtypes by name, known without loading torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from merganser.errors import CheckpointError, InputError, did_you_mean
 from merganser.lazy import torch
 
-#: What the weights of a checkpoint can be written in.
+#: Dtypes that weights can be written in.
 FLOATS = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 ALIASES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
 @dataclass(frozen=True)
 class Element:
-    """What a tensor is made of: a dtype by its name in torch, with what must be known of it before tensors are read.
+    """A dtype by its name in torch, with the properties that are needed before tensors are read.
 
     Attributes:
         name: The name of the dtype, such as "bfloat16".
@@ -49,7 +49,7 @@ class Element:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype as torch has it."""
+        """Return the dtype of torch."""
         if not hasattr(torch, self.name):
             raise CheckpointError(f"this torch ({torch.__version__}) has no dtype {self.name!r}; install a newer torch")
         found: torch.dtype = getattr(torch, self.name)
@@ -59,7 +59,7 @@ class Element:
         return self.name
 
 
-#: Whatever safetensors files can hold; others are asked of torch.
+#: Dtypes of safetensors files; torch knows the others.
 _KNOWN = {
     element.name: element
     for element in (
@@ -74,13 +74,13 @@ _KNOWN = {
 
 
 def dtype_of(given: str | torch.dtype, known: Iterable[str] = FLOATS, what: str = "weights") -> torch.dtype:
-    """The dtype that was named or given, if it is one of those `known` for `what`."""
+    """Return a dtype given by name or as such, if it is among those `known` for `what`."""
     found: torch.dtype = getattr(torch, dtype_name(given, known, what))
     return found
 
 
 def dtype_name(given: str | torch.dtype, known: Iterable[str] = FLOATS, what: str = "weights") -> str:
-    """The name of the dtype that was named or given, if it is one of those `known` for `what`."""
+    """Return the name of a dtype given by name or as such, if it is among those `known` for `what`."""
     if not isinstance(given, str) and not isinstance(given, torch.dtype):
         raise InputError(f"dtype: expected a name such as 'bfloat16' or a torch.dtype, got {given!r}")
     name = str(given).removeprefix("torch.")

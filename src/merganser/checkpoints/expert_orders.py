@@ -1,4 +1,4 @@
-"""Mixtures of experts: their layers by the names of tensors, and a view with the experts in another mixture's order."""
+"""Find the layers of a mixture of experts by names, and view a mixture with its experts in another's order."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def find_experts(checkpoint: Checkpoint) -> list[ExpertLayer]:
 
 
 class MatchedExperts(View):
-    """A mixture with its experts in the order of another's: the same function, ready to be merged.
+    """A mixture with its experts in the order of another's; its function does not change.
 
     The order of a layer maximises Σ_e ⟨W_ref[e], W_model[π(e)]⟩ over the weights of the experts and their rows of the
     router: one linear assignment, made when a tensor of that layer is read for the first time.
@@ -113,7 +113,7 @@ class MatchedExperts(View):
 
     @property
     def orders(self) -> dict[str, Index]:
-        """The old place of every expert, by layer."""
+        """Return the old index of every expert, by layer."""
         return {name: self._order(layer) for name, layer in self.layers.items()}
 
     def _order(self, layer: ExpertLayer) -> Index:
@@ -141,7 +141,7 @@ class MatchedExperts(View):
             self.source.prefetch(name, rows)
 
     def overhead(self, name: str, entries: int) -> int:
-        """What matching a layer holds, and fused experts as they are gathered."""
+        """Return the bytes of matching a layer, and of fused experts while they are gathered."""
         found = super().overhead(name, entries)
         if name not in self._places:
             return found
@@ -162,12 +162,12 @@ def _refuse_grouped(checkpoint: Checkpoint) -> None:
     config: Mapping[str, Any] = read_config(checkpoint.directory)
     if int(config.get("n_group") or 1) > 1:
         raise CheckpointError(
-            f"{checkpoint.label} chooses experts in groups (n_group: {config['n_group']}): they have no free order"
+            f"{checkpoint.label} chooses experts in groups (n_group: {config['n_group']}): so their order is not free"
         )
 
 
 def _agreement(target: Checkpoint, source: Checkpoint, layer: ExpertLayer) -> np.ndarray:
-    """⟨W_ref[e], W_model[f]⟩ of all pairs of experts, in pieces."""
+    """Return ⟨W_ref[e], W_model[f]⟩ of all pairs of experts, computed in pieces."""
     total = torch.zeros((layer.count, layer.count), dtype=torch.float64)
     for names in layer.single.values():
         ordered = [names[place] for place in range(layer.count)]

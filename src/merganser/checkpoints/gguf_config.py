@@ -1,4 +1,4 @@
-"""The config.json that transformers wants of a GGUF file, from the settings in it."""
+"""Make the config.json of a GGUF file from its settings."""
 
 from __future__ import annotations
 

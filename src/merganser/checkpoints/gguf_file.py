@@ -18,7 +18,7 @@ from merganser.lazy import np, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Entries that are decoded at once, and the bytes that this takes for each besides the result.
+#: Entries that are decoded at once, and the bytes per entry that this takes besides the result.
 _CHUNK, _SCRATCH = 1 << 18, 40
 _EXACT = {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F64": "float64"}
 
@@ -103,7 +103,7 @@ class GGUFFile(Checkpoint):
         return found
 
     def _readable(self, kind: int) -> bool:
-        """Whether one block of zeros can be dequantised: the library says so in no other way."""
+        """Return whether one block of zeros can be dequantised, which is the only way to ask the library."""
         size = self._gguf.GGML_QUANT_SIZES[self._kinds[kind]][1]
         try:
             self._values(np.zeros((1, size), np.uint8), kind)

@@ -1,4 +1,4 @@
-"""A safetensors file: an 8-byte length, a JSON header, then the weights. Nothing is trusted before it is checked."""
+"""A safetensors file: an 8-byte length, a JSON header, then the weights. Everything is checked before it is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from merganser.strict_json import parse_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The format's codes, and the names of the dtypes they stand for.
+#: The dtype codes of the format -> names of dtypes.
 DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -53,7 +53,7 @@ _ABOUT_THE_FILE = ("format", "framework")
 
 @dataclass(frozen=True)
 class Extent:
-    """A tensor of the header with its place in the file, counted from the file's start."""
+    """A tensor of the header with its position from the start of the file."""
 
     spec: TensorSpec
     start: int
@@ -61,7 +61,7 @@ class Extent:
 
 
 def read_header(path: Path) -> tuple[dict[str, Extent], dict[str, str]]:
-    """Entries and metadata of a file whose bounds have been checked against its size."""
+    """Return the entries and metadata of a file, after checking all bounds against its size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -80,7 +80,7 @@ def read_header(path: Path) -> tuple[dict[str, Extent], dict[str, str]]:
 
 
 def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Extent], dict[str, str]]:
-    """Entries and metadata of a header, held to what the reference library accepts."""
+    """Return the entries and metadata of a header; accepts what the reference library accepts."""
     try:
         header = parse_json(raw, finite=True)
     except ValueError as error:
@@ -121,22 +121,23 @@ def _entry(name: str, value: Any, origin: int, size: int, where: str) -> Extent:
 
 
 def _check_cover(entries: Mapping[str, Extent], origin: int, size: int, where: str) -> None:
-    """Every byte after the header belongs to one tensor: what lies between them could be anything."""
+    """Check that every byte after the header belongs to exactly one tensor."""
     reached, owner = origin, "the header"
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.start < reached:
             raise CheckpointError(f"{where}: the data of {owner} and {name!r} overlap")
         if entry.start > reached:
             raise CheckpointError(
-                f"{where}: {entry.start - reached} bytes between {owner} and {name!r} are no tensor's"
+                f"{where}: {entry.start - reached} bytes between {owner} and {name!r} do not belong to a tensor"
             )
         reached, owner = entry.stop, repr(name)
     if reached < size:
-        raise CheckpointError(f"{where}: {size - reached} bytes after {owner} are no tensor's; the file is damaged")
+        rest = f"{size - reached} bytes after {owner} do not belong to a tensor"
+        raise CheckpointError(f"{where}: {rest}; the file is damaged")
 
 
 class StoredTensors(Checkpoint):
-    """The tensors of a header, wherever the file is."""
+    """The tensors of a header, in a local or remote file."""
 
     def __init__(self, entries: Mapping[str, Extent], metadata: Mapping[str, str]) -> None:
         self.entries, self.metadata = entries, metadata
@@ -152,7 +153,7 @@ class StoredTensors(Checkpoint):
         return self._find(name).spec
 
     def aliases(self) -> Mapping[str, str]:
-        """`safetensors.torch.save_model` notes tied names it left out in the metadata."""
+        """Return the tied names that `safetensors.torch.save_model` left out and noted in the metadata."""
         return self._aliases
 
     def _find(self, name: str) -> Extent:
@@ -163,7 +164,7 @@ class StoredTensors(Checkpoint):
 
 
 class SafetensorsFile(StoredTensors):
-    """Memory-mapped: reading costs no copy, and no memory that the system could not take back."""
+    """A memory-mapped file: reading makes no copy, and the system can reclaim the memory."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -176,7 +177,7 @@ class SafetensorsFile(StoredTensors):
         except OSError as error:
             if error.errno != errno.EMFILE:
                 raise
-            raise CheckpointError(f"{path}: too many open files; raise their number (ulimit -n)") from None
+            raise CheckpointError(f"{path}: too many open files; raise the limit (ulimit -n)") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,), {"label": self.label}
@@ -226,7 +227,7 @@ class SafetensorsFile(StoredTensors):
             self._map.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def fingerprint(self) -> str:
-        """Header, size and 64 pages spread over the weights: cheap, and the same wherever the file is copied."""
+        """Return a hash of header, size and 64 pages spread over the weights: cheap, and equal for copies."""
         size = len(self._map)
         digest = hashlib.sha256(f"{size}\n".encode())
         for name, entry in self.entries.items():
@@ -241,4 +242,4 @@ class SafetensorsFile(StoredTensors):
 
     def _check_size(self, entry: Extent) -> None:
         if self._map.size() < entry.stop:  # reading beyond the end would kill the process
-            raise CheckpointError(f"{self.path}: was cut short while it was read; is something else writing it?")
+            raise CheckpointError(f"{self.path}: was truncated while it was read; is another program writing it?")

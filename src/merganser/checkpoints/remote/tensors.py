@@ -1,4 +1,4 @@
-"""A safetensors file that is elsewhere."""
+"""A remote safetensors file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RemoteSafetensors(StoredTensors):
-    """Tensors are fetched whole when the first of their rows is read, and kept for a while for the others."""
+    """A remote file; a tensor is fetched whole when its first row is read, and kept for a while."""
 
     def __init__(self, file: RemoteFile, directory: Path | None = None) -> None:
         self.file = file
@@ -56,7 +56,7 @@ class RemoteSafetensors(StoredTensors):
         return self.spec(name).nbytes
 
     def fingerprint(self) -> str:
-        """Header, size and what the server calls this version of the file."""
+        """Return a hash of header, size and the server's name for this version of the file."""
         digest = hashlib.sha256(f"{self.file.size} {self.file.version}\n".encode())
         for name, entry in self.entries.items():
             digest.update(f"{name} {entry.spec} {entry.start}\n".encode())
@@ -64,7 +64,7 @@ class RemoteSafetensors(StoredTensors):
 
 
 def _read_header(file: RemoteFile) -> tuple[Mapping[str, Extent], Mapping[str, str]]:
-    """Entries and metadata, by one request for most files and by two for the others."""
+    """Return entries and metadata, with one request for most files and two for the others."""
     start = file.read(0, min(FIRST, file.size))
     length = int.from_bytes(start[:8], "little")
     if len(start) < 8 or length > MAX_HEADER or 8 + length > file.size:
