@@ -80,9 +80,9 @@ class Universe(Shown):
         return Universe(self.symmetry, models, permutations, objective_of(models, permutations, self.symmetry))
 
     def cycle_error(self) -> float:
-        """The largest ℓ₂ distance between a model and itself after a walk through all the others and back.
+        """Return the largest ℓ₂ distance between a model and itself after a cycle through all the others.
 
-        Walked through really composed pairwise maps; zero, because the maps factor through the universe.
+        Pairwise maps are composed; the result is zero because the maps factor through the universe.
         """
         worst = 0.0
         for first in range(len(self)):
