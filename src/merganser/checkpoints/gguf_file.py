@@ -24,7 +24,7 @@ _EXACT = {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F64": "
 
 
 class GGUFFile(Checkpoint):
-    """Tensors under GGUF's own names (`blk.0.attn_q.weight`), decoded to float32; integers and float64 stay as they are."""
+    """Tensors under GGUF's own names (`blk.0.attn_q.weight`), decoded to float32, except integers and float64."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
