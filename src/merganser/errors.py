@@ -44,7 +44,8 @@ class MissingExtraError(InputError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'density'?"` for a near miss, else the known words, else nothing."""
     options = sorted(known)
-    if near := difflib.get_close_matches(word, options, n=1, cutoff=0.6):
+    swapped = [option for option in options if sorted(option) == sorted(word)]
+    if near := swapped or difflib.get_close_matches(word, options, n=1, cutoff=0.6):
         return f"; did you mean {near[0]!r}?"
     return f"; known: {', '.join(options)}" if 0 < len(options) <= 40 else ""
 

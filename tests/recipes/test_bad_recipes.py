@@ -30,6 +30,8 @@ NATIVE = {
     "unknown method": (f"method: tiess\n{TWO}", "unknown method 'tiess'; did you mean 'ties'?"),
     "method of wrong type": (f"method: 3\n{TWO}", "method: expected text, got 3"),
     "unknown key": (f"method: linear\n{TWO}\nparameter: {{}}", "unknown key 'parameter'; did you mean 'parameters'?"),
+    "swapped letters": (f"method: linear\n{TWO}\nmodles: []", "unknown key 'modles'; did you mean 'models'?"),
+    "key of the output": (f"method: linear\n{TWO}\ndtype: float16", "unknown key 'dtype'; write it under 'output'"),
     "no models": ("method: linear\nseed: 0", "expected exactly one of models, slices and modules, got none of them"),
     "models and slices": (
         f"method: linear\n{TWO}\nslices: []",

@@ -69,12 +69,23 @@ def expect(value: Any, kind: type, where: str) -> Any:
     raise RecipeError(f"{where}: expected {_KINDS[kind]}, got {kind_of(value)}")
 
 
-def known_keys(data: Mapping[str, Any], known: Iterable[str], where: str, problems: Problems) -> None:
-    """Report unknown keys. At the top, keys that start with `x-` belong to the author (for anchors)."""
+def known_keys(
+    data: Mapping[str, Any],
+    known: Iterable[str],
+    where: str,
+    problems: Problems,
+    elsewhere: Mapping[str, Iterable[str]] | None = None,
+) -> None:
+    """Report unknown keys, and the section of keys that belong `elsewhere`.
+
+    At the top, keys that start with `x-` belong to the author (for anchors).
+    """
     known = tuple(known)
     for key in data:
         if key not in known and not (where == "" and str(key).startswith("x-")):
-            problems.add(where, f"unknown key {key!r}{did_you_mean(str(key), known)}")
+            section = next((name for name, keys in (elsewhere or {}).items() if key in keys), None)
+            hint = did_you_mean(str(key), known) if section is None else f"; write it under {section!r}"
+            problems.add(where, f"unknown key {key!r}{hint}")
 
 
 def finish(problems: Problems, references: Iterable[tuple[str, str]], root: Path | None, source: str) -> None:

@@ -97,7 +97,7 @@ class _NativeReader:
 
     def recipe(self, data: Mapping[str, Any], root: Path | None, written: Written) -> Recipe | None:
         problems = self.problems
-        known_keys(data, KEYS, "", problems)
+        known_keys(data, KEYS, "", problems, {"output": options.OUTPUT_KEYS})
         main = None
         methods = []
         with problems.collect():

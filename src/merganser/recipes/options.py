@@ -20,7 +20,7 @@ from merganser.recipes.schema import (
     TokenRow,
 )
 
-_OUTPUT_KEYS = ("dtype", "shard_size", "tokenizer", "chat_template", "exclude", "quantize")
+OUTPUT_KEYS = ("dtype", "shard_size", "tokenizer", "chat_template", "exclude", "quantize")
 #: Rows are padded to the tile size of hardware, which is never larger.
 _LARGEST_MULTIPLE = 65536
 
@@ -30,7 +30,7 @@ def output(raw: Any, problems: Problems) -> OutputOptions:
     options: dict[str, Any] = {}
     with problems.collect():
         raw = expect(raw or {}, dict, "output")
-        known_keys(raw, _OUTPUT_KEYS, "output", problems)
+        known_keys(raw, OUTPUT_KEYS, "output", problems)
         if raw.get("tokenizer") is not None:
             options["tokenizer"] = tokenizer(raw["tokenizer"], "output.tokenizer", problems)
         options["widest"] = raw.get("dtype") == "widest"
