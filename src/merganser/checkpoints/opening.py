@@ -97,7 +97,8 @@ def locate(reference: str) -> Path:
     if os.path.exists(path):  # not Path.exists, which raises on what is too long for a path
         return path
     if not HUB_ID.fullmatch(reference):
-        raise CheckpointError(f"{reference}: no such file or directory")
+        shown = reference if len(reference) <= 200 else f"{reference[:80]}…"
+        raise CheckpointError(f"{shown}: no such file or directory")
     hub = require("huggingface_hub", "hf")
     repository, _, revision = reference.partition("@")
     try:
