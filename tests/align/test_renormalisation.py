@@ -106,7 +106,7 @@ def test_states_are_endpoints_too_and_layers_can_be_skipped():
         repair(merged, endpoints, batches, skip=["5"])
     with pytest.raises(InputError, match="endpoints"):
         repair(merged, [], batches)
-    with pytest.raises(InputError, match="empty"):
+    with pytest.raises(InputError, match="no batches"):
         repair(merged, endpoints, [])
 
 

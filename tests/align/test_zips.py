@@ -196,14 +196,14 @@ def test_wrong_input_is_refused():
     (a, free), (b, wide) = network((4, 7, 3), 0), network((4, 9, 3), 1)
     x = inputs(20, 4)
     cases = [
-        (([a], free, [x]), {}, "two or more models"),
+        (([a], free, [x]), {}, "two or more modules"),
         (([a.state_dict(), a.state_dict()], free, [x]), {}, "not weights"),
         (([a, b], [free], [x]), {}, "a symmetry each"),
         (([a, b], free, [x]), {}, "the symmetry was derived for"),
         (([a, a], free, []), {}, "no batch was seen"),
         (([a, a], free, [x]), {"until": "9"}, "no layer '9'"),
         (([a, b], [free, wide], [x]), {"into": mlp(4, 30, 3)[1]}, "30 units of 16"),
-        (([a, b], [free, mlp(4, 9, 5, 3)[1]], [x]), {}, "other layers"),
+        (([a, b], [free, mlp(4, 9, 5, 3)[1]], [x]), {}, "different layers"),
     ]
     for given_, options, message in cases:
         with pytest.raises(InputError, match=message):

@@ -138,9 +138,9 @@ def test_mistakes(batches):
         ls.segment(mlp(0), a, b, batches, F.cross_entropy, points=[0.0, 0.5])
     with pytest.raises(InputError, match="one line"):
         ls.plane(mlp(0), (a, b, b), batches, F.cross_entropy, resolution=2)
-    with pytest.raises(InputError, match="misses 1 tensors"):
+    with pytest.raises(InputError, match="lacks 1 tensors"):
         ls.segment(mlp(0), a, {k: v for k, v in b.items() if k != "0.bias"}, batches, F.cross_entropy)
-    with pytest.raises(InputError, match="first '1.running_mean'"):
+    with pytest.raises(InputError, match="such as '1.running_mean'"):
         ls.segment(mlp(0), a, {k: v for k, v in b.items() if k != "1.running_mean"}, batches, F.cross_entropy)
     with pytest.raises(InputError, match="exhausted"):
         ls.segment(mlp(0), a, b, [], F.cross_entropy)

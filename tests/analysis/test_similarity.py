@@ -105,7 +105,7 @@ def test_mistakes():
     state = module.state_dict()
     with pytest.raises(InputError, match="no submodule"):
         sim.representation_similarity(module, {"a": state}, [torch.randn(2, 4)], "7")
-    with pytest.raises(InputError, match="no batch"):
+    with pytest.raises(InputError, match="at least one batch"):
         sim.representation_similarity(module, {"a": state}, [], "1")
     one, other = sim.weight_similarity({"a": state}), sim.weight_similarity({"b": state})
     with pytest.raises(InputError, match="same measure"):

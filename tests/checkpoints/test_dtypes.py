@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -43,7 +45,8 @@ def test_whoever_takes_a_dtype_takes_both(tmp_path, dtype) -> None:
 
 
 def test_dtypes_that_this_torch_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch, "float8_e8m0fnu")
+    old = SimpleNamespace(__version__="2.6.0", dtype=torch.dtype)
+    monkeypatch.setattr("merganser.checkpoints.dtypes.torch", old)
     with pytest.raises(CheckpointError, match=r"has no dtype 'float8_e8m0fnu'; install a newer torch"):
         Element.of("float8_e8m0fnu").dtype  # noqa: B018
     with pytest.raises(CheckpointError, match="'float3' is not a dtype"):

@@ -90,7 +90,7 @@ def test_a_head_that_repeats_the_embedding_is_no_other(tmp_path: Path, base: Pat
 def test_models_with_and_without_a_head_of_their_own(tmp_path: Path, base: Path, transformers: Any) -> None:  # noqa: F811
     train(base, tmp_path / "adapter", transformers, modules_to_save=["lm_head"])
     adapted = f"{base}+{tmp_path / 'adapter'}"
-    with pytest.raises(CheckpointError, match="has 'lm_head.weight', which .* has not"):
+    with pytest.raises(CheckpointError, match="has 'lm_head.weight', which .* does not have"):
         mg.run({"method": "linear", "models": [str(base), adapted]}, tmp_path / "out")
     merged = mg.merge([adapted, base])
     halfway = (mg.open(adapted).read(HEAD) + mg.open(base).read(EMBEDDING)) / 2

@@ -122,7 +122,7 @@ def test_permutations_serve_again_without_the_network(user, tmp_path):
         aligned = load_file(tmp_path / run / "aligned" / f"{name}.safetensors")
         again = load_file(tmp_path / "three/aligned/a.safetensors")
         assert all(torch.equal(aligned[key], again[key]) for key in aligned)
-    with pytest.raises(InputError, match=r"model 1 .* none of those that one/permutations.safetensors was found for"):
+    with pytest.raises(InputError, match=r"model 1 .* is not one of the models of one/permutations.safetensors"):
         call("a.safetensors", "c.safetensors", *given, "four")
 
 

@@ -14,6 +14,7 @@ from merganser.cli.progress import ProgressReporter
 #: Commands that end at once; servers and what watches; an upload, with bars of its own; a show that tells each step.
 QUICK = {
     "plan",
+    "bench-machine",
     "methods",
     "schema",
     "lineage",

@@ -19,12 +19,18 @@ def call(*arguments):
     return result.stdout
 
 
-def test_the_list_has_one_line_for_each_method_with_its_parameters():
-    lines = {line.split()[0]: line for line in call().splitlines() if line}
+def test_the_list_has_an_entry_for_each_method_with_its_parameters(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    entries: dict[str, str] = {}
+    for line in call().splitlines():
+        if line and not line.startswith(" "):
+            name = line.split()[0]
+            entries[name] = ""
+        entries[name] = f"{entries[name]} {' '.join(line.split())}"
     for name, method in registry().items():
-        assert method.summary in lines[name]
+        assert method.summary in entries[name]
         for parameter in parameters(method):
-            assert f"{parameter} " in lines[name]
+            assert f"{parameter} " in f"{entries[name]} "
 
 
 def test_one_method_shows_its_formula_parameters_and_other_names():

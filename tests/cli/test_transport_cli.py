@@ -95,7 +95,7 @@ def test_a_dry_run_writes_nothing(releases, tmp_path):
         ((*NET, "--scale", "1", "--score", "transported_net:small_weights"), "exclude each other"),
         ((*NET, "--score", "transported_net:nothing"), "has no function 'nothing'"),
         (("--matching", "none", "--from", "short.safetensors"), "no task vector"),
-        (("--matching", "none", "--to", "short.safetensors"), "which short.safetensors has not"),
+        (("--matching", "none", "--to", "short.safetensors"), "which short.safetensors does not have"),
     ],
 )
 def test_what_cannot_be_moved_is_refused(releases, tmp_path, more, message):

@@ -49,6 +49,6 @@ def test_a_tilde_is_the_home_directory_of_outputs_too(models: Path, monkeypatch)
     monkeypatch.setenv("HOME", str(models / "home"))
     assert mg.run("recipe.yml", "~/out") == models / "home/out"
     assert (models / "home/out/model.safetensors").is_file()
-    with pytest.raises(InputError, match=r"'~' stands for no directory here; write .*home/adapter"):
+    with pytest.raises(InputError, match=r"'~' is not expanded here; write .*home/adapter"):
         extract_lora("math", "code", "~/adapter", rank=1)
     assert not (models / "~").exists()

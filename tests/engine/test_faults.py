@@ -286,6 +286,6 @@ def test_only_one_process_writes(tmp_path: Path) -> None:
 
 def test_too_little_disk_space_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
-    with pytest.raises(InputError, match="the result needs .* bytes, 10 are free"):
+    with pytest.raises(InputError, match="the result needs .* bytes, but only 10 are free"):
         merge(tmp_path / "out")
     assert not (tmp_path / "out.partial").exists()

@@ -128,7 +128,7 @@ def test_transformers_reads_a_gguf_that_was_written(tmp_path):
     ("form", "reason"),
     [
         ("q4_k", "the gguf library cannot write q4_k"),
-        ("fp9", "unknown form 'fp9'.*did you mean 'fp8'"),
+        ("fp9", "unknown format 'fp9'.*did you mean 'fp8'"),
         ("q8_0", "a known architecture to the models"),
     ],
 )
@@ -139,7 +139,7 @@ def test_forms_that_cannot_be_written_are_refused(form, reason, recipe, tmp_path
 
 
 def test_what_cannot_be_quantised_is_refused_before_work(recipe, tmp_path):
-    with pytest.raises(InputError, match="written as safetensors"):
+    with pytest.raises(InputError, match="writes the weights as safetensors"):
         mg.run(recipe, tmp_path / "out.gguf")
     mg.save({"w": torch.ones(2, 2)}, tmp_path / "bare")
     with pytest.raises(InputError, match="which weights are Linear"):

@@ -200,7 +200,7 @@ def test_chat_templates(llamas, transformers):
     tokenizer.chat_template = "{{ raise_exception('no') }}"
     assert check_chat_template(tokenizer, False).status == "fail"
     tokenizer.chat_template = "nothing"
-    assert "loses" in check_chat_template(tokenizer, False).message
+    assert "drops" in check_chat_template(tokenizer, False).message
 
 
 def test_tasks_on_the_command_line():

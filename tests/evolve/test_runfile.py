@@ -38,7 +38,7 @@ BAD = [
     # the space
     ((SPACE_LINE, "weight: {low: 0, per: model}"), "space.weight: needs low and high, or choices"),
     ((SPACE_LINE, "weight: {low: 2, high: 1, per: model}"), "space.weight: a range goes from low to a higher high"),
-    ((SPACE_LINE, "weight: {low: 0, high: 1, choices: [1, 2]}"), "space.weight: either choices, or low and high"),
+    ((SPACE_LINE, "weight: {low: 0, high: 1, choices: [1, 2]}"), "space.weight: give either choices, or low and high"),
     ((SPACE_LINE, "weight: {choices: [1]}"), "space.weight: choices are two or more"),
     ((SPACE_LINE, "weight: {low: 0, high: 1, log: true}"), "space.weight: a logarithmic range"),
     (

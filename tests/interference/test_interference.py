@@ -231,7 +231,7 @@ def test_input_is_checked():
     base, experts = models(1)
     with pytest.raises(InputError, match="at least one"):
         survey(base, {})
-    with pytest.raises(InputError, match="name the experts"):
+    with pytest.raises(InputError, match="give the experts"):
         survey(base)
     with pytest.raises(CheckpointError, match=r"has no tensor 'layers\.1\.norm\.weight'"):
         survey(base, {"x": {name: t for name, t in experts["e0"].items() if "norm" not in name}})

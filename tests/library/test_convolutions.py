@@ -285,5 +285,5 @@ def test_unbatched_images_and_depthwise_routing_are_named(tmp_path):
     model = AdaptiveModel(network(), library)
     with pytest.raises(InputError):
         model(torch.randn(3, 12, 12))
-    with pytest.raises(InputError, match=r"'depthwise' is no layer"):
+    with pytest.raises(InputError, match=r"'depthwise' is not a layer"):
         AdaptiveModel(network(), library, layer="depthwise")

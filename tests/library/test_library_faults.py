@@ -80,7 +80,7 @@ def test_a_build_that_was_killed_goes_on(models, tmp_path):
     """)
     killed = subprocess.run([sys.executable, "-c", program], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
     assert killed.returncode == -signal.SIGKILL
-    with pytest.raises(CheckpointError, match="half-written: chat, code not finished"):
+    with pytest.raises(CheckpointError, match="incomplete: chat, code not finished"):
         Library(tmp_path / "lib")
     finished = (tmp_path / "lib/experts/math.safetensors").stat()
     with pytest.raises(InputError, match="another rule for ranks"):

@@ -55,7 +55,7 @@ def test_targets_are_told_from_arguments(kind):
 
 
 def test_wrong_inputs_are_named_with_their_shapes():
-    with pytest.raises(InputError, match=r"Sequential cannot take a tensor of shape \[6, 5\]: mat1 and mat2"):
+    with pytest.raises(InputError, match=r"Sequential does not accept a tensor of shape \[6, 5\]: mat1 and mat2"):
         forward(mlp(), torch.randn(6, 5))
     with pytest.raises(InputError, match="positional arguments"):
         forward(mlp(), (X, Y, Y))
@@ -106,7 +106,7 @@ def test_what_is_no_list_of_batches_is_named():
         greedy_soup([one, two], data=[X, X])
     with pytest.raises(InputError, match="data of 0: expected a list of batches"):
         adamerge([one, two], one, [X, X])
-    with pytest.raises(InputError, match="cannot take a tensor of shape"):
+    with pytest.raises(InputError, match="does not accept a tensor of shape"):
         diagonal_fisher(one, [torch.randn(2, 7)])
     with pytest.raises(InputError, match="expected labelled batches"):
         diagonal_fisher(one, [X], labels="given")
@@ -138,7 +138,7 @@ def test_an_adaptive_model_names_inputs_of_a_wrong_width(tmp_path, call):
     base = mlp(0)
     library = Library.build(base.state_dict(), {"a": mlp(1).state_dict(), "b": mlp(2).state_dict()}, tmp_path / "lib")
     model = AdaptiveModel(mlp(0), library)
-    with pytest.raises(InputError, match=r"cannot take a tensor of shape \[2, 9\]"):
+    with pytest.raises(InputError, match=r"does not accept a tensor of shape \[2, 9\]"):
         call(model, torch.randn(2, 9))
     assert call(model, X) is not None
 

@@ -66,7 +66,7 @@ def test_a_page_draws_every_model_once_and_escapes_names(grandchild: Path, edit_
 def test_a_lock_file_that_names_itself_ends(models: Path, edit_lock) -> None:
     out = mg.run("recipe.yml", "out")
     edit_lock(out, lambda data: data["models"][0].update(label="out", lock="0" * 64))
-    assert "is not the one" in mg.origin.trace(out).notes[0]
+    assert "has changed since" in mg.origin.trace(out).notes[0]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_every_key_and_parameter_is_there() -> None:
     assert set(native.KEYS) <= set(schema["properties"])
     assert set(native._ENTRY_KEYS) <= set(schema["$defs"]["entry"]["properties"])
     assert set(native._OVERRIDE_KEYS) <= set(schema["$defs"]["override"]["properties"])
-    assert set(schema["$defs"]["output"]["properties"]) == set(options._OUTPUT_KEYS)
+    assert set(schema["$defs"]["output"]["properties"]) == set(options.OUTPUT_KEYS)
     assert set(schema["$defs"]["conventions"]["properties"]) == set(vars(Conventions()))
     known = schema["$defs"]["parameters"]["properties"]
     for method in registry().values():

@@ -170,7 +170,7 @@ def test_layers_of_another_architecture_are_refused(tmp_path):
     out = run(document, tmp_path / "out")
     assert not any(load(out)[1].values())
     notes = recipes.plan(recipes.load(document)).notes
-    assert any("is a Qwen2ForCausalLM" in note and "a MistralForCausalLM; the output gets" in note for note in notes)
+    assert any("is a Qwen2ForCausalLM" in note and "a MistralForCausalLM; the output uses" in note for note in notes)
 
 
 def test_layers_of_another_width_are_refused(tmp_path):

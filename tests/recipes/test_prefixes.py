@@ -44,9 +44,9 @@ def test_a_plan_says_it_in_one_line(header, make_llama):
     first = message(["a", "b"])
     assert first.count("\n") == 0
     assert "b calls '_orig_mod.model.layers." in first
-    assert "take the prefix '_orig_mod.' off the names of b and save it again" in first
-    assert "take the prefix '_orig_mod.' off the names of b" in message(["b", "a"])
-    assert "put the prefix 'text.' before the names of a" in message(["c", "a"])
+    assert "remove the prefix '_orig_mod.'" in first
+    assert "remove the prefix '_orig_mod.'" in message(["b", "a"])
+    assert "add the prefix 'text.' to the names of a" in message(["c", "a"])
 
 
 def test_a_map_may_stand_in_a_recipe_of_mergekit():

@@ -11,7 +11,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine import merge as merges
 from merganser.engine.execute import execute
 from merganser.engine.sinks import DictSink
-from merganser.recipes import planning
+from merganser.recipes import outputs
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_everything_is_opened_and_built_once(recipe, monkeypatch):
         opened[reference] += 1
         return open_checkpoint(reference)
 
-    monkeypatch.setattr(planning, "build", count)
+    monkeypatch.setattr(outputs, "build", count)
     monkeypatch.setattr(merges, "build", count)
     merge = recipes.prepare(recipes.load(recipe), open_once)
     sink = DictSink(merge.plan)

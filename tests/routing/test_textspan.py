@@ -125,7 +125,7 @@ def test_the_command(planted, tmp_path):
         ("strings", "expected an array of numbers"),
         ("none", "not a numpy file"),
         ("empty", "not a numpy file"),
-        ("several", "several arrays; expected one array with a row per text"),
+        ("several", "contains several arrays; expected one array with a row per text"),
     ):
         with pytest.raises(InputError, match=rf"{name}\.npy: {message}"):
             CliRunner().invoke(app, [*arguments, "--embeddings", str(tmp_path / f"{name}.npy")], catch_exceptions=False)

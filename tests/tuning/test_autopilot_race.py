@@ -110,7 +110,7 @@ def test_rungs_double_and_their_cost_is_bounded():
     assert worst_case(4, (5, 10, 20), lambda a, b: b - a) == 4 * 5 + 2 * 5
     assert fit_to_budget(lambda n: 7 * n, 100, 350, "x") == 50
     assert fit_to_budget(lambda n: 7 * n, 100, None, "x") == 100
-    with pytest.raises(InputError, match="a budget of 6 questions is too small for 2 merges: at least 7"):
+    with pytest.raises(InputError, match="a budget of 6 questions is too small for 2 merges: it needs at least 7"):
         fit_to_budget(lambda n: 7 * n, 100, 6, "2 merges")
 
 

@@ -135,7 +135,7 @@ def test_adamerge_of_the_parts_of_tsv(world):
 def test_methods_that_need_data_are_named_where_a_rule_is_expected(world):
     base, models, _ = world
     for method, function in (("adamerging", "mg.tuning.adamerge"), ("greedy_soup", "mg.tuning.greedy_soup")):
-        with pytest.raises(RecipeError, match=f"{method!r} needs data .*; call {function}"):
+        with pytest.raises(RecipeError, match=f"{method!r} needs data.*; call {function}"):
             mg.merge(models, method, base)
         with pytest.raises(RecipeError, match=f"call {function}"):
             recipes.load({"method": method, "models": ["a", "b"]})
@@ -223,7 +223,7 @@ def test_refusals_of_choices(world, labelled):
         (models, {"data": data}, "data of '0': expected labelled batches"),
         (states, {"data": labelled}, "base: data can only be passed through a module"),
         ("adir", {"score": len}, "expected a list or a mapping of models, got a single str"),
-        ([states[0], less], {"score": len}, "'0.bias' is in 0 alone"),
+        ([states[0], less], {"score": len}, "'0.bias' is only in 0"),
         ([states[0], states[1] | {"0.bias": torch.ones(2)}], {"score": len}, r"shape \(7,\) in 0, \(2,\) in 1"),
     ):
         with pytest.raises(InputError, match=message):

@@ -107,7 +107,7 @@ def test_an_interrupted_sweep_goes_on(recipe, tmp_path):
     assert (done, calls) == (["scale=0.1", "scale=0.2"], ["scale=0.3"])
     assert [t.values["scale"] for t in found.trials] == [0.3, 0.2, 0.1]
     assert len(journal.read_text().splitlines()) == 3
-    with pytest.raises(InputError, match="holds scores by 'x', not 'y'"):
+    with pytest.raises(InputError, match="contains scores by 'x', not 'y'"):
         sweep(recipe, over, score, journal=journal, scored_by="y")
 
 

@@ -187,7 +187,9 @@ def _check_axes(name: str, layer: Layer, x: Tensor) -> None:
             f"{name!r} sees a tensor of shape {list(x.shape)}, not {wanted}: a batch of one sample is x[None]"
         )
     if width != expected:
-        raise InputError(f"{name!r} takes inputs of width {expected} and cannot take a tensor of shape {list(x.shape)}")
+        raise InputError(
+            f"{name!r} takes inputs of width {expected}; it does not accept a tensor of shape {list(x.shape)}"
+        )
 
 
 def _pooled_input(layer: Layer, x: Tensor, pooling: Pooling, mask: Tensor | None) -> tuple[Tensor, int]:

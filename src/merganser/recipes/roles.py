@@ -69,8 +69,8 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
     method.check_inputs(len(entries), base is not None, f"{where}: method {method.name!r}")
     resolver = Resolver.of(recipe, part, each, override, method, entries)
     for key, labels in resolver.unsaid().items():
-        taken = f"{parameters(method)[key].default:g} is taken, where mergekit refuses"
-        notes.append(f"{each.where}: {key} is not given for {', '.join(labels)}: {taken}")
+        used = f"{parameters(method)[key].default:g} is used (mergekit would refuse)"
+        notes.append(f"{each.where}: {key} is not given for {', '.join(labels)}; {used}")
     return Roles(method, entries, base, resolver, tuple(notes), resolver.reach)
 
 
