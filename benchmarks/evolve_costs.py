@@ -252,6 +252,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.cache,
     )
     cards = {name: read_card(directory) for name, directory in setting.experts.items()}
+    # What a process does once, such as imports, belongs to no way.
+    setting.design(WAYS[FULL], 0)
+    setting.evaluator()({v.name: 0.5 for v in setting.space.variables}, {name: range(4) for name in skills})
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     for seed in range(options.seeds):
         for name, way in reversed(WAYS.items()):  # the cheap ones first
