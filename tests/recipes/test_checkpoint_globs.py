@@ -63,7 +63,7 @@ def test_a_window_needs_a_number_and_steps(run):
     (run / "run" / "checkpoint-best").mkdir()
     with pytest.raises(RecipeError, match="checkpoint-best' has no step number in its name"):
         recipe(run, [{"path": "run/checkpoint-*", "window": 100}])
-    with pytest.raises(RecipeError, match="unknown key or parameter 'window'"):
+    with pytest.raises(RecipeError, match="only a glob over checkpoints"):
         recipe(run, [{"path": "run/checkpoint-100", "window": 100}])
 
 
@@ -84,3 +84,17 @@ def test_a_path_with_brackets_is_a_path(run):
 def test_no_match_is_an_error_that_says_where(run):
     with pytest.raises(RecipeError, match=r"models\[1\]: no checkpoint matches 'run/step-\*' \(looked beside"):
         recipe(run, ["run/checkpoint-100", "run/step-*"])
+
+
+@pytest.mark.parametrize("own", [{"weight": [0.1, 0.2, 0.3, 0.4]}, {"parameters": {"weight": [0.5, 1]}}])
+def test_a_list_beside_a_glob_is_refused(run, own):
+    with pytest.raises(RecipeError, match=r"models\[0\]: weight is a list beside a glob with 4 matches; write each"):
+        recipe(run, [{"path": "run/checkpoint-*", **own}], "linear")
+    found = recipe(run, ["run/checkpoint-*"], "linear", parameters={"weight": [0.5, 1]})
+    assert len(labels(found)) == 4
+
+
+def test_layers_beside_a_glob_are_no_list_of_values(run):
+    models = [{"path": "run/checkpoint-*", "layers": [0, 4], "weight": 1}]
+    slices = mg.recipes.load({"method": "linear", "slices": [{"models": models}]}, run).parts[0].slices
+    assert [model.label for model in slices[0].models] == [f"run/checkpoint-{step}" for step in STEPS]

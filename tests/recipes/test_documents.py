@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from merganser import recipes
 from merganser.errors import InputError, RecipeError
-from merganser.recipes import mergekit, native
+from merganser.recipes import keys, mergekit
 from merganser.recipes.documents import parse
 
 TWO = "models: [./a, ./b]"
@@ -65,7 +65,7 @@ WORDS = [
     "bfloat16",
 ]
 KEYS = [
-    *native.KEYS, *mergekit.KEYS, "path", "model", "recipe", "layers", "layer_range", "sources", "tokens", "match",
+    *keys.RECIPE, *mergekit.KEYS, "path", "model", "recipe", "layers", "layer_range", "sources", "tokens", "match",
     "weight", "density", "t", "scale", "filter", "value", "expression", "experts", "x-a", "label", "int8_mask",
 ]  # fmt: skip
 VALUES = st.recursive(
@@ -93,3 +93,10 @@ def test_half_a_character_is_refused_and_a_whole_one_is_read():
     for text in ('{"path": "\\ud800"}', '{"\\udfff": 1}'):
         with pytest.raises(RecipeError, match="line 1: a text contains half of a surrogate pair"):
             parse(text)
+
+
+@pytest.mark.parametrize("count", [150_000, 300_000])
+def test_a_text_with_too_many_values_is_refused(count):
+    text = "method: linear\nmodels: [" + "a," * count + "b]"
+    with pytest.raises(RecipeError, match="recipe: more than 100,000 values; split it into nested recipes"):
+        parse(text)

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from merganser.methods.registry import parameters, registry
-from merganser.recipes import load, native, options, recipe_schema
-from merganser.recipes.schema import Conventions
+from merganser.recipes import keys, load, recipe_schema
 
 jsonschema = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).parents[2]
@@ -54,6 +53,8 @@ def test_documented_recipes_fit(recipe: Any, validator: Any) -> None:
         {"output": {"dtype": "bfloat61"}},
         {"overrides": [{"method": "linear"}]},
         {"seed": "zero"},
+        {"output": {"tokenizer": {"sources": "union"}}},
+        {"output": {"tokenizer": {"tokens": {"<s>": {"source": {"kind": "one"}}}}}},
     ],
     ids=str,
 )
@@ -62,13 +63,55 @@ def test_slips_are_found(change: dict[str, Any], validator: Any) -> None:
     assert list(validator.iter_errors(recipe))
 
 
-def test_every_key_and_parameter_is_there() -> None:
+SECTIONS = {
+    "recipe": keys.RECIPE,
+    "entry": keys.ENTRY,
+    "slice": keys.SLICE,
+    "module": keys.MODULE,
+    "override": keys.OVERRIDE,
+    "output": keys.OUTPUT,
+    "tokenizer": keys.TOKENIZER,
+    "token": keys.TOKEN,
+    "token_source": keys.TOKEN_SOURCE,
+    "conventions": keys.CONVENTIONS,
+}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_key_has_its_words_in_the_schema(name: str) -> None:
+    properties = recipe_schema()["$defs"][name]["properties"]
+    for key, declared in SECTIONS[name].items():
+        assert properties[key]["description"] == declared.help
+        assert properties[key].get("default") == declared.default
+        assert declared.help[-1] == "."
+
+
+def test_keys_become_the_fields_of_the_recipe_and_their_defaults_agree() -> None:
+    recipe = load({"method": "linear", "models": ["a", "b"], "output": {"tokenizer": {"absent": "omp"}}})
+    assert recipe.output.tokenizer is not None
+    for section, record in (
+        (keys.OUTPUT, recipe.output),
+        (keys.CONVENTIONS, recipe.conventions),
+        (keys.TOKENIZER, recipe.output.tokenizer),
+    ):
+        for name, key in section.items():
+            stated = key.read(key.default, name) if key.read and key.default is not None else None
+            if stated is not None:
+                assert getattr(record, name) == stated
+            else:
+                assert hasattr(record, name)
+    assert recipe.seed == keys.RECIPE["seed"].default
+    assert recipe.match_experts == keys.RECIPE["match_experts"].default
+
+
+def test_the_guide_lists_every_key() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    for section in (keys.RECIPE, keys.OUTPUT):
+        assert [name for name in section if f"| `{name}`" not in text] == []
+
+
+def test_every_parameter_is_there() -> None:
     schema = recipe_schema()
-    assert set(native.KEYS) <= set(schema["properties"])
-    assert set(native._ENTRY_KEYS) <= set(schema["$defs"]["entry"]["properties"])
-    assert set(native._OVERRIDE_KEYS) <= set(schema["$defs"]["override"]["properties"])
-    assert set(schema["$defs"]["output"]["properties"]) == set(options.OUTPUT_KEYS)
-    assert set(schema["$defs"]["conventions"]["properties"]) == set(vars(Conventions()))
     known = schema["$defs"]["parameters"]["properties"]
     for method in registry().values():
         for name, parameter in parameters(method).items():

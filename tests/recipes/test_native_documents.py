@@ -13,7 +13,7 @@ from benchmarks.parity_dialect import other_cases, parameter_cases
 from merganser import recipes
 from merganser.errors import InputError, RecipeError
 from merganser.plain import to_yaml
-from merganser.recipes import native
+from merganser.recipes import keys
 from merganser.recipes.loading import native_document
 
 MODELS = ["base", "a", "b", "c"]
@@ -98,7 +98,7 @@ def test_there_is_a_plan_to_compare(name: str, hub: Any) -> None:
 def test_a_translation_is_its_own_translation() -> None:
     once = native_document(to_yaml(NESTED["filters"]))
     assert native_document(to_yaml(once)) == once
-    assert set(once) <= set(native.KEYS)
+    assert set(once) <= set(keys.RECIPE)
     assert once["parameters"] == {"density": {"*mlp*": 0.3, "*": 1.0}, "scale": [0.2, 0.8]}
     assert once["conventions"] == {
         "base_is_model": True,
@@ -124,6 +124,7 @@ def test_filters_with_the_signs_of_globs_are_still_parts_of_names() -> None:
     [
         ("{base_is_modle: true}", "conventions: unknown key 'base_is_modle'; did you mean 'base_is_model'"),
         ("{depth_after_layers: 2}", "conventions.depth_after_layers: expected 0 to 1, got 2"),
+        ("{depth_after_layers: .nan}", "conventions.depth_after_layers: expected 0 to 1, got nan"),
         ("{required: 3}", "conventions.required: expected a parameter or a list of them, got 3"),
         ("{filter_by_source: perhaps}", "conventions.filter_by_source: expected true or false, got 'perhaps'"),
         ("[]", "conventions: expected a mapping"),
@@ -133,6 +134,20 @@ def test_conventions_are_checked(conventions: str, message: str) -> None:
     text = f"method: linear\nmodels: [a, b]\nconventions: {conventions}\n"
     if conventions == "[]":
         text = text.replace("[]\n", "[1]\n")
+    with pytest.raises(RecipeError) as refused:
+        recipes.load(text)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("base", "output.tokenizer.tokens['<x>']: expected a mapping, got 'base'"),
+        ("{source: [1]}", "output.tokenizer.tokens['<x>'].source: expected a mapping, got"),
+    ],
+)
+def test_rows_of_tokens_are_checked(row: str, message: str) -> None:
+    text = f"method: linear\nmodels: [a, b]\noutput: {{tokenizer: {{tokens: {{'<x>': {row}}}}}}}\n"
     with pytest.raises(RecipeError) as refused:
         recipes.load(text)
     assert message in str(refused.value)

@@ -29,7 +29,7 @@ def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
     except for `window`: how many steps to go back from the last checkpoint, by the last number in each name.
 
     Raises:
-        RecipeError: If nothing matches, or a window is given and a name has no number.
+        RecipeError: If nothing matches, a window is given and a name has no number, or a parameter is a list.
     """
     found: list[Any] = []
     for index, entry in enumerate(models):
@@ -44,10 +44,23 @@ def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
             found += matches
             continue
         settings = {key: value for key, value in entry.items() if key != WINDOW}
+        _refuse_lists(settings, len(matches), f"{where}[{index}]")
         if WINDOW in entry:
             matches = _within(matches, entry[WINDOW], f"{where}[{index}].{WINDOW}")
         found += [{**settings, "path": match} for match in matches]
     return found
+
+
+def _refuse_lists(settings: Mapping[str, Any], matches: int, where: str) -> None:
+    """Refuse lists of numbers beside a glob: they read as a value for each match, but are gradients over depth."""
+    nested = settings.get("parameters")
+    for key, value in {**settings, **(nested if isinstance(nested, Mapping) else {})}.items():
+        numbers = isinstance(value, list) and value and all(isinstance(each, (int, float)) for each in value)
+        if numbers and key != "layers":
+            raise RecipeError(
+                f"{where}: {key} is a list beside a glob with {matches} matches; write each checkpoint as an entry "
+                f"with its own {key}, or a gradient over depth for all of them under the recipe's parameters"
+            )
 
 
 def _within(matches: list[str], window: Any, where: str) -> list[str]:

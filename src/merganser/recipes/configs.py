@@ -92,7 +92,7 @@ def module_files(
     notes += [
         f"{folder}{SEPARATOR}{file.name} of {label} is copied unchanged; to merge it, name the models' directories"
         for folder, file in modules.items()
-        if folder not in written
+        if folder not in written and not any(name.startswith(f"{folder}{SEPARATOR}") for name in table.checkpoints[0])
     ]
     if code := sorted({*code_files(home), *code_files(speaker)}):
         notes.append(

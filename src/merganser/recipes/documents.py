@@ -10,7 +10,7 @@ import yaml
 
 from merganser.errors import RecipeError
 
-#: Limit on the values of a document after aliases are expanded, unless the text itself is that long.
+#: Limit on the values of a document, also after aliases are expanded.
 _MOST_VALUES = 100_000
 _DEEPEST = 100
 _LARGEST = 2**63
@@ -61,6 +61,12 @@ def _too_deep(line: int) -> RecipeError:
     return RecipeError(f"line {line + 1}: nested more than {_DEEPEST} deep")
 
 
+def _too_long() -> RecipeError:
+    return RecipeError(
+        f"more than {_MOST_VALUES:,} values; split it into nested recipes, or use a glob over checkpoints"
+    )
+
+
 def _short(text: str) -> str:
     return text if len(text) <= 24 else f"{text[:24]}…"
 
@@ -85,7 +91,9 @@ def _bound(document: yaml.Node) -> None:
         return measured
 
     values, _ = measure(document)
-    if values > max(_MOST_VALUES, len(found)):
+    if len(found) > _MOST_VALUES:
+        raise _too_long()
+    if values > _MOST_VALUES:
         raise RecipeError(
             f"its aliases (*name) expand to more than {_MOST_VALUES:,} values; write the needed values out"
         )
@@ -128,6 +136,8 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_ti
 def parse(text: str, source: str = "recipe") -> list[Any]:
     """Parse the documents of a YAML text; errors name the line."""
     try:
+        if text.count("\n") + text.count(",") > 2 * _MOST_VALUES:  # not worth parsing
+            raise _too_long()
         return list(yaml.load_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -17,9 +17,9 @@ from typing import Any
 
 from merganser.errors import RecipeError, did_you_mean
 from merganser.recipes.fields import kind_of, known_keys
+from merganser.recipes.keys import EXPRESSION, RECIPE
 from merganser.recipes.schema import Problems
 
-KEYS = ("expression", "models", "overrides", "output", "seed", "match_experts")
 BASE = "base"
 _LONGEST = 10_000
 #: The constant part of a sum, under a key that no model can have.
@@ -34,7 +34,7 @@ def speaks(data: Mapping[str, Any]) -> bool:
 def expand(data: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the native recipe that an expression means, and notes on what its author may not have intended."""
     problems = Problems()
-    known_keys(data, KEYS, "", problems)
+    known_keys(data, EXPRESSION, "", problems)
     models = data.get("models")
     if not isinstance(models, dict) or not models:
         problems.add("models", f"expected a mapping of names to models, got {kind_of(models)}")
@@ -47,7 +47,8 @@ def expand(data: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[
     notes = []
     if BASE not in weights and not math.isclose(total, 1.0, abs_tol=1e-9):
         notes.append(f"the factors of the expression sum to {total:g}, not to 1: the weights change their scale")
-    return document | {key: data[key] for key in KEYS[2:] if key in data}, tuple(notes)
+    kept = {key: data[key] for key in EXPRESSION if key in RECIPE and key != "models" and key in data}
+    return document | kept, tuple(notes)
 
 
 def coefficients(expression: Any, models: Mapping[str, Any]) -> Sum:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from merganser.checkpoints.dtypes import ALIASES, FLOATS
 from merganser.methods.base import Method
 from merganser.methods.catalogue import describe
 from merganser.methods.parameters import Parameter
 from merganser.methods.registry import parameters, registry
-from merganser.recipes.checkpoint_globs import WINDOW
-from merganser.recipes.quantisation import QUANTISATIONS
+from merganser.recipes import keys
+from merganser.recipes.keys import TEXT, TEXTS, Section
 
-_TEXT = {"type": "string"}
-_TEXTS = {"type": "array", "items": _TEXT}
 #: Kinds of parameters by the name of their definition.
 _SHAPES: dict[str, dict[str, Any]] = {
     "flag": {"type": "boolean"},
     "whole": {"type": "integer"},
     "real": {"type": "number"},
-    "word": _TEXT,
-    "words": _TEXTS,
+    "word": TEXT,
+    "words": TEXTS,
 }
-_SIZE = {"type": ["string", "integer"], "description": "A size such as 5GB or 2GiB, or bytes."}
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -38,63 +35,22 @@ def recipe_schema() -> dict[str, Any]:
         >>> "method" in schema["properties"]
         True
     """
-    known = {name: _parameter(name, found) for name, found in sorted(_parameters().items())}
-    per_model = {name: known[name] for name, found in _parameters().items() if any(p.per_model for p in found)}
+    declared = _parameters()
+    known = {name: _parameter(name, found) for name, found in sorted(declared.items())}
+    per_model = {name: known[name] for name, found in declared.items() if any(p.per_model for p in found)}
     statistics = sorted({kind for method in registry().values() for kind in method.statistics})
-    settings = {"type": "object", "properties": known, "additionalProperties": False}
-    reference = {"anyOf": [_TEXT, {"$ref": "#/$defs/entry"}, {"$ref": "#/$defs/recipe"}]}
-    models = {"type": "array", "items": {"$ref": "#/$defs/reference"}, "minItems": 1}
-    entry = _record(
-        {
-            "path": _described(_TEXT, "A directory, a file, a hub id, MODEL+ADAPTER, or a glob over checkpoints."),
-            WINDOW: _described(
-                {"type": "number", "minimum": 0}, "For a glob: steps to go back from the last checkpoint."
-            ),
-            "recipe": {"anyOf": [_TEXT, {"$ref": "#/$defs/recipe"}]},
-            "label": _TEXT,
-            "map": _described(
-                {"type": "object", "additionalProperties": _TEXT}, "Prefixes of the model -> prefixes of the base."
-            ),
-            "layers": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-            "parameters": {"$ref": "#/$defs/parameters"},
-            **dict.fromkeys(statistics, _TEXT),
-            **per_model,
-        },
-        oneOf=[{"required": ["path"]}, {"required": ["recipe"]}],
-    )
-    part = {"models": models, "base": {"$ref": "#/$defs/reference"}, "parameters": {"$ref": "#/$defs/parameters"}}
-    slices = {
-        "type": "array",
-        "items": {"anyOf": [{"$ref": "#/$defs/entry"}, _record(part, required=["models"])]},
-        "minItems": 1,
-    }
-    section = {"models": models, "slices": slices, "parameters": {"$ref": "#/$defs/parameters"}}
-    recipe: dict[str, Any] = {
-        "type": "object",
-        "properties": {
-            "method": _described({"enum": _methods()}, "A name from `merganser methods`."),
-            "base": _described({"$ref": "#/$defs/reference"}, "The model that task vectors are relative to."),
-            "models": models,
-            "slices": slices,
-            "modules": {"type": "object", "additionalProperties": _record(section)},
-            "parameters": {"$ref": "#/$defs/parameters"},
-            "statistics": _record(dict.fromkeys(statistics, _TEXTS)),
-            "overrides": {"type": "array", "items": {"$ref": "#/$defs/override"}},
-            "output": {"$ref": "#/$defs/output"},
-            "seed": {"type": "integer"},
-            "match_experts": _described(
-                {"type": "boolean"}, "Put the experts of every mixture in the order of the base's before merging."
-            ),
-            "conventions": {"$ref": "#/$defs/conventions"},
-            "expression": _described(_TEXT, "Task arithmetic on one line, such as base + 0.4*(math + code)."),
-        },
+    method = {"method": {"enum": _methods()}}
+    # Of an expression, the models are a mapping from names.
+    models = {"anyOf": [keys.RECIPE["models"].schema, keys.EXPRESSION["models"].schema]}
+    computed = {**method, "models": models, "statistics": _record(dict.fromkeys(statistics, TEXTS))}
+    recipe = {
+        **_section({**keys.RECIPE, "expression": keys.EXPRESSION["expression"]}, computed),
         "patternProperties": {"^x-": {}},
-        "additionalProperties": False,
         "anyOf": [{"required": ["method"]}, {"required": ["expression"]}],
         "allOf": [{"$ref": "#/$defs/methods"}],
     }
-    # The models of an expression are a mapping from names.
-    recipe["properties"]["models"] = {"anyOf": [models, {"type": "object", "additionalProperties": reference}]}
+    side = {**TEXT, "description": "Path of this model's statistics, for methods that need them."}
+    entry = _section(keys.ENTRY, {}, {**dict.fromkeys(statistics, side), **per_model})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Merganser recipe",
@@ -103,14 +59,30 @@ def recipe_schema() -> dict[str, Any]:
             "recipe": recipe,
             "methods": {"allOf": [_condition(method) for method in registry().values()]},
             **{name: _shape(value) for name, value in _SHAPES.items()},
-            "reference": reference,
-            "entry": entry,
-            "parameters": settings,
-            "override": _override(known),
-            "output": _output(),
-            "conventions": _conventions(),
+            "reference": {"anyOf": [TEXT, {"$ref": "#/$defs/entry"}, {"$ref": "#/$defs/recipe"}]},
+            "entry": {**entry, "oneOf": [{"required": ["path"]}, {"required": ["recipe"]}]},
+            "slice": {**_section(keys.SLICE), "required": ["models"]},
+            "module": _section(keys.MODULE),
+            "parameters": _record(known),
+            "override": {**_section(keys.OVERRIDE, method, known), "required": ["match"]},
+            "output": _section(keys.OUTPUT),
+            "tokenizer": _section(keys.TOKENIZER),
+            "token": _section(keys.TOKEN),
+            "token_source": _section(keys.TOKEN_SOURCE),
+            "conventions": _section(keys.CONVENTIONS),
         },
     }
+
+
+def _section(
+    section: Section, computed: Mapping[str, Any] | None = None, more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the schema of a section; some values are `computed` from the registry, and so may be `more` keys."""
+    properties = {}
+    for name, key in section.items():
+        default = {} if key.default is None else {"default": key.default}
+        properties[name] = {**(computed or {}).get(name, key.schema), "description": key.help, **default}
+    return _record(properties | {name: each for name, each in (more or {}).items() if name not in properties})
 
 
 def _methods() -> list[str]:
@@ -177,44 +149,5 @@ def _kind(parameter: Parameter) -> str:
     return {bool: "flag", int: "whole", str: "word", tuple: "words"}.get(parameter.kind, "real")
 
 
-def _override(known: dict[str, Any]) -> dict[str, Any]:
-    own = {
-        "match": _described({"anyOf": [_TEXT, _TEXTS]}, "Globs over tensor names."),
-        "method": {"enum": _methods()},
-        "model": _described(_TEXT, "base, or a model of the recipe, to take the tensors from."),
-        "parameters": {"$ref": "#/$defs/parameters"},
-    }
-    return _record(known | own, required=["match"])
-
-
-def _output() -> dict[str, Any]:
-    tokenizer = {"anyOf": [_described(_TEXT, "base, union, or a model of the recipe."), {"type": "object"}]}
-    return _record(
-        {
-            "dtype": {"enum": [*FLOATS, *ALIASES, "widest"]},
-            "shard_size": _SIZE,
-            "tokenizer": tokenizer,
-            "chat_template": _TEXT,
-            "exclude": _described({"anyOf": [_TEXT, _TEXTS]}, "Globs over tensors to exclude."),
-            "quantize": _described({"enum": list(QUANTISATIONS)}, "Quantisation of the written weights."),
-        }
-    )
-
-
-def _conventions() -> dict[str, Any]:
-    return _record(
-        {
-            "base_is_model": {"type": "boolean"},
-            "depth_after_layers": {"type": "number", "minimum": 0, "maximum": 1},
-            "filter_by_source": {"type": "boolean"},
-            "required": _TEXTS,
-        }
-    )
-
-
-def _described(schema: dict[str, Any], text: str) -> dict[str, Any]:
-    return {**schema, "description": text}
-
-
-def _record(properties: dict[str, Any], **rules: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "additionalProperties": False, **rules}
+def _record(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties), "additionalProperties": False}

@@ -33,6 +33,7 @@ from merganser.methods.registry import lookup
 from merganser.recipes import fields, options
 from merganser.recipes.checkpoint_globs import expand
 from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, known_keys
+from merganser.recipes.keys import ENTRY, MODULE, OUTPUT, OVERRIDE, RECIPE, SLICE, read_section
 from merganser.recipes.mergekit import Translation
 from merganser.recipes.schema import (
     Entry,
@@ -46,22 +47,6 @@ from merganser.recipes.schema import (
 )
 
 Nested = Callable[[Any, str], Recipe]
-KEYS = (
-    "method",
-    "base",
-    "models",
-    "slices",
-    "modules",
-    "parameters",
-    "statistics",
-    "overrides",
-    "output",
-    "seed",
-    "match_experts",
-    "conventions",
-)
-_ENTRY_KEYS = ("path", "recipe", "label", "layers", "map", "parameters")
-_OVERRIDE_KEYS = ("match", "method", "model", "parameters")
 
 
 def read(
@@ -97,7 +82,7 @@ class _NativeReader:
 
     def recipe(self, data: Mapping[str, Any], root: Path | None, written: Written) -> Recipe | None:
         problems = self.problems
-        known_keys(data, KEYS, "", problems, {"output": options.OUTPUT_KEYS})
+        own = read_section(RECIPE, data, "", problems, {"output": OUTPUT})
         main = None
         methods = []
         with problems.collect():
@@ -118,8 +103,10 @@ class _NativeReader:
         parts = self._with_statistics(self._parts(data, declared), data.get("statistics"), declared)
         overrides = [self._override(raw, f"overrides[{i}]", declared) for i, raw in enumerate(raw_overrides)]
         parameters = self._settings(data.get("parameters"), declared, "parameters")
-        output, seed = options.output(data.get("output"), problems), self._seed(data.get("seed", 0))
+        output = options.output(data.get("output"), problems)
         conventions = options.conventions(data.get("conventions"), problems)
+        if own.get("match_experts") and any(part.sliced for part in parts):
+            problems.add("match_experts", "experts are matched layer by layer; a recipe with slices moves layers")
         if main is None:
             return None
         return Recipe(
@@ -129,11 +116,10 @@ class _NativeReader:
             parameters=parameters,
             overrides=tuple(o for o in overrides if o),
             output=output,
-            seed=seed,
-            match_experts=options.match_experts(data.get("match_experts", False), parts, problems),
             conventions=conventions,
             written=written,
             root=root,
+            **own,
         )
 
     def _list(self, data: Mapping[str, Any], key: str, prefix: str = "") -> list[Any]:
@@ -155,7 +141,7 @@ class _NativeReader:
             modules = {} if data["modules"] is REPORTED else expect(data["modules"], dict, "modules")
             for name, raw in modules.items():
                 where = f"modules.{name}"
-                known_keys(expect(raw, dict, where), ("models", "slices", "parameters"), where, self.problems)
+                known_keys(expect(raw, dict, where), MODULE, where, self.problems)
                 inner = [key for key in ("models", "slices") if raw.get(key) is not None]
                 if len(inner) != 1:
                     raise RecipeError(f"{where}: expected either models or slices")
@@ -180,7 +166,7 @@ class _NativeReader:
 
     def _slice(self, raw: Any, where: str, declared: Declared) -> Slice:
         if isinstance(raw, dict) and "models" in raw:
-            known_keys(raw, ("models", "base", "parameters"), where, self.problems)
+            known_keys(raw, SLICE, where, self.problems)
             entries = self._models(raw["models"], f"{where}.models", declared)
             base = self._entry(raw["base"], f"{where}.base", Declared(())) if raw.get("base") is not None else None
             parameters = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
@@ -238,6 +224,10 @@ class _NativeReader:
             if label != entry.label and entry.recipe is None:
                 raise RecipeError(f"{where}.label: only a nested recipe has a label; a model is named by its path")
             entry = replace(entry, label=label)
+        if "window" in raw:
+            self.problems.add(
+                f"{where}.window", "only a glob over checkpoints, such as ./run/checkpoint-*, has a window"
+            )
         with self.problems.collect():
             if raw.get("layers") is not None:
                 layers = (0, 1)  # any valid value, so that missing layers are not reported too
@@ -249,7 +239,7 @@ class _NativeReader:
         with self.problems.collect():
             for key, value in expect(raw.get("map", {}), dict, f"{where}.map").items():
                 prefixes[expect(key, str, f"{where}.map")] = expect(value, str, f"{where}.map[{key!r}]")
-        parameters = self._own(raw, (*_ENTRY_KEYS, *kinds), where, declared)
+        parameters = self._own(raw, (*ENTRY, *kinds), where, declared)
         for name in parameters:
             if not any(p.per_model for p in declared.known[name]):
                 self.problems.add(
@@ -314,14 +304,8 @@ class _NativeReader:
                     expect(model, str, f"{where}.model")
                 if not any(key not in ("match",) for key in raw):
                     raise RecipeError(f"{where}: changes nothing; expected a method, a model or parameters")
-                return Override(match, where, method, model, self._own(raw, _OVERRIDE_KEYS, where, own))
+                return Override(match, where, method, model, self._own(raw, tuple(OVERRIDE), where, own))
         return None
-
-    def _seed(self, raw: Any) -> int:
-        with self.problems.collect():
-            seed: int = expect(raw, int, "seed")
-            return seed
-        return 0
 
 
 def statistics_of(declared: Declared) -> tuple[str, ...]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from merganser.engine.float8 import in_float8
 from merganser.engine.gguf_output import in_gguf
 from merganser.engine.merge import Merge
 from merganser.errors import RecipeError, did_you_mean
 
-#: FP8 as compressed-tensors stores it, and the GGUF types that the gguf library can write.
-QUANTISATIONS = ("fp8", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-#: GGUF types that only llama.cpp can write.
-_UNWRITTEN = ("q2_k", "q3_k", "q4_k", "q4_k_m", "q4_k_s", "q5_k", "q5_k_m", "q5_k_s", "q6_k")
+#: FP8 as compressed-tensors stores it, and types of GGUF; llama.cpp's library writes those ending in "_k".
+QUANTISATIONS = ("fp8", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k")
+#: Mixtures of K-quants, such as Q4_K_M.
+_MIXTURE = re.compile(r"(q[2-6]_k)_([sml]|xl|xs)")
 
 
 def check_quantisation(given: str) -> str:
@@ -20,10 +22,11 @@ def check_quantisation(given: str) -> str:
         RecipeError: If the format is unknown or cannot be written.
     """
     name = given.lower()
-    if name in _UNWRITTEN:
+    if mixed := _MIXTURE.fullmatch(name):
         raise RecipeError(
-            f"output.quantize: the gguf library cannot write {given}; write q8_0 and convert it to {given} with "
-            "llama.cpp"
+            f"output.quantize: {given} is a mixture of types that llama.cpp chooses; use {mixed[1]} for one type, or "
+            f"write q8_0 and run llama.cpp's `llama-quantize` on it with {given.upper()} (the guide on formats has the "
+            "command)"
         )
     if name not in QUANTISATIONS:
         known = ", ".join(QUANTISATIONS)

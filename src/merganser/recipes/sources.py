@@ -12,9 +12,8 @@ from merganser.checkpoints.adapter import adapter_notes, separates_head
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.dequantised import quantisation_notes
 from merganser.checkpoints.expert_orders import MatchedExperts
-from merganser.checkpoints.gguf_config import gguf_config, gguf_notes
+from merganser.checkpoints.gguf_config import gguf_notes, model_config
 from merganser.checkpoints.grafting import Grafted
-from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.layouts import in_layout_of
 from merganser.checkpoints.quantised import quantised
 from merganser.checkpoints.sidecars import Edit, edited, read_chat_template
@@ -172,8 +171,7 @@ class SourceTable:
     def config(self, index: int) -> dict[str, Any]:
         """Return the model's config.json, for a nested merge with its changes; empty if there is none."""
         if index not in self._configs:
-            config, plan = read_config(self.checkpoints[index].directory), self.models[index].plan
-            config = config or gguf_config(self.checkpoints[index])
+            config, plan = model_config(self.checkpoints[index]), self.models[index].plan
             edits: Sequence[Edit] = plan.sidecars.config if plan else ()
             if separates_head(self.checkpoints[index]):
                 edits = untied_edits(config)
