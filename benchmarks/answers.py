@@ -1,4 +1,4 @@
-"""Which test sentences a model answers right, stored as bits, and what follows from them: accuracies and differences.
+"""Which test sentences or images a model gets right, stored as bits, and what follows: accuracies and differences.
 
 Answers of several models on the same sentences are compared in pairs, sentence by sentence: most of the uncertainty of
 an accuracy is that of the sentences, which the models share.
@@ -81,6 +81,20 @@ def difference(first: Answers, second: Answers | None, experts: Answers) -> Scor
     if len(seeds) > 1:
         variance += float(by_seed.var(ddof=1)) / len(seeds)
     return Score(float(by_seed.mean()), math.sqrt(variance))
+
+
+def paired(first: np.ndarray, second: np.ndarray) -> Score:
+    """Return accuracy of `first` less that of `second` on the same images, each of shape (runs, images).
+
+    The variance is the sum of that of the images, whose paired differences are averaged over runs first, and of the
+    means of the runs where there are several.
+    """
+    gap = first.mean(0) - second.mean(0)
+    variance = float(gap.var(ddof=1)) / len(gap)
+    for runs in (first, second):
+        if len(runs) > 1:
+            variance += float(runs.mean(1).var(ddof=1)) / len(runs)
+    return Score(float(gap.mean()), math.sqrt(variance))
 
 
 def leaders(rows: Mapping[str, Answers], experts: Answers) -> dict[str, Score]:

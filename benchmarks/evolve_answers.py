@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from merganser.evolve import Choices, SearchParameter, Space
+from merganser.evolve import SearchParameter, Space
 from merganser.evolve.fitness import LiveMerge
 from merganser.evolve.space import key
 
@@ -34,7 +34,7 @@ class Setting:
 
     @property
     def space(self) -> Space:
-        return Space((SearchParameter("weight", Choices(self.weights), self.experts),))
+        return Space({"weight": SearchParameter(choices=self.weights, per="model")}, models=self.experts)
 
     def point(self, weights: Sequence[float]) -> dict[str, float]:
         return {f"weight.{name}": weight for name, weight in zip(self.experts, weights, strict=True)}

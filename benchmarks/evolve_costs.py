@@ -1,6 +1,6 @@
 """What a winner costs end to end: whole studies of real language models, every processor second counted.
 
-    python -m benchmarks.evolve_costs --base STORIES [--seeds 3] [--quick] [--json FILE]
+    python -m benchmarks.evolve_costs --base STORIES [--seeds 3] [--workers 2] [--quick] [--json FILE]
 
 Two fine-tunes of stories15M (`benchmarks.zoo.stories_skills`, trained if they are missing) are merged by task
 arithmetic, each with a weight at two points of depth. Every way of judging candidates runs as a study of its own, from
@@ -20,9 +20,11 @@ within one standard error, at a fifth of its seconds and a third of those of `gm
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,10 +43,10 @@ from benchmarks.zoo.stories_skills import Schedule, examine, train
 from merganser.errors import require
 from merganser.evaluate import examiners
 from merganser.evaluate.likelihoods import score_whole
-from merganser.evolve import Design, Objective, Range, SearchParameter, Space, Study, StudyTask
+from merganser.evolve import Design, Objective, Search, SearchParameter, Space, Study, StudyTask
 from merganser.evolve.fitness import MergedModels
+from merganser.evolve.population import initial_population
 from merganser.evolve.preparation import split
-from merganser.evolve.starts import starting_values
 from merganser.evolve.summary import summarize
 
 METHOD = "task_arithmetic"
@@ -86,28 +88,24 @@ class Setting:
 
     @property
     def space(self) -> Space:
-        return Space((SearchParameter("weight", Range(0.0, 1.5), tuple(self.experts), points=2),))
+        return Space({"weight": SearchParameter(0.0, 1.5, per="model", points=2)}, models=tuple(self.experts))
 
     def design(self, way: Way, seed: int) -> Design:
-        tasks = []
+        tasks = {}
         for name, examiner in self.examiners.items():
             subset = way.subset if way.subset and way.subset < self.pool else None
             share = 1 - self.pool / len(examiner)
-            tasks.append(StudyTask(name, len(examiner), subset, estimator=way.estimator, c="adaptive", test=share))
-        measures = {f"{name}{way.measure}": 1 / len(tasks) for name in self.experts}
-        labels = tuple(self.experts)
+            tasks[name] = StudyTask(len(examiner), subset, estimator=way.estimator, c="adaptive", test=share)
         return Design(
-            self.space,
-            tuple(tasks),
-            (Objective("mean", measures),),
-            labels,
-            references=("base",),
-            population=self.population,
-            generations=self.generations,
-            seed=seed,
-            race=way.race,
-            rerank=way.rerank,
-            starts=starting_values(self.space, METHOD, labels, {}, self.population),
+            space=self.space.parameters,
+            tasks=tasks,
+            objectives=(Objective("mean", {f"{name}{way.measure}": 1 / len(tasks) for name in tasks}),),
+            models={name: str(path) for name, path in self.experts.items()},
+            base=str(self.base),
+            search=Search(
+                population=self.population, generations=self.generations, seed=seed, race=way.race, rerank=way.rerank
+            ),
+            starts=initial_population(self.space, METHOD, {}, self.population),
         )
 
     def evaluator(self) -> MergedModels:
@@ -119,7 +117,7 @@ class Setting:
         }
         load = partial(transformers.AutoModelForCausalLM.from_pretrained, self.base, dtype=torch.float32)
         answers = str(self.cache / "evolve-costs-answers.sqlite")
-        return MergedModels(load, template, tuple(self.experts), self.space, self.examiners, answers)
+        return MergedModels(load, template, self.space, self.examiners, answers)
 
 
 @dataclass
@@ -146,11 +144,19 @@ class Meter:
         return answers
 
 
+def warm_up(setting: Setting) -> None:
+    """Do what a process does once, such as imports, which belongs to no way."""
+    torch.set_num_threads(1)
+    setting.design(WAYS[FULL], 0)
+    setting.evaluator()({v.name: 0.5 for v in setting.space.variables}, {name: range(4) for name in setting.experts})
+
+
 def run(setting: Setting, way: Way, seed: int) -> dict[str, Any]:
     """One study from nothing to its winner: processor seconds, questions, and the winner's answers to unseen items."""
     began = time.process_time()
     design = setting.design(way, seed)
-    unseen = {task.name: frozenset(split(task, design.split_seed).test.tolist()) for task in design.tasks}
+    split_seed = design.search.split_seed
+    unseen = {name: frozenset(split(name, task, split_seed).test.tolist()) for name, task in design.tasks.items()}
     meter = Meter(setting.evaluator(), way.whole, unseen)
     with tempfile.TemporaryDirectory() as folder, Study.open(Path(folder, "study.sqlite")) as study:
         winner = study.run(design, meter)
@@ -235,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--population", type=int, default=6)
     parser.add_argument("--generations", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1, help="studies that run at once, each in one thread")
     parser.add_argument("--quick", action="store_true", help="1 seed, 1 generation, 40 items")
     parser.add_argument("--json", type=Path, metavar="FILE")
     add_locations(parser)
@@ -252,21 +259,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.cache,
     )
     cards = {name: read_card(directory) for name, directory in setting.experts.items()}
-    # What a process does once, such as imports, belongs to no way.
-    setting.design(WAYS[FULL], 0)
-    setting.evaluator()({v.name: 0.5 for v in setting.space.variables}, {name: range(4) for name in skills})
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
-    for seed in range(options.seeds):
-        for name, way in reversed(WAYS.items()):  # the cheap ones first
-            runs[name].append(run(setting, way, seed))
-            print(seed, name, {k: v for k, v in runs[name][-1].items() if k not in ("answers", "values")}, flush=True)
-        found = compare(runs) | {
-            "pool": options.pool * len(skills),
-            "trials": options.population * options.generations,
-            "fine_tuning": {name: card.guards | card.scores for name, card in cards.items() if card},
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.workers, spawn, initializer=warm_up, initargs=(setting,)) as pool:
+        jobs = {
+            (seed, name): pool.submit(run, setting, WAYS[name], seed)
+            for seed in range(options.seeds)
+            for name in reversed(WAYS)  # the cheap ones first
         }
-        show(found)
-        record(options.json, found, range(seed + 1))
+        for (seed, name), job in jobs.items():
+            runs[name].append(job.result())
+            print(seed, name, {k: v for k, v in runs[name][-1].items() if k not in ("answers", "values")}, flush=True)
+            if name != FULL:
+                continue
+            found = compare(runs) | {
+                "pool": options.pool * len(skills),
+                "trials": options.population * options.generations,
+                "fine_tuning": {name: card.guards | card.scores for name, card in cards.items() if card},
+            }
+            show(found)
+            record(options.json, found, range(seed + 1))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from scipy.stats import spearmanr
 
 from benchmarks.evolve_answers import Pool, Setting
 from merganser.evolve import subsets
-from merganser.evolve.design import EXTRACTORS
 from merganser.evolve.estimators import Estimate, adaptive_c, blend, mixture, mp_irt, naive, p_irt
 from merganser.evolve.irt import IRT, fit
 from merganser.evolve.subsets import Subset
+from merganser.evolve.tasks import EXTRACTORS
 
 #: A fit whose probabilities are all nearer than this to the answers has found a direction that separates them.
 SEPARATED = 0.05

@@ -15,9 +15,9 @@ from torch import nn
 
 from benchmarks.evolve_answers import Exam, Pool, Setting
 from benchmarks.evolve_winners import NAME, Replay, task
-from merganser.evolve import Calibration, Design, Objective, Study
+from merganser.evolve import Calibration, Design, Objective, Search, Study
+from merganser.evolve.costs import Event
 from merganser.evolve.fitness import LiveMerge
-from merganser.evolve.progress import Event
 
 
 @dataclass
@@ -56,12 +56,11 @@ def measure_overhead(
     timed = Timed(exam.live(), exam, Replay(dict(zip(setting.experts, pool.endpoints(setting), strict=True))))
     timed.live.load(setting.grid[0])
     design = Design(
-        setting.space,
-        (task(pool, "gmp-irt", size),),
-        (Objective.of(NAME),),
-        setting.experts,
-        population=population,
-        generations=generations,
+        space=setting.space.parameters,
+        tasks={NAME: task(pool, "gmp-irt", size)},
+        objectives=(Objective.of(NAME),),
+        models=dict.fromkeys(setting.experts, ""),
+        search=Search(population=population, generations=generations, rerank=0),
     )
     with tempfile.TemporaryDirectory() as folder:
         study = Study.open(Path(folder, "study.sqlite"))

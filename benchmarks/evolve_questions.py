@@ -58,7 +58,7 @@ class QuestionExam:
             "models": [{"path": f"{base}+{skill_directory(self.cache, name)}"} for name in self.setting.experts],
         }
         model, _ = load_base(self.cache)
-        return LiveMerge(model.eval(), template, self.setting.experts, self.setting.space)
+        return LiveMerge(model.eval(), template, self.setting.space)
 
     def others(self) -> Iterator[tuple[str, nn.Module]]:
         """The base, every expert, and every expert's adapter at other strengths."""

@@ -27,7 +27,7 @@ from scipy.special import expit
 
 from benchmarks.evolve_winners import lost
 from benchmarks.records import record
-from merganser.evolve import Calibration, Design, Objective, Range, SearchParameter, Space, Study, StudyTask
+from merganser.evolve import Calibration, Design, Objective, Search, SearchParameter, Study, StudyTask
 from merganser.evolve.racing import MARGIN, Race, rungs
 from merganser.evolve.summary import summarize
 
@@ -102,16 +102,20 @@ def search(fitness: Fitness, seed: int, population: int, generations: int) -> di
     world = World(seed)
     informed = fitness.estimator != "naive"
     design = Design(
-        Space((SearchParameter("weight", Range(0.0, 1.5), EXPERTS),)),
-        (StudyTask("quiz", ITEMS, fitness.subset, estimator=fitness.estimator, dimensions=3 if informed else None),),
-        (Objective.of(fitness.measure),),
-        EXPERTS,
-        population=population,
-        generations=generations,
-        seed=seed,
-        split_seed=seed,
-        rerank=3 if fitness.subset else 0,
-        race=fitness.race,
+        space={"weight": SearchParameter(0.0, 1.5, per="model")},
+        tasks={
+            "quiz": StudyTask(ITEMS, fitness.subset, estimator=fitness.estimator, dimensions=3 if informed else None)
+        },
+        objectives=(Objective.of(fitness.measure),),
+        models=dict.fromkeys(EXPERTS, ""),
+        search=Search(
+            population=population,
+            generations=generations,
+            seed=seed,
+            split_seed=seed,
+            rerank=3 if fitness.subset else 0,
+            race=fitness.race,
+        ),
     )
     with tempfile.TemporaryDirectory() as folder, Study.open(Path(folder, "study.sqlite")) as study:
         known = {"quiz": Calibration(answers=world.others())} if informed else None

@@ -54,7 +54,7 @@ class SentenceExam:
             "base": str(base),
             "models": [{"path": str(expert_directory(self.cache, name))} for name in self.setting.experts],
         }
-        return LiveMerge(load_encoder(base), template, self.setting.experts, self.setting.space)
+        return LiveMerge(load_encoder(base), template, self.setting.space)
 
     def others(self) -> Iterator[tuple[str, nn.Module]]:
         """The base, every expert of the zoo, and every expert after one epoch."""

@@ -14,9 +14,10 @@ import argparse
 import numpy as np
 from scipy.special import expit
 
-from merganser.evolve.design import Objective, StudyTask
 from merganser.evolve.intervals import paired_interval
+from merganser.evolve.objectives import Objective
 from merganser.evolve.preparation import prepare, split
+from merganser.evolve.tasks import StudyTask
 
 FITNESS = (("random", "naive", 0.5), ("irt", "naive", 0.5), ("irt", "gp-irt", "adaptive"), ("random", "p-irt", 0.5))
 
@@ -37,9 +38,9 @@ def estimates(
     errors, inside, sizes = [], [], []
     for seed in range(seeds):
         answers = simulate(seed, calibration + 40, items)
-        task = StudyTask("t", items, size, extractor, estimator, c)
-        pool = split(task, 0).pool
-        prepared = prepare(task, seed, {str(i): answers[i][pool] for i in range(calibration)})
+        task = StudyTask(items, size, extractor, estimator, c)
+        pool = split("t", task, 0).pool
+        prepared = prepare("t", task, seed, {str(i): answers[i][pool] for i in range(calibration)})
         sizes.append(1 / (prepared.subset.weights**2).sum())
         for row in answers[calibration:, pool]:
             found = prepared.estimator(row[prepared.subset.items], prepared.subset)

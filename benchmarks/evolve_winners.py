@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.evolve_answers import Pool, Setting
-from merganser.evolve import Calibration, Design, Objective, Study, StudyTask
+from merganser.evolve import Calibration, Design, Objective, Search, Study, StudyTask
 from merganser.evolve.irt import IRT, fitting
 from merganser.evolve.irt.fitting import fit
 from merganser.evolve.preparation import split
@@ -47,13 +47,13 @@ FITNESS = {
 
 def task(pool: Pool, fitness: str, size: int | None) -> StudyTask:
     extractor, estimator = FITNESS.get(fitness, ("random", "naive"))
-    return StudyTask(NAME, len(pool.strata), size, extractor, estimator, "adaptive" if estimator == "gmp-irt" else 0.5)
+    return StudyTask(len(pool.strata), size, extractor, estimator, "adaptive" if estimator == "gmp-irt" else 0.5)
 
 
 def unseen(pool: Pool, seed: int) -> np.ndarray:
     """Which items a study with this seed puts aside, whatever its fitness."""
     chosen = np.zeros(len(pool.strata), dtype=bool)
-    chosen[split(task(pool, "full", None), seed).test] = True
+    chosen[split(NAME, task(pool, "full", None), seed).test] = True
     return chosen
 
 
@@ -93,14 +93,11 @@ def measure_winners(
         runs = []
         for seed in seeds:
             design = Design(
-                setting.space,
-                (task(pool, fitness, size),),
-                (Objective.of(NAME),),
-                setting.experts,
-                population=population,
-                generations=generations,
-                seed=seed,
-                split_seed=seed,
+                space=setting.space.parameters,
+                tasks={NAME: task(pool, fitness, size)},
+                objectives=(Objective.of(NAME),),
+                models=dict.fromkeys(setting.experts, ""),
+                search=Search(population=population, generations=generations, seed=seed, split_seed=seed, rerank=0),
             )
             with tempfile.TemporaryDirectory() as folder:
                 study = Study.open(Path(folder, "study.sqlite"))

@@ -2,7 +2,7 @@
 
 Three experts read upright, flipped and inverted digits, and each has forgotten some of what the others can read. Every
 candidate answers a few questions (images of the three tasks), corrected by an IRT that was fitted to the answers of the
-experts and their base. At the end, the script says whether the winner is better than all of them. The study is a file:
+experts. At the end, the script says whether the winner is better than all of them. The study is a file:
 kill the script and run it again, and it continues. Needs the `evolve` extra and scikit-learn.
 
     python examples/evolve_merge.py --study digits.sqlite
@@ -17,7 +17,7 @@ import torch
 
 import merganser as mg
 from merganser.digits import Digits
-from merganser.evolve import Design, Objective, Range, SearchParameter, Space, Study, StudyTask
+from merganser.evolve import Design, Objective, Search, SearchParameter, Study, StudyTask
 from merganser.evolve.summary import summarize
 
 TASKS = ("upright", "flipped", "inverted")
@@ -62,17 +62,17 @@ def main() -> None:
     examiner = Examiner()
     items = len(examiner.questions[TASKS[0]][1])
     design = Design(
-        space=Space((SearchParameter("weight", Range(0.0, 1.5), models=TASKS),)),
-        tasks=tuple(StudyTask(task, items, subset=ASKED, estimator="gmp-irt") for task in TASKS),
+        space={"weight": SearchParameter(0.0, 1.5, per="model")},
+        tasks={task: StudyTask(items, subset=ASKED, estimator="gmp-irt") for task in TASKS},
         objectives=(Objective("mean", {task: 1 / len(TASKS) for task in TASKS}),),
-        endpoints=tuple(examiner.single),
-        population=10,
-        generations=options.generations,
+        models={task: f"fine-tuned for {task} digits" for task in TASKS},
+        base="trained on all digits",
+        search=Search(population=10, generations=options.generations),
     )
     resumed = options.study.exists()
     study = Study.open(options.study)
     best = study.resume(examiner) if resumed else study.run(design, examiner)
-    asked, pool = ASKED * len(TASKS), sum(task.pool for task in study.design.tasks)
+    asked, pool = ASKED * len(TASKS), sum(task.pool for task in study.design.tasks.values())
     print(f"{len(study.trials())} candidates, {asked} questions each; {pool} would have been all")
     print("weights  ", {task: round(best.values[f"weight.{task}"], 3) for task in TASKS})
 

@@ -16,7 +16,7 @@ pytest.importorskip("pymoo")
 SETTING = Setting(("a", "b"), 20, (0.0, 0.5, 1.0))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool():
     """Two tasks of 20 items each; a merge's chance on a task grows with its expert's weight."""
     rng = np.random.default_rng(0)
@@ -30,6 +30,13 @@ def pool():
     others = np.array([answers(0, 0), answers(1, 0), answers(0, 1), answers(0.7, 0), answers(0, 0.3)])
     features = rng.normal(size=(2, 40, 8))
     return Pool(merges, others, ("base", "a", "b", "a early", "b early"), features, ("a",) * 20 + ("b",) * 20)
+
+
+@pytest.fixture(scope="module")
+def searched(pool):
+    """Two short searches for each kind of fitness."""
+    with fitted_once():
+        return measure_winners(SETTING, pool, [8], range(2), 5, 2)
 
 
 def test_winners(pool):
@@ -48,8 +55,8 @@ def test_winners(pool):
         assert row["loss"] == pytest.approx(np.mean(differences))
 
 
-def test_winners_are_judged_on_items_their_search_never_saw(pool):
-    found = measure_winners(SETTING, pool, [8], range(2), 5, 2)
+def test_winners_are_judged_on_items_their_search_never_saw(pool, searched):
+    found = searched
     rows = {key(values): row for values, row in zip(SETTING.grid, pool.merges, strict=True)}
     assert found["unseen"]["items"] == 8
     for seed, run in enumerate(found["fitness"]["mean 8"]["runs"]):
@@ -73,8 +80,7 @@ def test_asking_the_same_items_again_makes_a_rate_no_surer():
     assert thrice == pytest.approx(once | {"answers": 12})
 
 
-def test_transfer(pool):
-    searched = measure_winners(SETTING, pool, [8], range(2), 5, 2)
+def test_transfer(pool, searched):
     found = measure_transfer(SETTING, pool, {"winners": searched})
     endpoints = pool.endpoints(SETTING)
     for weight, row in found["equal_weights"].items():

@@ -47,3 +47,14 @@ def test_equal_rows_lead_together_and_a_worse_one_does_not() -> None:
     below = answers.leaders({"a": best, "b": dict(best), "c": worse}, experts)
     assert [below[name].clear for name in "abc"] == [False, False, True]
     assert below["c"].mean < 0
+
+
+def test_paired_difference_of_runs() -> None:
+    rng = np.random.default_rng(5)
+    first, second = rng.random((1, 500)) < 0.8, rng.random((3, 500)) < 0.6
+    found = answers.paired(first, second)
+    gaps = [float(first[0, i]) - sum(map(float, second[:, i])) / 3 for i in range(500)]
+    orders = [float(run.mean()) for run in second]
+    assert found.mean == pytest.approx(first.mean() - second.mean())
+    assert found.error**2 == pytest.approx(np.var(gaps, ddof=1) / 500 + np.var(orders, ddof=1) / 3)
+    assert answers.paired(first, first).error == 0

@@ -280,3 +280,18 @@ def test_a_model_without_a_tokenizer_is_doubtful_not_broken(copy):
     found = evaluate(copy)
     assert found.verdict == "doubtful"
     assert "no tokenizer files" in found.checks[-1].message
+
+
+def test_loading_shows_no_bars_of_another_library(llamas, capfd, transformers):
+    from merganser.evaluate.loaders import Loader
+
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    try:
+        Loader("causal-lm", str(llamas / "math"))()
+        assert "Loading weights" not in capfd.readouterr().err
+        assert logging.is_progress_bar_enabled()
+    finally:
+        if not shown:
+            logging.disable_progress_bar()

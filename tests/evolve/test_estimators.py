@@ -12,9 +12,9 @@ from scipy.special import expit
 from merganser.errors import InputError
 from merganser.evolve import estimators, subsets
 from merganser.evolve.blending import cross_validated_c, leave_out
-from merganser.evolve.design import StudyTask
 from merganser.evolve.irt import IRT, Items, Normal, fit
 from merganser.evolve.preparation import prepare, split
+from merganser.evolve.tasks import StudyTask
 
 
 def world(seed, items=60, dimensions=2, models=3):
@@ -206,10 +206,10 @@ def test_items_chosen_by_an_irt_of_three_models_are_no_worse_than_random_ones(es
     for seed in range(3):
         seen, others = simulated(seed, 3)
         chosen, plain = (
-            prepare(task, seed, {str(i): row[split(task, 0).pool] for i, row in enumerate(seen)})
+            prepare("t", task, seed, {str(i): row[split("t", task, 0).pool] for i, row in enumerate(seen)})
             for task in (
-                StudyTask("t", 300, 60, "irt", estimator, c, dimensions=1),
-                StudyTask("t", 300, 60),
+                StudyTask(300, 60, "irt", estimator, c, dimensions=1),
+                StudyTask(300, 60),
             )
         )
         assert 1 / (chosen.subset.weights**2).sum() > 50

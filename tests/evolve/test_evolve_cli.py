@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import merganser as mg
 from merganser.cli.evolve import app
 from merganser.errors import InputError
-from merganser.evolve.starting import recipe
+from merganser.evolve.runs import recipe
 from merganser.evolve.study import Study
 
 pytest.importorskip("pymoo")
@@ -43,9 +43,9 @@ def test_the_whole_story(finished, run_file, tmp_path):
     call("export", finished, tmp_path / "winner.yml")
     mg.run(tmp_path / "winner.yml", tmp_path / "merged")
     study = Study.open(finished)
-    from merganser.evolve import runfile
+    from merganser.evolve import loading
 
-    live = runfile.load(run_file()).evaluate.live
+    live = loading.load(run_file()).evaluate.live
     weights = live.load(study.best().values).state_dict()
     merged = mg.open(tmp_path / "merged").state_dict()
     assert all(torch.equal(weights[name], tensor) for name, tensor in merged.items())
@@ -59,7 +59,7 @@ def test_the_whole_story(finished, run_file, tmp_path):
 def test_the_exported_recipe_scores_what_the_study_says(finished, run_file, llamas, tmp_path):
     """The merged checkpoint, loaded by transformers, gives the very answers that the trial recorded."""
     from merganser.evaluate.loaders import Loader
-    from merganser.evolve import runfile
+    from merganser.evolve import loading
 
     call("export", finished, tmp_path / "winner.yml")
     mg.run(tmp_path / "winner.yml", tmp_path / "merged")
@@ -68,7 +68,7 @@ def test_the_exported_recipe_scores_what_the_study_says(finished, run_file, llam
     tested = study.store.trials("test", winner.label)[-1]
     answers = study.store.answers(tested)["quiz"]
     model = Loader("causal-lm", str(tmp_path / "merged"))().eval()
-    examiner = runfile.load(run_file()).evaluate.examiners["quiz"]
+    examiner = loading.load(run_file()).evaluate.examiners["quiz"]
     with torch.inference_mode():
         assert examiner(model, answers.items.tolist())["score"] == answers.values.tolist()
 
@@ -142,7 +142,7 @@ def test_a_study_without_a_run_file_has_no_recipe(tmp_path):
 
 
 def test_an_interrupted_study_says_so(run_file):
-    from merganser.evolve.starting import start
+    from merganser.evolve.runs import start
 
     path = run_file()
     file = path.with_suffix(".sqlite")
@@ -166,7 +166,7 @@ def test_init_writes_a_run_file_that_runs(llamas, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from merganser.cli.evolve import app
-    from merganser.evolve import runfile
+    from merganser.evolve import loading
 
     monkeypatch.chdir(llamas)
     out = tmp_path / "run.yml"
@@ -174,11 +174,11 @@ def test_init_writes_a_run_file_that_runs(llamas, tmp_path, monkeypatch):
     tasks = ["--task", "multiple-choice:quiz.jsonl", "--task", "words=exact-match:sums.jsonl"]
     done = CliRunner().invoke(app, ["init", *models, str(out), *options, *tasks, "--method", "ties"])
     assert done.exit_code == 0, done.output
-    loaded = runfile.load(out)
+    loaded = loading.load(out)
     assert loaded.design.endpoints == ("math", "code")
-    assert [v.name for v in loaded.design.space.variables] == ["weight.math", "weight.code", "density"]
-    assert loaded.design.objectives[0].weights == {"quiz": 0.5, "words": 0.5}
-    assert loaded.design.race == 5
+    assert [v.name for v in loaded.design.search_space.variables] == ["weight.math", "weight.code", "density"]
+    assert loaded.design.objectives[0].measures == {"quiz": 0.5, "words": 0.5}
+    assert loaded.design.search.race == 5
     again = CliRunner().invoke(app, ["init", *models, str(out), *options, *tasks])
     assert "exists" in str(again.exception)
     for wrong, message in (

@@ -64,6 +64,6 @@ def test_an_interruption_before_the_study_is_made(command, run_file, monkeypatch
     def interrupt(*_, **__):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("merganser.evolve.starting.start", interrupt)
+    monkeypatch.setattr("merganser.evolve.runs.start", interrupt)
     code, err = command("evolve", "run", run_file())
     assert (code, err.splitlines()[-1]) == (130, "interrupted: nothing was written")

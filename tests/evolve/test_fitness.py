@@ -16,7 +16,7 @@ from merganser.engine import execute as execute_module
 from merganser.engine import live as live_module
 from merganser.errors import InputError, MerganserError
 from merganser.evolve.fitness import LiveMerge, MergedModels
-from merganser.evolve.space import Choices, Range, SearchParameter, Space
+from merganser.evolve.space import SearchParameter, Space
 from merganser.methods import registry as methods
 
 
@@ -56,12 +56,12 @@ def template(folder, method="ties", **parameters):
 
 
 SPACE = Space(
-    (
-        SearchParameter("weight", Range(0, 2), models=("math", "code")),
-        SearchParameter("density", Range(0.1, 1), groups={"first": "first*", "rest": "*"}),
-    )
+    {
+        "weight": SearchParameter(0, 2, per="model"),
+        "density": SearchParameter(0.1, 1, groups={"first": "first*", "rest": "*"}),
+    },
+    models=("math", "code"),
 )
-LABELS = ("math", "code")
 
 
 def written(document, out):
@@ -70,7 +70,7 @@ def written(document, out):
 
 
 def test_every_load_equals_the_checkpoint_the_recipe_writes(folder):
-    live = LiveMerge(Net(), template(folder), LABELS, SPACE)
+    live = LiveMerge(Net(), template(folder), SPACE)
     rng = np.random.default_rng(0)
     candidates = [SPACE.decode(g) for g in rng.random((3, len(SPACE.variables)))]
     for number, candidate in enumerate([candidates[0], "math", *candidates, "code", candidates[0]]):
@@ -85,7 +85,7 @@ def test_every_load_equals_the_checkpoint_the_recipe_writes(folder):
 def test_a_candidate_is_never_written_as_text(folder, monkeypatch):
     monkeypatch.setattr(yaml, "safe_dump", None)
     monkeypatch.setattr(yaml, "load_all", None)
-    live = LiveMerge(Net(), template(folder), LABELS, SPACE)
+    live = LiveMerge(Net(), template(folder), SPACE)
     for candidate in (SPACE.decode(np.full(len(SPACE.variables), 0.4)), "math"):
         live.load(candidate)
 
@@ -99,7 +99,7 @@ def test_only_changed_tensors_are_computed(folder, monkeypatch):
         original(merge, sink, **kwargs)
 
     monkeypatch.setattr(live_module, "execute", spy)
-    live = LiveMerge(Net(), template(folder), LABELS, SPACE)
+    live = LiveMerge(Net(), template(folder), SPACE)
     values = SPACE.decode(np.full(len(SPACE.variables), 0.5))
     live.load(values)
     assert "embed.weight" in computed[0]
@@ -137,22 +137,23 @@ class Quiz:
 
 
 def test_the_evaluator_of_a_study(folder):
-    evaluate = MergedModels(Net, template(folder), LABELS, SPACE, {"quiz": Quiz()})
+    evaluate = MergedModels(Net, template(folder), SPACE, {"quiz": Quiz()})
     values = SPACE.decode(np.full(len(SPACE.variables), 0.5))
     answers = evaluate(values, {"quiz": [3, 5]})
     assert set(answers) == {"quiz", "quiz.size"}
     assert len(answers["quiz"]) == 2
     import pickle
 
-    again = pickle.loads(pickle.dumps(MergedModels(Net, template(folder), LABELS, SPACE, {"quiz": Quiz()})))
+    again = pickle.loads(pickle.dumps(MergedModels(Net, template(folder), SPACE, {"quiz": Quiz()})))
     assert again(values, {"quiz": [3, 5]}) == answers
     module = evaluate.live.module
     assert not module.training
 
 
 def test_a_method_under_search(folder):
-    space = Space((SearchParameter("method", Choices(("ties", "task_arithmetic"))), SPACE.parameters[0]))
-    live = LiveMerge(Net(), template(folder), LABELS, space)
+    method = SearchParameter(choices=("ties", "task_arithmetic"))
+    space = Space({"method": method, "weight": SPACE.parameters["weight"]}, models=SPACE.models)
+    live = LiveMerge(Net(), template(folder), space)
     for method in ("ties", "task_arithmetic"):
         values = {"method": method, "weight.math": 0.5, "weight.code": 0.7}
         expected = written(live.document(values), folder / method)
@@ -163,7 +164,7 @@ def test_a_scale_under_search_reaches_tensors_that_no_model_touches(folder):
     """A scaled copy of the base's tensor is not the base's tensor: it is computed whenever the scale changes."""
     recipe = {**template(folder), "method": "passthrough"}
     recipe = {**recipe, "models": recipe["models"][:1], "parameters": {}}
-    live = LiveMerge(Net(), recipe, ("math",), Space((SearchParameter("scale", Range(0, 2)),)))
+    live = LiveMerge(Net(), recipe, Space({"scale": SearchParameter(0, 2)}, models=("math",)))
     for number, candidate in enumerate([{"scale": 0.5}, {"scale": 1.5}, "math", {"scale": 0.5}, {"scale": 1.0}]):
         state = live.load(candidate).state_dict()
         expected = written(live.document(candidate), folder / f"out{number}")
@@ -189,7 +190,7 @@ def test_an_embedding_taken_for_a_head_is_not_the_head(tmp_path):
         "base": str(tmp_path / "base.safetensors"),
         "models": [{"path": str(tmp_path / "tied.safetensors")}],
     }
-    live = LiveMerge(Head(), recipe, ("tied",), Space((SearchParameter("weight", Range(0, 1), models=("tied",)),)))
+    live = LiveMerge(Head(), recipe, Space({"weight": SearchParameter(0, 1, per="model")}, models=("tied",)))
     for weight in (0.25, 0.75):
         expected = written(live.document({"weight.tied": weight}), tmp_path / f"out{weight}")
         state = live.load({"weight.tied": weight}).state_dict()
@@ -205,7 +206,7 @@ def test_a_module_of_another_shape_is_refused(folder):
 
     values = SPACE.decode(np.full(len(SPACE.variables), 0.5))
     with pytest.raises(InputError, match="last.weight"):
-        LiveMerge(Wider(), template(folder), LABELS, SPACE).load(values)
+        LiveMerge(Wider(), template(folder), SPACE).load(values)
 
     class More(Net):
         def __init__(self):
@@ -213,9 +214,9 @@ def test_a_module_of_another_shape_is_refused(folder):
             self.extra = nn.Linear(2, 2)
 
     with pytest.raises(InputError, match=r"no tensor for the module's 'extra\.weight'"):
-        LiveMerge(More(), template(folder), LABELS, SPACE).load(values)
+        LiveMerge(More(), template(folder), SPACE).load(values)
     with pytest.raises(InputError, match="no endpoint 'maths'"):
-        LiveMerge(Net(), template(folder), LABELS, SPACE).load("maths")
+        LiveMerge(Net(), template(folder), SPACE).load("maths")
 
 
 def test_an_endpoint_with_nan_is_refused(folder):
@@ -224,13 +225,13 @@ def test_an_endpoint_with_nan_is_refused(folder):
     recipe = template(folder)
     recipe["models"][0]["path"] = str(folder / "broken.safetensors")
     with pytest.raises(InputError, match=r"broken.*'last.weight' contains NaN"):
-        LiveMerge(Net(), recipe, LABELS, SPACE).load("math")
+        LiveMerge(Net(), recipe, SPACE).load("math")
 
 
 def test_a_merge_that_overflows_its_dtype_is_refused(folder):
     recipe = {**template(folder, scale=1e7), "output": {"dtype": "float16"}}
     with pytest.raises(MerganserError, match="do not fit float16"):
-        LiveMerge(Net(), recipe, LABELS, SPACE).load(SPACE.decode(np.full(len(SPACE.variables), 0.5)))
+        LiveMerge(Net(), recipe, SPACE).load(SPACE.decode(np.full(len(SPACE.variables), 0.5)))
 
 
 def test_endpoints_take_the_vocabulary_of_the_merge(tmp_path):
@@ -256,14 +257,14 @@ def test_endpoints_take_the_vocabulary_of_the_merge(tmp_path):
             self.model.embed_tokens = nn.Embedding(5, 4)
             self.lm_head = nn.Linear(4, 5, bias=False)
 
-    space = Space((SearchParameter("weight", Range(0, 1), models=("wide", "plain")),))
+    space = Space({"weight": SearchParameter(0, 1, per="model")}, models=("wide", "plain"))
     document = {
         "method": "task_arithmetic",
         "base": str(folders["base"]),
         "models": [{"path": str(folders["wide"])}, {"path": str(folders["plain"])}],
         "output": {"tokenizer": "base"},
     }
-    live = LiveMerge(Head(), document, ("wide", "plain"), space)
+    live = LiveMerge(Head(), document, space)
     own = mg.open(folders["wide"]).state_dict()
     state = live.load("wide").state_dict()
     assert all(torch.equal(state[name], tensor[:5]) for name, tensor in own.items())

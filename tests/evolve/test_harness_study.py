@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from merganser.errors import MerganserError
-from merganser.evolve import Study, runfile
+from merganser.evolve import Study, loading
 
 pytest.importorskip("pymoo")
 pytest.importorskip("lm_eval")
@@ -41,8 +41,8 @@ def test_a_study_on_a_task_of_the_harness(run_file, tasks, tmp_path):
         ("kind: multiple-choice", ENTRY.replace("FOLDER", str(tasks))),
         ("c: adaptive", "c: 0.5, extractor: stratified, strata: topic"),
     )
-    run = runfile.load(path)
-    assert run.design.tasks[0].items == 60
+    run = loading.load(path)
+    assert run.design.tasks["quiz"].items == 60
     study = Study.open(tmp_path / "study.sqlite")
     winner = study.run(run.design, run.evaluate)
     assert [trial.error for trial in study.trials() if trial.state != "done"] == []
@@ -57,4 +57,4 @@ def test_a_study_on_a_task_of_the_harness(run_file, tasks, tmp_path):
 def test_a_task_whose_data_is_missing(run_file, tasks):
     path = run_file(("kind: multiple-choice, data: ./quiz.jsonl", ENTRY.replace("FOLDER", str(tasks))))
     with pytest.raises(MerganserError, match="'quiz_here' of the harness cannot be loaded"):
-        runfile.load(path)
+        loading.load(path)

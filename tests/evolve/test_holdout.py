@@ -12,11 +12,11 @@ from synthetic_designs import design
 from synthetic_world import World
 
 from merganser.errors import InputError, MerganserError
-from merganser.evolve import runfile
-from merganser.evolve.design import Design, StudyTask
+from merganser.evolve import loading
 from merganser.evolve.holdout import Grouped, connected, hold_out
 from merganser.evolve.preparation import split
 from merganser.evolve.study import Study
+from merganser.evolve.tasks import StudyTask
 
 pytest.importorskip("pymoo")
 
@@ -30,14 +30,7 @@ def test_searches_of_other_seeds_keep_the_same_test_items(tmp_path):
         study.close()
     assert tested[0] == tested[1]
     other = design(split_seed=1)
-    assert split(other.tasks[0], other.split_seed).test.tolist() != tested[0]
-
-
-def test_a_study_from_before_keeps_the_split_that_its_seed_drew():
-    data = design(seed=5).to_dict()
-    del data["split_seed"], data["tasks"][0]["test_items"], data["tasks"][0]["direction"]
-    data["tasks"] = list(data["tasks"])
-    assert Design.from_dict(data).split_seed == 5
+    assert split("quiz", other.tasks["quiz"], other.search.split_seed).test.tolist() != tested[0]
 
 
 groups = st.lists(st.integers(0, 12).map(str), min_size=2, max_size=40)
@@ -91,33 +84,33 @@ def test_a_question_is_a_test_item_in_all_tasks_or_in_none(languages, run_file):
     tasks = "\n  ".join(
         f"{n}: {{kind: multiple-choice, data: {root}/{n}.jsonl, subset: 8, group: number}}" for n in ("en", "fr")
     )
-    loaded = runfile.load(run_file((QUIZ, tasks), ("objectives: [quiz]", "objectives: [en]")))
-    test = {t.name: {orders[t.name][i] for i in split(t, 0).test} for t in loaded.design.tasks}
+    loaded = loading.load(run_file((QUIZ, tasks), ("objectives: [quiz]", "objectives: [en]")))
+    test = {n: {orders[n][i] for i in split(n, t, 0).test} for n, t in loaded.design.tasks.items()}
     assert test["en"] == test["fr"]
     assert len(test["en"]) == 12
-    other = runfile.load(
+    other = loading.load(
         run_file((QUIZ, tasks), ("objectives: [quiz]", "objectives: [en]"), ("seed: 1", "split_seed: 1"))
     )
-    assert {orders["en"][i] for i in other.design.tasks[0].test_items} != test["en"]
+    assert {orders["en"][i] for i in other.design.tasks["en"].test_items} != test["en"]
 
 
 def test_one_file_in_two_tasks_is_split_once(run_file):
     twice = f"{QUIZ}\n  again: {{kind: choice, data: ./quiz.jsonl}}"
-    first, second = runfile.load(run_file((QUIZ, twice))).design.tasks
+    first, second = loading.load(run_file((QUIZ, twice))).design.tasks.values()
     assert first.test_items == second.test_items
 
 
 def test_a_test_file(languages, run_file):
     root, _ = languages
-    loaded = runfile.load(run_file(("subset: 8,", f"subset: 8, test: {root}/later.jsonl,")))
-    [task] = loaded.design.tasks
+    loaded = loading.load(run_file(("subset: 8,", f"subset: 8, test: {root}/later.jsonl,")))
+    [task] = loaded.design.tasks.values()
     assert (task.items, task.pool) == (67, 60)
-    assert split(task, 3).test.tolist() == list(range(60, 67))
+    assert split("quiz", task, 3).test.tolist() == list(range(60, 67))
     np.save(root / "known.npy", np.ones((3, 60)))
     change = ("subset: 8,", f"subset: 8, test: {root}/later.jsonl, calibration: {root}/known.npy,")
-    assert runfile.load(run_file(change)).calibration["quiz"].items == 60
+    assert loading.load(run_file(change)).calibration["quiz"].items == 60
     with pytest.raises(MerganserError, match=r"later\.json: cannot be read"):
-        runfile.load(run_file(("subset: 8,", f"subset: 8, test: {root}/later.json,")))
+        loading.load(run_file(("subset: 8,", f"subset: 8, test: {root}/later.json,")))
 
 
 @pytest.mark.parametrize(
@@ -125,4 +118,4 @@ def test_a_test_file(languages, run_file):
 )
 def test_test_items_that_are_none(listed, message):
     with pytest.raises(InputError, match=message):
-        StudyTask("quiz", 60, test_items=listed)
+        StudyTask(60, test_items=listed)

@@ -8,10 +8,11 @@ from scipy.stats import binomtest
 from synthetic_designs import design
 from synthetic_world import ITEMS, World
 
-from merganser.evolve.design import Objective, StudyTask
 from merganser.evolve.intervals import paired_interval, score_interval, standard_error
+from merganser.evolve.objectives import Objective
 from merganser.evolve.study import Study
 from merganser.evolve.summary import compare_winner, compared
+from merganser.evolve.tasks import StudyTask
 
 QUIZ = Objective.of("quiz")
 
@@ -54,7 +55,9 @@ def test_few_items_are_no_proof_and_many_are():
     assert verdict([1.0] * 2, [0.0] * 2) == "cannot tell"
     assert verdict([1.0] * 30, [0.0] * 30) == "better"
     assert verdict([0.0] * 30, [1.0] * 30) == "worse"
-    assert verdict([2.0, 2.1, 2.2] * 9, [3.0, 3.2, 3.3] * 9, Objective.of("quiz", maximize=False)) == "better"
+    assert (
+        verdict([2.0, 2.1, 2.2] * 9, [3.0, 3.2, 3.3] * 9, Objective("quiz", {"quiz": 1.0}, maximize=False)) == "better"
+    )
 
 
 def test_differences_of_several_tasks_add_up():
@@ -75,7 +78,7 @@ class Noisy(World):
 
 def test_the_best_few_are_ranked_again_on_the_whole_pool(tmp_path):
     study = Study.open(tmp_path / "s.sqlite")
-    winner = study.run(design(tasks=(StudyTask("quiz", ITEMS, subset=6),), rerank=4), Noisy())
+    winner = study.run(design(tasks={"quiz": StudyTask(ITEMS, subset=6)}, rerank=4), Noisy())
     pool = study.prepared()["quiz"].split.pool
     first = sorted({t.label: t for t in study.trials()}.values(), key=lambda t: -t.objectives["quiz"])
     cut = first[3].objectives["quiz"]
@@ -90,7 +93,7 @@ def test_the_best_few_are_ranked_again_on_the_whole_pool(tmp_path):
 
 def test_a_full_subset_is_not_evaluated_twice(tmp_path):
     study = Study.open(tmp_path / "s.sqlite")
-    study.run(design(tasks=(StudyTask("quiz", ITEMS),), rerank=4, generations=1), World())
+    study.run(design(tasks={"quiz": StudyTask(ITEMS)}, rerank=4, generations=1), World())
     assert study.store.trials("full") == []
 
 

@@ -10,17 +10,17 @@ from safetensors.torch import load_file
 
 import merganser as mg
 from merganser.errors import InputError
-from merganser.evolve import runfile
+from merganser.evolve import loading
 from merganser.evolve.layering import layer_options, stack_layers
-from merganser.evolve.space import Choices, Range, SearchParameter, Space
-from merganser.evolve.starting import recipe, start
+from merganser.evolve.runs import recipe, start
+from merganser.evolve.space import SearchParameter, Space
 from merganser.recipes.settings import Gradient
 
 pytest.importorskip("pymoo")
 
 LABELS = ("math", "code")
 TEMPLATE = {"method": "task_arithmetic", "base": "b", "models": [{"path": "m"}, {"path": "c"}]}
-SPLIT = Space((SearchParameter("weight", Range(0, 1), LABELS, split=7),))
+SPLIT = Space({"weight": SearchParameter(0, 1, per="model", split=True)}, models=LABELS, depth=7)
 STACK = """
 base: ./base
 models: {math: ./math, code: ./code}
@@ -43,7 +43,7 @@ def test_every_layer_has_the_value_of_its_side_of_the_split(genome):
     values = SPLIT.decode(np.array(genome))
     assert values["weight.split"] in range(1, 7)
     assert SPLIT.decode(SPLIT.encode(values)) == pytest.approx(values)
-    document = SPLIT.recipe(TEMPLATE, LABELS, values)
+    document = SPLIT.recipe(TEMPLATE, values)
     for label, model in zip(LABELS, document["models"], strict=True):
         over_depth = Gradient(tuple(model["weight"]))
         for layer in range(7):
@@ -54,11 +54,12 @@ def test_every_layer_has_the_value_of_its_side_of_the_split(genome):
 @pytest.mark.parametrize(
     "parameter",
     [
-        lambda: SearchParameter("weight", Range(0, 1), split=2),
-        lambda: SearchParameter("weight", Range(0, 1), split=8, points=3),
-        lambda: SearchParameter("weight", Choices((0, 1)), split=8),
-        lambda: SearchParameter("layers", Range(0, 1)),
-        lambda: SearchParameter("layers", Choices(("a+0", "b+0")), models=("a",)),
+        lambda: Space({"weight": SearchParameter(0, 1, split=True)}, depth=2),
+        lambda: SearchParameter(0, 1, split=True, points=3),
+        lambda: SearchParameter(choices=(0, 1), split=True),
+        lambda: Space({"layers": SearchParameter(0, 1)}, depth=8),
+        lambda: Space({"weight": SearchParameter(reach=1)}, depth=8),
+        lambda: SearchParameter(reach=1, per="model"),
     ],
 )
 def test_what_is_no_genome_is_refused(parameter):
@@ -80,8 +81,8 @@ def test_runs_of_layers_become_slices():
 
 def test_a_study_stacks_layers_and_its_winner_is_the_model_that_was_asked(run_file, llamas, tmp_path):
     path = run_file(text=STACK)
-    loaded = runfile.load(path)
-    assert [v.name for v in loaded.design.space.variables] == ["layers[0]", "layers[1]"]
+    loaded = loading.load(path)
+    assert [v.name for v in loaded.design.search_space.variables] == ["layers[0]", "layers[1]"]
     assert list(loaded.design.starts) == [{"layers[0]": f"{n}+0", "layers[1]": f"{n}+0"} for n in LABELS]
     study = start(path, tmp_path / "s.sqlite")
     assert not [trial.error for trial in study.trials() if trial.state == "failed"]
@@ -111,10 +112,10 @@ def test_a_study_stacks_layers_and_its_winner_is_the_model_that_was_asked(run_fi
 )
 def test_stacks_that_cannot_be_searched_are_refused(run_file, change, message):
     with pytest.raises(InputError, match=message):
-        runfile.load(run_file(change, text=STACK))
+        loading.load(run_file(change, text=STACK))
 
 
 def test_as_many_points_as_layers(run_file):
-    loaded = runfile.load(run_file(("high: 1.5, per: model", "high: 1.5, per: model, points: layers")))
-    names = [v.name for v in loaded.design.space.variables if v.parameter.name == "weight"]
+    loaded = loading.load(run_file(("high: 1.5, per: model", "high: 1.5, per: model, points: layers")))
+    names = [v.name for v in loaded.design.search_space.variables if v.parameter == "weight"]
     assert names == ["weight.math[0]", "weight.math[1]", "weight.code[0]", "weight.code[1]"]

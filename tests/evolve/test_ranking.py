@@ -6,12 +6,12 @@ import pytest
 from synthetic_designs import two_objectives
 from synthetic_world import ITEMS, World
 
-from merganser.evolve.design import Objective
+from merganser.evolve.objectives import Objective
 from merganser.evolve.ranking import pareto, reranked_front
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
 
-OBJECTIVES = (Objective.of("a"), Objective.of("p", maximize=False))
+OBJECTIVES = (Objective.of("a"), Objective("p", {"p": 1.0}, maximize=False))
 
 
 def trial(label, a, p, **changes):
@@ -29,7 +29,7 @@ def test_full_evaluations_overrule_estimates():
 def test_the_front_of_a_study_is_ranked_again(tmp_path):
     pytest.importorskip("pymoo")
     study = Study.open(tmp_path / "s.sqlite")
-    study.run(two_objectives(rerank=2, endpoints=()), World())
+    study.run(two_objectives(rerank=2), World())
     pool = {name: prepared.split.pool for name, prepared in study.prepared().items()}
     front = study.pareto()
     assert front

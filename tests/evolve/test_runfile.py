@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from merganser.errors import MerganserError
-from merganser.evolve import runfile
+from merganser.evolve import loading
+from merganser.evolve.runfile import RunFile
+from merganser.evolve.schema import from_document, to_document
 
 pytest.importorskip("pymoo")
 
+#: A search for several objectives.
+GENETIC = ("{population: 5", "{algorithm: nsga2, population: 5")
 TASK = "quiz: {kind: multiple-choice, data: ./quiz.jsonl, subset: 8, estimator: gmp-irt, c: adaptive}"
 SPACE_LINE = "weight: {low: 0, high: 1.5, per: model}"
 BAD = [
@@ -21,10 +27,10 @@ BAD = [
     (("method: ties", "method: tie"), "did you mean 'ties'"),
     (("method: ties\n", ""), "'method' is missing"),
     (("objectives: [quiz]\n", ""), "'objectives' is missing"),
-    (("objectives: [quiz]", "objectives: quiz"), "objectives: must be a valid list"),
-    (("models: {math: ./math, code: ./code}", "models: [./math, ./code]"), "models: must be a valid dictionary"),
+    (("objectives: [quiz]", "objectives: quiz"), "objectives: must be a list, got 'quiz'"),
+    (("models: {math: ./math, code: ./code}", "models: [./math, ./code]"), "models: must be a mapping, got"),
     (("models: {math: ./math, code: ./code}", "models: {}"), "models: name at least one"),
-    (("code: ./code", "code: 3"), "models.code: must be a valid string, got 3"),
+    (("code: ./code", "code: 3"), "models.code: must be text, got 3"),
     (
         ("search: {population: 5", "search: {popultion: 5"),
         "search: unknown key 'popultion'; did you mean 'population'?",
@@ -33,6 +39,8 @@ BAD = [
     (("subset: 8", "subst: 8"), "tasks.quiz: unknown key 'subst'; did you mean 'subset'?"),
     (("kind: causal-lm", "knd: causal-lm"), "model: unknown key 'knd'; did you mean 'kind'?"),
     (("per: model", "per: layer"), "space.weight.per: expected 'model' or 'merge', got 'layer'"),
+    (("low: 0, high: 1.5", "integr: true, high: 1.5"), "space.weight: unknown key 'integr'; did you mean 'integer'?"),
+    (("subset: 8", "strata: 3"), "tasks.quiz.strata: must be"),
     (("low: 0, high: 1.5", "lo: 0, high: 1.5"), "space.weight: unknown key 'lo'; did you mean 'low'?"),
     (("low: 0, high", "low: a, high"), "run.yml: space.weight.low: must be a valid number, got 'a'"),
     # the space
@@ -102,8 +110,14 @@ BAD = [
         "objective 'q': maximize: false would look for the worst 'quiz', whose higher values are better; leave it out",
     ),
     (
-        (TASK, "p: {kind: perplexity, data: ./texts.tsv, estimator: p-irt}"),
-        "task 'p': IRT is for answers that are right or wrong",
+        (TASK, f"p: {{kind: perplexity, data: ./texts.tsv, estimator: p-irt}}\n  {TASK}"),
+        "tasks.p: IRT is for answers that are right or wrong",
+    ),
+    (("kind: multiple-choice, data", "data"), "tasks.quiz: 'kind' is missing"),
+    # first merges
+    (
+        ("objectives:", "starts: [{weight.math: 9, weight.code: 1}]\nobjectives:"),
+        "starts[0]: values for density",
     ),
     # YAML itself
     (("method: ties", "method: ties\nmethod: linear"), "'method' is given twice"),
@@ -115,23 +129,23 @@ BAD = [
 def test_bad_run_files(run_file, change, message):
     path = run_file(change)
     with pytest.raises(MerganserError) as caught:
-        runfile.load(path)
+        loading.load(path)
     assert message in str(caught.value)
     assert caught.value.exit_code == 2
     assert "run.yml" in str(caught.value)
 
 
 def test_several_problems_are_said_at_once(run_file):
-    path = run_file(("subset: 8", "subset: 80"), ("kind: causal-lm}", "kind: causal-lm}\nworkers: 0"))
+    path = run_file(("subset: 8", "subset: 80"), ("kind: causal-lm}", "kind: causal}"))
     with pytest.raises(MerganserError, match="2 problems"):
-        runfile.load(path)
+        loading.load(path)
 
 
 def test_no_file_and_no_mapping(tmp_path):
     with pytest.raises(MerganserError, match="no such run file"):
-        runfile.load(tmp_path / "absent.yml")
+        loading.load(tmp_path / "absent.yml")
     with pytest.raises(MerganserError, match="expected one mapping"):
-        runfile.parse("- a list")
+        loading.parse("- a list")
 
 
 def test_a_good_run_file(run_file, llamas, tmp_path):
@@ -143,11 +157,11 @@ def test_a_good_run_file(run_file, llamas, tmp_path):
         ("tasks:", 'constraints: ["weight.math[0] + weight.code[1] <= 2"]\ntasks:'),
         ("objectives: [quiz]", "objectives: [{name: score, measures: {quiz: 1.0}}]"),
     )
-    run = runfile.load(path)
-    assert [v.name for v in run.design.space.variables][:2] == ["weight.math[0]", "weight.math[1]"]
+    run = loading.load(path)
+    assert [v.name for v in run.design.search_space.variables][:2] == ["weight.math[0]", "weight.math[1]"]
     assert run.design.endpoints == ("math", "code")
-    assert run.design.tasks[0].items == 60
-    assert run.design.tasks[0].strata[:5] == ("0", "1", "2", "3", "0")
+    assert run.design.tasks["quiz"].items == 60
+    assert run.design.tasks["quiz"].strata[:5] == ("0", "1", "2", "3", "0")
     assert run.calibration["quiz"].answers.shape == (5, 60)
     assert run.evaluate.examiners["quiz"].batch == 4
     assert run.evaluate.template["base"] == str(llamas / "base")
@@ -161,7 +175,7 @@ def test_functions_of_the_current_directory(run_file, tmp_path, monkeypatch):
     path = run_file(
         ("kind: multiple-choice, data: ./quiz.jsonl", "kind: function, function: 'own_quiz_for_runs:ask', items: 60")
     )
-    assert runfile.load(path).evaluate.examiners["quiz"](None, [3, 4]) == {"score": [1.0, 1.0]}
+    assert loading.load(path).evaluate.examiners["quiz"](None, [3, 4]) == {"score": [1.0, 1.0]}
 
 
 @pytest.mark.parametrize("form", ["answers", "tinyBenchmarks"])
@@ -174,11 +188,11 @@ def test_a_calibration_brings_its_extractor_and_estimator(run_file, tmp_path, fo
         parameters = {"lb/A": rng.normal(size=(1, 2, 70)), "lb/B": rng.normal(size=(1, 1, 70))}
         np.savez(tmp_path / "known.npz", **parameters, **{"lb/scenarios/quiz": np.arange(10, 70)})
     told, untold = ("estimator: gmp-irt, c: adaptive", f"calibration: '{reference}'"), ("subset: 8, ", "")
-    task = runfile.load(run_file(told)).design.tasks[0]
+    task = loading.load(run_file(told)).design.tasks["quiz"]
     assert (task.extractor, task.estimator, task.c) == ("irt", "gmp-irt", "adaptive")
-    task = runfile.load(run_file((told[0], f"{told[1]}, estimator: naive, c: 0.1"))).design.tasks[0]
+    task = loading.load(run_file((told[0], f"{told[1]}, estimator: naive, c: 0.1"))).design.tasks["quiz"]
     assert (task.extractor, task.estimator, task.c) == ("irt", "naive", 0.1)
-    task = runfile.load(run_file(told, untold)).design.tasks[0]
+    task = loading.load(run_file(told, untold)).design.tasks["quiz"]
     assert (task.extractor, task.estimator, task.c) == ("random", "naive", 0.5)
 
 
@@ -186,7 +200,7 @@ def test_a_calibration_of_other_items_is_refused_before_any_work(run_file, tmp_p
     np.save(tmp_path / "known.npy", np.zeros((5, 61)))
     path = run_file(("c: adaptive", f"calibration: {tmp_path}/known.npy"))
     with pytest.raises(MerganserError, match=r"tasks.quiz.calibration.*covers 61 items, but the task has 60"):
-        runfile.load(path)
+        loading.load(path)
 
 
 TOY_BAD = [
@@ -227,7 +241,7 @@ def test_what_the_run_file_alone_shows_is_said_before_any_work(toy, tmp_path, ch
     np.save(tmp_path / "deep.npy", np.zeros((2, 2, 60)))
     np.save(tmp_path / "large.npy", np.full((2, 60), 7.0))
     with pytest.raises(MerganserError) as caught:
-        runfile.load(toy(change))
+        loading.load(toy(change))
     assert message in str(caught.value)
     assert caught.value.exit_code == 2
 
@@ -235,27 +249,64 @@ def test_what_the_run_file_alone_shows_is_said_before_any_work(toy, tmp_path, ch
 def test_measures_that_nobody_reports(run_file):
     path = run_file(("objectives: [quiz]", "objectives: [quiz.lenght]"))
     with pytest.raises(MerganserError, match=r"objectives\[0\]: nothing measures 'quiz\.lenght'"):
-        runfile.load(path)
+        loading.load(path)
     tasks = "sums: {kind: generation, data: ./sums.jsonl, subset: 4}\nobjectives: [sums.lenght]"
     with pytest.raises(MerganserError, match=r"did you mean 'sums\.length'\?"):
-        runfile.load(run_file(("objectives: [quiz]", f"  {tasks}")))
+        loading.load(run_file(("objectives: [quiz]", f"  {tasks}")))
 
 
 def test_constraints_at_the_edge_of_the_space(toy):
-    assert runfile.load(toy(("objectives:", 'constraints: ["weight.left + weight.right >= 3"]\nobjectives:')))
+    assert loading.load(toy(("objectives:", 'constraints: ["weight.left + weight.right >= 3"]\nobjectives:')))
+
+
+def test_merges_of_the_user_come_first(toy):
+    own = "starts: [{weight.left: 0.3, weight.right: 0.4}]\nobjectives:"
+    starts = loading.load(toy(("objectives:", own))).design.starts
+    assert starts[0] == {"weight.left": 0.3, "weight.right": 0.4}
+    assert {"weight.left": 1.0, "weight.right": 0.0} in starts
+    wrong = "starts: [{weight.left: 0.3, weight.rigth: 0.4}]\nobjectives:"
+    with pytest.raises(MerganserError, match=r"no variable 'weight\.rigth'; did you mean 'weight\.right'\?"):
+        loading.load(toy(("objectives:", wrong)))
+
+
+def test_a_function_whose_lower_answers_are_better(toy):
+    falling = ("subset: 12}\nobj", "subset: 12, direction: lower}\nobj")
+    single = ("[{name: mean, measures: {left: 0.5, right: 0.5}}]", "[right]")
+    assert loading.load(toy(single)).design.objectives[0].maximize
+    assert loading.load(toy(falling, single)).design.objectives[0].maximize is False
+
+
+def test_a_direction_counts_beside_tasks_that_know_their_own(run_file):
+    errors = "e: {kind: function, function: 'toy_experts:left', items: 60, direction: lower}"
+    path = run_file((TASK, f"{errors}\n  {TASK}"), ("objectives: [quiz]", "objectives: [e, quiz]"), GENETIC)
+    assert [objective.maximize for objective in loading.load(path).design.objectives] == [False, True]
+
+
+def test_a_start_that_violates_the_constraints_is_refused(toy):
+    own = "starts: [{weight.left: 0.3, weight.right: 0.4}]\nobjectives:"
+    limits = 'constraints: ["weight.left + weight.right <= 0.5"]'
+    with pytest.raises(MerganserError, match=r"starts\[0\]: violates the constraints"):
+        loading.load(toy(("objectives:", f"{limits}\n{own}")))
+
+
+def test_a_completed_run_file_survives_the_store(run_file):
+    run = loading.load(run_file()).design
+    assert from_document(RunFile, json.loads(json.dumps(to_document(run)))) == run
+    assert run.is_same_study(replace(run, workers=3, answers="elsewhere.sqlite"))
+    assert not run.is_same_study(replace(run, models=dict(reversed(run.models.items()))))
 
 
 def test_variables_of_one_of_several_methods_count(toy):
     text = ("space: {", "space: {method: {choices: [task_arithmetic, ties]}, density: {low: 0.1, high: 1}, ")
-    assert len(runfile.load(toy(text)).design.space.variables) == 4
+    assert len(loading.load(toy(text)).design.search_space.variables) == 4
 
 
 def test_what_is_no_text_and_what_is_a_directory(tmp_path, toy):
     toy()
     with pytest.raises(MerganserError, match="not a text in UTF-8; a run file is YAML"):
-        runfile.load(tmp_path / "base.safetensors")
+        loading.load(tmp_path / "base.safetensors")
     with pytest.raises(MerganserError, match="is a directory, not a run file"):
-        runfile.load(tmp_path)
+        loading.load(tmp_path)
 
 
 PERPLEXITY = (TASK, f"p: {{kind: perplexity, data: ./texts.tsv}}\n  {TASK}")
@@ -274,7 +325,7 @@ PERPLEXITY = (TASK, f"p: {{kind: perplexity, data: ./texts.tsv}}\n  {TASK}")
     ],
 )
 def test_measures_know_their_direction(run_file, objective, maximize):
-    found = runfile.load(run_file(PERPLEXITY, ("objectives: [quiz]", f"objectives: [{objective}]")))
+    found = loading.load(run_file(PERPLEXITY, ("objectives: [quiz]", f"objectives: [{objective}]")))
     assert found.design.objectives[0].maximize is maximize
 
 
@@ -291,9 +342,9 @@ def test_measures_know_their_direction(run_file, objective, maximize):
 )
 def test_objectives_that_reward_worse_models_are_refused(run_file, objective, message):
     with pytest.raises(MerganserError, match=message):
-        runfile.load(run_file(PERPLEXITY, ("objectives: [quiz]", f"objectives: [{objective}]")))
+        loading.load(run_file(PERPLEXITY, ("objectives: [quiz]", f"objectives: [{objective}]")))
 
 
 def test_exact_match_and_choice_are_kinds_of_a_run_file(run_file):
     change = (TASK, "quiz: {kind: exact-match, data: ./sums.jsonl, options: {fields: {question: question}}}")
-    assert len(runfile.load(run_file(change)).evaluate.examiners["quiz"]) == 30
+    assert len(loading.load(run_file(change)).evaluate.examiners["quiz"]) == 30

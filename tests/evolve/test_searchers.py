@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from merganser.errors import InputError
-from merganser.evolve.searchers import ALGORITHMS, Search, searcher
+from merganser.evolve.searchers import ALGORITHMS, Problem, searcher
 
 pytest.importorskip("pymoo")
 TARGET = np.array([0.3, 0.6, 0.5])
@@ -19,7 +19,7 @@ def fitness(genomes, objectives):
 
 def drive(name, *, constraints=0, trials=100, seed=0, disturb=False):
     objectives = 2 if ALGORITHMS[name].many else 1
-    search = Search(3, objectives, constraints, population=10, generations=10, seed=seed)
+    search = Problem(3, objectives, constraints, population=10, generations=10, seed=seed)
     running = searcher(name, search)
     asked, told, broken = [], [], []
     while sum(map(len, asked)) < trials:
@@ -83,17 +83,17 @@ def test_there_are_the_nineteen_of_the_table_and_random_search():
 
 
 def test_a_published_spelling_is_understood():
-    assert searcher("NSGA-II", Search(3, 2)) is not None
-    assert searcher("MOEA/D", Search(3, 2)) is not None
+    assert searcher("NSGA-II", Problem(3, 2)) is not None
+    assert searcher("MOEA/D", Problem(3, 2)) is not None
 
 
 @pytest.mark.parametrize(
     ("name", "search", "message"),
     [
-        ("nsga4", Search(3, 2), "did you mean 'nsga"),
-        ("ga", Search(3, 2), "GA supports one objective, and there are 2"),
-        ("nsga2", Search(3, 1), "NSGA-II needs several objectives"),
-        ("ga", Search(3, 1, population=2), "at least 5"),
+        ("nsga4", Problem(3, 2), "did you mean 'nsga"),
+        ("ga", Problem(3, 2), "GA supports one objective, and there are 2"),
+        ("nsga2", Problem(3, 1), "NSGA-II needs several objectives"),
+        ("ga", Problem(3, 1, population=2), "at least 5"),
     ],
 )
 def test_impossible_searches(name, search, message):

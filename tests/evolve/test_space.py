@@ -7,18 +7,21 @@ from hypothesis import strategies as st
 
 from merganser import recipes
 from merganser.errors import InputError
-from merganser.evolve.space import Choices, Range, SearchParameter, Space, key
+from merganser.evolve.domains import Choices, Range
+from merganser.evolve.space import SearchParameter, Space, key
 
-WEIGHT = SearchParameter("weight", Range(0, 2), models=("math", "code"))
+MODELS = ("math", "code")
+WEIGHT = {"weight": SearchParameter(0, 2, per="model")}
 SPACE = Space(
-    (
-        WEIGHT,
-        SearchParameter("density", Range(0.1, 1.0), groups={"mlp": "*mlp*", "rest": "*"}, points=3),
-        SearchParameter("rank", Range(1, 8, integer=True)),
-        SearchParameter("rate", Range(1e-4, 1.0, log=True)),
-        SearchParameter("normalize", Choices((True, False))),
-    ),
+    {
+        **WEIGHT,
+        "density": SearchParameter(0.1, 1.0, groups={"mlp": "*mlp*", "rest": "*"}, points=3),
+        "rank": SearchParameter(1, 8, integer=True),
+        "rate": SearchParameter(1e-4, 1.0, log=True),
+        "normalize": SearchParameter(choices=(True, False)),
+    },
     ("weight.math + 2 * weight.code <= 1.5", "weight.math >= 0.5 * weight.code - 0.1"),
+    MODELS,
 )
 unit = st.lists(st.floats(0, 1), min_size=len(SPACE.variables), max_size=len(SPACE.variables))
 
@@ -63,11 +66,12 @@ def test_every_integer_and_choice_has_an_equal_share():
 
 def test_a_genome_becomes_a_recipe():
     space = Space(
-        (
-            SearchParameter("weight", Range(0, 2), models=("math", "code"), points=2),
-            SearchParameter("density", Range(0, 1), groups={"mlp": "*mlp*"}),
-            SearchParameter("lambda", Range(0, 2)),
-        )
+        {
+            "weight": SearchParameter(0, 2, per="model", points=2),
+            "density": SearchParameter(0, 1, groups={"mlp": "*mlp*"}),
+            "lambda": SearchParameter(0, 2),
+        },
+        models=MODELS,
     )
     template = {
         "method": "ties",
@@ -83,7 +87,7 @@ def test_a_genome_becomes_a_recipe():
         "density.mlp": 0.7,
         "lambda": 1.0,
     }
-    document = space.recipe(template, ["math", "code"], values)
+    document = space.recipe(template, values)
     assert document["models"] == [{"path": "./math", "weight": [0.1, 0.2]}, {"path": "./code", "weight": [0.3, 0.4]}]
     assert document["parameters"] == {"density": {"*mlp*": 0.7, "*": 0.5}, "normalize": True, "lambda": 1.0}
     assert "weight" not in template["models"][0]
@@ -92,38 +96,38 @@ def test_a_genome_becomes_a_recipe():
 
 
 def test_a_searched_method_takes_only_its_own_parameters():
-    space = Space(
-        (SearchParameter("method", Choices(("linear", "ties"))), WEIGHT, SearchParameter("density", Range(0.1, 1)))
-    )
+    method = SearchParameter(choices=("linear", "ties"))
+    space = Space({"method": method, **WEIGHT, "density": SearchParameter(0.1, 1)}, models=MODELS)
     template = {"method": "ties", "base": "./b", "models": [{"path": "./m"}, {"path": "./c"}]}
     values = {"method": "linear", "weight.math": 0.5, "weight.code": 1.0, "density": 0.3}
-    linear = space.recipe(template, ["math", "code"], values)
+    linear = space.recipe(template, values)
     assert linear["method"] == "linear"
     assert linear["parameters"] == {}
-    assert space.recipe(template, ["math", "code"], values | {"method": "ties"})["parameters"] == {"density": 0.3}
+    assert space.recipe(template, values | {"method": "ties"})["parameters"] == {"density": 0.3}
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Space(()), "empty"),
-        (lambda: Space((WEIGHT, WEIGHT)), "twice"),
+        (lambda: Space({}), "empty"),
+        (lambda: Space({**WEIGHT, "weight.math": SearchParameter(0, 1)}, models=MODELS), "twice"),
+        (lambda: Space(WEIGHT), "no models are named"),
         (lambda: Range(1, 1), "higher high"),
         (lambda: Range(0, float("nan")), "higher high"),
         (lambda: Range(0.5, 2, integer=True), "whole ends"),
         (lambda: Range(0, 1, log=True), "above 0"),
         (lambda: Choices((1,)), "two or more"),
         (lambda: Choices((1, 1)), "two or more"),
-        (lambda: SearchParameter("rank", Range(1, 3, integer=True), points=2), "interpolated"),
-        (lambda: SearchParameter("weight", Range(0, 1), points=0), "at least 1"),
-        (lambda: SearchParameter("method", Range(0, 1)), "one choice"),
-        (lambda: Space((WEIGHT,), ("weight.maths <= 1",)), "did you mean 'weight.math'"),
-        (lambda: Space((WEIGHT,), ("weight.math < 1",)), "expected one <= or >="),
-        (lambda: Space((WEIGHT,), ("weight.math == 1",)), "expected one <= or >="),
-        (lambda: Space((WEIGHT,), ("weight.math * weight.code <= 1",)), "cannot read"),
-        (lambda: Space((WEIGHT,), ("weight.math <= ",)), "one side is empty"),
-        (lambda: Space((WEIGHT,), ("1 <= 2",)), "does not depend"),
-        (lambda: Space((SearchParameter("m", Choices((1, 2))),), ("m <= 1",)), "is a choice"),
+        (lambda: SearchParameter(1, 3, integer=True, points=2), "interpolated"),
+        (lambda: SearchParameter(0, 1, points=0), "at least 1"),
+        (lambda: Space({"method": SearchParameter(0, 1)}), "one choice"),
+        (lambda: Space(WEIGHT, ("weight.maths <= 1",), MODELS), "did you mean 'weight.math'"),
+        (lambda: Space(WEIGHT, ("weight.math < 1",), MODELS), "expected one <= or >="),
+        (lambda: Space(WEIGHT, ("weight.math == 1",), MODELS), "expected one <= or >="),
+        (lambda: Space(WEIGHT, ("weight.math * weight.code <= 1",), MODELS), "cannot read"),
+        (lambda: Space(WEIGHT, ("weight.math <= ",), MODELS), "one side is empty"),
+        (lambda: Space(WEIGHT, ("1 <= 2",), MODELS), "does not depend"),
+        (lambda: Space({"m": SearchParameter(choices=(1, 2))}, ("m <= 1",)), "is a choice"),
         (lambda: SPACE.encode({"weight.mat": 1}), "did you mean"),
         (lambda: SPACE.encode({"weight.math": 1}), "are missing"),
     ],

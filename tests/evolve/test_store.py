@@ -12,6 +12,7 @@ from synthetic_designs import design
 from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.evolve.irt.model import IRT, Items, Normal
 from merganser.evolve.preparation import from_bytes
+from merganser.evolve.schema import to_document
 from merganser.evolve.store import Answers, Store, Trial
 from merganser.evolve.study import Study
 
@@ -21,7 +22,7 @@ def path(tmp_path):
     file = tmp_path / "study.sqlite"
     trial = Trial("candidate", "c0", "done", 0, 0, (0.5,), {"weight": 0.5, "n": 2, "b": True, "method": "ties"})
     store = Store(file)
-    store.set(design=design().to_dict())
+    store.set(design=to_document(design()))
     store.keep("prepared/quiz", b"bytes")
     store.add(trial, {"quiz": Answers(np.array([0, 1]), np.array([0.0, 1.0]))})
     store.close()
@@ -33,6 +34,25 @@ def damage(path, *statements):
         for statement in statements:
             connection.execute(statement)
     connection.close()
+
+
+def test_a_closed_study_is_one_file(path):
+    with Study.open(path, readonly=True) as study, Study.open(path) as writing:
+        writing.store.set(ended=True)
+        assert study.ended, "one reads while another writes"
+    Store(path).close()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    with Study.open(path, readonly=True) as study:
+        assert study.ended
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_study_of_an_earlier_version_is_refused_and_left_alone(path):
+    damage(path, "PRAGMA user_version=2")
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="has version 2 of the study format, .* start a new study"):
+        Study.open(path)
+    assert path.read_bytes() == before
 
 
 def test_trials_come_back_as_they_were(path):
@@ -49,13 +69,13 @@ def test_trials_come_back_as_they_were(path):
 @pytest.mark.parametrize(
     ("statement", "read"),
     [
-        ("UPDATE trials SET genome = '3'", lambda s: s.trials()),
-        ("UPDATE trials SET genome = '[\"x\"]'", lambda s: s.trials()),
-        ("UPDATE trials SET params = '{'", lambda s: s.trials()),
-        ("UPDATE trials SET objectives = '[1]'", lambda s: s.trials()),
-        ("UPDATE trials SET seconds = x'ff'", lambda s: s.trials()),
-        ("UPDATE trials SET error = CAST(x'ff' AS TEXT)", lambda s: s.trials()),
-        ("ALTER TABLE trials RENAME COLUMN state TO s", lambda s: s.trials()),
+        ("UPDATE trials SET content = json_set(content, '$.genome', 3)", lambda s: s.trials()),
+        ("UPDATE trials SET content = json_set(content, '$.genome[0]', 'x')", lambda s: s.trials()),
+        ("UPDATE trials SET content = content || '{'", lambda s: s.trials()),
+        ("UPDATE trials SET content = json_set(content, '$.objectives', 1)", lambda s: s.trials()),
+        ("UPDATE trials SET content = json_set(content, '$.seconds', 'x')", lambda s: s.trials()),
+        ("UPDATE trials SET content = CAST(x'ff' AS TEXT)", lambda s: s.trials()),
+        ("ALTER TABLE trials RENAME COLUMN content TO c", lambda s: s.trials()),
         ("ALTER TABLE trials RENAME COLUMN seconds TO s", lambda s: s.pace("candidate")),
         ("UPDATE meta SET value = '{'", lambda s: s.get("design")),
         ("INSERT INTO meta VALUES ('costs', '[1]')", lambda s: s.costs()),

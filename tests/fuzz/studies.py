@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from merganser.errors import InputError
-from merganser.evolve.design import Design, Objective, StudyTask
+from merganser.evolve.design import Design, Search
 from merganser.evolve.irt.model import IRT, Items, Normal
+from merganser.evolve.objectives import Objective
 from merganser.evolve.preparation import prepare, to_bytes
-from merganser.evolve.space import Choices, Range, SearchParameter, Space
-from merganser.evolve.store import Answers, Store, Trial
+from merganser.evolve.schema import to_document
+from merganser.evolve.space import SearchParameter
+from merganser.evolve.store import Answers, Store, Trial, TrialEstimate
 from merganser.evolve.study import Study
+from merganser.evolve.tasks import StudyTask
 from merganser.strict_json import parse_json
 
 
@@ -45,7 +48,7 @@ def read_design(directory: Path) -> None:
 def study_file(directory: Path) -> bytes:
     store = Store(directory / "study.sqlite")
     store.set(design={"tasks": ["a"]}, seed=1)
-    trial = Trial("candidate", "c0", "done", 0, 0, (0.5,), {"weight": 0.5}, {"a": 0.5}, {"a": {"value": 0.5}})
+    trial = Trial("candidate", "c0", "done", 0, 0, (0.5,), {"weight": 0.5}, {"a": 0.5}, {"a": TrialEstimate(0.5)})
     store.add(trial, {"a": Answers(np.array([0, 1]), np.array([0.0, 1.0]))})
     store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store._connection.execute("PRAGMA journal_mode=DELETE")
@@ -54,11 +57,19 @@ def study_file(directory: Path) -> bytes:
 
 
 def prepared_study() -> dict[str, bytes]:
-    task = StudyTask("quiz", 12, subset=4, estimator="gmp-irt", dimensions=1)
-    space = Space((SearchParameter("weight", Range(0, 1)), SearchParameter("method", Choices(("ties", "linear")))))
-    design = Design(space, (task,), (Objective.of("quiz"),), ("a", "b"), population=6, generations=2)
+    task = StudyTask(12, subset=4, estimator="gmp-irt", dimensions=1)
+    design = Design(
+        space={"weight": SearchParameter(0, 1), "method": SearchParameter(choices=("ties", "linear"))},
+        tasks={"quiz": task},
+        objectives=(Objective.of("quiz"),),
+        models={"a": "./a", "b": "./b"},
+        search=Search(population=6, generations=2),
+    )
     answers = {label: np.random.default_rng(seed).random(task.pool).round() for seed, label in enumerate("ab")}
-    return {"design.json": json.dumps(design.to_dict()).encode(), "prepared": to_bytes(prepare(task, 0, answers))}
+    return {
+        "design.json": json.dumps(to_document(design)).encode(),
+        "prepared": to_bytes(prepare("quiz", task, 0, answers)),
+    }
 
 
 def irt_file(place: Path) -> bytes:

@@ -32,7 +32,7 @@ from merganser.engine.disk import Disk
 from merganser.errors import CheckpointError, MerganserError
 from merganser.evaluate.records import read_records
 from merganser.evaluate.search import Rung
-from merganser.evolve import runfile
+from merganser.evolve import loading
 from merganser.evolve.intervals import Interval
 from merganser.evolve.irt.model import IRT
 from merganser.library.codes.coding import Delta, encode
@@ -70,7 +70,7 @@ def weights(value: float = 1.0) -> dict[str, torch.Tensor]:
 
 
 def noted_changes() -> bytes:
-    merged = Change("ties", 100, (0, 1), 50, 1.0, 1.1, 0.2, (0.3, 0.4), (0.5, 0.5), 0.25)
+    merged = Change("ties", 100, (0, 1), True, (50.0, 12.0, 1.0, 1.1, 0.2, 0.1, 0.3, 0.05, 0.1, 0.2))
     return Changes(("a", "b"), {"w": merged, "steps": Change("copied", 1, (0,))}).to_bytes()
 
 
@@ -406,7 +406,7 @@ def all_targets() -> list[Target]:
         Target("study", {"study.sqlite": study}, ("study.sqlite",), read_study, may_leave=("study.sqlite-",)),
         Target("design", prepared_study(), ("design.json", "prepared"), read_design, may_leave=("new.sqlite",)),
         Target("runfile", pair | model("c", 3.0) | both("run", RUN) | {"quiz.jsonl": QUIZ},
-               ("run.yml", "run.json", "quiz.jsonl"), lambda d: each(d, "run", runfile.load)),
+               ("run.yml", "run.json", "quiz.jsonl"), lambda d: each(d, "run", loading.load)),
         Target("records", {"quiz.jsonl": QUIZ, "quiz.json": dumped([{"a": 1}])}, ("quiz.jsonl", "quiz.json"),
                lambda d: (read_records(d / "quiz.jsonl"), read_records(d / "quiz.json"))),
         Target("sweep", {"sweep.jsonl": b'{"key": "a", "score": 0.5, "scored_by": "x"}\n' * 3}, ("sweep.jsonl",),

@@ -80,6 +80,19 @@ class Server:
         replies = self._map("completions", bodies)
         return [self._likelihood(reply, prompt, rest) for reply, (prompt, rest) in zip(replies, pairs, strict=True)]
 
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Have the server load a LoRA adapter, as vLLM does if it was started for that.
+
+        Args:
+            name: The name under which the adapter is asked.
+            path: Its directory, which the server reads.
+        """
+        self._send("load_lora_adapter", {"lora_name": name, "lora_path": os.fspath(path)})
+
+    def unload_adapter(self, name: str) -> None:
+        """Have the server forget an adapter."""
+        self._send("unload_lora_adapter", {"lora_name": name})
+
     def _likelihood(self, reply: Any, prompt: str, rest: str) -> float:
         found = self._choice(reply).get("logprobs") or {}
         logs, places = found.get("token_logprobs"), found.get("text_offset")
@@ -109,6 +122,13 @@ class Server:
             return list(pool.map(lambda body: self._post(path, {"model": self.model, **body}), bodies))
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        try:
+            return parse_json(self._send(path, body))
+        except ValueError as error:
+            raise MerganserError(f"{self.url}/{path}: {error}") from error
+
+    def _send(self, path: str, body: Mapping[str, Any]) -> str:
+        """Post a request and return the text of the answer; a busy server is asked again."""
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY):
             headers["Authorization"] = f"Bearer {key}"
@@ -116,7 +136,8 @@ class Server:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout) as reply:
-                    return parse_json(reply.read().decode("utf-8"))
+                    text: str = reply.read().decode("utf-8")
+                    return text
             except urllib.error.HTTPError as error:
                 if error.code not in BUSY or attempt == ATTEMPTS:
                     said = error.read(300).decode("utf-8", "replace").strip()

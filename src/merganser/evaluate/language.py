@@ -16,7 +16,7 @@ from torch import nn
 from merganser.checkpoints.json_file import read_config
 from merganser.errors import MerganserError, require
 from merganser.evaluate.examiners import Perplexity
-from merganser.evaluate.loaders import LOADERS
+from merganser.evaluate.loaders import LOADERS, hidden_progress
 from merganser.evaluate.questions import SCORE
 from merganser.evaluate.texts import TEXTS
 from merganser.evaluate.verdicts import Check, Status
@@ -57,9 +57,10 @@ def load(directory: Path, kind: str, device: str = "cpu") -> Loaded:
     """Load a model; missing weights, which would be initialised randomly, are a failure."""
     transformers = require("transformers", "hf")
     try:
-        module, info = getattr(transformers, LOADERS[kind]).from_pretrained(
-            str(directory), dtype="auto", output_loading_info=True
-        )
+        with hidden_progress(transformers):
+            module, info = getattr(transformers, LOADERS[kind]).from_pretrained(
+                str(directory), dtype="auto", output_loading_info=True
+            )
     except Exception as error:  # loaders raise many kinds of errors
         reason = (str(error).strip().splitlines() or [""])[0]
         raise MerganserError(f"{directory}: transformers cannot load it: {type(error).__name__}: {reason}") from error

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,6 +44,20 @@ class Loader:
             raise InputError(
                 f"unknown kind of model {self.kind!r}{did_you_mean(self.kind, LOADERS)}; or package.module:function"
             )
-        load = getattr(transformers, LOADERS[self.kind]).from_pretrained
-        found: nn.Module = load(self.path, dtype=self.dtype or "auto")
+        with hidden_progress(transformers):
+            load = getattr(transformers, LOADERS[self.kind]).from_pretrained
+            found: nn.Module = load(self.path, dtype=self.dtype or "auto")
         return found.to(self.device)
+
+
+@contextmanager
+def hidden_progress(transformers: Any) -> Iterator[None]:
+    """Hide the progress bars of `transformers` while it loads weights; commands show their own. Restored on exit."""
+    bars = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()

@@ -89,7 +89,7 @@ def evaluate(
         The checks, the scores and a verdict.
 
     Raises:
-        InputError: If a task file is damaged, or a model does not exist.
+        InputError: If a task file is damaged, a model does not exist, or is of a kind that a task cannot ask.
 
     Example:
         >>> mg.evaluate.evaluate("math").verdict
@@ -118,6 +118,8 @@ def evaluate(
         unscored = "; neither it nor its parents are scored" if parents else ""
         checks.append(Check("loads", "skip", f"not a transformers model: no config.json with a model_type{unscored}"))
     elif checks[0].status != "fail":
+        for task in tasks:
+            task.check_model(opened.label, kind)
         others = {
             label: _examined(parent, kind, tasks, limit, device, on_step)[0]
             for parent in map(open_checkpoint, parents)

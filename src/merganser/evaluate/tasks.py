@@ -65,6 +65,24 @@ class Task:
         """
         len(self.examiner(""))
 
+    def check_model(self, label: str, kind: str) -> None:
+        """Check that a model can answer the questions, before it is loaded.
+
+        Args:
+            label: The name of the model in messages.
+            kind: The kind of model, as in `language.kind_of_model`.
+
+        Raises:
+            InputError: If the model has no logits of classes or of the next token, whichever the task needs.
+        """
+        classifies = self.kind == "classification"
+        if kind not in (("sequence-classification",) if classifies else ("causal-lm", "seq2seq-lm")):
+            wanted = "a sequence classifier" if classifies else "a language model"
+            raise InputError(
+                f"task {self.name!r}: kind {self.kind} asks {wanted}, but {label} is of kind {kind} by the "
+                "architectures of its config.json; to score it with your own head, use mg.tuning from Python"
+            )
+
     def examiner(self, tokenizer: str) -> Examiner:
         found: Any = (Harness if self.kind == HARNESS else KINDS[self.kind])(self.path, tokenizer, **self.options)
         return cast(Examiner, found)
@@ -79,9 +97,13 @@ class Task:
 
     def score_items(self, model: nn.Module | Server, tokenizer: str, part: slice) -> float:
         """Return the mean score over a part of the questions, which come in the order of `sampled`."""
+        answers = self.answers(model, tokenizer, part)
+        return sum(answers) / len(answers)
+
+    def answers(self, model: nn.Module | Server, tokenizer: str, part: slice) -> list[float]:
+        """Return the score of every question of a part of them, which come in the order of `sampled`."""
         examiner: Any = self.examiner(tokenizer)
         if isinstance(model, Server) and not isinstance(examiner, Prompted):
             raise InputError(f"task {self.name!r}: kind {self.kind} needs a model in memory, not one behind a server")
         with torch.inference_mode():
-            answers = examiner(model, sampled(examiner)[part])[SCORE]
-        return float(sum(answers) / len(answers))
+            return [float(value) for value in examiner(model, sampled(examiner)[part])[SCORE]]

@@ -14,7 +14,7 @@ import numpy as np
 from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.questions import read_index
 from merganser.evaluate.records import read_records
-from merganser.evolve.arrayfiles import read_arrays
+from merganser.evolve.numpy_files import read_arrays
 from merganser.evolve.preparation import Calibration, checked_answers
 
 

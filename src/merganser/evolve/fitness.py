@@ -1,7 +1,8 @@
 """Evaluate candidates: each is merged into a live module in memory and asked its items.
 
-The endpoints stay in memory. A trial computes only the tensors whose method or parameters changed since the last one,
-with the engine's own arithmetic, so that a recipe with the same values reproduces the weights bit for bit.
+The endpoints stay open; plain files are memory maps, which all workers of a machine share. A trial computes only the
+tensors whose method or parameters changed since the last one, with the engine's own arithmetic, so that a recipe with
+the same values reproduces the weights bit for bit.
 """
 
 from __future__ import annotations
@@ -22,27 +23,28 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.live import LiveModule
 from merganser.errors import InputError
 from merganser.evaluate.questions import SCORE, Asked, Examiner
-from merganser.evolve.answercache import AnswerCache, answer_keys
+from merganser.evolve.cache import AnswerCache, answer_keys
+from merganser.evolve.design import BASE
 from merganser.evolve.metering import CostMeter
 from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
 
-#: The label of the base, unless a model has it.
-BASE = "base"
 
+def hold_open(checkpoint: Checkpoint) -> StateDict:
+    """Read all tensors of a checkpoint once, tied ones too, and refuse values that are not finite.
 
-def resident(checkpoint: Checkpoint) -> StateDict:
-    """Load all tensors of a checkpoint into memory, tied ones once, and refuse values that are not finite."""
-    tensors = {name: checkpoint.read(name).clone() for name in checkpoint.names()}
+    Tensors of memory-mapped files are not copied; those that a view computes are kept in memory.
+    """
+    tensors = {name: checkpoint.read(name) for name in checkpoint.names()}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
             raise InputError(
                 f"{checkpoint.label}: tensor {name!r} contains NaN or infinite values; use a sound checkpoint"
             )
     tied = {alias: tensors[name] for alias, name in checkpoint.aliases().items()}
-    copy = StateDict(tensors | tied, checkpoint.label)
-    copy.directory = checkpoint.directory
-    return copy
+    held = StateDict(tensors | tied, checkpoint.label)
+    held.directory = checkpoint.directory
+    return held
 
 
 def endpoint_document(template: Mapping[str, Any], labels: Sequence[str], endpoint: str) -> dict[str, Any]:
@@ -67,24 +69,23 @@ def endpoint_document(template: Mapping[str, Any], labels: Sequence[str], endpoi
 class LiveMerge:
     """A module that is loaded with one candidate after the other.
 
-    `template` is a native recipe without the values under search, its models in the order of `labels`.
+    `template` is a native recipe without the values under search, its models in the order of `space.models`.
     """
 
-    def __init__(self, module: nn.Module, template: Mapping[str, Any], labels: Sequence[str], space: Space) -> None:
+    def __init__(self, module: nn.Module, template: Mapping[str, Any], space: Space) -> None:
         self.module = module
         self.template = template
-        self.labels = list(labels)
         self.space = space
         self._open: dict[str, Checkpoint] = {}
         self._candidate: Candidate | None = None
-        self._live = LiveModule(module, finite=True)  # `resident` has checked every source
+        self._live = LiveModule(module, finite=True)  # `hold_open` has checked every source
 
     def load(self, candidate: Candidate) -> nn.Module:
         """Load the weights of a candidate into the module (an endpoint's own, for a label) and return it."""
         if self._candidate is not None and candidate == self._candidate:
             return self.module
         self._candidate = None
-        self._live.load(recipes.prepare(recipes.load(self.document(candidate)), open=self._resident))
+        self._live.load(recipes.prepare(recipes.load(self.document(candidate)), open=self._held))
         self._candidate = candidate
         return self.module
 
@@ -93,12 +94,12 @@ class LiveMerge:
         so that the base's names and the output's vocabulary apply to it too.
         """
         if isinstance(candidate, str):
-            return endpoint_document(self.template, self.labels, candidate)
-        return self.space.recipe(self.template, self.labels, candidate)
+            return endpoint_document(self.template, self.space.models, candidate)
+        return self.space.recipe(self.template, candidate)
 
-    def _resident(self, reference: str) -> Checkpoint:
+    def _held(self, reference: str) -> Checkpoint:
         if reference not in self._open:
-            self._open[reference] = resident(open_checkpoint(reference))
+            self._open[reference] = hold_open(open_checkpoint(reference))
         return self._open[reference]
 
 
@@ -108,7 +109,6 @@ class MergedModels:
 
     module: Callable[[], nn.Module]
     template: Mapping[str, Any]
-    labels: tuple[str, ...]
     space: Space
     examiners: Mapping[str, Examiner]
     answers: str | None = None
@@ -125,7 +125,7 @@ class MergedModels:
     @property
     def live(self) -> LiveMerge:
         if self._live is None:
-            self._live = LiveMerge(self.module().eval(), self.template, self.labels, self.space)
+            self._live = LiveMerge(self.module().eval(), self.template, self.space)
         return self._live
 
     def __call__(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
@@ -153,7 +153,7 @@ class MergedModels:
         """Return the identity of an endpoint's weights: its bytes, and those of the base, whose names it uses. If
         the output changes, which may depend on all models, all of them count.
         """
-        document = endpoint_document(self.template, self.labels, endpoint)
+        document = endpoint_document(self.template, self.space.models, endpoint)
         paths = [document["overrides"][0]["model"], document.get("base", "")]
         if "output" in document:
             paths += [model["path"] for model in document["models"]]

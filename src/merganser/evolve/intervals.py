@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import norm, t
 
 from merganser.evolve.arrays import Array
-from merganser.evolve.design import Objective
+from merganser.evolve.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def objective_error(objective: Objective, answers: Mapping[str, Array]) -> float
     Measures of one task are on the same items; different tasks have different items.
     """
     tasks: dict[str, dict[str, float]] = {}
-    for measure, weight in objective.weights.items():
+    for measure, weight in objective.measures.items():
         tasks.setdefault(measure.split(".")[0], {})[measure] = weight
     variance = 0.0
     for weights in tasks.values():
@@ -87,9 +87,9 @@ def objective_interval(objective: Objective, answers: Mapping[str, Array], level
     value = objective.value({measure: float(values.mean()) for measure, values in answers.items()})
     reach = float(norm.ppf(0.5 + level / 2)) * objective_error(objective, answers)
     low, high = -float("inf"), float("inf")
-    if all(_graded(answers[measure]) for measure in objective.weights):
-        low = sum(min(weight, 0.0) for weight in objective.weights.values())
-        high = sum(max(weight, 0.0) for weight in objective.weights.values())
+    if all(_graded(answers[measure]) for measure in objective.measures):
+        low = sum(min(weight, 0.0) for weight in objective.measures.values())
+        high = sum(max(weight, 0.0) for weight in objective.measures.values())
     return Interval(value, max(low, value - reach), min(high, value + reach))
 
 
@@ -115,12 +115,11 @@ def paired_interval(
         >>> paired_interval(Objective.of("quiz"), ones, zeros).verdict
         'better'
     """
-    sign = 1.0 if objective.maximize else -1.0
     tasks: dict[str, Array] = {}
     scales: dict[str, float] = {}
-    for measure, weight in objective.weights.items():
+    for measure, weight in objective.measures.items():
         task = measure.split(".")[0]
-        tasks[task] = tasks.get(task, 0.0) + sign * weight * (left[measure] - right[measure])
+        tasks[task] = tasks.get(task, 0.0) + objective.sign * weight * (left[measure] - right[measure])
         graded = _graded(left[measure]) and _graded(right[measure])
         scales[task] = scales.get(task, 0.0) + (abs(weight) if graded else float("nan"))
     difference, centre, variance, freedom = 0.0, 0.0, 0.0, float("inf")

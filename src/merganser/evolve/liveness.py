@@ -6,7 +6,7 @@ covers groups that match no tensor or only tensors of earlier groups, overrides,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.plan import Output
 from merganser.errors import InputError
+from merganser.evolve.domains import Values
 from merganser.evolve.layering import LAYERS
-from merganser.evolve.space import Choices, Space, Values, Variable
+from merganser.evolve.space import Space, Variable
 
 
-def check(space: Space, template: Mapping[str, Any], labels: Sequence[str]) -> None:
+def check(space: Space, template: Mapping[str, Any]) -> None:
     """Check that corners and middle of the space are valid recipes, the checkpoints fit, and every variable has an
     effect.
     """
@@ -32,41 +33,39 @@ def check(space: Space, template: Mapping[str, Any], labels: Sequence[str]) -> N
         return opened[reference]
 
     def outputs(values: Values) -> tuple[Output, ...]:
-        plan = recipes.plan(recipes.load(space.recipe(template, labels, values)), open=open_once)
+        plan = recipes.plan(recipes.load(space.recipe(template, values)), open=open_once)
         if nested := [model.label for model in plan.models if model.plan is not None]:
             raise InputError(f"{nested[0]}: a nested recipe cannot be evolved; merge it first and use the result")
         return plan.outputs
 
     middle = space.decode(np.full(len(space.variables), 0.5))
     for corner in (0.0, 1.0):
-        recipes.load(space.recipe(template, labels, space.decode(np.full(len(space.variables), corner))))
+        recipes.load(space.recipe(template, space.decode(np.full(len(space.variables), corner))))
     low = space.decode(np.zeros(len(space.variables)))
-    dead = [
-        v for v in space.variables if not v.split and v.parameter.name != LAYERS
-    ]  # of which each decides by its kind
+    # Splits and stacks change every plan by their kind.
+    dead = [v for v in space.variables if not v.split and v.parameter != LAYERS]
     for start in _methods(space, middle):
         planned = outputs(start)
-        dead = [v for v in dead if v.parameter.name != "method" and outputs({**start, v.name: low[v.name]}) == planned]
-    for parameter in dict.fromkeys(variable.parameter.name for variable in dead):
-        here = [variable for variable in dead if variable.parameter.name == parameter]
+        dead = [v for v in dead if v.parameter != "method" and outputs({**start, v.name: low[v.name]}) == planned]
+    for parameter in dict.fromkeys(variable.parameter for variable in dead):
+        here = [variable for variable in dead if variable.parameter == parameter]
         names = ", ".join(variable.name for variable in here)
-        raise InputError(f"space.{parameter}: no tensor depends on {names}: {_why(here[0], template, labels)}")
+        raise InputError(f"space.{parameter}: no tensor depends on {names}: {_why(here[0], space, template)}")
 
 
 def _methods(space: Space, middle: Values) -> list[dict[str, Any]]:
     """Return the middle of the space, once for every searched method."""
-    for parameter in space.parameters:
-        if parameter.name == "method" and isinstance(parameter.domain, Choices):
-            return [{**middle, "method": option} for option in parameter.domain.options]
-    return [dict(middle)]
+    if "method" not in space.parameters:
+        return [dict(middle)]
+    return [{**middle, "method": option} for option in space.parameters["method"].choices or ()]
 
 
-def _why(variable: Variable, template: Mapping[str, Any], labels: Sequence[str]) -> str:
+def _why(variable: Variable, space: Space, template: Mapping[str, Any]) -> str:
     base = template.get("base")
-    if variable.model is not None and template["models"][labels.index(variable.model)]["path"] == base:
+    if variable.model is not None and template["models"][space.models.index(variable.model)]["path"] == base:
         return f"{variable.model} is the base itself; leave it out of models"
     if variable.group is not None:
-        glob = variable.parameter.groups[variable.group]
+        glob = space.parameters[variable.parameter].groups[variable.group]
         return f"the glob {glob!r} matches none, or only tensors set by an earlier group or an override"
     if variable.point is not None:
         return "none is at that depth; use fewer points"

@@ -23,11 +23,11 @@ from merganser.evolve.blending import (
     cross_validated_c,
     leave_out,
 )
-from merganser.evolve.design import StudyTask
 from merganser.evolve.estimators import Estimator, adaptive_c, bias_variance_c, naive, validation_error
 from merganser.evolve.irt.model import IRT
 from merganser.evolve.store import Store
 from merganser.evolve.subsets import Subset
+from merganser.evolve.tasks import StudyTask
 from merganser.strict_json import parse_json
 
 
@@ -72,15 +72,15 @@ def checked_answers(answers: ArrayLike) -> Array:
     return found
 
 
-def check(task: StudyTask, known: Calibration) -> None:
+def check(name: str, task: StudyTask, known: Calibration) -> None:
     """Check that the calibration covers the task's items and suffices for its extractor."""
-    where = f"task {task.name!r}"
+    where = f"task {name!r}"
     if known.answers is not None:
         try:
             checked_answers(known.answers)
         except InputError as error:
             raise InputError(f"{where}: calibration: {error}") from None
-    check_items(task, known)
+    check_items(name, task, known)
     if task.extractor == "representation":
         if known.embeddings is None:
             raise InputError(f"{where}: the representation extractor needs embeddings of the items")
@@ -88,11 +88,11 @@ def check(task: StudyTask, known: Calibration) -> None:
             raise InputError(f"{where}: embeddings are {task.items} items × width, not of shape {wrong[0]}")
 
 
-def check_items(task: StudyTask, known: Calibration) -> None:
+def check_items(name: str, task: StudyTask, known: Calibration) -> None:
     """Check that the calibration covers all items of the task, or all but those of its test file."""
     if known.items not in (None, task.items, searched := _searched(task)):
         wanted = str(task.items) if searched == task.items else f"{searched}, or {task.items} with those of the test"
-        raise InputError(f"task {task.name!r}: the calibration covers {known.items} items, but the task has {wanted}")
+        raise InputError(f"task {name!r}: the calibration covers {known.items} items, but the task has {wanted}")
 
 
 def _searched(task: StudyTask) -> int:
@@ -122,17 +122,18 @@ class Prepared:
         return [int(i) for i in self.split.pool[self.subset.items]]
 
 
-def split(task: StudyTask, seed: int) -> Split:
+def split(name: str, task: StudyTask, seed: int) -> Split:
     """Return a random split that depends only on the seed and the task's name; or the one that the task lists."""
     if task.test_items is not None:
         test = np.sort(np.array(task.test_items, dtype=np.intp))
         return Split(np.setdiff1d(np.arange(task.items), test), test)
-    generator = np.random.default_rng([seed, zlib.crc32(task.name.encode())])
+    generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     order = generator.permutation(task.items)
     return Split(np.sort(order[: task.pool]), np.sort(order[task.pool :]))
 
 
 def prepare(
+    name: str,
     task: StudyTask,
     seed: int,
     endpoints: Mapping[str, ArrayLike] | None,
@@ -144,9 +145,11 @@ def prepare(
 
     `split_seed` is the seed of the test items, `seed` that of the subset.
     """
-    parts = split(task, split_seed)
+    parts = split(name, task, split_seed)
     known = calibration or Calibration()
     rows = np.array([np.asarray(a, dtype=np.float64) for a in (endpoints or {}).values()])
+    if task.needs_irt and not len(rows):
+        raise InputError(f"task {name!r}: {task.estimator} needs the endpoints' answers to all items of the pool")
     irt = _calibrated(task, parts, rows, known, seed) if task.needs_irt else None
     size = task.subset or len(parts.pool)
     subset = _extracted(task, parts, size, irt, known, seed)
@@ -157,7 +160,7 @@ def prepare(
     return Prepared(parts, subset, Estimator(task.estimator, irt, abilities, c))
 
 
-def _others(task: StudyTask, parts: Split, known: Calibration) -> Array:
+def _others(parts: Split, known: Calibration) -> Array:
     """Return answers of calibration models to the pool; without any, no rows."""
     if known.answers is None:
         return np.empty((0, len(parts.pool)))
@@ -166,20 +169,18 @@ def _others(task: StudyTask, parts: Split, known: Calibration) -> Array:
 
 def _calibrated(task: StudyTask, parts: Split, rows: Array, known: Calibration, seed: int) -> IRT:
     """Return an IRT of the pool whose last abilities are the endpoints'."""
-    if not len(rows):
-        raise InputError(f"task {task.name!r}: {task.estimator} needs the endpoints' answers to all items of the pool")
     if known.irt is not None:
         items = known.irt.select(parts.pool)
         abilities = np.array([items.ability(row).mean for row in rows])
         return IRT(abilities, items.items, items.prior)
     from merganser.evolve.irt.fitting import fit
 
-    return fit(np.concatenate([_others(task, parts, known), rows]), dimensions=task.dimensions, seed=seed)
+    return fit(np.concatenate([_others(parts, known), rows]), dimensions=task.dimensions, seed=seed)
 
 
 def _extracted(task: StudyTask, parts: Split, size: int, irt: IRT | None, known: Calibration, seed: int) -> Subset:
     if task.extractor == "stratified":
-        assert task.strata is not None
+        assert isinstance(task.strata, tuple)
         return subsets.stratified([task.strata[i] for i in parts.pool], size, seed=seed)
     if task.extractor == "irt":
         assert irt is not None
@@ -205,35 +206,35 @@ def _blend(
     from merganser.evolve.irt.fitting import fit
 
     unseen = leave_out(
-        np.concatenate([_others(task, parts, known), rows]),
+        np.concatenate([_others(parts, known), rows]),
         lambda answers: fit(answers, dimensions=min(irt.dimensions, max(1, len(answers)))),
         lambda without: _extracted(task, parts, len(subset), without, known, seed),
     )
     return cross_validated_c(unseen) if adaptive else cross_validated_bias_variance_c(unseen)
 
 
-def cautions(task: StudyTask, endpoints: int, known: Calibration) -> list[str]:
+def cautions(name: str, task: StudyTask, endpoints: int, known: Calibration) -> list[str]:
     """Return what a user should know before trusting a task's IRT."""
     models = endpoints + (0 if known.answers is None else len(np.atleast_2d(known.answers)))
     if not task.needs_irt or known.irt is not None or models >= ENOUGH_MODELS:
         return []
     return [
-        f"task {task.name!r}: its IRT is fitted to only {models} models; fewer than {ENOUGH_MODELS} determine "
+        f"task {name!r}: its IRT is fitted to only {models} models; fewer than {ENOUGH_MODELS} determine "
         "items poorly: give answers of more models (calibration), or use random items and the naive estimator"
     ]
 
 
-def read_prepared(store: Store, tasks: Iterable[StudyTask]) -> dict[str, Prepared]:
+def read_prepared(store: Store, tasks: Iterable[str]) -> dict[str, Prepared]:
     """Read the prepared tasks: splits, subsets, estimators."""
     found = {}
-    for task in tasks:
-        content = store.artifact(f"prepared/{task.name}")
+    for name in tasks:
+        content = store.artifact(f"prepared/{name}")
         if content is None:
-            raise MerganserError(f"{store.path}: task {task.name!r} has not been prepared yet")
+            raise MerganserError(f"{store.path}: task {name!r} has not been prepared yet")
         try:
-            found[task.name] = from_bytes(content)
+            found[name] = from_bytes(content)
         except ValueError as error:
-            raise InputError(f"{store.path}: its data of task {task.name!r} are damaged: {error}") from error
+            raise InputError(f"{store.path}: its data of task {name!r} are damaged: {error}") from error
     return found
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from merganser.evolve.arrays import Array
-from merganser.evolve.design import Objective
 from merganser.evolve.intervals import paired_interval
+from merganser.evolve.objectives import Objective
 from merganser.evolve.preparation import Prepared
 from merganser.evolve.ranking import best, pareto
-from merganser.evolve.store import Answers, Trial
+from merganser.evolve.store import Answers, Trial, TrialEstimate
 
 #: Confidence at every rung, and the gain that is worth more questions: without a margin most candidates, being similar,
 #: would be asked everything (`benchmarks/evolve_racing.py` measures both).
@@ -66,7 +65,7 @@ class Race:
             answers: The candidate's answers to the first items of each task.
         """
         own = {measure: np.asarray(values, dtype=np.float64) for measure, values in answers.items()}
-        if any(measure not in own for objective in self.objectives for measure in objective.weights):
+        if any(measure not in own for objective in self.objectives for measure in objective.measures):
             return None  # raised later, where answers are checked
         for number, theirs in enumerate(self.incumbents):
             beside = {measure: values[: len(own[measure])] for measure, values in theirs.items() if measure in own}
@@ -79,7 +78,7 @@ class Race:
 
 def scale(objective: Objective) -> float:
     """Return the effect of a difference of 1 in every answer: Σ |weight|."""
-    return sum(map(abs, objective.weights.values()))
+    return sum(map(abs, objective.measures.values()))
 
 
 def race_order(prepared: Prepared, task: str, seed: int) -> list[int]:
@@ -98,11 +97,11 @@ def choose_incumbents(trials: Sequence[Trial], objectives: Sequence[Objective]) 
 
 def estimate_stopped(
     answers: Mapping[str, Answers], incumbent: Trial, theirs: Mapping[str, Answers], tasks: Mapping[str, Prepared]
-) -> dict[str, Any]:
+) -> dict[str, TrialEstimate]:
     """Return the estimates of a stopped candidate: F̂(incumbent) + Σ w (y − y_incumbent) / Σ w over the items it was
     asked, by measure.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, TrialEstimate] = {}
     for measure, own in answers.items():
         task = tasks[measure.split(".")[0]]
         weight = dict(zip(task.items, task.subset.weights.tolist(), strict=True))
@@ -110,5 +109,5 @@ def estimate_stopped(
         weights = np.array([weight[item] for item in own.items.tolist()])
         differences = own.values - np.array([known[item] for item in own.items.tolist()])
         gap = float(weights @ differences / weights.sum())
-        found[measure] = {"value": incumbent.estimates[measure]["value"] + gap, "error": None}
+        found[measure] = TrialEstimate(incumbent.estimates[measure].value + gap)
     return found

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from merganser.errors import InputError, MerganserError, did_you_mean
-from merganser.evolve.design import Objective
+from merganser.evolve.objectives import Objective
 from merganser.evolve.store import Trial
 
 #: The error of a trial whose values already failed.
@@ -43,14 +43,12 @@ def best(trials: Iterable[Trial], objectives: Sequence[Objective], name: str | N
     valid = [trial for trial in tried if trial.may_win]
     if not valid:
         raise MerganserError(nothing(tried))
-    sign = -1 if chosen.maximize else 1
-    return min(valid, key=lambda trial: sign * trial.objectives[chosen.name])
+    return max(valid, key=lambda trial: chosen.sign * trial.objectives[chosen.name])
 
 
 def top(trials: Iterable[Trial], objective: Objective, count: int) -> list[Trial]:
     """Return the best `count` valid trials with distinct values, the best first."""
-    sign = -1 if objective.maximize else 1
-    valid = sorted((t for t in trials if t.may_win), key=lambda trial: sign * trial.objectives[objective.name])
+    valid = sorted((t for t in trials if t.may_win), key=lambda t: -objective.sign * t.objectives[objective.name])
     return list({trial.label: trial for trial in reversed(valid)}.values())[::-1][:count]
 
 
@@ -59,12 +57,12 @@ def reranked(trials: Iterable[Trial], full: Iterable[Trial], objective: Objectiv
     scores = {
         trial.label: objective.value(trial.objectives)
         for trial in full
-        if trial.state == "done" and all(measure in trial.objectives for measure in objective.weights)
+        if trial.state == "done" and all(measure in trial.objectives for measure in objective.measures)
     }
     known = [trial for trial in trials if trial.valid and trial.label in scores]
-    sign = -1 if objective.maximize else 1
+    sign = objective.sign
     # Of equals, the one with the better estimate, then the first.
-    return min(known, key=lambda t: (sign * scores[t.label], sign * t.objectives[objective.name]), default=None)
+    return max(known, key=lambda t: (sign * scores[t.label], sign * t.objectives[objective.name]), default=None)
 
 
 def choose_objective(objectives: Sequence[Objective], name: str | None) -> Objective:
@@ -88,14 +86,14 @@ def reranked_front(
     trials: Iterable[Trial], full: Iterable[Trial], objectives: Sequence[Objective]
 ) -> list[Trial] | None:
     """Return the valid trials that no other one dominates by full evaluations; None if none was fully evaluated."""
-    measures = {measure for objective in objectives for measure in objective.weights}
+    measures = {measure for objective in objectives for measure in objective.measures}
     scores = {t.label: t.objectives for t in full if t.state == "done" and measures <= set(t.objectives)}
     known = [trial for trial in trials if trial.may_win and trial.label in scores]
     return _front(known, [[o.value(scores[t.label]) for o in objectives] for t in known], objectives) or None
 
 
 def _front(trials: Sequence[Trial], values: Sequence[Sequence[float]], objectives: Sequence[Objective]) -> list[Trial]:
-    points = np.array(values) * [-1.0 if o.maximize else 1.0 for o in objectives] if trials else np.empty((0, 0))
+    points = np.array(values) * [-o.sign for o in objectives] if trials else np.empty((0, 0))
     front = [
         trial
         for trial, point in zip(trials, points, strict=True)
@@ -107,5 +105,5 @@ def _front(trials: Sequence[Trial], values: Sequence[Sequence[float]], objective
 def spread(valid: Sequence[Trial], objective: Objective, count: int) -> list[Trial]:
     """Return candidates spread evenly over the ranking by an objective, the best one first."""
     unique = list({trial.label: trial for trial in valid}.values())
-    ranked = sorted(unique, key=lambda t: t.objectives[objective.name], reverse=objective.maximize)
+    ranked = sorted(unique, key=lambda t: -objective.sign * t.objectives[objective.name])
     return [ranked[round(place)] for place in np.linspace(0, len(ranked) - 1, min(count, len(ranked)))]

@@ -6,24 +6,26 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from merganser.errors import InputError, MerganserError, did_you_mean
 from merganser.evolve.arrays import Array
+from merganser.evolve.costs import Event, forecast
 from merganser.evolve.design import Design
-from merganser.evolve.outcomes import check_answers
 from merganser.evolve.preparation import Calibration, Prepared, check, prepare, read_prepared, split, to_bytes
-from merganser.evolve.progress import Event, forecast
 from merganser.evolve.racing import Race, choose_incumbents, estimate_stopped, race_order
 from merganser.evolve.ranking import COPIED, best, failed_alike, nothing, pareto, reranked, reranked_front, spread, top
 from merganser.evolve.searchers import searcher
 from merganser.evolve.space import key
-from merganser.evolve.store import Answers, Store, Trial
-from merganser.evolve.workers import Candidate, Evaluate, Job, Outcome, Workers, workers
+from merganser.evolve.store import Answers, Store, Trial, TrialEstimate
+from merganser.evolve.workers import Candidate, Evaluate, Job, Outcome, Workers, check_answers, workers
 
+Kind: TypeAlias = Literal["endpoint", "test", "full"]
 Listener = Callable[[Event], None]
+#: Objectives, and the estimates behind them.
+Scores: TypeAlias = tuple[dict[str, float], dict[str, TrialEstimate]]
 #: Maximum number of candidates drawn, as a multiple of the trials, including those outside the constraints.
 MAX_DRAWS = 20
 
@@ -41,16 +43,14 @@ class StudyRun:
         ray: str | None,
         on_event: Listener,
     ) -> None:
-        self.store = store
-        self.design = design
-        self.calibration = calibration
-        self.on_event = on_event
+        self.store, self.design = store, design
+        self.calibration, self.on_event = calibration, on_event
         for name in calibration:
-            if name not in (names := [task.name for task in design.tasks]):
-                raise InputError(f"calibration of {name!r}, which is not a task{did_you_mean(name, names)}")
-        for task in design.tasks:
-            if not store.artifact(f"prepared/{task.name}"):
-                check(task, calibration.get(task.name, Calibration()))
+            if name not in design.tasks:
+                raise InputError(f"calibration of {name!r}, which is not a task{did_you_mean(name, design.tasks)}")
+        for name, task in design.tasks.items():
+            if not store.artifact(f"prepared/{name}"):
+                check(name, task, calibration.get(name, Calibration()))
         self.workers: Workers = workers(evaluate, count, ray=ray)
         self.count = count
         self.tasks: dict[str, Prepared] = {}
@@ -64,23 +64,24 @@ class StudyRun:
     def prepare(self) -> None:
         design = self.design
         self.store.set(workers=self.count)
-        if not all(self.store.artifact(f"prepared/{task.name}") for task in design.tasks):
+        search = design.search
+        if not all(self.store.artifact(f"prepared/{name}") for name in design.tasks):
             endpoints = self._endpoint_answers()
             began = time.perf_counter()
-            for task in design.tasks:
-                known = self.calibration.get(task.name)
-                answers = endpoints.get(task.name)
-                prepared = prepare(task, design.seed, answers, known, split_seed=design.split_seed)
-                self.store.keep(f"prepared/{task.name}", to_bytes(prepared))
+            for name, task in design.tasks.items():
+                known, answers = self.calibration.get(name), endpoints.get(name)
+                prepared = prepare(name, task, search.seed, answers, known, split_seed=search.split_seed)
+                self.store.keep(f"prepared/{name}", to_bytes(prepared))
             fitting = {"fitting": {"seconds": time.perf_counter() - began}}
             self.store.set(costs={**self.store.costs(), **fitting})
         self.tasks = read_prepared(self.store, design.tasks)
         done = sum(trial.state != "infeasible" for trial in self.store.trials("candidate"))
-        self.on_event(Event("search", done, design.trials, forecast=forecast(self.store, self.design)))
+        self.on_event(Event("search", done, search.trials, forecast=forecast(self.store, self.design)))
 
     def _endpoint_answers(self) -> dict[str, dict[str, Array]]:
         """Return answers of every endpoint to the pools of tasks that need an IRT: {task: {endpoint: answers}}."""
-        items = {t.name: split(t, self.design.split_seed).pool.tolist() for t in self.design.tasks if t.needs_irt}
+        seed, tasks = self.design.search.split_seed, self.design.tasks
+        items = {name: split(name, task, seed).pool.tolist() for name, task in tasks.items() if task.needs_irt}
         if not items:
             return {}
         self._evaluate("endpoint", self.design.endpoints, items, "calibrate")
@@ -98,17 +99,17 @@ class StudyRun:
     # -- the search
 
     def search(self) -> None:
-        design = self.design
+        design, budget = self.design, self.design.search.trials
         self._forget_failure()
         replayed = {(t.generation, t.position): t for t in self.store.trials("candidate")}
         self.known = {t.label: t for t in reversed(replayed.values()) if t.state == "done" and t.cached_from is None}
-        running = searcher(design.algorithm, design.search)
+        running = searcher(design.search.algorithm, design.problem)
         worst = np.full(len(design.objectives), -np.inf)
         span = np.zeros(len(design.objectives))
         count, generation, drawn = 0, 0, 0
-        while count < design.trials and drawn < MAX_DRAWS * design.trials and len(genomes := running.ask()):
+        while count < budget and drawn < MAX_DRAWS * budget and len(genomes := running.ask()):
             asked = len(genomes)
-            genomes = self._affordable(genomes, design.trials - count)
+            genomes = self._affordable(genomes, budget - count)
             trials = self._generation(generation, genomes, replayed)
             if reason := failed_alike(trials):
                 raise MerganserError(
@@ -136,7 +137,7 @@ class StudyRun:
         """Return the first genomes of a generation, as many as trials are left; those outside the constraints are
         not evaluated and do not count.
         """
-        space = self.design.space
+        space = self.design.search_space
         feasible = [bool((space.violations(space.decode(genome)) <= 0).all()) for genome in genomes]
         return genomes[np.cumsum(feasible) <= left]
 
@@ -160,7 +161,7 @@ class StudyRun:
         """Return the trials of one generation, from the store if it has them."""
         fresh: list[Trial] = []
         for position, genome in enumerate(genomes):
-            values = self.design.space.decode(genome)
+            values = self.design.search_space.decode(genome)
             blank = Trial(
                 "candidate",
                 key(values),
@@ -169,7 +170,7 @@ class StudyRun:
                 position,
                 tuple(map(float, genome)),
                 values,
-                violations=tuple(map(float, self.design.space.violations(values))),
+                violations=tuple(map(float, self.design.search_space.violations(values))),
             )
             have = replayed.get((generation, position))
             if have is None:
@@ -179,30 +180,32 @@ class StudyRun:
                     f"{self.store.path}: trial {position} of generation {generation} does not replay (it was made with "
                     "another version of the search library); start a new study"
                 )
-        head = max(1, len(self.design.starts)) if self.design.race and generation == 0 else 0
+        head = max(1, len(self.design.starts)) if self.design.search.race and generation == 0 else 0
         for wave in ([t for t in fresh if (t.position or 0) < head], [t for t in fresh if (t.position or 0) >= head]):
             earlier = [t for t in replayed.values() if (t.generation or 0) < generation or (t.position or 0) < head]
             for trial in self._evaluated(wave, choose_incumbents(earlier, self.design.objectives)):
                 replayed[trial.generation, trial.position] = trial
                 done = sum(t.state != "infeasible" for t in replayed.values())
-                self.on_event(Event("search", done, self.design.trials, trial, forecast(self.store, self.design)))
+                self.on_event(
+                    Event("search", done, self.design.search.trials, trial, forecast(self.store, self.design))
+                )
         return [replayed[generation, position] for position in range(len(genomes))]
 
     def _race(self, incumbents: Sequence[Trial], items: Mapping[str, Sequence[int]]) -> Race | None:
-        if not self.design.race or not incumbents:
+        if not self.design.search.race or not incumbents:
             return None
         rows = []
         for trial in incumbents:
             answers = self.store.answers(trial)
             places = {m: np.searchsorted(a.items, items[m.split(".")[0]]) for m, a in answers.items()}
             rows.append({measure: a.values[places[measure]] for measure, a in answers.items()})
-        return Race(self.design.race, tuple(rows), self.design.objectives)
+        return Race(self.design.search.race, tuple(rows), self.design.objectives)
 
     def _evaluated(self, trials: Sequence[Trial], incumbents: Sequence[Trial]) -> Iterable[Trial]:
-        """Evaluate trials; with `design.race` only until they are almost certainly worse than an incumbent."""
+        """Evaluate trials; with `search.race` only until they are almost certainly worse than an incumbent."""
         items = {name: prepared.items for name, prepared in self.tasks.items()}
-        if self.design.race:
-            order = {name: race_order(prepared, name, self.design.seed) for name, prepared in self.tasks.items()}
+        if self.design.search.race:
+            order = {name: race_order(prepared, name, self.design.search.seed) for name, prepared in self.tasks.items()}
             items = {name: [chosen[place] for place in order[name]] for name, chosen in items.items()}
         race = self._race(incumbents, items)
         jobs: list[Job] = []
@@ -239,36 +242,38 @@ class StudyRun:
     def _fitness(self, trial: Trial) -> list[float]:
         if not trial.valid:
             return [np.inf] * len(self.design.objectives)
-        return [(-1.0 if o.maximize else 1.0) * trial.objectives[o.name] for o in self.design.objectives]
+        return [-o.sign * trial.objectives[o.name] for o in self.design.objectives]
 
-    def _estimated(self, answers: Mapping[str, Answers]) -> tuple[dict[str, float], dict[str, Any]]:
+    def _estimated(self, answers: Mapping[str, Answers]) -> Scores:
         """Return objectives, and the estimates behind them, from the answers to the subsets.
 
         A measure that this evaluator does not report would be missing for every candidate, so the search ends.
         """
         for objective in self.design.objectives:
-            for measure in objective.weights:
+            for measure in objective.measures:
                 if measure not in answers:
                     hint = did_you_mean(measure, answers)
                     raise MerganserError(f"objective {objective.name!r}: the evaluator reports no {measure!r}{hint}")
-        estimates: dict[str, Any] = {}
+        estimates: dict[str, TrialEstimate] = {}
         for measure, found in answers.items():
             task = self.tasks[measure.split(".")[0]]
             if measure in self.tasks:
-                estimate = task.estimator(found.values, task.subset)
-                estimates[measure] = {"value": estimate.value, "error": estimate.error}
-                if estimate.mixture is not None:
-                    estimates[measure]["mixture"] = estimate.mixture.tolist()
+                made = task.estimator(found.values, task.subset)
+                error = made.error if made.error is not None and np.isfinite(made.error) else None
+                mixture = None if made.mixture is None else tuple(made.mixture.tolist())
+                estimates[measure] = TrialEstimate(made.value, error, mixture)
             else:
-                estimates[measure] = {"value": float(task.subset.weights @ found.values), "error": None}
-        scores = {measure: estimate["value"] for measure, estimate in estimates.items()}
-        return {o.name: o.value(scores) for o in self.design.objectives}, estimates
+                estimates[measure] = TrialEstimate(float(task.subset.weights @ found.values))
+        return self._objectives(estimates), estimates
 
-    def _stopped(self, rival: Trial, answers: Mapping[str, Answers]) -> tuple[dict[str, float], dict[str, Any]]:
+    def _objectives(self, estimates: Mapping[str, TrialEstimate]) -> dict[str, float]:
+        scores = {measure: estimate.value for measure, estimate in estimates.items()}
+        return {objective.name: objective.value(scores) for objective in self.design.objectives}
+
+    def _stopped(self, rival: Trial, answers: Mapping[str, Answers]) -> Scores:
         """Return the same for a stopped candidate, from its difference to its rival."""
         estimates = estimate_stopped(answers, rival, self.store.answers(rival), self.tasks)
-        scores = {measure: estimate["value"] for measure, estimate in estimates.items()}
-        return {o.name: o.value(scores) for o in self.design.objectives}, estimates
+        return self._objectives(estimates), estimates
 
     # -- after the search
 
@@ -281,13 +286,13 @@ class StudyRun:
             raise MerganserError(nothing(self.store.trials("candidate")))
         test = {name: prepared.split.test.tolist() for name, prepared in self.tasks.items()}
         pool = {name: prepared.split.pool.tolist() for name, prepared in self.tasks.items()}
-        if self.design.stability:
-            chosen = spread(valid, self.design.objectives[0], self.design.stability)
+        if self.design.search.stability:
+            chosen = spread(valid, self.design.objectives[0], self.design.search.stability)
             self._evaluate("full", [t.values or {} for t in chosen], pool, "stability")
         self._evaluate("test", [t.values or {} for t in self._winners(valid, pool)], test, "test")
         self._evaluate("test", [*self.design.endpoints, *self.design.references], test, "test")
         self.store.set(ended=True)
-        self.on_event(Event("done", self.design.trials, self.design.trials))
+        self.on_event(Event("done", self.design.search.trials, self.design.search.trials))
 
     def _winners(self, valid: Sequence[Trial], pool: Mapping[str, Sequence[int]]) -> list[Trial]:
         """Return the best trial, or the Pareto set of several objectives, after evaluating the first few on the
@@ -297,20 +302,20 @@ class StudyRun:
         few = any(len(task.items) < len(pool[name]) for name, task in self.tasks.items())
         if len(objectives) > 1:
             front = pareto(valid, objectives)
-            if self.design.rerank and few:
-                chosen = spread(front, self.design.objectives[0], self.design.rerank * len(objectives))
+            if self.design.search.rerank and few:
+                chosen = spread(front, self.design.objectives[0], self.design.search.rerank * len(objectives))
                 self._evaluate("full", [trial.values or {} for trial in chosen], pool, "rerank")
                 return reranked_front(valid, self.store.trials("full"), objectives) or front
             return front
-        if self.design.rerank and few:
-            finalists = top(valid, objectives[0], self.design.rerank)
+        if self.design.search.rerank and few:
+            finalists = top(valid, objectives[0], self.design.search.rerank)
             self._evaluate("full", [trial.values or {} for trial in finalists], pool, "rerank")
             if found := reranked(valid, self.store.trials("full"), objectives[0]):
                 return [found]
         return [best(valid, objectives)]
 
     def _evaluate(
-        self, kind: str, candidates: Sequence[Candidate], items: Mapping[str, Sequence[int]], phase: str
+        self, kind: Kind, candidates: Sequence[Candidate], items: Mapping[str, Sequence[int]], phase: str
     ) -> None:
         """Evaluate and record the `candidates` that the store does not have; the score of a measure is its mean."""
         labels = [each if isinstance(each, str) else key(each) for each in candidates]
@@ -329,7 +334,7 @@ class StudyRun:
         self,
         trial: Trial,
         outcome: Outcome,
-        score: Callable[[Mapping[str, Answers]], tuple[dict[str, float], dict[str, Any]]],
+        score: Callable[[Mapping[str, Answers]], Scores],
     ) -> Trial:
         """Record an outcome: the trial with its scores, or its failure with the reason."""
         attempts, now = outcome.job.attempt, time.time()
@@ -337,7 +342,7 @@ class StudyRun:
         if outcome.answers is None:
             return self.store.add(replace(ran, state="failed", error=outcome.error), {}, outcome.costs)
         try:
-            answers = check_answers(outcome, [task.name for task in self.design.tasks if task.needs_irt])
+            answers = check_answers(outcome, [name for name, task in self.design.tasks.items() if task.needs_irt])
             objectives, estimates = score(answers)
         except InputError as error:
             return self.store.add(replace(ran, state="failed", error=str(error)), {}, outcome.costs)

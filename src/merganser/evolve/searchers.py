@@ -28,8 +28,8 @@ class Searcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Search:
-    """The settings of a search: numbers of variables, objectives and constraints; its size; its seed.
+class Problem:
+    """What a search algorithm solves: numbers of variables, objectives and constraints; its size; its seed.
 
     `reference_points` (of minimised objectives) guide R-NSGA-II and R-NSGA-III, by default the ideal point. `starts`
     are genomes that replace the first random ones.
@@ -50,41 +50,41 @@ class Algorithm:
     """How to build an algorithm, and its abilities. `many` means it needs two objectives or more."""
 
     title: str
-    build: Callable[[Search], Any] | None
+    build: Callable[[Problem], Any] | None
     many: bool = False
     constraints: bool = True
 
 
-def searcher(name: str, search: Search) -> Searcher:
-    """Return the algorithm of this name, or raise an error that explains why it cannot do this search."""
+def searcher(name: str, problem: Problem) -> Searcher:
+    """Return the algorithm of this name, or raise an error that explains why it cannot solve this problem."""
     key = "".join(c for c in name.lower() if c.isalnum()).replace("iii", "3").replace("ii", "2")
     if key not in ALGORITHMS:
         raise InputError(f"unknown algorithm {name!r}{did_you_mean(key, ALGORITHMS)}")
     algorithm = ALGORITHMS[key]
-    if search.constraints and not algorithm.constraints:
-        able = [k for k, a in ALGORITHMS.items() if a.constraints and a.many == (search.objectives > 1)]
+    if problem.constraints and not algorithm.constraints:
+        able = [k for k, a in ALGORITHMS.items() if a.constraints and a.many == (problem.objectives > 1)]
         raise InputError(
-            f"{algorithm.title} does not support constraints, and there are {search.constraints}; use {able[0]}"
+            f"{algorithm.title} does not support constraints, and there are {problem.constraints}; use {able[0]}"
         )
-    if algorithm.many and search.objectives < 2:
+    if algorithm.many and problem.objectives < 2:
         raise InputError(f"{algorithm.title} needs several objectives, and there is one; use ga")
-    if not algorithm.many and search.objectives > 1 and algorithm.build:
-        raise InputError(f"{algorithm.title} supports one objective, and there are {search.objectives}; use nsga2")
-    if search.population < 5:
-        raise InputError(f"a population of {search.population} is too small; at least 5")
-    return PymooSearcher(algorithm.build(search), search) if algorithm.build else RandomSearcher(search)
+    if not algorithm.many and problem.objectives > 1 and algorithm.build:
+        raise InputError(f"{algorithm.title} supports one objective, and there are {problem.objectives}; use nsga2")
+    if problem.population < 5:
+        raise InputError(f"a population of {problem.population} is too small; at least 5")
+    return PymooSearcher(algorithm.build(problem), problem) if algorithm.build else RandomSearcher(problem)
 
 
 class RandomSearcher:
     """Uniform genomes, a population at a time."""
 
-    def __init__(self, search: Search) -> None:
-        self._search = search
-        self._generator = np.random.default_rng(search.seed)
-        self._starts = search.starts
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._generator = np.random.default_rng(problem.seed)
+        self._starts = problem.starts
 
     def ask(self) -> Array:
-        genomes = self._generator.random((self._search.population, self._search.variables))
+        genomes = self._generator.random((self._problem.population, self._problem.variables))
         if self._starts is not None:
             count = min(len(self._starts), len(genomes))
             genomes[:count], self._starts = self._starts[:count], None
@@ -97,26 +97,26 @@ class RandomSearcher:
 class PymooSearcher:
     """A pymoo algorithm. Individuals that it asks for again are not evaluated again."""
 
-    def __init__(self, algorithm: Any, search: Search) -> None:
-        problem = _pymoo("core.problem").Problem(
-            n_var=search.variables,
-            n_obj=search.objectives,
-            n_ieq_constr=search.constraints,
-            xl=np.zeros(search.variables),
-            xu=np.ones(search.variables),
+    def __init__(self, algorithm: Any, problem: Problem) -> None:
+        stated = _pymoo("core.problem").Problem(
+            n_var=problem.variables,
+            n_obj=problem.objectives,
+            n_ieq_constr=problem.constraints,
+            xl=np.zeros(problem.variables),
+            xu=np.ones(problem.variables),
         )
         self._individual = _pymoo("core.individual").Individual
-        self._randomness = _Randomness(search.seed)
+        self._randomness = _Randomness(problem.seed)
         self._infills: Any = None
         self._open: list[Any] = []
-        self._starts = search.starts
+        self._starts = problem.starts
         with self._randomness:
             # RVEA adapts its directions to the share of generations done; nothing else may use the termination.
-            limit = _pymoo("termination.max_gen").MaximumGenerationTermination(max(search.generations, 1))
+            limit = _pymoo("termination.max_gen").MaximumGenerationTermination(max(problem.generations, 1))
             never = _pymoo("core.termination").NoTermination()
             rvea = isinstance(algorithm, _pymoo("algorithms.moo.rvea").RVEA)
             # cma reads seed 0 as "use the time"
-            algorithm.setup(problem, termination=limit if rvea else never, seed=search.seed + 1, verbose=False)
+            algorithm.setup(stated, termination=limit if rvea else never, seed=problem.seed + 1, verbose=False)
         self._algorithm = algorithm
 
     def ask(self) -> Array:
@@ -200,59 +200,59 @@ def _variation() -> dict[str, Any]:
     }
 
 
-def _directions(search: Search) -> Array:
+def _directions(problem: Problem) -> Array:
     """Return as many evenly spread reference directions as fit the population."""
     partitions = 1
-    while comb(partitions + search.objectives, search.objectives - 1) <= search.population:
+    while comb(partitions + problem.objectives, problem.objectives - 1) <= problem.population:
         partitions += 1
     make = _pymoo("util.ref_dirs").get_reference_directions
-    directions: Array = make("das-dennis", search.objectives, n_partitions=partitions)
+    directions: Array = make("das-dennis", problem.objectives, n_partitions=partitions)
     return directions
 
 
-def _points(search: Search) -> Array:
-    points = search.reference_points
-    return np.zeros((1, search.objectives)) if points is None else np.atleast_2d(points)
+def _points(problem: Problem) -> Array:
+    points = problem.reference_points
+    return np.zeros((1, problem.objectives)) if points is None else np.atleast_2d(points)
 
 
-def _brkga(search: Search) -> Any:
-    elites, mutants = max(2, search.population // 5), max(1, search.population // 10)
-    offsprings = search.population - elites - mutants
+def _brkga(problem: Problem) -> Any:
+    elites, mutants = max(2, problem.population // 5), max(1, problem.population // 10)
+    offsprings = problem.population - elites - mutants
     return _nonconvex("brkga", "BRKGA")(n_elites=elites, n_offsprings=offsprings, n_mutants=mutants)
 
 
-def _cmaes(search: Search) -> Any:
-    algorithm = _nonconvex("cmaes", "CMAES")(popsize=search.population, sigma=0.2)
-    algorithm.n_sample_points = search.population  # as a keyword it would be passed on to cma
+def _cmaes(problem: Problem) -> Any:
+    algorithm = _nonconvex("cmaes", "CMAES")(popsize=problem.population, sigma=0.2)
+    algorithm.n_sample_points = problem.population  # as a keyword it would be passed on to cma
     return algorithm
 
 
-def _agemoea(search: Search) -> Any:
+def _agemoea(problem: Problem) -> Any:
     require("numba", "evolve")
-    return _moo("age", "AGEMOEA")(pop_size=search.population, **_variation())
+    return _moo("age", "AGEMOEA")(pop_size=problem.population, **_variation())
 
 
-def _rnsga3(search: Search) -> Any:
-    points = _points(search)
-    share = max(1, search.population // len(points))
+def _rnsga3(problem: Problem) -> Any:
+    points = _points(problem)
+    share = max(1, problem.population // len(points))
     return _moo("rnsga3", "RNSGA3")(ref_points=points, pop_per_ref_point=share, **_variation())
 
 
-def _moead(search: Search) -> Any:
-    directions = _directions(search)
-    neighbours = max(2, min(len(directions), search.population // 3))
+def _moead(problem: Problem) -> Any:
+    directions = _directions(problem)
+    neighbours = max(2, min(len(directions), problem.population // 3))
     return _moo("moead", "ParallelMOEAD")(directions, n_neighbors=neighbours, **_variation())
 
 
-def _sized(family: Callable[[str, str], Any], module: str, name: str) -> Callable[[Search], Any]:
+def _sized(family: Callable[[str, str], Any], module: str, name: str) -> Callable[[Problem], Any]:
     return lambda s: family(module, name)(pop_size=s.population, **_variation())
 
 
-def _strategy(module: str, name: str) -> Callable[[Search], Any]:
+def _strategy(module: str, name: str) -> Callable[[Problem], Any]:
     return lambda s: _nonconvex(module, name)(n_offsprings=s.population, rule=1 / 5)
 
 
-def _directed(module: str, name: str) -> Callable[[Search], Any]:
+def _directed(module: str, name: str) -> Callable[[Problem], Any]:
     return lambda s: _moo(module, name)(_directions(s), pop_size=s.population, **_variation())
 
 

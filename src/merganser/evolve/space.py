@@ -17,151 +17,101 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 
 from merganser.errors import InputError, did_you_mean
 from merganser.evolve.arrays import Array
-from merganser.evolve.layering import LAYERS, stack_layers
-
-Value: TypeAlias = "float | int | str | bool"
-Values: TypeAlias = Mapping[str, Value]
+from merganser.evolve.domains import Choices, Range, Value, Values
+from merganser.evolve.layering import LAYERS, layer_options, stack_layers
+from merganser.evolve.schema import SettingError, StudyRecord
 
 
 @dataclass(frozen=True)
-class Range:
-    """Numbers in [low, high].
+class SearchParameter(StudyRecord):
+    """A hyper-parameter under search. It may be `method`, with a choice of methods.
 
     Args:
         low: The smallest value.
         high: The largest value.
         integer: Whole numbers only.
         log: Spread values evenly in the logarithm.
+        choices: The values, instead of a range.
+        per: `"model"` for a value of each model, `"merge"` for one of all.
+        groups: Names of groups -> globs over tensor names, each with its own value.
+        points: The number of control points over depth, or `"layers"` for one in every layer.
+        split: Search two values, and the layer at which the second begins.
+        reach: For the parameter `layers`: how far off a layer may come from. Nothing else is set then.
 
     Example:
-        >>> domain = mg.evolve.Range(0.1, 1.0)
+        >>> weight = mg.evolve.SearchParameter(0, 1.5, per="model")
+        >>> method = mg.evolve.SearchParameter(choices=("ties", "tsv"))
     """
 
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
     integer: bool = False
     log: bool = False
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise InputError(f"a range goes from low to a higher high, not from {self.low} to {self.high}")
-        if self.integer and (self.low != int(self.low) or self.high != int(self.high)):
-            raise InputError(f"a range of whole numbers has whole ends, not {self.low} and {self.high}")
-        if self.log and (self.low <= 0 or self.integer):
-            raise InputError("a logarithmic range is of real numbers and starts above 0")
-
-    def decode(self, u: float) -> Value:
-        if self.integer:
-            count = int(self.high) - int(self.low) + 1
-            return int(self.low) + min(int(u * count), count - 1)
-        if self.log:
-            return float(min(max(self.low * (self.high / self.low) ** u, self.low), self.high))
-        return float(min(max(self.low + u * (self.high - self.low), self.low), self.high))
-
-    def encode(self, value: Value) -> float:
-        if isinstance(value, (str, bool)) or not self.low <= value <= self.high:
-            raise InputError(f"{value!r} is not between {self.low} and {self.high}")
-        if self.integer:
-            return (int(value) - int(self.low) + 0.5) / (int(self.high) - int(self.low) + 1)
-        if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
-
-
-@dataclass(frozen=True)
-class Choices:
-    """One of several values.
-
-    Args:
-        options: The values.
-
-    Example:
-        >>> domain = mg.evolve.Choices(("ties", "tsv"))
-    """
-
-    options: tuple[Value, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.options) < 2 or len(set(map(repr, self.options))) < len(self.options):
-            raise InputError(f"choices are two or more different values, not {list(self.options)}")
-
-    def decode(self, u: float) -> Value:
-        return self.options[min(int(u * len(self.options)), len(self.options) - 1)]
-
-    def encode(self, value: Value) -> float:
-        for index, option in enumerate(self.options):
-            if type(option) is type(value) and option == value:
-                return (index + 0.5) / len(self.options)
-        raise InputError(f"{value!r} is not one of {list(self.options)}")
-
-
-@dataclass(frozen=True)
-class SearchParameter:
-    """A hyper-parameter under search. It may be `method`, with a choice of methods as domain.
-
-    Args:
-        name: The parameter of the method.
-        domain: Its values.
-        models: Labels of the models with their own values; by default all share one value.
-        groups: Names of groups -> globs over tensor names, each with its own value.
-        points: The number of control points over depth.
-        split: The number of layers, to search two values and the layer at which the second begins; 0: one value.
-
-    Example:
-        >>> weight = mg.evolve.SearchParameter("weight", mg.evolve.Range(0, 1.5), models=("math", "code"))
-    """
-
-    name: str
-    domain: Range | Choices
-    models: tuple[str, ...] = ()
+    choices: tuple[bool | int | float | str, ...] | None = None
+    per: Literal["model", "merge"] = "merge"
     groups: Mapping[str, str] = field(default_factory=dict)
-    points: int = 1
-    split: int = 0
+    points: int | Literal["layers"] = 1
+    split: bool = False
+    reach: int | None = None
 
     def __post_init__(self) -> None:
-        if self.points < 1:
-            raise InputError(f"{self.name}: {self.points} control points over depth; at least 1")
-        if self.name == LAYERS:
-            if self.models or self.groups or self.split or isinstance(self.domain, Range):
-                raise InputError(f"{LAYERS}: a choice of layers for every place of the stack, and nothing else")
-        elif self.split and (self.points > 1 or self.split < 3):
-            raise InputError(f"{self.name}: a split over 3 layers or more, without control points over depth")
-        elif (self.points > 1 or self.split) and (isinstance(self.domain, Choices) or self.domain.integer):
-            raise InputError(f"{self.name}: only real numbers can be interpolated over depth")
+        if self.reach is not None:
+            bounded = (self.low, self.high, self.choices) != (None, None, None) or self.integer or self.log
+            if self.reach < 0 or bounded or self.per == "model" or self.groups or self.points != 1 or self.split:
+                raise SettingError("needs reach, how far off a layer may come from (0 or more), and nothing else")
+            return
+        if self.points != "layers" and self.points < 1:
+            raise SettingError(f"{self.points} control points over depth; at least 1")
+        if self.split and self.points != 1:
+            raise SettingError("a split has no control points over depth")
+        domain = self.domain
+        if (self.points != 1 or self.split) and (isinstance(domain, Choices) or domain.integer):
+            raise SettingError("only real numbers can be interpolated over depth")
         if len(set(self.groups.values())) < len(self.groups):
-            raise InputError(f"{self.name}: two groups have the same glob, but a tensor has only one value")
-        if self.name == "method" and (self.models or self.groups or isinstance(self.domain, Range)):
-            raise InputError("method: is one choice for the whole merge; per-tensor methods belong in overrides")
+            raise SettingError("two groups have the same glob, but a tensor has only one value")
+
+    @cached_property
+    def domain(self) -> Range | Choices:
+        """Return the values of the parameter; for `layers`, they depend on the models."""
+        if self.choices is not None:
+            if self.low is not None or self.high is not None:
+                raise SettingError("give either choices, or low and high")
+            return Choices(self.choices)
+        if self.low is None or self.high is None:
+            raise SettingError("needs low and high, or choices")
+        return Range(self.low, self.high, self.integer, self.log)
+
+    @property
+    def needs_depth(self) -> bool:
+        """Return whether its variables depend on the number of layers."""
+        return self.points == "layers" or self.split or self.reach is not None
 
 
 @dataclass(frozen=True)
 class Variable:
     """One coordinate of a genome: the part of a parameter that it sets."""
 
-    parameter: SearchParameter
+    parameter: str
+    domain: Range | Choices
     model: str | None = None
     group: str | None = None
     point: int | None = None
     split: bool = False
 
     @property
-    def domain(self) -> Range | Choices:
-        return Range(1, self.parameter.split - 1, integer=True) if self.split else self.parameter.domain
-
-    @property
     def name(self) -> str:
         if self.split:
-            return f"{self.parameter.name}.split"
-        parts = [self.parameter.name, *(part for part in (self.model, self.group) if part is not None)]
+            return f"{self.parameter}.split"
+        parts = [self.parameter, *(part for part in (self.model, self.group) if part is not None)]
         return ".".join(parts) + ("" if self.point is None else f"[{self.point}]")
 
 
@@ -188,38 +138,63 @@ class Space:
     """Parameters under search, and constraints on them.
 
     Args:
-        parameters: The parameters.
+        parameters: The parameters by name.
         constraints: Linear inequalities such as `weight.math + 2 * weight.code <= 1.5`.
+        models: Labels of the models.
+        depth: The number of layers, for parameters that need it.
+
+    Raises:
+        SettingError: If a parameter or a constraint is impossible.
 
     Example:
-        >>> density = mg.evolve.SearchParameter("density", mg.evolve.Range(0.1, 1))
-        >>> space = mg.evolve.Space((density,), ("density <= 0.8",))
+        >>> space = mg.evolve.Space({"density": mg.evolve.SearchParameter(0.1, 1)}, ("density <= 0.8",))
     """
 
-    parameters: tuple[SearchParameter, ...]
+    parameters: Mapping[str, SearchParameter]
     constraints: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    depth: int = 0
 
     def __post_init__(self) -> None:
         if not self.parameters:
-            raise InputError("the search space is empty")
+            raise SettingError("space: is empty; name a parameter to search")
+        for name, parameter in self.parameters.items():
+            if name == LAYERS and parameter.reach is None:
+                raise SettingError(f"space.{LAYERS}: needs reach, how far off a layer may come from, and nothing else")
+            if name != LAYERS and parameter.reach is not None:
+                raise SettingError(f"space.{name}: reach: only for the parameter {LAYERS!r}")
+            if parameter.needs_depth and self.depth < (3 if parameter.split else 1):
+                raise SettingError(f"space.{name}: needs models with more layers, not {self.depth}")
+            if parameter.per == "model" and not self.models:
+                raise SettingError(f"space.{name}: has a value per model, and no models are named")
+            if name == "method" and (parameter.choices is None or parameter.per == "model" or parameter.groups):
+                raise SettingError(
+                    "space.method: is one choice for the whole merge; per-tensor methods belong in overrides"
+                )
         names = [variable.name for variable in self.variables]
         if len(set(names)) < len(names):
-            raise InputError(f"{next(n for n in names if names.count(n) > 1)} is in the search space twice")
+            raise SettingError(f"{next(n for n in names if names.count(n) > 1)} is in the search space twice")
         _ = self.inequalities
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
         found: list[Variable] = []
-        for parameter in self.parameters:
-            count = 2 if parameter.split else parameter.points
+        for name, parameter in self.parameters.items():
+            layers = parameter.points == "layers" or name == LAYERS
+            count = 2 if parameter.split else self.depth if layers else int(parameter.points)
+            domain = parameter.domain if name != LAYERS else Choices(layer_options(self.models, parameter.reach or 0))
             found += [
-                Variable(parameter, model, group, point)
-                for model in parameter.models or (None,)
+                Variable(name, domain, model, group, point)
+                for model in self._models(parameter)
                 for group in parameter.groups or (None,)
                 for point in (range(count) if count > 1 else (None,))
             ]
-            found += [Variable(parameter, split=True)] if parameter.split else []
+            if parameter.split:
+                found.append(Variable(name, Range(1, self.depth - 1, integer=True), split=True))
         return tuple(found)
+
+    def _models(self, parameter: SearchParameter) -> tuple[str | None, ...]:
+        return self.models if parameter.per == "model" else (None,)
 
     @cached_property
     def inequalities(self) -> tuple[Constraint, ...]:
@@ -242,8 +217,8 @@ class Space:
     def violations(self, values: Values) -> Array:
         return np.array([inequality.violation(values) for inequality in self.inequalities], dtype=np.float64)
 
-    def recipe(self, template: Mapping[str, Any], labels: Sequence[str], values: Values) -> dict[str, Any]:
-        """Return `template` (a native recipe, with models in the order of `labels`) with the values set.
+    def recipe(self, template: Mapping[str, Any], values: Values) -> dict[str, Any]:
+        """Return `template` (a native recipe, with the models in their order) with the values set.
 
         Values over depth become gradient lists, values per group a choice by glob, the template's value for the rest;
         chosen layers become slices.
@@ -258,24 +233,26 @@ class Space:
 
             document["method"] = values["method"]
             known = set(declared(lookup(str(values["method"]))))
-        for parameter in self.parameters:
-            if parameter.name in ("method", LAYERS) or (known is not None and parameter.name not in known):
+        for name, parameter in self.parameters.items():
+            if name in ("method", LAYERS) or (known is not None and name not in known):
                 continue
-            for model in parameter.models or (None,):
-                target = document["parameters"] if model is None else document["models"][labels.index(model)]
-                target[parameter.name] = self._setting(parameter, model, values, target.get(parameter.name))
-        picks = [str(values[v.name]) for v in self.variables if v.parameter.name == LAYERS]
-        return stack_layers(document, labels, picks) if picks else document
+            for model in self._models(parameter):
+                target = document["parameters"] if model is None else document["models"][self.models.index(model)]
+                target[name] = self._setting(name, model, values, target.get(name))
+        picks = [str(values[v.name]) for v in self.variables if v.parameter == LAYERS]
+        return stack_layers(document, self.models, picks) if picks else document
 
-    def _setting(self, parameter: SearchParameter, model: str | None, values: Values, default: Any) -> Any:
+    def _setting(self, name: str, model: str | None, values: Values, default: Any) -> Any:
+        """Return the value of a parameter in a recipe: of a model, or of all."""
+        parameter = self.parameters[name]
+
         def over_depth(group: str | None) -> Any:
+            own = [v for v in self.variables if (v.parameter, v.model, v.group, v.split) == (name, model, group, False)]
+            found = [values[variable.name] for variable in own]
             if parameter.split:
-                first, second = (values[Variable(parameter, model, group, p).name] for p in range(2))
-                start = int(values[Variable(parameter, split=True).name])
-                return [first] * start + [second] * (parameter.split - start)
-            if parameter.points == 1:
-                return values[Variable(parameter, model, group).name]
-            return [values[Variable(parameter, model, group, p).name] for p in range(parameter.points)]
+                start = int(values[f"{name}.split"])
+                return [found[0]] * start + [found[1]] * (self.depth - start)
+            return found if len(found) > 1 else found[0]
 
         if not parameter.groups:
             return over_depth(None)

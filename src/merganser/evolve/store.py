@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -21,34 +21,24 @@ from pydantic import TypeAdapter, ValidationError
 from merganser.errors import InputError, MerganserError
 from merganser.evolve.arrays import Array
 from merganser.evolve.costs import Costs, add_costs
-from merganser.evolve.space import Values
+from merganser.evolve.domains import Values
+from merganser.evolve.schema import StudyRecord
 from merganser.strict_json import parse_json
 
-VERSION = 2
-#: Versions that can be read; the first had no column `stopped`.
-READ = (1, VERSION)
+VERSION = 3
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE artifacts (name TEXT PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE trials (
     id INTEGER PRIMARY KEY,
-    kind TEXT NOT NULL,             -- candidate, endpoint, test or full
-    label TEXT NOT NULL,            -- key of the values, or the endpoint's label
+    content TEXT NOT NULL,          -- a Trial as JSON; the other columns are parts of it, for queries
+    kind TEXT NOT NULL,
+    label TEXT NOT NULL,
+    state TEXT NOT NULL,
     generation INTEGER,
     position INTEGER,
-    genome TEXT,
-    params TEXT,
-    state TEXT NOT NULL,            -- done, failed or infeasible
-    objectives TEXT NOT NULL,
-    estimates TEXT NOT NULL,
-    violations TEXT NOT NULL,
     seconds REAL NOT NULL,
-    finished REAL NOT NULL,
-    worker TEXT,
-    attempts INTEGER NOT NULL,
-    cached_from INTEGER,
-    stopped INTEGER,                -- the trial it gained too little over to be asked everything
-    error TEXT
+    cached_from INTEGER
 );
 CREATE UNIQUE INDEX place ON trials (generation, position) WHERE kind = 'candidate';
 CREATE INDEX by_label ON trials (kind, label);
@@ -64,6 +54,8 @@ _TABLES = {
     *(("table", name) for name in ("meta", "artifacts", "trials", "answers")),
     *(("index", name) for name in ("place", "by_label")),
 }
+#: Parts of a trial that have columns of their own.
+_QUERIED = ("kind", "label", "state", "generation", "position", "seconds", "cached_from")
 _RESTORE = "restore it from a copy, or start a new study"
 
 
@@ -76,18 +68,37 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One evaluation. `kind` is candidate (of the search), endpoint (calibration), test (held-out items) or full."""
+class TrialEstimate(StudyRecord):
+    """An estimated score, its standard error if known, and for merges the mixture of the endpoints' abilities."""
 
-    kind: str
+    value: float
+    error: float | None = None
+    mixture: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Trial(StudyRecord):
+    """One evaluation.
+
+    Attributes:
+        kind: candidate (of the search), endpoint (calibration), test (held-out items) or full (the whole pool).
+        label: The key of the values, or the endpoint's label.
+        state: done, failed or infeasible.
+        values: The value of every variable.
+        objectives: The value of every objective; of other kinds, the mean of every measure.
+        stopped: The trial it gained too little over to be asked everything.
+        cached_from: The trial with the same values whose answers it shares.
+    """
+
+    kind: Literal["candidate", "endpoint", "test", "full"]
     label: str
-    state: str
+    state: Literal["done", "failed", "infeasible"]
     generation: int | None = None
     position: int | None = None
     genome: tuple[float, ...] | None = None
     values: Values | None = None
     objectives: Mapping[str, float] = field(default_factory=dict)
-    estimates: Mapping[str, Any] = field(default_factory=dict)
+    estimates: Mapping[str, TrialEstimate] = field(default_factory=dict)
     violations: tuple[float, ...] = ()
     seconds: float = 0.0
     finished: float = 0.0
@@ -126,7 +137,7 @@ class Store:
     """
 
     def __init__(self, path: str | PathLike[str], *, readonly: bool = False) -> None:
-        self.path = Path(path)
+        self.path, self._readonly = Path(path), readonly
         if readonly and not self.path.is_file():
             raise InputError(f"{self.path}: no such study")
         mode = "ro" if readonly else "rwc"
@@ -141,15 +152,18 @@ class Store:
         if not self._contents():
             if readonly:
                 raise InputError(f"{self.path}: an empty file, not a study")
-            self._connection.execute("PRAGMA journal_mode=WAL")
             with self._connection:
                 self._connection.executescript("BEGIN;" + _SCHEMA + f"PRAGMA user_version={VERSION};")
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in READ:
-            raise InputError(f"{self.path}: version {version} of the study format; this program reads {VERSION}")
+        if version != VERSION:
+            raise InputError(
+                f"{self.path}: has version {version} of the study format, and this program reads version {VERSION}; "
+                "use the program that started it, or start a new study"
+            )
         if self._contents() != _TABLES:  # a view in place of a table could run forever
             raise InputError(f"{self.path}: its tables are not those of a study; use another file")
         if not readonly:
+            self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
 
     def _contents(self) -> set[tuple[str, str]]:
@@ -182,6 +196,11 @@ class Store:
             ) from error
 
     def close(self) -> None:
+        """Close the file. A writer merges its log into it, so that the study is one file, unless others read it."""
+        if not self._readonly:
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA busy_timeout=0")
+                self._connection.execute("PRAGMA journal_mode=DELETE")
         self._connection.close()
 
     def get(self, key: str) -> Any:
@@ -213,29 +232,11 @@ class Store:
     def add(self, trial: Trial, answers: Mapping[str, Answers], costs: Costs | None = None) -> Trial:
         """Record a trial, its answers and what it cost in one transaction; returns it with its id."""
         before = self.costs() if costs else {}
-        row = {
-            "kind": trial.kind,
-            "label": trial.label,
-            "generation": trial.generation,
-            "position": trial.position,
-            "genome": None if trial.genome is None else json.dumps(trial.genome),
-            "params": None if trial.values is None else json.dumps(dict(trial.values)),
-            "state": trial.state,
-            "objectives": json.dumps(dict(trial.objectives)),
-            "estimates": json.dumps(dict(trial.estimates)),
-            "violations": json.dumps(trial.violations),
-            "seconds": trial.seconds,
-            "finished": trial.finished,
-            "worker": trial.worker,
-            "attempts": trial.attempts,
-            "cached_from": trial.cached_from,
-            "error": trial.error,
-        }
-        if trial.stopped is not None:
-            row["stopped"] = trial.stopped
-        columns, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
         with self._writing():
-            cursor = self._connection.execute(f"INSERT INTO trials ({columns}) VALUES ({marks})", row)
+            row = {name: getattr(trial, name) for name in _QUERIED}
+            row["content"] = _TRIAL.dump_json(trial, exclude={"id"}).decode()
+            marks = ", ".join(f":{name}" for name in row)
+            cursor = self._connection.execute(f"INSERT INTO trials ({', '.join(row)}) VALUES ({marks})", row)
             number = cursor.lastrowid
             self._connection.executemany(
                 "INSERT INTO answers VALUES (?, ?, ?, ?)",
@@ -247,7 +248,7 @@ class Store:
             if costs:
                 total = {**before, trial.kind: add_costs(before.get(trial.kind, {}), costs)}
                 self._connection.execute("REPLACE INTO meta VALUES ('costs', ?)", (json.dumps(total),))
-        return Trial(**{**trial.__dict__, "id": number})
+        return replace(trial, id=number)
 
     def forget(self, kind: str, generation: int = 0) -> None:
         """Delete the trials of a kind from a generation on, and their answers."""
@@ -283,15 +284,11 @@ class Store:
         return int(row[0])
 
     def _select(self, kind: str | None, label: str | None) -> Iterator[Trial]:
-        query = "SELECT * FROM trials WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR label = ?2) "
+        query = "SELECT id, content FROM trials WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR label = ?2) "
         cursor = self._connection.execute(query + "ORDER BY kind, generation, position, id", (kind, label))
-        names = [column[0] for column in cursor.description]
         with closing(cursor):
-            for row in cursor:
-                data = dict(zip(names, row, strict=True))
-                for name in ("objectives", "estimates", "violations", "genome", "params"):
-                    data[name] = parse_json(data[name]) if data[name] is not None else None
-                yield _TRIAL.validate_python({"values": data.pop("params"), **data})
+            for number, content in cursor:
+                yield replace(_TRIAL.validate_json(content), id=number)
 
     def answers(self, trial: Trial) -> dict[str, Answers]:
         query = "SELECT measure, items, content FROM answers WHERE trial = ? ORDER BY measure"

@@ -9,16 +9,17 @@ study.best().values
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from os import PathLike
-from typing import Any
 
 from merganser.errors import InputError, MerganserError
 from merganser.evolve import ranking
-from merganser.evolve.costs import StudyCost, measure_cost
+from merganser.evolve.costs import Forecast, StudyCost, forecast, measure_cost
 from merganser.evolve.design import Design
 from merganser.evolve.preparation import Calibration, Prepared, read_prepared
-from merganser.evolve.progress import Forecast, forecast
+from merganser.evolve.runfile import RunFile
 from merganser.evolve.running import Listener, StudyRun
+from merganser.evolve.schema import from_document, to_document
 from merganser.evolve.store import Store, Trial
 from merganser.evolve.workers import Evaluate
 from merganser.notebooks import Shown
@@ -52,14 +53,15 @@ class Study(Shown):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @property
+    @cached_property
     def design(self) -> Design:
-        data = self.store.get("design")
-        if data is None:
+        """Return the design; a `RunFile` if the study was started from one."""
+        document = self.store.get("design")
+        if document is None:
             raise InputError(f"{self.store.path}: an empty study; run a design first")
         try:
-            return Design.from_dict(data)
-        except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
+            return from_document(RunFile if "method" in document else Design, document)
+        except (InputError, TypeError) as error:
             raise InputError(f"{self.store.path}: its design is damaged: {error}; start a new study") from error
 
     def run(
@@ -71,17 +73,17 @@ class Study(Shown):
         workers: int = 1,
         ray: str | None = None,
         on_event: Listener | None = None,
-        origin: Mapping[str, Any] | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> Trial | None:
         """Run a new study to its end; return the winner, or None if there are several objectives.
 
-        `origin` is stored with the design: the identity of a study from a run file (`merganser.evolve.starting`).
+        `files` are hashes of the files that the design depends on, by path; they are stored with it.
         """
         if self.store.get("design") is not None:
             raise InputError(f"{self.store.path}: already contains a study; resume it, or choose another file")
         run = _run(self.store, design, evaluate, calibration, workers, ray, on_event)
         # Everything invalid has been refused by now, without changing the file.
-        self.store.set(design=design.to_dict(), **({} if origin is None else {"run": dict(origin)}))
+        self.store.set(design=to_document(design), files=dict(files or {}))
         return self._completed(run)
 
     def resume(
@@ -133,7 +135,7 @@ class Study(Shown):
         """
         design, trials = self.design, self.trials()
         chosen = ranking.choose_objective(design.objectives, objective)
-        again = ranking.reranked(trials, self.store.trials("full"), chosen) if design.rerank else None
+        again = ranking.reranked(trials, self.store.trials("full"), chosen) if design.search.rerank else None
         return again or ranking.best(trials, design.objectives, objective)
 
     def pareto(self) -> list[Trial]:
@@ -141,7 +143,7 @@ class Study(Shown):
         whole pool (`rerank`), those that none dominates there.
         """
         design, trials = self.design, self.trials()
-        full = self.store.trials("full") if design.rerank and len(design.objectives) > 1 else []
+        full = self.store.trials("full") if design.search.rerank and len(design.objectives) > 1 else []
         return ranking.reranked_front(trials, full, design.objectives) or ranking.pareto(trials, design.objectives)
 
     def prepared(self) -> dict[str, Prepared]:
@@ -161,7 +163,7 @@ class Study(Shown):
 
     def cost(self) -> StudyCost:
         """What the study has cost so far: questions, seconds, operations."""
-        return measure_cost(self.store, sum(task.pool for task in self.design.tasks))
+        return measure_cost(self.store, sum(task.pool for task in self.design.tasks.values()))
 
     def forecast(self) -> Forecast:
         """Return a forecast of the rest of the search, from the times so far."""

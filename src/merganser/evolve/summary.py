@@ -12,9 +12,10 @@ from scipy.stats import spearmanr
 from merganser.evolve import subsets
 from merganser.evolve.arrays import Array
 from merganser.evolve.costs import StudyCost
-from merganser.evolve.design import Design, Objective
+from merganser.evolve.design import Design
 from merganser.evolve.estimators import Estimator, compare
 from merganser.evolve.intervals import Interval, objective_error, paired_interval, score_interval, standard_error
+from merganser.evolve.objectives import Objective
 from merganser.evolve.preparation import Prepared
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
@@ -35,15 +36,6 @@ class Tested:
     items: Mapping[str, int]
     intervals: Mapping[str, Interval]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "test": dict(self.test),
-            "standard_error": dict(self.errors),
-            "objectives": dict(self.objectives),
-            "objective_standard_error": dict(self.objective_errors),
-            "interval": {measure: [found.low, found.high] for measure, found in self.intervals.items()},
-        }
-
 
 @dataclass(frozen=True)
 class Winner(Tested):
@@ -51,16 +43,6 @@ class Winner(Tested):
 
     trial: Trial
     negative_transfer: Mapping[str, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "values": dict(self.trial.values or {}),
-            "generation": self.trial.generation,
-            "position": self.trial.position,
-            "estimated": dict(self.trial.objectives),
-            **super().to_dict(),
-            "negative_transfer": dict(self.negative_transfer),
-        }
 
 
 @dataclass(frozen=True)
@@ -90,19 +72,6 @@ class Summary:
     """Endpoints whose test failed, with the reasons."""
     verdicts: Mapping[str, str]
     """By objective: whether its winner is better than the best endpoint, if that can be told."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary as JSON-serialisable values."""
-        return {
-            "winners": [winner.to_dict() for winner in self.winners],
-            "endpoints": {label: tested.to_dict() for label, tested in self.endpoints.items()},
-            "convergence": {name: list(values) for name, values in self.convergence.items()},
-            "agreement": [{**each.__dict__, "epsilon": dict(each.epsilon)} for each in self.agreement],
-            "cost": self.cost.to_dict(),
-            "states": dict(self.states),
-            "untested": dict(self.untested),
-            "verdicts": dict(self.verdicts),
-        }
 
 
 def summarize(study: Study) -> Summary:
@@ -146,7 +115,7 @@ def convergence(study: Study) -> dict[str, tuple[float, ...]]:
     """Return the best value so far of every objective after each generation."""
     found = {}
     for objective in study.design.objectives:
-        better = max if objective.maximize else min
+        better = max if objective.sign > 0 else min
         best: float | None = None
         line: list[float] = []
         generations: dict[int, list[float]] = {}
@@ -164,7 +133,7 @@ def convergence(study: Study) -> dict[str, tuple[float, ...]]:
 def agreement(study: Study, task: str, prepared: Prepared) -> Agreement | None:
     """Return the error of estimates on merges; None without at least two full evaluations."""
     full = {t.label: study.store.answers(t)[task].values for t in study.store.trials("full") if t.state == "done"}
-    estimated = {t.label: t.estimates[task]["value"] for t in study.trials() if t.valid and task in t.estimates}
+    estimated = {t.label: t.estimates[task].value for t in study.trials() if t.valid and task in t.estimates}
     labels = [label for label in full if label in estimated]
     if len(labels) < 2:
         return None
@@ -183,12 +152,12 @@ def agreement(study: Study, task: str, prepared: Prepared) -> Agreement | None:
 
 def _drawn(study: Study, name: str, prepared: Prepared) -> list[subsets.Subset]:
     """Return subsets that the study's extractor would have chosen with other seeds; its own if that is unknown."""
-    task = next(t for t in study.design.tasks if t.name == name)
+    task = study.design.tasks[name]
     pool, size, irt = prepared.split.pool, len(prepared.subset), prepared.estimator.irt
     seeds = range(STABILITY_SUBSETS)
     if task.extractor == "random":
         return [subsets.random(len(pool), size, seed=seed) for seed in seeds]
-    if task.extractor == "stratified" and task.strata is not None:
+    if task.extractor == "stratified" and isinstance(task.strata, tuple):
         return [subsets.stratified([task.strata[i] for i in pool], size, seed=seed) for seed in seeds]
     if task.extractor == "irt" and irt is not None:
         return [subsets.irt_clustering(irt.items, size, seed=seed) for seed in seeds]
@@ -205,7 +174,7 @@ def _estimators(used: Estimator) -> dict[str, Estimator]:
 def _winner(study: Study, trial: Trial, endpoints: Mapping[str, Mapping[str, Array]]) -> Winner:
     answers = _test_answers(study, trial.label)
     transfer = {}
-    for task in (t.name for t in study.design.tasks if t.direction != "lower"):
+    for task in (name for name, each in study.design.tasks.items() if each.direction != "lower"):
         rows = [found[task] for found in endpoints.values() if task in found]
         if task in answers and rows:
             transfer[task] = negative_transfer(answers[task], np.array(rows))
@@ -214,7 +183,7 @@ def _winner(study: Study, trial: Trial, endpoints: Mapping[str, Mapping[str, Arr
 
 def _tested(design: Design, answers: Mapping[str, Array]) -> dict[str, Any]:
     test = {measure: float(values.mean()) for measure, values in answers.items()}
-    known = [o for o in design.objectives if all(measure in test for measure in o.weights)]
+    known = [o for o in design.objectives if all(measure in test for measure in o.measures)]
     return {
         "test": test,
         "errors": {measure: standard_error(values) for measure, values in answers.items()},
@@ -246,13 +215,12 @@ def compare_winner(study: Study, objective: Objective, winner: Trial) -> tuple[s
     """
     own = _test_answers(study, winner.label)
     others = {label: _test_answers(study, label) for label in (*study.design.endpoints, *study.design.references)}
-    known = {label: found for label, found in others.items() if all(m in found for m in objective.weights)}
-    if not known or not all(measure in own for measure in objective.weights):
+    known = {label: found for label, found in others.items() if all(m in found for m in objective.measures)}
+    if not known or not all(measure in own for measure in objective.measures):
         return None
-    sign = 1 if objective.maximize else -1
 
     def score(label: str) -> float:
-        return sign * objective.value({m: float(values.mean()) for m, values in known[label].items()})
+        return objective.sign * objective.value({m: float(values.mean()) for m, values in known[label].items()})
 
     best = max(known, key=score)
     return best, paired_interval(objective, own, known[best])

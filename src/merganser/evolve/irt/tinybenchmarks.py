@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from merganser.errors import InputError, did_you_mean
-from merganser.evolve.arrayfiles import read_arrays
 from merganser.evolve.arrays import Array, Indices
 from merganser.evolve.irt.model import IRT, Items, Normal
+from merganser.evolve.numpy_files import read_arrays
 from merganser.evolve.subsets import Subset
 
 CONVERT = (

@@ -16,11 +16,12 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.evaluate.examiners import embeddings
 from merganser.evaluate.questions import Asked
-from merganser.evolve import calibrations, runfile
+from merganser.evolve import calibrations
+from merganser.evolve.fitness import MergedModels
+from merganser.evolve.loading import LoadedRun, load
 from merganser.evolve.preparation import Calibration
-from merganser.evolve.runfile import LoadedRun
+from merganser.evolve.runfile import RunFile
 from merganser.evolve.running import Listener
-from merganser.evolve.runschema import RunFile
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
 
@@ -53,24 +54,24 @@ def start(
     Example:
         >>> study = mg.evolve.start("run.yml", "study.sqlite")  # doctest: +SKIP
     """
-    loaded = run if isinstance(run, LoadedRun) else runfile.load(run)
+    loaded = run if isinstance(run, LoadedRun) else load(run)
     if resume and not Path(study).is_file():
         raise InputError(f"{study}: no such study to resume; to start it, leave out resume=True")
     opened = Study.open(study)
     try:
         known = opened.store.get("design") is not None
         if known:
-            _check_the_same(loaded, opened, resume)
+            _check_same_study(loaded, opened, resume)
         settings: dict[str, Any] = {
             "calibration": _with_embeddings(loaded, opened),
-            "workers": loaded.workers if workers is None else workers,
+            "workers": loaded.design.workers if workers is None else workers,
             "ray": ray,
             "on_event": on_event,
         }
         if known:
             opened.resume(loaded.evaluate, **settings)
         else:
-            opened.run(loaded.design, loaded.evaluate, **settings, origin=_origin(loaded))
+            opened.run(loaded.design, loaded.evaluate, **settings, files=_hash_files(loaded.design))
     except BaseException:
         opened.close()
         raise
@@ -91,45 +92,31 @@ def recipe(study: Study, trial: Trial) -> dict[str, Any]:
         >>> study = mg.evolve.start("run.yml", "study.sqlite")  # doctest: +SKIP
         >>> mg.run(mg.evolve.recipe(study, study.best()), "winner")  # doctest: +SKIP
     """
-    stored = study.store.get("run")
-    if stored is None:
+    if not isinstance(study.design, RunFile):
         raise InputError(f"{study.store.path}: this study was not started from a run file, so it has no recipe")
     if trial.values is None:
         raise InputError("an endpoint is a model, not a merge")
-    template = runfile.template(runfile.read(stored["text"], stored["root"]))
-    return study.design.space.recipe(template, study.design.endpoints, trial.values)
+    return study.design.recipe(trial.values)
 
 
-def _check_the_same(loaded: LoadedRun, study: Study, resume: bool) -> None:
-    """Refuse to continue an existing study unless asked to, and only with the same run file."""
-    place = study.store.path
-    stored = study.store.get("run")
-    if stored is None:
+def _check_same_study(loaded: LoadedRun, study: Study, resume: bool) -> None:
+    """Refuse to continue an existing study unless asked to, and only with the same run file and the same files."""
+    place, started = study.store.path, study.design
+    if not isinstance(started, RunFile):
         raise InputError(f"{place}: contains a study that was started from Python; choose another file")
     if not resume:
         raise InputError(f"{place}: already contains a study; continue it (resume=True), or choose another file")
-    if runfile.read(stored["text"], stored["root"]).decisive() != loaded.file.decisive():
+    if not loaded.design.is_same_study(started):
         raise InputError(
             f"{loaded.source}: differs from the run file that {place} was started with; start another study"
         )
-    for then, today in zip(study.design.objectives, loaded.design.objectives, strict=True):
-        if then.maximize != today.maximize:
-            raise InputError(
-                f"{place}: was started by a version that would {'maximise' if then.maximize else 'minimise'} "
-                f"{then.name!r}, whose {'lower' if then.maximize else 'higher'} values are better; start another study"
-            )
-    before, now = stored.get("files", {}), _fingerprints(loaded.file)
+    before, now = study.store.get("files") or {}, _hash_files(loaded.design)
     if changed := [path for path in before if before[path] != now.get(path)]:
         raise InputError(f"{changed[0]}: has changed since {place} was started; start another study")
 
 
-def _origin(run: LoadedRun) -> dict[str, Any]:
-    """Return the identity of a study for resuming, and the data for its recipes."""
-    return {"text": run.text, "root": str(Path(run.root).resolve()), "files": _fingerprints(run.file)}
-
-
-def _fingerprints(run: RunFile) -> dict[str, str]:
-    """Return fingerprints of the weights and data that a run file names, by path."""
+def _hash_files(run: RunFile) -> dict[str, str]:
+    """Return hashes of the weights and data that a run file names, by path."""
     models = dict.fromkeys([*([run.base] if run.base else []), *run.models.values()])
     found = {path: content_hash(open_checkpoint(path)) for path in models}
     for entry in run.tasks.values():
@@ -144,15 +131,16 @@ def _fingerprints(run: RunFile) -> dict[str, str]:
 def _with_embeddings(run: LoadedRun, study: Study) -> Mapping[str, Calibration]:
     """Return calibrations with the endpoints' embeddings, for unprepared tasks that cluster by them."""
     known = dict(run.calibration)
-    for task in run.design.tasks:
-        if task.extractor != "representation" or study.store.artifact(f"prepared/{task.name}"):
+    for name, task in run.design.tasks.items():
+        if task.extractor != "representation" or study.store.artifact(f"prepared/{name}"):
             continue
-        examiner = run.evaluate.examiners[task.name]
-        assert isinstance(examiner, Asked)  # checked with the run file
+        examiner = run.evaluate.examiners[name]
+        assert isinstance(examiner, Asked)  # both checked with the run file
+        assert isinstance(run.evaluate, MergedModels)
         with torch.inference_mode():
             found = tuple(
                 embeddings(run.evaluate.live.load(label), examiner, range(task.items)).numpy()
                 for label in run.design.endpoints
             )
-        known[task.name] = replace(known.get(task.name, Calibration()), embeddings=found)
+        known[name] = replace(known.get(name, Calibration()), embeddings=found)
     return known

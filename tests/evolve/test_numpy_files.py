@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from merganser.errors import InputError
-from merganser.evolve import arrayfiles
-from merganser.evolve.arrayfiles import read_arrays
+from merganser.evolve import numpy_files
+from merganser.evolve.numpy_files import read_arrays
 
 
 def packed(array):
@@ -58,7 +58,7 @@ def test_damaged_files_are_refused(tmp_path, content, message):
 
 
 def test_what_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrayfiles, "LARGEST", 2**20)
+    monkeypatch.setattr(numpy_files, "LARGEST", 2**20)
     np.savez_compressed(tmp_path / "bomb.npz", answers=np.zeros((2**18,)))
     with pytest.raises(InputError, match="unpacks to"):
         read_arrays(tmp_path / "bomb.npz")

@@ -11,9 +11,9 @@ from merganser.errors import InputError
 from merganser.evaluate.examiners import MultipleChoice
 from merganser.evaluate.loaders import Loader
 from merganser.evolve import calibrations
-from merganser.evolve.answercache import AnswerCache, answer_keys
+from merganser.evolve.cache import AnswerCache, answer_keys
 from merganser.evolve.fitness import MergedModels
-from merganser.evolve.space import Range, SearchParameter, Space
+from merganser.evolve.space import SearchParameter, Space
 
 
 def test_only_what_is_not_known_is_asked(tmp_path):
@@ -45,7 +45,7 @@ def test_keys_change_with_whatever_changes_an_answer(llamas):
 
 
 def test_another_study_finds_the_endpoints_answers(llamas, tmp_path, monkeypatch):
-    space = Space((SearchParameter("weight", Range(0, 1), ("math", "code")),))
+    space = Space({"weight": SearchParameter(0, 1, per="model")}, models=("math", "code"))
     template = {
         "method": "task_arithmetic",
         "base": str(llamas / "base"),
@@ -55,7 +55,7 @@ def test_another_study_finds_the_endpoints_answers(llamas, tmp_path, monkeypatch
 
     def evaluator():
         loader = Loader("causal-lm", str(llamas / "base"))
-        return MergedModels(loader, template, ("math", "code"), space, examiners, str(tmp_path / "answers.sqlite"))
+        return MergedModels(loader, template, space, examiners, str(tmp_path / "answers.sqlite"))
 
     items = {"quiz": list(range(6))}
     first = evaluator()("math", items)

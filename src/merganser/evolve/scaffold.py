@@ -85,7 +85,7 @@ def render_run_file(
         "  seed: 0",
         f"model: {{kind: {_kind(base or next(iter(models.values())))}}}     # dtype: bfloat16, device: cuda …",
         "answers: ./answers.sqlite    # cache of the models' own answers, shared between studies",
-        "workers: 1                   # processes that merge and ask, each with a copy of the model",
+        "workers: 1                   # processes that merge and ask, each with a network of its own",
     ]
     return "\n".join(lines) + "\n"
 

@@ -8,7 +8,7 @@ from synthetic_designs import design
 from synthetic_world import World
 
 from merganser.errors import InputError, MerganserError
-from merganser.evolve.starting import recipe, start
+from merganser.evolve.runs import recipe, start
 from merganser.evolve.study import Study
 
 pytest.importorskip("pymoo")
@@ -154,17 +154,14 @@ def test_a_function_that_answers_by_item_is_told_what_is_expected(toy, tmp_path)
         start(path, tmp_path / "s.sqlite")
 
 
-def test_a_study_that_maximised_what_should_fall_is_not_gone_on_with(toy, tmp_path, monkeypatch):
-    """As versions did that knew no directions."""
+def test_a_study_with_another_direction_is_not_gone_on_with(toy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study = start(toy(), "toy.sqlite")
-    design = study.store.get("design")
-    design["objectives"][0]["maximize"] = False
-    for task in design["tasks"]:
-        del task["direction"]
-    study.store.set(design=design)
+    document = study.store.get("design")
+    document["objectives"][0]["maximize"] = False
+    study.store.set(design=document)
     study.close()
-    with pytest.raises(InputError, match="was started by a version that would minimise 'mean'.*start another study"):
+    with pytest.raises(InputError, match="differs from the run file"):
         start(toy(), "toy.sqlite", resume=True)
 
 
@@ -182,16 +179,16 @@ def test_the_first_population_holds_what_everyone_would_try(toy, tmp_path):
 
 
 def test_starts_outside_the_space_are_left_out(toy):
-    from merganser.evolve import runfile
+    from merganser.evolve import loading
 
-    loaded = runfile.load(toy(("low: 0, high: 1.5", "low: 0.2, high: 0.8")))
+    loaded = loading.load(toy(("low: 0, high: 1.5", "low: 0.2, high: 0.8")))
     assert loaded.design.starts == ({"weight.left": 0.5, "weight.right": 0.5},)
-    limited = runfile.load(toy(("tasks:", 'constraints: ["weight.left + weight.right <= 1"]\ntasks:')))
+    limited = loading.load(toy(("tasks:", 'constraints: ["weight.left + weight.right <= 1"]\ntasks:')))
     assert {"weight.left": 1.0, "weight.right": 1.0} not in limited.design.starts
 
 
 def test_a_base_that_is_a_model_is_compared_once(toy):
-    from merganser.evolve import runfile
+    from merganser.evolve import loading
 
     change = ("models: {left: ./left.safetensors", "models: {base: ./left.safetensors")
-    assert runfile.load(toy(change, ("per: model", "per: merge"))).design.references == ()
+    assert loading.load(toy(change, ("per: model", "per: merge"))).design.references == ()

@@ -1,4 +1,4 @@
-"""The tasks of a run file: their examiners, and their part of the study."""
+"""The examiners of a run file's tasks, and what the questions say about the tasks."""
 
 from __future__ import annotations
 
@@ -10,32 +10,28 @@ from merganser.evaluate.examiners import KINDS, Function
 from merganser.evaluate.harness import HARNESS, Harness
 from merganser.evaluate.questions import SCORE, Asked, Examiner
 from merganser.evaluate.references import imported
-from merganser.evolve.design import StudyTask
 from merganser.evolve.holdout import Grouped, connected, hold_out
-from merganser.evolve.runschema import RunFile, TaskEntry
-
-#: Default extractor, estimator and c: for a subset with a calibration, and for any other.
-INFORMED = ("irt", "gmp-irt", "adaptive")
-UNINFORMED = ("random", "naive", 0.5)
+from merganser.evolve.runfile import SERVER, RunFile
+from merganser.evolve.tasks import StudyTask
 
 
-def build_examiner(entry: TaskEntry, run: RunFile) -> Examiner:
+def build_examiner(entry: StudyTask, run: RunFile) -> Examiner:
     """Return the examiner of a task; every question has been checked."""
     if isinstance(entry.test, str) and entry.kind in ("function", HARNESS):
         raise InputError(
             f"test: {entry.test!r} is a file of questions, which kind {entry.kind} does not read; give a share"
         )
-    tokenizer = run.model.tokenizer or run.model.path or run.base or ""
+    tokenizer = run.model.tokenizer or (run.model.kind != SERVER and run.model.path) or run.base or ""
     if entry.kind == "function":
-        if entry.function is None or entry.items is None:
+        if entry.function is None or not entry.items:
             raise InputError("kind function needs function: package.module:name and items: their number")
-        if entry.items < 1:
-            raise InputError(f"items: {entry.items}; give the number of items, at least 1")
         imported(entry.function)
         return Function(entry.function, entry.items, tokenizer)
     kinds = [*KINDS, HARNESS, "function"]
     if entry.kind not in kinds:
         raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, kinds)}")
+    if entry.items:
+        raise InputError("items: counted in the data; leave it out")
     if not tokenizer:
         raise InputError("there is no base to take the tokenizer from; set model: {tokenizer: …}")
     examiner = _harness(entry, tokenizer) if entry.kind == HARNESS else _asked(entry, tokenizer)
@@ -44,23 +40,24 @@ def build_examiner(entry: TaskEntry, run: RunFile) -> Examiner:
     return examiner
 
 
-def build_task(name: str, entry: TaskEntry, examiner: Examiner, test_items: tuple[int, ...] | None = None) -> StudyTask:
-    """Return the task of the study; `test_items` if they are not drawn from this task alone."""
-    extractor, estimator, c = INFORMED if entry.calibration and entry.subset else UNINFORMED
-    if entry.extractor == "representation" and not isinstance(examiner, Asked):
-        raise InputError(f"task {name!r}: {entry.kind} has no texts to embed; choose another extractor")
-    return StudyTask(
-        name,
-        len(examiner),
-        entry.subset,
-        entry.extractor or extractor,
-        entry.estimator or estimator,
-        c if entry.c is None else entry.c,
-        entry.dimensions,
-        entry.test if isinstance(entry.test, float) else 0.2,
-        None if entry.strata is None else _column(name, examiner, entry.strata, "stratify by"),
-        direction=directions_of(name, examiner).get(name),
-        test_items=test_items,
+def complete_task(name: str, task: StudyTask, examiner: Examiner, test_items: tuple[int, ...] | None) -> StudyTask:
+    """Return a task with its number of items, their strata, and the direction of its score.
+
+    Args:
+        name: The name of the task.
+        task: The task as the run file has it.
+        examiner: Its questions.
+        test_items: The test items, if they are not drawn from this task alone.
+    """
+    if task.extractor == "representation" and not isinstance(examiner, Asked):
+        raise InputError(f"{task.kind} has no texts to embed; choose another extractor")
+    strata = task.strata
+    return replace(
+        task,
+        items=len(examiner),
+        strata=_column(examiner, strata, "stratify by") if isinstance(strata, str) else strata,
+        direction=task.direction or directions_of(name, examiner).get(name),  # type: ignore[arg-type]
+        test_items=task.test_items if test_items is None else test_items,
     )
 
 
@@ -73,27 +70,27 @@ def choose_test_items(run: RunFile, examiners: Mapping[str, Examiner]) -> dict[s
         own = _own_test(entry, examiner)
         if own:
             found[name] = tuple(range(len(examiner) - own, len(examiner)))
-        if (groups := _groups(name, entry, examiner, run)) is not None:
-            share = entry.test if isinstance(entry.test, float) else 0.2
+        if (groups := _groups(entry, examiner, run)) is not None:
+            share = entry.test if not isinstance(entry.test, str) else 0.2
             grouped[name] = Grouped(groups, share, own)
     for names in connected({name: task.groups for name, task in grouped.items()}):
         found |= hold_out({name: grouped[name] for name in names}, run.search.split_seed)
     return found
 
 
-def _own_test(entry: TaskEntry, examiner: Examiner) -> int:
+def _own_test(entry: StudyTask, examiner: Examiner) -> int:
     """Return how many of the last items are from the task's test file."""
-    if isinstance(entry.test, float) or not isinstance(examiner, Asked):
+    if not isinstance(entry.test, str) or not isinstance(examiner, Asked):
         return 0
     return len(examiner) - len(replace(examiner, test=None))
 
 
-def _groups(name: str, entry: TaskEntry, examiner: Examiner, run: RunFile) -> tuple[str, ...] | None:
+def _groups(entry: StudyTask, examiner: Examiner, run: RunFile) -> tuple[str, ...] | None:
     """Return the group of every item: the field that the task names, a field `group`, or the place in a file that
     several tasks use.
     """
     if entry.group is not None:
-        return _column(name, examiner, entry.group, "group by")
+        return _column(examiner, entry.group, "group by")
     records = getattr(examiner, "records", None)
     if records is not None and all("group" in record for record in records):
         return tuple(str(record["group"]) for record in records)
@@ -108,27 +105,27 @@ def directions_of(name: str, examiner: Examiner) -> dict[str, str]:
     return {name if measure == SCORE else f"{name}.{measure}": direction for measure, direction in known.items()}
 
 
-def _column(name: str, examiner: Examiner, field: str, purpose: str) -> tuple[str, ...]:
+def _column(examiner: Examiner, field: str, purpose: str) -> tuple[str, ...]:
     """Return a field of every record, as text."""
     records = getattr(examiner, "records", None)
     if records is None:
-        raise InputError(f"task {name!r}: {field!r} is a field of the data, and a function has none")
+        raise InputError(f"{field!r} is a field of the data, and a function has none")
     missing = next((i for i, record in enumerate(records) if field not in record), None)
     if missing is not None:
-        raise InputError(f"task {name!r}: record {missing} has no field {field!r} to {purpose}")
+        raise InputError(f"record {missing} has no field {field!r} to {purpose}")
     return tuple(str(record[field]) for record in records)
 
 
-def _asked(entry: TaskEntry, tokenizer: str) -> Examiner:
+def _asked(entry: StudyTask, tokenizer: str) -> Examiner:
     if entry.data is None:
         raise InputError(f"kind {entry.kind} needs data: a file of questions")
     kind = KINDS[entry.kind]
     _check_options(entry.options, kind, {"source", "tokenizer", "test"})
-    test = None if isinstance(entry.test, float) else entry.test
+    test = None if not isinstance(entry.test, str) else entry.test
     return kind(entry.data, tokenizer, test=test, **entry.options)  # type: ignore[return-value]
 
 
-def _harness(entry: TaskEntry, tokenizer: str) -> Harness:
+def _harness(entry: StudyTask, tokenizer: str) -> Harness:
     if entry.task is None:
         raise InputError(f"kind {HARNESS} needs task: the name of a task of the harness")
     _check_options(entry.options, Harness, {"task", "tokenizer", "data"})
